@@ -26,12 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measuring
-from benchmarks.recorded_runs import REPOSITORY, store
-from benchmarks.training_run import read_cpu_s, train
-from sam_rollout.bench.machine import machine
-from sam_rollout.report.page import write_page
-from sam_rollout.report.plots import plot_comparison
-from sam_rollout.report.recorded import (
+from benchmarks.recorded_comparison import (
     FAIR,
     RECORD,
     RESULTS,
@@ -40,7 +35,12 @@ from sam_rollout.report.recorded import (
     UNFAIR,
     compare_recorded,
 )
-from sam_rollout.report.tables import print_comparison
+from benchmarks.recorded_runs import REPOSITORY, store
+from benchmarks.training_run import read_cpu_s, train
+from sam_rollout.bench.machine_record import machine
+from sam_rollout.report.comparison_tables import print_comparison
+from sam_rollout.report.page import write_page
+from sam_rollout.report.pictures import plot_comparison
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 # Name of a side -> its overrides; the first is what the other is compared with.

@@ -23,15 +23,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.measuring import MODEL, RESULTS, median_interval, parser, turns, write_record
-from sam_rollout.bench.machine import machine
-from sam_rollout.bench.traces import groups_of, read_traces
+from sam_rollout.bench.machine_record import machine
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.identity import identify
+from sam_rollout.core.identity import identify
 from sam_rollout.integrations.vllm.offline import (
     MULTIPROCESSING_ENV,
     offline_engine,
     prepare_environment,
 )
+from sam_rollout.telemetry.traces import groups_of, read_traces
 
 os.environ[MULTIPROCESSING_ENV] = "1"  # the engine in a process of its own, as under verl
 prepare_environment()  # before torch is imported: engines are forked, which its threads would miss

@@ -1,12 +1,12 @@
 """Gates against each other on one engine: closed, thresholds, and the one that measures.
 
-    python -m benchmarks.gate [--sources own|siblings] [--text easy|mixed|hopeless] [--seconds 120]
+    python -m benchmarks.gate [--sources own|prompt] [--text easy|mixed|hopeless] [--seconds 120]
 
 One engine, whose gate is exchanged between rollouts, so that nothing else differs; gates take
 turns, round after round, and keep what they and the drafter have learned. With the coupled sampler
 all of them make the same texts. ``easy`` is sampled at a low temperature, so that texts repeat
 themselves, ``mixed`` at T = 1. ``hopeless`` is ``mixed`` with a drafter whose drafts are all wrong.
-``siblings`` drafts from own text and from responses to the same prompt. Gates begin anew with every
+``prompt`` drafts from own text and from responses to the same prompt. Gates begin anew with every
 text; its first round warms up, and is all that ``auto`` gets to learn before it counts. A call adds
 its rounds to the record.
 """
@@ -34,7 +34,7 @@ from benchmarks.measuring import (
     vllm_requests,
     write_record,
 )
-from sam_rollout.bench.machine import machine
+from sam_rollout.bench.machine_record import machine
 from sam_rollout.integrations.vllm.offline import (
     MULTIPROCESSING_ENV,
     offline_engine,
@@ -49,7 +49,7 @@ MAX_NUM_SEQS = PROMPTS * SIBLINGS
 MAX_TOKENS = 384
 K = 8  # of the engine
 FIXED = ((4, 3), (4, 8), (MAX_NUM_SEQS, 1), (MAX_NUM_SEQS, 3), (MAX_NUM_SEQS, 8))  # threshold, k
-SOURCES = ("own", "siblings")
+SOURCES = ("own", "prompt")
 TEMPERATURES = {"hopeless": 1.0, "mixed": 1.0, "easy": 0.4}
 
 
@@ -75,15 +75,14 @@ class GateWorkerExtension(SamWorkerExtension):
     def use_gate(self, name: str) -> None:
         """Put a side in charge, as it was left when it last was, its texts forgotten."""
         from sam_rollout.config import GateConfig
+        from sam_rollout.core.limits import Limits
         from sam_rollout.gating import make_gate
 
         session = self.model_runner.drafter.session
         session.end_step()
         if name not in self._sides:
             gate = make_gate(
-                GateConfig.from_mapping(gates()[name]),
-                max_rows=MAX_NUM_SEQS,
-                max_draft_tokens=K,
+                GateConfig.from_mapping(gates()[name]), Limits(MAX_NUM_SEQS, 1 << 20, k=K)
             )
             self._sides[name] = TimedGate(gate), copy.deepcopy(self._unlearned)
         session.gate, session.drafter._policy = self._sides[name]

@@ -27,8 +27,8 @@ from matplotlib.ticker import MaxNLocator
 
 from benchmarks.measuring import RESULTS, median_interval, write_record
 from benchmarks.training_run import train
-from sam_rollout.bench.machine import machine
-from sam_rollout.dashboard.charts import COLOURS, STYLE
+from sam_rollout.bench.machine_record import machine
+from sam_rollout.report.charts import COLOURS, STYLE
 from sam_rollout.sources.model import HeadTrainingConfig
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
@@ -63,13 +63,11 @@ SHOWN = {
     "acceptance_length": "sam/draft/acceptance_length",
     "rollout_s": "sam/engine/rollout_s",
     "engine_steps": "sam/engine/steps",
-    "model_steps": "sam/draft/model_steps",
     "model_s": "sam/draft/model_s",
     "step_s": "timing_s/step",
     **{
         name: f"sam/head_training/{name}"
-        for name in ("length", "first_length", "share", "time_s", "updates", "buffer_bytes",
-                     "paused", "failures")
+        for name in ("length", "first_length", "share", "updates", "failures")
     },
 }  # fmt: skip
 
@@ -104,6 +102,11 @@ def compared(folder: Path, base: Path) -> dict[str, Any]:
     }
 
 
+def _training_s(own: dict[str, list]) -> list[float]:
+    """Seconds that a run's head trained, by step."""
+    return [share * step_s for share, step_s in zip(own["share"], own["step_s"], strict=True)]
+
+
 def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
     """What is asked of the runs, in figures; steps are counted from 1."""
     trained = series["trained"]
@@ -129,9 +132,9 @@ def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
         {
             "row": "from nothing with open gate",
             "ahead_of_texts_from_step": ahead + 1,
-            "seconds_of_training_till_then": sum(nothing["time_s"][:ahead]),
+            "seconds_of_training_till_then": sum(_training_s(nothing)[:ahead]),
             "ten_percent_ahead_from_step": well_ahead + 1,
-            "seconds_till_ten_percent": sum(nothing["time_s"][:well_ahead]),
+            "seconds_till_ten_percent": sum(_training_s(nothing)[:well_ahead]),
             "joined_against_texts": tokens["from nothing with open gate"]
             / tokens["on with open gate"],
         },
@@ -142,10 +145,8 @@ def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
     ]
     for row in rows:
         own = series[row["row"]]
-        row["share_of_time"] = sum(own["time_s"]) / sum(own["step_s"])
+        row["share_of_time"] = sum(_training_s(own)) / sum(own["step_s"])
         row["budget"] = BUDGETS[row["row"].removesuffix(" with open gate")]
-        row["steps_with_head"] = sum(own["model_steps"]) / sum(own["engine_steps"])
-        row["buffer_mb"] = max(own["buffer_bytes"]) / 1e6
         row["updates"] = sum(own["updates"])
     return rows
 

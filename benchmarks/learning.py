@@ -9,17 +9,55 @@ with the first five, with 95 % intervals, and draws both curves.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from scipy import stats
 
 from benchmarks.measuring import parser, write_record
 from benchmarks.training_run import train
-from sam_rollout.bench.machine import machine
-from sam_rollout.report.learning import learning
-from sam_rollout.report.plots import plot_learning
-from sam_rollout.telemetry.records import RunFolder
+from sam_rollout.bench.machine_record import machine
+from sam_rollout.report.run_readers import load_run
+from sam_rollout.report.runs import held_out_names
 
 HELD_OUT = 128
+WINDOW = 5  # steps at either end that are averaged; also the width of the running mean
+TRAINING = "sam/rounds/accuracy_unfiltered"
 KEPT = ("critic/score/mean", "response_length/mean", "sam/", "training/rollout_probs_diff_mean")
+
+
+def first_and_last(name: str, series: pd.Series) -> dict[str, Any]:
+    """Means of the first and of the last values, and Welch's test of the difference."""
+    first, last = series[:WINDOW], series[-WINDOW:]
+    test = stats.ttest_ind(last, first, equal_var=False)
+    low, high = test.confidence_interval(0.95)
+    what = "training accuracy, before filtering"
+    return {
+        "title": what if name == TRAINING else f"held-out accuracy, {name.split('/')[1]}",
+        "metric": name, "window": WINDOW, "first": first.mean(), "last": last.mean(),
+        "difference": last.mean() - first.mean(), "welch_low": low, "welch_high": high,
+        "p_value": test.pvalue,
+    }  # fmt: skip
+
+
+def draw(rows: Sequence[dict[str, Any]], steps: pd.DataFrame, path: Path) -> None:
+    """Write each accuracy with its running mean and the means at both ends as a picture."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    axes = figure.subplots(1, len(rows), squeeze=False)[0]
+    for axis, row in zip(axes, rows, strict=True):
+        series = steps[row["metric"]].dropna()
+        axis.plot(series.index, series, ".", color="#666666")
+        axis.plot(series.rolling(WINDOW, center=True, min_periods=1).mean(), color="#0072B2")
+        for part, mean in ((series[:WINDOW], row["first"]), (series[-WINDOW:], row["last"])):
+            axis.plot([part.index[0], part.index[-1]], [mean, mean], color="#D55E00", linewidth=3)
+        axis.set_title(f"{row['title']}: {row['first']:.1%} to {row['last']:.1%}", loc="left")
+        axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axis.set(xlabel="training step", ylabel="accuracy (blue: running mean)")
+    figure.savefig(path, dpi=120)
 
 
 def main() -> None:
@@ -38,27 +76,15 @@ def main() -> None:
             f"data.val_max_samples={HELD_OUT}",
             timeout_s=3600,
         )
-        result = learning(run_dir)
-        steps = RunFolder(run_dir).read_train_steps()
-    plot_learning(result, arguments.output.with_suffix(".png"))
-    series = {
-        step: {name: value for name, value in metrics.items() if name.startswith((*KEPT, "val-"))}
-        for step, metrics in steps.items()
-    }
-    comparison = [
-        {
-            **{name: getattr(row, name) for name in ("title", "metric", "window", "first", "last")},
-            "difference": row.welch.value,
-            "welch_low": row.welch.low,
-            "welch_high": row.welch.high,
-            "bootstrap_low": row.bootstrap.low,
-            "bootstrap_high": row.bootstrap.high,
-            "p_value": row.p_value,
-        }
-        for row in result.rows
+        steps = load_run(run_dir).steps
+    rows = [
+        first_and_last(name, steps[name].dropna()) for name in (TRAINING, *held_out_names(steps))
     ]
-    result = {"held_out_problems": HELD_OUT, "result": comparison, "steps": series}
-    write_record({"machine": about, **result}, arguments.output)
+    draw(rows, steps, arguments.output.with_suffix(".png"))
+    kept = steps[[name for name in steps if name.startswith((*KEPT, "val-"))]]
+    series = {step: row.dropna().to_dict() for step, row in kept.iterrows()}
+    record = {"held_out_problems": HELD_OUT, "result": rows, "steps": series}
+    write_record({"machine": about, **record}, arguments.output)
 
 
 if __name__ == "__main__":

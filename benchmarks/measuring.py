@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sam_rollout.identity import RequestIdentity
+    from sam_rollout.core.identity import RequestIdentity
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -79,7 +79,7 @@ def requests_of(
     prompts: Sequence[list[int]], siblings: int, step: int
 ) -> list[tuple[list[int], RequestIdentity]]:
     """Every prompt as often as it has siblings, with who each request is in a step."""
-    from sam_rollout.identity import identify
+    from sam_rollout.core.identity import identify
 
     return [
         (ids, identify(ids, seed=1, step=step, sibling=sibling, split="train"))

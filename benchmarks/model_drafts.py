@@ -30,7 +30,7 @@ from benchmarks.measuring import (
     vllm_requests,
     write_record,
 )
-from sam_rollout.bench.machine import machine
+from sam_rollout.bench.machine_record import machine
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 from sam_rollout.sources import SOURCES
@@ -41,13 +41,13 @@ SIDES = {
     "own": ("own",),
     "recycling": ("recycling",),
     "own + recycling": ("own", "recycling"),
-    "own + siblings": ("own", "siblings"),
-    "own + siblings + recycling": ("own", "siblings", "recycling"),
+    "own + siblings": ("own", "prompt"),
+    "own + siblings + recycling": ("own", "prompt", "recycling"),
     "model": ("model",),
     "own + model": ("own", "model"),
-    "own + siblings + model": ("own", "siblings", "model"),
-    "own + siblings, k = 8": ("own", "siblings"),
-    "own + siblings + model, k = 8": ("own", "siblings", "model"),
+    "own + siblings + model": ("own", "prompt", "model"),
+    "own + siblings, k = 8": ("own", "prompt"),
+    "own + siblings + model, k = 8": ("own", "prompt", "model"),
 }
 LONG = "k = 8"  # sides that verify up to so many tokens; the head has K passes all the same
 HEAD = MODEL.parent / "tiny_qwen3_eagle3"
@@ -107,10 +107,10 @@ def ways_to_draft(seed: int) -> list[dict[str, float]]:
     """By temperature: the share of a head's draft tokens that is accepted in each way."""
     import torch
 
-    from sam_rollout.bench.traces import Trace
     from sam_rollout.heads.hidden_states import Policy
     from sam_rollout.heads.training import Learner
     from sam_rollout.heads.writing import load_head
+    from sam_rollout.telemetry.traces import Trace
     from sam_rollout.verification import draw_gumbel, keyed_bits
 
     prompts = [prompt for prompt in load_prompts(PROMPTS, seed) for _ in range(SIBLINGS)]

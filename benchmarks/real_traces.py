@@ -2,7 +2,7 @@
 
     git clone https://github.com/OWNER/NAME CLONES/NAME    # for each repository of `SOURCES`
     python -m benchmarks.real_traces CLONES --output FOLDER
-    sam-rollout bench drafter --traces FOLDER
+    sam-rollout bench drafter --traces FOLDER --json benchmarks/results/drafter.json
 
 The sets themselves are not part of this project: licences differ, and what is cited can be made
 again, id by id. Texts are read at the commit that `SOURCES` names, whatever is checked out, and
@@ -23,10 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sam_rollout.bench.traces import Trace, TraceError, read_sets
-
 TOKENIZER = "tekken_240911.json"
-TOKENIZER_NAME = "tekken, 131k tokens"
 
 # A response: group, sibling, step, prompt in pieces that are tokenized one by one, text.
 Response = tuple[str, int, int, tuple[str, ...], str]
@@ -67,11 +64,6 @@ class Source:
     sampling: str
     licence: str
     read: Callable[[Clone], Iterator[Response]]
-
-    def described(self) -> dict[str, str]:
-        """What a record says of it. JSON values."""
-        named = {name: value for name, value in vars(self).items() if isinstance(value, str)}
-        return {**named, "tokenizer": TOKENIZER_NAME}
 
 
 def _question(text: str) -> tuple[str, str]:
@@ -163,18 +155,6 @@ SOURCES = {
 }  # fmt: skip
 
 
-def read_rebuilt(folder: Path) -> dict[str, list[Trace]]:
-    """The rebuilt sets in the order of `SOURCES`; ends the program where they are others."""
-    try:
-        sets = read_sets([folder])
-    except (TraceError, OSError) as error:
-        sys.exit(f"--traces: {error}")
-    if sets.keys() != SOURCES.keys():
-        sys.exit(f"--traces: {folder} must hold {', '.join(SOURCES)} of benchmarks.real_traces and "
-                 f"nothing else; found {', '.join(sets)}")  # fmt: skip
-    return {name: sets[name] for name in SOURCES}
-
-
 def load_tokenizer() -> Callable[[str], list[int]]:
     """Text -> token ids, without a token that begins or ends it."""
     try:
@@ -188,7 +168,7 @@ def load_tokenizer() -> Callable[[str], list[int]]:
 
 
 def rebuild(source: Source, folder: Path, encode: Callable[[str], list[int]]) -> Iterator[str]:
-    """Lines of a set, as `sam_rollout.bench.traces` reads them.
+    """Lines of a set, as `sam_rollout.telemetry.traces` reads them.
 
     Args:
         folder: a clone of the source's repository.

@@ -16,10 +16,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.measuring import REPOSITORY, RESULTS, read_record
 from benchmarks.real_traces import SOURCES
+from benchmarks.recorded_comparison import SIDES_PICTURE, load_recorded, published
 from sam_rollout.bench import sides
 from sam_rollout.bench.draft_tables import pivot
 from sam_rollout.report.compare import TimeRow
-from sam_rollout.report.recorded import SIDES_PICTURE, load_recorded, published
 
 PAGE = REPOSITORY / "docs" / "results.md"
 # The READMEs' table of drafters: its rows, and what its figures are measured at.
@@ -99,7 +99,7 @@ def section(name: str, record: dict[str, Any]) -> str:
     environment.tests["search"] = lambda text, part: part in text
     given: dict[str, Any] = {
         "record": record, "setting": record.get("setting"), "pivot": pivot,
-        "raw_and_equal": _raw_and_equal, "sides_picture": SIDES_PICTURE,
+        "raw_and_equal": _raw_and_equal, "sources": SOURCES, "sides_picture": SIDES_PICTURE,
         "machine": ", ".join(f"{what} {value}" for what, value in record["machine"].items()),
     }  # fmt: skip
     if name == "compare_tiny_cpu":

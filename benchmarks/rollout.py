@@ -7,13 +7,13 @@ drift of the speed hits every side. ``stock`` is the engine as it runs without u
 with our coupled sampler, ``matched`` our path with a gate that never opens (what the path costs),
 ``on``, ``joined`` and ``article`` are the files of configs/sam (``article`` with the threshold of
 the tail), ``model`` is the head of ``joined`` alone, ``ngram`` the engine's own n-gram drafts.
-Any other side is named sources:k:gate: sources out of own, siblings, run and history, joined by +,
+Any other side is named sources:k:gate: sources out of own, prompt and run, joined by +,
 own text always; the gate ``auto`` or the number of a threshold.
 
 Every round brings new prompts, as a training step does. The next epoch repeats the prompts and
-samples other responses: that is where history serves. With the coupled sampler responses are the
-same on every side (``identical`` counts them), so that all do the same work. What ``stock`` samples
-differs: there, times per token are the figures to compare.
+samples other responses: that is where earlier steps serve. With the coupled sampler responses are
+the same on every side (``identical`` counts them), so that all do the same work. What ``stock``
+samples differs: there, times per token are the figures to compare.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,16 +38,16 @@ from benchmarks.measuring import (
     write_record,
 )
 from benchmarks.results_page import section
-from sam_rollout.bench.machine import machine
+from sam_rollout.bench.machine_record import machine
+from sam_rollout.integrations.vllm.offline import (
+    MULTIPROCESSING_ENV,
+    offline_engine,
+    prepare_environment,
+)
 
-# Before vLLM is imported, which the next line does.
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-from sam_rollout.integrations.vllm.worker import SamWorkerExtension
+os.environ[MULTIPROCESSING_ENV] = "1"  # an engine's processor time is that of its process
+prepare_environment()  # before torch is imported, which the next line does
+from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E402
 
 # As in experiment=tiny_cpu.
 PROMPTS = 8
@@ -60,21 +62,20 @@ FIGURES = (
     STEPS,
     "sam/tail/time_s",
     "sam/tail/time_per_token_ms",
-    "sam/head/time_per_token_ms",
+    "sam/bulk/time_per_token_ms",
     "sam/draft/acceptance_length",
     "sam/draft/time_us_per_step",
-    "sam/draft/catch_up_us_per_step",
 )
 STOCK, BASE = "stock", "off"
 # Sources, k and gate. Every engine takes a gigabyte or two of memory.
 SIDES = (
-    STOCK, BASE, "matched", "article", "own:8:auto", "siblings:8:auto", "run:3:16", "run:8:16",
+    STOCK, BASE, "matched", "article", "own:8:auto", "prompt:8:auto", "run:3:16", "run:8:16",
     "run:8:auto", "on", "ngram", "model", "joined",
 )  # fmt: skip
 
 
 def drafting(name: str, folder: Path) -> Any:
-    """The group `sam` of a side; history keeps its responses below `folder`."""
+    """The group `sam` of a side; ended responses are kept below `folder`."""
     from sam_rollout.config import ARTICLE, GateConfig, SamConfig
 
     if name in (STOCK, BASE):
@@ -83,13 +84,13 @@ def drafting(name: str, folder: Path) -> Any:
         return replace(ARTICLE, gate=GateConfig("threshold", TAIL_THRESHOLD))
     if name in ("on", "matched"):
         # What a run of these sizes decides (docs/defaults.md).
-        config = with_sources(SamConfig(), {"siblings", "run", "history"}, folder)
+        config = with_sources(SamConfig(), {"prompt", "run"}, folder)
         return config if name == "on" else replace(config, gate=GateConfig("closed"))
     if name in ("ngram", "model", "joined"):
         return with_drafter(SamConfig(), name, folder)
     sources, k, gate = name.split(":")
     kinds = set(sources.split("+"))
-    if unknown := kinds - {"own", "siblings", "run", "history"}:
+    if unknown := kinds - {"own", "prompt", "run"}:
         raise SystemExit(f"{name}: no such sources: {', '.join(sorted(unknown))}")
     config = with_sources(SamConfig(), kinds, folder)
     gated = GateConfig("auto") if gate == "auto" else GateConfig("threshold", int(gate))
@@ -102,8 +103,8 @@ def with_sources(config: Any, kinds: set[str], folder: Path) -> Any:
 
     sources: Any = sources_of("own", *kinds)
     run = replace(sources.run, when="always")
-    kept = replace(sources.history, path=str(folder) if "history" in kinds else "")
-    return replace(config, sources=replace(sources, run=run, history=kept))
+    kept = replace(config.texts, path=str(folder) if kinds & {"prompt", "run"} else "")
+    return replace(config, sources=replace(sources, run=run), texts=kept)
 
 
 def with_drafter(config: Any, name: str, folder: Path) -> Any:
@@ -112,7 +113,7 @@ def with_drafter(config: Any, name: str, folder: Path) -> Any:
     from sam_rollout.sources.model import ModelSourceConfig
 
     joined = name == "joined"
-    base = with_sources(config, {"siblings", "run", "history"}, folder) if joined else config
+    base = with_sources(config, {"prompt", "run"}, folder) if joined else config
     head = str(MODEL.parent / "tiny_qwen3_eagle3")
     model = (
         ModelSourceConfig(True, "ngram", max_tokens=8)
@@ -133,32 +134,11 @@ class ClockedExtension(SamWorkerExtension):
 class Side:
     """An engine with its step recorder."""
 
-    def __init__(self, config: Any, sampler: Any) -> None:
-        from vllm import LLM
-
-        from sam_rollout.integrations.vllm.drafting.startup_check import (
-            check_drafters,
-            check_samplers,
-        )
+    def __init__(self, engine: Any) -> None:
         from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
-        from sam_rollout.integrations.vllm.settings import engine_arguments
 
-        self.engine = LLM(
-            model=str(MODEL),
-            max_model_len=1280,
-            max_num_seqs=MAX_NUM_SEQS,
-            enforce_eager=True,
-            enable_prefix_caching=False,
-            generation_config="vllm",
-            disable_log_stats=False,
-            logprobs_mode="processed_logprobs",
-            worker_extension_cls=f"benchmarks.rollout.{ClockedExtension.__name__}",
-            **engine_arguments(config, sampler),
-        )
-        reports = self.engine.collective_rpc("sam_bind")
-        print(check_drafters(reports, config), check_samplers(reports, sampler), flush=True)
-        self._recorder = EngineStepRecorder()
-        self.engine.llm_engine.logger_manager.stat_loggers.append(self._recorder)
+        self._engine, self._recorder = engine, EngineStepRecorder()
+        engine.llm_engine.logger_manager.stat_loggers.append(self._recorder)
 
     def rollout(
         self, requests: list[tuple[list[int], Any]], max_tokens: int
@@ -166,37 +146,43 @@ class Side:
         """Generate the responses of a round; returns the rollout's metrics and the responses."""
         from sam_rollout.telemetry.aggregate import aggregate
 
-        before = self.engine.collective_rpc("cpu_seconds")[0]
-        steps, responses = self.generate(requests, max_tokens=max_tokens)
-        metrics = aggregate([steps], [], tail_threshold=TAIL_THRESHOLD)
-        metrics[CPU_S] = self.engine.collective_rpc("cpu_seconds")[0] - before
-        return metrics, responses
-
-    def generate(
-        self,
-        requests: list[tuple[list[int], Any]],
-        replica: int = 0,
-        max_tokens: int = MAX_TOKENS,
-    ) -> tuple[Any, list[list[int]]]:
-        """Generate the responses of (prompt, identity); returns engine steps and responses."""
+        before = self._engine.collective_rpc("cpu_seconds")[0]
         given = vllm_requests(requests, max_tokens=max_tokens, temperature=1.0, logprobs=0)
-        self.work_arrived()
-        outputs = self.engine.generate(*given, use_tqdm=False)
-        return self.drain(replica), [list(output.outputs[0].token_ids) for output in outputs]
-
-    def work_arrived(self) -> None:
-        """Start the clock of the next engine step."""
         self._recorder.work_arrived()
-
-    def drain(self, replica: int = 0) -> Any:
-        """The engine steps since the last call."""
-        drained = self.engine.collective_rpc("sam_drain")[0]
-        return self._recorder.drain(
-            step=0,
-            split="train",
-            replica=replica,
-            session_steps=drained["steps"] if drained else None,
+        outputs = self._engine.generate(*given, use_tqdm=False)
+        drained = self._engine.collective_rpc("sam_drain")[0]
+        steps = self._recorder.drain(
+            step=0, split="train", replica=0, session_steps=drained["steps"] if drained else None
         )
+        metrics = aggregate([steps], [], tail_threshold=TAIL_THRESHOLD)
+        metrics[CPU_S] = self._engine.collective_rpc("cpu_seconds")[0] - before
+        return metrics, [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@contextmanager
+def running_sides(names: list[str], folder: Path) -> Iterator[dict[str, Side]]:
+    """All engines at once, each in a process of its own."""
+    from sam_rollout.config import RolloutSamplerConfig
+
+    with ExitStack() as running:
+        yield {
+            name: Side(
+                running.enter_context(
+                    offline_engine(
+                        str(MODEL),
+                        drafting(name, folder / name.replace(":", "-")),
+                        RolloutSamplerConfig("stock" if name == STOCK else "coupled"),
+                        worker_extension=f"benchmarks.rollout.{ClockedExtension.__name__}",
+                        record=True,
+                        max_model_len=1280,
+                        max_num_seqs=MAX_NUM_SEQS,
+                        disable_log_stats=False,
+                        logprobs_mode="processed_logprobs",
+                    )
+                )
+            )
+            for name in names
+        }
 
 
 def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
@@ -253,32 +239,23 @@ def measure(
     sides: list[str], arguments: Any, folder: Path
 ) -> list[list[dict[str, dict[str, float]]]]:
     """By epoch, the rounds: figures by side."""
-    from sam_rollout.config import RolloutSamplerConfig
-
-    engines = {
-        name: Side(
-            drafting(name, folder / name.replace(":", "-")),
-            RolloutSamplerConfig("stock" if name == STOCK else "coupled"),
-        )
-        for name in sides
-    }
     prompts = load_prompts((arguments.rounds + 1) * arguments.prompts)
     per_round = [
         prompts[i : i + arguments.prompts] for i in range(0, len(prompts), arguments.prompts)
     ]
     # The last prompts warm up.
     warm_up, per_round = per_round[-1], per_round[:-1]
-    epochs: list[list[dict[str, dict[str, float]]]] = []
-    one_round(engines, warm_up, 0, arguments.max_tokens)
-    for epoch in range(arguments.epochs):
-        first = 1 + epoch * arguments.rounds
-        epochs.append(
+    with running_sides(sides, folder) as engines:
+        one_round(engines, warm_up, 0, arguments.max_tokens)
+        return [
             [
-                one_round(engines, these, first + number, arguments.max_tokens)
+                one_round(
+                    engines, these, 1 + epoch * arguments.rounds + number, arguments.max_tokens
+                )
                 for number, these in enumerate(per_round)
             ]
-        )
-    return epochs
+            for epoch in range(arguments.epochs)
+        ]
 
 
 def one_round(

@@ -27,7 +27,7 @@ from benchmarks.measuring import (
 )
 from benchmarks.rollout import MAX_NUM_SEQS, MAX_TOKENS
 from recipes.dapo_qwen3.ties import distance_of_draw, first_difference, uniform_of
-from sam_rollout.bench.machine import machine
+from sam_rollout.bench.machine_record import machine
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 
 PROMPTS = 24

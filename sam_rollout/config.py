@@ -11,12 +11,11 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from sam_rollout.settings import NEVER_FOR_ROLLOUTS, ConfigError, Section, setting
+from sam_rollout.core.limits import MAX_DRAFT_TOKENS
+from sam_rollout.core.settings import NEVER_FOR_ROLLOUTS, ConfigError, Section, setting
 from sam_rollout.sources import SOURCES
+from sam_rollout.sources.support.responses import TextsConfig
 
-# More draft tokens than this are never accepted in useful numbers by copies of earlier text, while
-# the verify batch of every step grows with them.
-MAX_DRAFT_TOKENS = 32
 COUPLED = ("coupled", "coupled_gumbel")  # drafts leave texts the same, token for token
 SAMPLERS = ("stock", "vectorised", *COUPLED)
 
@@ -135,6 +134,7 @@ class SamConfig(Section):
     scheduling: str = setting("auto", choices=("auto", "sync"))
     gate: GateConfig = GateConfig()
     sources: SourcesConfig = SourcesConfig()  # noqa: RUF009  # frozen, like all sections
+    texts: TextsConfig = TextsConfig()  # noqa: RUF009  # likewise
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -369,11 +369,5 @@ class RunConfig:
     @property
     def shares_texts(self) -> bool:
         """Whether engines tell each other what they sample."""
-        siblings = self.sam.sources.siblings
-        return self.sam.enabled and siblings.enabled and siblings.share
-
-    @property
-    def shares_history(self) -> bool:
-        """Whether ended responses go to every folder of the history."""
-        history = self.sam.sources.history
-        return self.sam.enabled and history.enabled and history.share
+        prompt = self.sam.sources.prompt
+        return self.sam.enabled and prompt.enabled and prompt.share

@@ -4,7 +4,6 @@
 #
 #   scripts/node.sh auto --config experiment=qwen3_32b_910c sam=on       # head if rank 0, else worker
 #   scripts/node.sh worker --node-rank 3 --num-nodes 8 --head-address 10.0.0.1
-#   scripts/node.sh stop                                                 # ends a run of ours here
 #   scripts/node.sh doctor --experiment qwen3_32b_910c                   # is this node ready?
 #
 # Rank, number of nodes and the head's address are options, or come from the environment: see
@@ -18,7 +17,7 @@ cd "$ROOT"
 PYTHON="${PYTHON:-$ROOT/.venv/bin/python}"
 [ -x "$PYTHON" ] || PYTHON=python3 # a vendor's image, scripts/install.sh --into-current-env
 
-# Others (stop, --help) need nothing of what is found out below, and have to work where it is broken.
+# --help needs nothing of what is found out below, and has to work where it is broken.
 case "${1:---help}" in
     head | worker | auto | doctor) ;;
     *) exec "$PYTHON" "$ROOT/scripts/lib/cluster.py" "${1:---help}" "${@:2}" ;;

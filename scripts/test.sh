@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
 # Runs the tests:
-#   scripts/test.sh                        every part that exists, after scripts/install.sh cpu
+#   scripts/test.sh                        every part, after scripts/install.sh cpu
 #   scripts/test.sh fast [pytest options]  what to run after every change: lint, and of unit,
 #                                          recipes and contracts what is not marked slow
 #   scripts/test.sh PART [pytest options]  lint, unit, recipes, contracts, integration, ascend, e2e
 #                                          or cluster
-# Parts that leave a core idle run side by side, their output comes when they are done, and lies
-# below .test-results, in this run's folder, until the next run. The comparison page is tried in a
-# Chromium where there is one (apt-get install chromium, or a path in CHROMIUM); otherwise that test is
-# shown as skipped. Exits with 0 only if every part passed. The last line sums up pytest's results over
-# the parts; a part that failed without a failed test counts as one.
+# Parts run side by side, two at a time; their output comes when they are done, and lies below
+# .test-results, in this run's folder, until the next run. The comparison page is tried in a Chromium
+# where there is one (apt-get install chromium, or a path in CHROMIUM); otherwise that test is shown as
+# skipped. Exits with 0 only if every part passed. The last line sums up pytest's results over the
+# parts; a part that failed without a failed test counts as one.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 ALL_PARTS="lint unit recipes contracts integration ascend e2e cluster"
 FAST_PARTS="lint fast"
 # Groups one after the other, the lanes of a group side by side, the parts of a lane one after the
-# other. Runs on Ray need both cores and many processes: each has the machine for itself.
-GROUPS_OF_LANES=("lint integration|unit ascend contracts recipes" "e2e" "cluster")
+# other. Runs on Ray need many processes and wait for each other: not beside the other parts.
+GROUPS_OF_LANES=("lint integration|unit ascend contracts recipes" "e2e|cluster")
 # Of this run alone, named by its process: another one may be under way in the same checkout.
 ALL_RESULTS="$ROOT/.test-results"
 RESULTS="$ALL_RESULTS/$$"
@@ -38,22 +38,6 @@ limit_s() {
         integration | ascend) echo 1800 ;;
         e2e | cluster) echo 3600 ;;
     esac
-}
-
-folders() {
-    case "$1" in
-        fast) echo "tests/unit tests/recipes tests/contracts" ;;
-        *) echo "tests/$1" ;;
-    esac
-}
-
-part_exists() {
-    local folder
-    [ "$1" = lint ] && return 0
-    for folder in $(folders "$1"); do
-        [ -d "$folder" ] && return 0
-    done
-    return 1
 }
 
 # Runs a command within its part's limit; its process is noted for end_parts.
@@ -83,18 +67,18 @@ run_lint() {
 
 # Status of pytest, or of timeout (124, 137). Status 5, "no tests collected", stays a failure.
 run_pytest() {
-    local part="$1" python="$VENV_PYTHON" folder
-    local existing=() options=()
+    local part="$1" python="$VENV_PYTHON"
+    local folders=("tests/$part") options=()
     shift
-    for folder in $(folders "$part"); do
-        [ -d "$folder" ] && existing+=("$folder")
-    done
     case "$part" in
         ascend) python="$ASCEND_PYTHON" ;;
-        # A file's tests share what they have made ready: they stay on one core.
-        fast) options=(-m "not slow" --numprocesses logical --maxprocesses 8 --dist loadfile) ;;
+        fast)
+            folders=(tests/unit tests/recipes tests/contracts)
+            # A file's tests share what they have made ready: they stay on one core.
+            options=(-m "not slow" --numprocesses logical --maxprocesses 8 --dist loadfile)
+            ;;
     esac
-    limited "$part" "$python" -m pytest "${existing[@]}" --junit-xml="$RESULTS/$part.xml" \
+    limited "$part" "$python" -m pytest "${folders[@]}" --junit-xml="$RESULTS/$part.xml" \
         ${options[@]+"${options[@]}"} "$@"
 }
 
@@ -129,7 +113,6 @@ print_log() {
 run_lane() {
     local part
     for part in "$@"; do
-        part_exists "$part" || continue
         alone say "$part has started; its output: ${RESULTS#"$ROOT"/}/$part.log"
         run_part "$part" > "$RESULTS/$part.log" 2>&1
         alone print_log "$part"
@@ -138,16 +121,8 @@ run_lane() {
 
 # Runs a group's lanes; one that dies leaves no status, which counts as failed.
 run_group() {
-    local lanes lane part pid pids=()
+    local lanes lane pid pids=()
     IFS='|' read -ra lanes <<< "$1"
-    if [ ${#lanes[@]} -eq 1 ]; then
-        for part in ${lanes[0]}; do
-            part_exists "$part" || continue
-            say "$part"
-            run_part "$part"
-        done
-        return
-    fi
     for lane in "${lanes[@]}"; do
         # shellcheck disable=SC2086  # a lane is a list of parts
         run_lane $lane &
@@ -170,10 +145,6 @@ end_parts() {
 # Adds a part's line to SUMMARY, and the part to FAILED if it did.
 sum_up() {
     local part="$1" status="" seconds="" verdict=passed
-    if ! part_exists "$part"; then
-        SUMMARY+=("$part: skipped, there is no $(folders "$part")")
-        return
-    fi
     [ ! -f "$RESULTS/$part.status" ] || read -r status seconds < "$RESULTS/$part.status"
     case "$status" in
         0) ;;
@@ -215,7 +186,6 @@ if [ "$PARTS" = "$ALL_PARTS" ]; then
     for group in "${GROUPS_OF_LANES[@]}"; do run_group "$group"; done
 else
     for part in $PARTS; do
-        part_exists "$part" || continue
         say "$part"
         run_part "$part" "$@"
     done

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from scipy.stats import chisquare
 
-from sam_rollout.bench.stock import StockInput
+from sam_rollout.bench.stock_samplers import StockInput
 
 
 def check_rejection_sampling(sample: Callable[[StockInput], torch.Tensor]) -> None:

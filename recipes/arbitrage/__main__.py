@@ -165,7 +165,7 @@ def _report(options: argparse.Namespace) -> None:
     print(report.table(rows).to_string(index=False))
     if options.output is None:
         return
-    from sam_rollout.bench.machine import machine
+    from sam_rollout.bench.machine_record import machine
 
     setting = {name: str(value) for name, value in vars(options).items() if name != "output"}
     record = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from recipes.arbitrage.router import annotated
 from recipes.arbitrage.steps import DRAFT, TARGET, Solution, Step
 from sam_rollout.config import RolloutSamplerConfig, SamConfig, sources_of
-from sam_rollout.identity import VAL_SPLIT, identify
+from sam_rollout.core.identity import VAL_SPLIT, identify
 from sam_rollout.integrations.vllm.offline import offline_engine
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ MANY, PATIENCE = 32, 8
 SAMPLER = RolloutSamplerConfig(kind="coupled")
 # Drafts come from the answer itself and from other answers to its question in the same run: texts
 # of an earlier mode would make the later ones of a comparison faster.
-SIDES = {"off": SamConfig(enabled=False), "on": SamConfig(sources=sources_of("own", "siblings"))}
+SIDES = {"off": SamConfig(enabled=False), "on": SamConfig(sources=sources_of("own", "prompt"))}
 
 
 @dataclass(frozen=True)

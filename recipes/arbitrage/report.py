@@ -16,7 +16,7 @@ from recipes.arbitrage.engines import Engine, EngineAuthor, authors
 from recipes.arbitrage.steps import DRAFT, TARGET, Score, Solution, choice_of, solve
 from recipes.dapo_qwen3.evaluate import count_drafts
 from recipes.dapo_qwen3.reward import compute_score
-from sam_rollout.statistics import share
+from sam_rollout.core.statistics import share
 
 Point = tuple[str, float]  # mode and tau
 
@@ -154,7 +154,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from sam_rollout.dashboard.charts import COLOURS, STYLE
+    from sam_rollout.report.charts import COLOURS, STYLE
 
     flat = pd.json_normalize(list(rows)).sort_values("target_share")
     with matplotlib.rc_context(STYLE):

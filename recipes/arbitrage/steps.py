@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sam_rollout.identity import RequestIdentity
+from sam_rollout.core.identity import RequestIdentity
 
 DRAFT, TARGET = "draft", "target"
 # Answers under way: enough to keep engines full, few enough for their prefix caches.

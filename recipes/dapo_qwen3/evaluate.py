@@ -35,8 +35,8 @@ from recipes.dapo_qwen3.problems import TINY_MODEL, Request, make_requests, rows
 from recipes.dapo_qwen3.reward import compute_score
 from recipes.dapo_qwen3.ties import TIE, Divergence, divergences, look_at_ties
 from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.json_values import dumps
-from sam_rollout.statistics import mean, share
+from sam_rollout.core.json_values import dumps
+from sam_rollout.core.statistics import mean, share
 
 SIDES = ("off", "on")
 ABOVE_0 = ("limit", "samples", "draft_tokens", "gate", "temperature", "max_tokens", "max_num_seqs")
@@ -139,8 +139,7 @@ def summarise(groups: Groups, seconds: float, drafts: tuple[int, int] = (0, 0)) 
     ``generation_s`` includes what an engine does at its first call only, which differs between the
     first engine of a process and the second: no comparison of speeds.
     """
-    shares = _shares(groups)
-    responses = [response for group in groups for response in group]
+    shares, responses = _shares(groups), [response for group in groups for response in group]
     single = len(responses) == len(groups)
     pass_at_1 = share(round(sum(shares)), len(shares)) if single else mean(shares)
     return {
@@ -233,8 +232,9 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
 
 def _setting(options: argparse.Namespace, rows: int, problems: int) -> dict[str, Any]:
     """Say what was asked for, without folders: where they lay does not matter."""
-    left_out = ("sides", "data", "limit", "gate", "output", "responses")
-    setting = {name: value for name, value in vars(options).items() if name not in left_out}
+    setting = vars(options).copy()
+    for name in ("sides", "limit", "output", "responses"):
+        del setting[name]
     model = Path(options.model)
     return {
         **setting,
@@ -351,14 +351,13 @@ def _run(options: argparse.Namespace) -> int:
         ]
         pd.DataFrame(rows).to_json(options.responses, orient="records", lines=True)
     if options.output is not None:
-        from sam_rollout.bench.machine import machine
+        from sam_rollout.bench.machine_record import machine
 
         about = machine("torch", engine_package(), "transformers")
         options.output.parent.mkdir(parents=True, exist_ok=True)
         text = dumps({"machine": about, **result}, indent=1)
         options.output.write_text(text + "\n", encoding="utf-8")
-    comparison = result["comparison"]
-    return int(comparison is not None and comparison["kept"] is False)
+    return int((result["comparison"] or {}).get("kept") is False)
 
 
 def engine_package() -> str:

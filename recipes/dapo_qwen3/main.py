@@ -20,8 +20,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from sam_rollout.composition import ExperimentError, explain, prepare
 from sam_rollout.config import ConfigError
+from sam_rollout.core.composition import ExperimentError, explain, prepare
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DRY_RUN, CHECK_ONLY = "--dry-run", "--check-only"

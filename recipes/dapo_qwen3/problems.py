@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from sam_rollout.identity import VAL_SPLIT, RequestIdentity, group_of, identify
+from sam_rollout.core.identity import VAL_SPLIT, RequestIdentity, group_of, identify
 
 COLUMNS = ("data_source", "prompt", "reward_model")
 TINY_MODEL = str(Path(__file__).parent / "tiny_qwen3")
@@ -40,7 +40,7 @@ def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[d
     """Read the first ``limit`` rows of the named data, or of a split of the synthetic task.
 
     Raises:
-        ValueError: The file is no parquet file of ``prepare_data``.
+        ValueError: There is no such file, or it is no parquet file of ``prepare_data``.
     """
     if data is None:
         from recipes.dapo_qwen3.prepare_data import prepare
@@ -48,6 +48,8 @@ def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[d
         with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
             paths = {path.stem: path for path in prepare("synthetic", Path(folder))}
             return rows_of(paths[split], limit)
+    if not data.exists():
+        raise ValueError(f"{data}: there is no such file")
     table = pd.read_parquet(data)
     missing = [name for name in COLUMNS if name not in table.columns]
     if missing or table.empty:

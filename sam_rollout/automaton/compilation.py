@@ -15,11 +15,12 @@ import hashlib
 import inspect
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numba
+from numba import types
 
 logger = logging.getLogger(__name__)
 
@@ -38,30 +39,56 @@ class WarmUp:
     problem: str  # why they are not cached; empty where they are
 
 
-def compile_kernels(kernels: Iterable[tuple[Any, Any]]) -> WarmUp:
-    """Compile dispatchers for one signature each, or load them, and forbid compiling later.
+def written(kind: Any, dimensions: int = 1) -> Any:
+    """Type of an array of ours, which a kernel may write to."""
+    return types.Array(kind, dimensions, "C")
 
-    Args:
-        kernels: (dispatcher made by `njit` without `cache`, its argument types). A dispatcher that
-            has been compiled before is passed over.
+
+def given(kind: Any, dimensions: int = 1) -> Any:
+    """Type of a caller's array, which may be a view with strides, and is never written to."""
+    return types.Array(kind, dimensions, "A", readonly=True)
+
+
+INT32 = written(types.int32)
+INT32_2D = written(types.int32, 2)
+INT64_2D = written(types.int64, 2)
+GIVEN_INT32 = given(types.int32)
+GIVEN_INT32_2D = given(types.int32, 2)
+
+
+def kernel(*signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Declare a kernel with the types of its arguments; `warm_up` compiles it."""
+
+    def declare(function: Callable[..., Any]) -> Any:
+        dispatcher = numba.njit(nogil=True)(function)
+        dispatcher.declared = signature
+        return dispatcher
+
+    return declare
+
+
+def warm_up(*kernels: Any) -> WarmUp:
+    """Compile declared kernels, or load them, and forbid compiling later.
+
+    So no engine step waits for the compiler. A kernel that is compiled already is passed over.
     """
     started_s = time.perf_counter()
     loaded = compiled = 0
     cache_path = problem = ""
-    for kernel, signature in kernels:
-        if kernel.signatures:
+    for dispatcher in kernels:
+        if dispatcher.signatures:
             continue
         try:
-            _name_after_content(kernel)
-            kernel.enable_caching()
-            kernel.compile(signature)
-            cache_path = str(kernel.stats.cache_path)
+            _name_after_content(dispatcher)
+            dispatcher.enable_caching()
+            dispatcher.compile(dispatcher.declared)
+            cache_path = str(dispatcher.stats.cache_path)
         except Exception as error:  # the cache is files, pickles and object code: anything
             problem = problem or f"{type(error).__name__}: {error}"
-            kernel._cache.disable()
-            kernel.compile(signature)  # does nothing if only saving had failed
-        kernel.disable_compile()
-        hits = sum(kernel.stats.cache_hits.values())
+            dispatcher._cache.disable()
+            dispatcher.compile(dispatcher.declared)  # does nothing if only saving had failed
+        dispatcher.disable_compile()
+        hits = sum(dispatcher.stats.cache_hits.values())
         loaded, compiled = loaded + hits, compiled + 1 - hits
     if problem:
         logger.warning(

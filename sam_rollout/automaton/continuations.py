@@ -9,8 +9,6 @@ import numpy as np
 from numba import njit
 
 from sam_rollout.automaton import kernels as live
-from sam_rollout.automaton import static
-from sam_rollout.automaton import static_match as packed
 from sam_rollout.automaton.interface import (
     CERTAIN,
     CERTAINTY,
@@ -85,7 +83,8 @@ _LANE_BYTES, _TASK_BYTES = 8 * LANE_WIDTH, 8 * TASK_WIDTH
 
 
 @_inlined
-def _lane_at(lanes, lane):
+def lane_at(lanes, lane):
+    """Pointer to a lane; `lanes` is the address of their table."""
     return live._int64_pointer(lanes + lane * _LANE_BYTES)
 
 
@@ -139,7 +138,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
     """
     looking = 0
     for n in range(count):
-        lane = _lane_at(lanes, asked[n])
+        lane = lane_at(lanes, asked[n])
         lane[LANE_TASKS] = 0
         lane[LANE_SEEN] = lane[LANE_STATE]
         waiting[looking] = asked[n]
@@ -148,7 +147,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
         still = 0
         for n in range(looking):
             number = waiting[n]
-            lane = _lane_at(lanes, number)
+            lane = lane_at(lanes, number)
             header = live._int64_pointer(lane[LANE_HEADER])
             states, state, level = header[live.STATES], lane[LANE_SEEN], lane[LANE_TASKS]
             entry = live._at(states, state)
@@ -164,7 +163,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
 @_inlined
 def take_votes(lanes, tasks, number, tokens, classes, count):
     """Append the most frequent and the latest continuations that `vote_lanes` found for a lane."""
-    lane = _lane_at(lanes, number)
+    lane = lane_at(lanes, number)
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
     text, first = lane[LANE_TEXT], lane[LANE_FIRST]
     for level in range(lane[LANE_TASKS]):
@@ -221,25 +220,6 @@ def vote(kind, address, state, length, first, tokens, classes, count):
                 classes[count] = first + _class_of(np.int64(1), run, float(run), np.int64(1), 0)
                 count += 1
         return count
-    return _vote_static(address, state, length, first, tokens, classes, count)
-
-
-@njit(nogil=True)
-def _vote_static(address, state, length, first, tokens, classes, count):
-    header = live._int64_pointer(address)
-    levels = 0
-    for _ in range(packed._MAX_STEPS_BACK):
-        if state == 0 or levels == LEVELS:
-            break
-        end = live._int32_pointer(header[static.GOES_ON])[state]
-        if 0 < end < header[static.TOKENS]:
-            token = np.int64(live._int32_pointer(header[static.TEXT])[end])
-            if 0 <= token < header[static.VOCABULARY]:
-                tokens[count] = token
-                classes[count] = first + _class_of(length, np.int64(1), 1.0, np.int64(1), 0)
-                count += 1
-                levels += 1
-        state, length = packed._shorter(header, state, length)
     return count
 
 
@@ -257,32 +237,24 @@ def follow(kind, address, state, length, token):
     if kind == FOLLOWERS:
         return np.int64(token), length
     header = live._int64_pointer(address)
-    if kind == LIVE:
-        states = header[live.STATES]
-        while True:
-            entry_address = live._address_of(states, state)
-            if state >= 0 and live._int32_pointer(entry_address)[live.NEXT_TOKEN] == token:
-                return live._after(states, state), length + 1
-            edge = live._find_edge(header, entry_address, state, token)
-            if edge > 0:
-                return np.int64(live._int32_pointer(edge)[0]), length + 1
-            if state == 0:
-                return np.int64(0), np.int64(0)
-            state = np.int64(live._int32_pointer(entry_address)[live.LINK])
-            length = live._length_of(states, state)
-    target = packed._follow(header, state, token)
-    while target == 0 and state != 0:
-        state, length = packed._shorter(header, state, length)
-        target = packed._follow(header, state, token)
-    if target == 0:
-        return np.int64(0), np.int64(0)
-    return target, length + 1
+    states = header[live.STATES]
+    while True:
+        entry_address = live._address_of(states, state)
+        if state >= 0 and live._int32_pointer(entry_address)[live.NEXT_TOKEN] == token:
+            return live._after(states, state), length + 1
+        edge = live._find_edge(header, entry_address, state, token)
+        if edge > 0:
+            return np.int64(live._int32_pointer(edge)[0]), length + 1
+        if state == 0:
+            return np.int64(0), np.int64(0)
+        state = np.int64(live._int32_pointer(entry_address)[live.LINK])
+        length = live._length_of(states, state)
 
 
 @_inlined
 def follow_lane(lanes, tasks, number, token):
     """Let a lane follow a token, as `follow`: mostly `vote_lanes` came by where it leads."""
-    lane = _lane_at(lanes, number)
+    lane = lane_at(lanes, number)
     state, length = lane[LANE_STATE], lane[LANE_LENGTH]
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
     entry = live._at(states, state)

@@ -1,14 +1,12 @@
 """A table of what follows a token: kind FOLLOWERS of places (`interface.py`)."""
 
-from numba import njit, types
-
-from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.compilation import INT32, INT32_2D, kernel
 from sam_rollout.automaton.interface import FOLLOWER, RUN
 
 _LONGEST_RUN = 1 << 20
 
 
-@njit(nogil=True)
+@kernel(INT32, INT32, INT32, INT32_2D)
 def hear(tokens, likeliest, widths, followers):
     """Note what follows each token; arguments as `Source.hear`, and the table."""
     size, first = followers.shape[0], 0
@@ -25,12 +23,3 @@ def hear(tokens, likeliest, widths, followers):
             else:
                 followers[token, FOLLOWER], followers[token, RUN] = best, 1
         first += width
-
-
-_TOKENS = types.Array(types.int32, 1, "C")
-_SIGNATURES = ((hear, (*[_TOKENS] * 3, types.Array(types.int32, 2, "C"))),)
-
-
-def warm_up() -> WarmUp:
-    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
-    return compile_kernels(_SIGNATURES)

@@ -27,9 +27,8 @@ PLACE_STATE = 2  # of the text's longest suffix there; of READY: 0; of FOLLOWERS
 PLACE_LENGTH = 3  # of this suffix
 PLACE_TEXT = 4  # of LIVE: who writes the text, see `kernels.WRITER`
 PLACE_WIDTH = 5
-# Kinds: nothing to draft from, an automaton that grows, a finished one, a draft made elsewhere, a
-# table of what follows a token.
-NOWHERE, LIVE, STATIC, READY, FOLLOWERS = 0, 1, 2, 3, 4
+# Kinds: nothing to draft from, an automaton, a draft made elsewhere, what follows each token.
+NOWHERE, LIVE, READY, FOLLOWERS = 0, 1, 2, 3
 # Columns of that table: the next token, -1 for none, and how often in a row it was that.
 FOLLOWER, RUN = 0, 1
 # Columns of a draft made elsewhere: the token, and how certain it was, CERTAIN at most.

@@ -78,7 +78,15 @@ from numba import njit, types, uint32, uint64
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton import compilation
+from sam_rollout.automaton.compilation import (
+    GIVEN_INT32,
+    GIVEN_INT32_2D,
+    INT64_2D,
+    WarmUp,
+    kernel,
+    written,
+)
 from sam_rollout.automaton.interface import (
     COUNT_SHIFT,
     LIVE,
@@ -1048,8 +1056,13 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
 
 # --- what Python calls ------------------------------------------------------------------------
 
+_INT64 = written(types.int64)
 
-@njit(nogil=True)
+
+@kernel(
+    INT64_2D, INT64_2D, _INT64, GIVEN_INT32, GIVEN_INT32, GIVEN_INT32_2D, GIVEN_INT32, types.int64,
+    types.int64, _INT64, INT64_2D,
+)  # fmt: skip
 def extend_rows(
     automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, first, progress,
     lanes,
@@ -1073,7 +1086,7 @@ def extend_rows(
     return slots.size
 
 
-@njit(nogil=True)
+@kernel(INT64_2D, INT64_2D, GIVEN_INT32, INT64_2D)
 def place_rows(automata, texts, slots, out_places):
     """Tell where each row's text stands; nowhere for rows that are skipped or have read nothing."""
     for i in range(slots.size):
@@ -1092,13 +1105,13 @@ def place_rows(automata, texts, slots, out_places):
         place[PLACE_TEXT] = text[TEXT_WRITER]
 
 
-@njit(nogil=True)
+@kernel(_INT64, _INT64)
 def free_blocks(header, arena):
     """Give an automaton's blocks back to the arena."""
     _free_all(_pointer_of(header), _pointer_of(arena))
 
 
-@njit(nogil=True)
+@kernel(_INT64, _INT64, types.int64, types.int64)
 def begin_table(header, arena, directory, slots):
     """Give an automaton its first edge table: `directory` is the address of a zeroed one."""
     header[EDGES] = directory
@@ -1107,7 +1120,7 @@ def begin_table(header, arena, directory, slots):
         _add_edge_block(_pointer_of(header), _pointer_of(arena))
 
 
-@njit(nogil=True)
+@kernel(_INT64, types.int64, types.int64)
 def begin_moving(header, directory, slots):
     """Let a larger edge table take over, slot by slot, as tokens are read."""
     header[OLD_EDGES] = header[EDGES]
@@ -1119,31 +1132,14 @@ def begin_moving(header, directory, slots):
     header[EDGE_BLOCKS] = 0
 
 
-@njit(nogil=True)
+@kernel(_INT64, _INT64)
 def finish_moving(header, arena):
     """Move all remaining edges, for a token that adds more than gradual moving has room for."""
     _move_edges(_pointer_of(header), _pointer_of(arena), header[OLD_EDGE_SLOTS])
 
 
-_TABLE = types.Array(types.int64, 2, "C")
-_COLUMN = types.Array(types.int64, 1, "C")
-# Inputs may be views with strides, and read-only: the caller's arrays are never written to.
-_INPUT = types.Array(types.int32, 1, "A", readonly=True)
-_TOKEN_IDS = types.Array(types.int32, 2, "A", readonly=True)
-_SIGNATURES = (
-    (
-        extend_rows,
-        (
-            _TABLE, _TABLE, _COLUMN, _INPUT, _INPUT, _TOKEN_IDS, _INPUT, types.int64, types.int64,
-            _COLUMN, _TABLE,
-        ),
-    ),
-    (place_rows, (_TABLE, _TABLE, _INPUT, _TABLE)),
-    (free_blocks, (_COLUMN, _COLUMN)),
-    (begin_table, (_COLUMN, _COLUMN, types.int64, types.int64)),
-    (begin_moving, (_COLUMN, types.int64, types.int64)),
-    (finish_moving, (_COLUMN, _COLUMN)),
-)  # fmt: skip
+# The first takes most of the time to compile.
+KERNELS = extend_rows, place_rows, free_blocks, begin_table, begin_moving, finish_moving
 
 
 def warm_up() -> WarmUp:
@@ -1154,4 +1150,4 @@ def warm_up() -> WarmUp:
     file or, where that is read-only, in numba's user-wide folder or NUMBA_CACHE_DIR; where none of
     them can be used, every process compiles for itself.
     """
-    return compile_kernels(_SIGNATURES)
+    return compilation.warm_up(*KERNELS)

@@ -12,13 +12,13 @@ from typing import NoReturn
 import numpy as np
 
 from sam_rollout.automaton import kernels
+from sam_rollout.automaton.arena import Arena, Rows
 from sam_rollout.automaton.interface import (
     LARGEST_AUTOMATON,
     AutomatonFullError,
     Int32Array,
     Int64Array,
 )
-from sam_rollout.automaton.memory import Arena, Rows
 
 # Edge tables grow by half: doubling moves fewer edges and leaves a quarter more memory unused.
 _GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2

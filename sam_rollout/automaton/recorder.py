@@ -6,9 +6,16 @@ the row belongs to another one. Four bytes per token are cheaper than asking the
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+from numba import types
 
-from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.compilation import (
+    GIVEN_INT32,
+    GIVEN_INT32_2D,
+    INT32_2D,
+    given,
+    kernel,
+    warm_up,
+)
 from sam_rollout.automaton.interface import Int32Array
 
 # Tokens of the prompt that are kept as context of the first generated tokens.
@@ -21,7 +28,7 @@ class TextRecorder:
     """The generated text of up to `slots` requests, `max_length` tokens each, prompt included."""
 
     def __init__(self, slots: int, max_length: int) -> None:
-        warm_up()
+        warm_up(record_rows)
         # Untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((slots, max_length), np.int32)
         # Of the row: first token kept, read up to; of the slot: most tokens it ever held.
@@ -71,7 +78,7 @@ class TextRecorder:
         )
 
 
-@njit(nogil=True)
+@kernel(INT32_2D, INT32_2D, GIVEN_INT32, GIVEN_INT32_2D, GIVEN_INT32, given(types.boolean))
 def record_rows(texts, spans, slots, token_ids, num_tokens, eligible):
     """See `TextRecorder.record`; returns the tokens that slots hold beyond what they ever held."""
     more = 0
@@ -91,12 +98,3 @@ def record_rows(texts, spans, slots, token_ids, num_tokens, eligible):
         spans[slot, 2] += beyond
         more += beyond
     return more
-
-
-def warm_up() -> WarmUp:
-    """Compile the kernel, or load it from numba's disk cache; as `kernels.warm_up`."""
-    texts = types.Array(types.int32, 2, "C")
-    token_ids = types.Array(types.int32, 2, "A", readonly=True)
-    rows = types.Array(types.int32, 1, "A", readonly=True)
-    eligible = types.Array(types.boolean, 1, "A", readonly=True)
-    return compile_kernels(((record_rows, (texts, texts, rows, token_ids, rows, eligible)),))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sam_rollout.bench.sides import ARCTIC_4, FIRST, Session, Side
-from sam_rollout.bench.traces import Trace
+from sam_rollout.telemetry.traces import Trace
 
 K = 3
 BLOCK = 10  # calls that a side makes in a row

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sam_rollout.bench.sides import Session
-from sam_rollout.bench.traces import Trace
+from sam_rollout.telemetry.traces import Trace
 
 
 @dataclass

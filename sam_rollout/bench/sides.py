@@ -12,20 +12,19 @@ import inspect
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
-from sam_rollout.bench.traces import Int32Array, Trace
 from sam_rollout.config import SamConfig, sources_of
+from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.gating import EngineStep, GuardedGate
-from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.session.session import DraftSession
-from sam_rollout.sources import SOURCES
+from sam_rollout.telemetry.traces import Int32Array, Trace
 
 # vLLM's defaults (SpeculativeConfig, read in 0.28).
 NGRAM_DEFAULT = (5, 5)
@@ -110,9 +109,7 @@ class OwnSession(Session):
         config = SamConfig.from_mapping({"max_draft_tokens": k, **options, "sources": sources})
         self._k = k
         self._identities: dict[str, RequestIdentity] = {}
-        self._session = DraftSession(
-            config, self, max_rows=max_rows, max_model_len=max_length, record=False
-        )
+        self._session = DraftSession(config, self, Limits(max_rows, max_length), record=False)
         self._gate = _OpenGate()
         self._session.gate = GuardedGate(self._gate)
 
@@ -132,7 +129,7 @@ class OwnSession(Session):
         """A request's group and sibling."""
         return self._identities[request_id]
 
-    def is_control(self, request_id: str) -> bool:
+    def takes_no_drafts(self, request_id: str) -> bool:
         """All are drafted for."""
         return False
 
@@ -167,16 +164,19 @@ class OwnSession(Session):
 
 
 class _SourcesSession(OwnSession):
-    """Our drafter with further sources, by their names, in a folder that ends with the session."""
+    """Our drafter with further sources, in a folder that ends with the session.
 
-    def __init__(self, names: tuple[str, ...], k: int, max_rows: int, max_length: int) -> None:
+    Args:
+        options: fields by source.
+    """
+
+    def __init__(
+        self, options: Mapping[str, Mapping[str, Any]], k: int, max_rows: int, max_length: int
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        sources: dict[str, dict[str, Any]] = {
-            entry.name: {"enabled": True, **entry.benchmark(Path(self._folder.name))}
-            for entry in SOURCES
-            if entry.name in names and entry.benchmark is not None
-        }
-        super().__init__({"sources": sources}, k, max_rows, max_length)
+        sources = {name: {"enabled": True, **fields} for name, fields in options.items()}
+        texts = {"path": self._folder.name}
+        super().__init__({"sources": sources, "texts": texts}, k, max_rows, max_length)
 
 
 class _FirstOccurrence(Session):
@@ -231,7 +231,18 @@ class _Ngram(Session):
 
 
 class _Arctic(Session):
-    """vLLM's proposer `suffix`, which asks Arctic Inference."""
+    """vLLM's proposer `suffix`, which asks Arctic Inference if that can be imported.
+
+    It registers itself with vLLM wherever it is installed, so put it beside the environment, not
+    into it, and run with `PYTHONPATH=DIR`. Of 0.3.0 only the suffix trees are needed, and the build
+    of the whole asks for torch. From its unpacked source distribution, with nanobind 2.9.2 in the
+    environment of PYTHON:
+
+        cmake -S csrc/suffix_decoding -B build -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=PYTHON
+        cmake --build build && cp build/_C*.so arctic_inference/suffix_decoding
+        mkdir DIR && cp -r arctic_inference arctic_inference.egg-info DIR
+        rm DIR/arctic_inference.egg-info/entry_points.txt
+    """
 
     def __init__(self, spec_factor: float, k: int, max_rows: int, max_length: int) -> None:
         from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
@@ -279,13 +290,13 @@ def _vllm_config(k: int, max_rows: int, max_length: int, **speculative: Any) -> 
     )
 
 
-_SIBLINGS = {"sources": {"siblings": {"enabled": True}}}
+# Fields of the sources that stand beside own text.
+_SIBLINGS = {"prompt": {"earlier_steps": False}}  # of one training step
+_PROMPT: dict[str, dict[str, Any]] = {"prompt": {}}
+_RUN = {"run": {"when": "always"}}
 OWN = "own"
-# Registered sources that can be measured without data of the user's, each beside own text.
-_JOINING = tuple(e.name for e in SOURCES if e.name != "own" and e.benchmark is not None)
 OWN_SIBLINGS = "own + siblings"
 OWN_RUN = "own + run"
-OWN_HISTORY = "own + history"
 ALL_SOURCES = "own + siblings + history"
 DEFAULT = "own + siblings + run + history"  # what sam=on is where several steps fit into memory
 FIRST = "first occurrence"
@@ -299,12 +310,10 @@ def all_sides() -> list[Side]:
     return [
         Side(OWN, partial(OwnSession, {})),
         Side(ADAPTIVE, partial(OwnSession, {"draft_policy": "confidence"})),
-        *(Side(f"{OWN} + {name}", partial(_SourcesSession, (name,))) for name in _JOINING),
-        Side(ALL_SOURCES, partial(_SourcesSession, ("siblings", "history"))),
-        Side(
-            DEFAULT,
-            partial(_SourcesSession, ("siblings", "run", "history")),
-        ),
+        Side(OWN_SIBLINGS, partial(_SourcesSession, _SIBLINGS)),
+        Side(OWN_RUN, partial(_SourcesSession, _RUN)),
+        Side(ALL_SOURCES, partial(_SourcesSession, _PROMPT)),
+        Side(DEFAULT, partial(_SourcesSession, {**_PROMPT, **_RUN})),
         Side(FIRST, _FirstOccurrence),
         Side(NGRAM, partial(_Ngram, NGRAM_DEFAULT)),
         Side(NGRAM_24, partial(_Ngram, NGRAM_SHORT)),

@@ -5,8 +5,8 @@ is imported: engines are looked at through their metadata, devices through proce
 so that the doctor answers on machines where nothing else works.
 """
 
-from sam_rollout.doctor.checks import examine
-from sam_rollout.doctor.question import DEVICES, Question
-from sam_rollout.doctor.report import Finding, Line, Status
+from sam_rollout.doctor.examination import examine
+from sam_rollout.doctor.printed_checks import Finding, Line, Status
+from sam_rollout.doctor.scope import DEVICES, Question
 
 __all__ = ["DEVICES", "Finding", "Line", "Question", "Status", "examine"]

@@ -12,9 +12,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from sam_rollout import __version__
+from sam_rollout.doctor.printed_checks import Line, fail, judge, ok, warn
 from sam_rollout.doctor.probe import installed
-from sam_rollout.doctor.question import Question
-from sam_rollout.doctor.report import Line, fail, judge, ok, warn
+from sam_rollout.doctor.scope import Question
 
 _TRAINING = {"verl": "0.9.1", "ray": "2.60.0", "tensordict": "0.10.0", "transferqueue": "0.1.11"}
 _KERNELS = {"numba": "0.65.0", "llvmlite": "0.47.0", "numpy": "2.3.5"}
@@ -113,7 +113,7 @@ def check_cann(question: Question) -> Iterator[Line]:
     for what, (names, fix) in TOOLKITS.items():
         home = next((Path(environment[name]) for name in names if environment.get(name)), None)
         if home is None or not home.is_dir():
-            wrong = f"{home} does not exist" if home else f"{' and '.join(names)} are not set"
+            wrong = f"{home} does not exist" if home else f"not set: {', '.join(names)}"
             yield fail(what, wrong, fix)
         elif what != "CANN":
             yield ok(what, home)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import psutil
 
-from sam_rollout.doctor.question import Question
-from sam_rollout.doctor.report import Line, fail, judge, ok, skip, warn
+from sam_rollout.doctor.printed_checks import Line, judge, skip, warn
+from sam_rollout.doctor.scope import Question
 
 # Of the head node, as in verl's instructions for several Ascend nodes.
 RAY_PORTS = {6766: "Ray", 8260: "Ray's dashboard"}
@@ -39,31 +39,17 @@ def is_free(port: int) -> bool:
 
 
 def check_interfaces(question: Question) -> Iterator[Line]:
-    """Look whether the interfaces that are named, by prefix as a rule, have an address."""
-    addresses = interface_addresses()
-    known = ", ".join(f"{name} {address}" for name, address in addresses.items())
+    """Look whether the interfaces that are named, by prefix as a rule, are there and up."""
+    up = sorted(name for name, state in psutil.net_if_stats().items() if state.isup)
     for name in INTERFACE_VARIABLES[question.device]:
         given = question.environment.get(name, "")
         # "=" in front makes prefixes whole names, "^" makes them those to leave out.
         prefixes = tuple(filter(None, given.lstrip("=").split(",")))
-        if given and (given[0] == "^" or any(key.startswith(prefixes) for key in addresses)):
-            yield ok(name, given)
-        elif given:
-            yield fail(name, f"{given} has no address here", f"those that have one: {known}")
-        elif question.many_nodes:
-            fix = f"name the interface that all nodes share ({known}); scripts/node.sh does"
+        fix = f"name the interface that all nodes share, of {', '.join(up)}; scripts/node.sh does"
+        if not given and question.many_nodes:
             yield warn(name, "not set: the library guesses", fix)
-        else:
+        elif not given:
             yield skip(name, "not set, and not needed on one node")
-
-
-def interface_addresses() -> dict[str, str]:
-    """Interface that is up -> its first IPv4 address, or routable IPv6 address."""
-    states, found = psutil.net_if_stats(), {}
-    for name, entries in psutil.net_if_addrs().items():
-        inet = [e.address for e in entries if e.family == socket.AF_INET]
-        inet6 = [e.address for e in entries if e.family == socket.AF_INET6]
-        inet += [address for address in inet6 if not address.startswith("fe80")]
-        if inet and name in states and states[name].isup:
-            found[name] = inet[0]
-    return found
+        else:
+            right = given[0] == "^" or any(interface.startswith(prefixes) for interface in up)
+            yield judge(name, given if right else f"{given} is not up here", fix, fails=not right)

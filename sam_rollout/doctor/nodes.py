@@ -3,6 +3,7 @@
 Ray is imported inside functions: the doctor answers without it.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -14,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sam_rollout.composition import CHECKOUT
-from sam_rollout.doctor.checks import examine
+from sam_rollout.core.composition import CHECKOUT
+from sam_rollout.doctor.examination import examine
+from sam_rollout.doctor.host import count_devices
 from sam_rollout.doctor.installation import all_versions
-from sam_rollout.doctor.machine import count_devices
-from sam_rollout.doctor.question import Question
-from sam_rollout.doctor.report import Finding, Line, fail, judge, ok
+from sam_rollout.doctor.printed_checks import Finding, Line, fail, judge, ok
+from sam_rollout.doctor.scope import Question
 
 GROUP = "cluster"
 START_RAY = "ray start --head on one node, ray start --address on the others; or --address"
@@ -27,31 +28,40 @@ INSTALL = "install the same version of sam_rollout there, for the Python that ru
 SOURCES = ("sam_rollout/**/*.py", "recipes/**/*.py", "configs/**/*.yaml")
 CONNECT_LIMIT_S = 10
 CHECKS_LIMIT_S = 900  # a check may start Python twice, from a slow file system
-ANSWER_LIMIT_S = 60
 # A task that asks for no device would otherwise be shown none.
 RUNTIME_ENV = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 Facts = Mapping[str, str]  # what nodes are compared by
 
 
-def facts(question: Question) -> Facts:
-    """What this machine has in common with the other nodes of a run."""
+def facts(question: Question, marker: str = "") -> Facts:
+    """What this machine has in common with the other nodes of a run.
+
+    Args:
+        question: of the run.
+        marker: a file that the asking node made where checkpoints will lie. Every training rank
+            writes its part there; a rank that finds only its own cannot resume.
+    """
     digest = hashlib.sha256()
     for pattern in SOURCES:
         for path in sorted(CHECKOUT.glob(pattern)):
             digest.update(str(path.relative_to(CHECKOUT)).encode() + path.read_bytes())
+    folder = Path(marker).parent
+    there = f"{folder}, shared" if Path(marker).exists() else f"{folder} of its own"
+    shared = {"folder of checkpoints": there} if marker else {}
     return {
         **{f"version of {name}": version for name, version in all_versions(question).items()},
         "machine": platform.machine(),
-        "devices": str(count_devices(question.device)),
+        "devices": str(count_devices()),
         "code and configs": digest.hexdigest()[:12],
         # Reward, model and data are named by path.
         "path of the checkout": str(CHECKOUT),
+        **shared,
     }
 
 
-def examine_node(question: Question) -> tuple[list[Finding], Facts]:
+def examine_node(question: Question, marker: str) -> tuple[list[Finding], Facts]:
     """All checks on the node that this Ray task runs on."""
-    return list(examine(question, lambda _doing: None)), facts(question)
+    return list(examine(question, lambda _doing: None)), facts(question, marker)
 
 
 def examine_cluster(
@@ -108,76 +118,54 @@ def _examine_connected(question: Question, progress: Callable[[str], None]) -> I
     wanted = int(question.setting("trainer.nnodes", 1))
     found = f"{len(nodes)}, {wanted} are needed"
     yield Finding(GROUP, judge("nodes", found, START_RAY, fails=len(nodes) < wanted))
-    answers = {name: _on(node, examine_node, question) for name, node in nodes.items()}
-    known: dict[str, Facts] = {}
-    ends_s = time.monotonic() + CHECKS_LIMIT_S
-    for name, answer in answers.items():
-        progress(f"cluster: waiting for {name}")
-        try:
-            findings, known[name] = ray.get(answer, timeout=max(0, ends_s - time.monotonic()))
-        except Exception as error:  # the node's Python lacks us, it went away or does not answer
-            yield Finding(GROUP, fail("checks", _cause(error), INSTALL), name)
-            continue
-        yield from (dataclasses.replace(finding, node=name) for finding in findings)
+    with contextlib.ExitStack() as stack:
+        marker = ""
+        if len(nodes) > 1 and int(question.setting("trainer.save_freq", -1)) > 0:
+            try:
+                marker = stack.enter_context(marked(question.setting("trainer.default_local_dir")))
+            except OSError as error:
+                fix = "run_dir=... in a folder that all nodes share"
+                yield Finding(GROUP, fail("folder of checkpoints", _cause(error), fix))
+        answers = {name: _on(node, question, marker) for name, node in nodes.items()}
+        known: dict[str, Facts] = {}
+        ends_s = time.monotonic() + CHECKS_LIMIT_S
+        for name, answer in answers.items():
+            progress(f"cluster: waiting for {name}")
+            try:
+                findings, known[name] = ray.get(answer, timeout=max(0, ends_s - time.monotonic()))
+            except Exception as error:  # its Python lacks us, it went away or does not answer
+                yield Finding(GROUP, fail("checks", _cause(error), INSTALL), name)
+                continue
+            yield from (dataclasses.replace(finding, node=name) for finding in findings)
     yield from (Finding(GROUP, line) for line in compare(known))
-    if len(known) > 1 and int(question.setting("trainer.save_freq", -1)) > 0:
-        progress("cluster: looking for a file of one node on the others")
-
-        def ask(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-            return ray.get(_on(nodes[name], function, *arguments), timeout=ANSWER_LIMIT_S)
-
-        yield Finding(GROUP, shared_checkpoints(question, list(known), ask))
 
 
-def _on(node: Mapping[str, Any], function: Callable[..., Any], *arguments: Any) -> Any:
-    """Start a function on a node, whatever else runs there."""
+@contextlib.contextmanager
+def marked(folder: str) -> Iterator[str]:
+    """A file that is in a folder for a while; the folder is made, as a run would make it."""
+    marker = CHECKOUT / folder / f".sam-rollout-doctor-{uuid.uuid4().hex}"
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+    try:
+        yield str(marker)
+    finally:
+        marker.unlink(missing_ok=True)
+
+
+def _on(node: Mapping[str, Any], question: Question, marker: str) -> Any:
+    """Start the checks on a node, whatever else runs there."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    remote = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(function)
-    return remote.remote(*arguments)
+    remote = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=place)(examine_node)
+    return remote.remote(question, marker)
 
 
 def _cause(error: Exception) -> str:
     """What went wrong, in one line."""
     cause = getattr(error, "cause", None) or error
     return f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}"
-
-
-def handle_marker(path: str, action: str) -> bool:
-    """Make, find or remove a file on the node that this Ray task runs on."""
-    file = Path(path)
-    if action == "make":
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-    elif action == "remove":
-        file.unlink(missing_ok=True)
-    return file.exists()
-
-
-def shared_checkpoints(question: Question, names: Sequence[str], ask: Callable[..., Any]) -> Line:
-    """Look on all nodes for a file that one leaves where checkpoints will lie.
-
-    Every training rank writes its part there; a rank that finds only its own cannot resume.
-
-    Args:
-        question: its experiment names the folder.
-        names: of the nodes, two at least.
-        ask: runs a function of this module on the node with a name.
-    """
-    what, fix = "folder of checkpoints", "run_dir=... in a folder that all nodes share"
-    folder = CHECKOUT / question.setting("trainer.default_local_dir", "checkpoints")
-    marker = str(folder / f".sam-rollout-doctor-{uuid.uuid4().hex}")
-    first, *others = names
-    try:
-        ask(first, handle_marker, marker, "make")
-        blind = [name for name in others if not ask(name, handle_marker, marker, "find")]
-        ask(first, handle_marker, marker, "remove")
-    except Exception as error:  # of the file system, or of a node that went away
-        return fail(what, f"{folder}: {_cause(error)}", fix)
-    found = f"{folder} of {first} is not that of {_listed(blind)}" if blind else str(folder)
-    return judge(what, found, fix, fails=bool(blind))
 
 
 def compare(known: Mapping[str, Facts]) -> Iterator[Line]:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, PLACE_WIDTH, Int32Array
-from sam_rollout.config import MAX_DRAFT_TOKENS, SamConfig
+from sam_rollout.config import SamConfig
+from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.core.limits import MAX_DRAFT_TOKENS, Limits
+from sam_rollout.core.verified import Offered, Verified
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
-from sam_rollout.identity import RequestIdentity
-from sam_rollout.sources import UNKNOWN_VOCABULARY, Limits, Piece, Usage, make_sources
-from sam_rollout.verified import Offered, Verified
+from sam_rollout.sources import Piece, Usage, make_sources
+from sam_rollout.sources.support.responses import Responses
 
 
 class SamDrafter:
@@ -25,46 +27,37 @@ class SamDrafter:
 
     Args:
         config: validated; speculation is enabled in it.
-        max_rows: most requests in one batch (the engine's max_num_seqs).
-        max_model_len: longest text the engine holds, in tokens.
-        vocab_size: tokens of the model, where that is known.
+        limits: of the engine.
 
     Attributes:
         batch: the drafts in flight.
         sources: in the order of the registry.
+        responses: what requests write, for sources that ask who a request is.
 
     Raises:
         ValueError: the config does not enable speculation, or a size is out of range.
         ConfigError: a source cannot work with its settings.
     """
 
-    def __init__(
-        self,
-        config: SamConfig,
-        max_rows: int,
-        max_model_len: int,
-        vocab_size: int = UNKNOWN_VOCABULARY,
-    ) -> None:
+    def __init__(self, config: SamConfig, limits: Limits) -> None:
         if not config.enabled:
             raise ValueError("sam.enabled is false: an engine without speculation has no drafter")
-        if max_rows < 1 or max_model_len < 1:
+        longest = limits.max_model_len
+        if limits.max_rows < 1 or longest < 1:
+            raise ValueError(f"max_rows and max_model_len must be at least 1, got {limits[:2]}")
+        if longest > LARGEST_AUTOMATON:
             raise ValueError(
-                f"max_rows and max_model_len must be at least 1, got {max_rows}, {max_model_len}"
+                f"max_model_len = {longest}: automata read no more than {LARGEST_AUTOMATON}"
             )
-        if max_model_len > LARGEST_AUTOMATON:
-            raise ValueError(
-                f"max_model_len = {max_model_len}: automata read no more than {LARGEST_AUTOMATON}"
-            )
-        self._max_rows = max_rows
-        self._max_model_len = max_model_len
-        self._max_draft_tokens = config.max_draft_tokens
-        self.sources = make_sources(config.sources, Limits(max_rows, max_model_len, vocab_size))
-        self._policy = DraftPolicy(config, len(self.sources), max_rows, vocab_size)
-        self.batch = DraftBatch(max_rows, config.max_draft_tokens)
+        self._limits = limits = limits._replace(k=config.max_draft_tokens)
+        self.responses = Responses(limits, config.texts)
+        self.sources = make_sources(config.sources, limits, self.responses)
+        self._policy = DraftPolicy(config, len(self.sources), limits)
+        self.batch = DraftBatch(limits)
         self._identities: dict[str, RequestIdentity] = {}
         self._bound: Sequence[str | None] = []  # None where the request has ended since
-        self._places = np.zeros((len(self.sources), max_rows, PLACE_WIDTH), np.int64)
-        self._budget = np.zeros(max_rows, np.int32)
+        self._places = np.zeros((len(self.sources), limits.max_rows, PLACE_WIDTH), np.int64)
+        self._budget = np.zeros(limits.max_rows, np.int32)
         self._steps = 0
         self._drafted_tokens = 0
 
@@ -99,11 +92,12 @@ class SamDrafter:
         if request_ids == self._bound:
             return
         ids = list(request_ids)
-        if len(ids) > self._max_rows:
-            raise ValueError(f"{len(ids)} requests, more than max_rows = {self._max_rows}")
+        if len(ids) > self._limits.max_rows:
+            raise ValueError(f"{len(ids)} requests, more than max_rows = {self._limits.max_rows}")
         if len(set(ids)) != len(ids):
             raise ValueError("a request id occurs twice in the batch")
         identities = [self._identities.get(request_id) for request_id in ids]
+        self.responses.bind(ids, identities)
         for source in self.sources:
             source.bind(ids, identities)
         row_of = {request_id: row for row, request_id in enumerate(self._bound)}
@@ -184,10 +178,13 @@ class SamDrafter:
         else:
             for source in self.sources:
                 source.catch_up(token_ids, num_tokens, eligible)
+        if self.needs_identity:
+            self.responses.record(token_ids, num_tokens, eligible)
         return self.batch
 
     def settle(self) -> None:
         """Keep to the limits of memory; after `draft`, when there is time."""
+        self.responses.settle()
         for source in self.sources:
             source.settle()
 
@@ -197,41 +194,19 @@ class SamDrafter:
         """Draft for each row what its sources vote for."""
         rows, batch = len(num_tokens), self.batch
         budget = self._budget[:rows]
-        np.subtract(self._max_model_len, num_tokens, out=budget)
+        np.subtract(self._limits.max_model_len, num_tokens, out=budget)
         np.minimum(budget, max_tokens, out=budget)
-        np.minimum(budget, self._max_draft_tokens, out=budget)
+        np.minimum(budget, self._limits.k, out=budget)
         batch.pending = True  # first: drafts of a policy that fails are cleared, too
         self._drafted_tokens += self._policy.draft(
-            self._places, budget, batch.tokens, batch.counts, batch.held_back, batch.source,
-            least_chance,
-        )  # fmt: skip
+            self._places, budget, batch.tokens, batch.columns, least_chance
+        )
         batch.length[:rows] = num_tokens
-
-    def step(
-        self,
-        request_ids: Sequence[str],
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        eligible: np.ndarray,
-        max_tokens: Int32Array | int = MAX_DRAFT_TOKENS,
-        *,
-        gate_open: bool,
-    ) -> DraftBatch:
-        """All of a step at once, for callers without a gate: what a row gained is what it grew by.
-
-        Arguments and errors as for `bind` and `draft`.
-        """
-        self.bind(request_ids)
-        rows = len(request_ids)
-        if num_tokens.shape == (rows,) == eligible.shape:
-            self.observe(token_ids, num_tokens, (num_tokens - self.batch.length[:rows]) * eligible)
-        batch = self.draft(token_ids, num_tokens, eligible, max_tokens, gate_open=gate_open)
-        self.settle()
-        return batch
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Free the state of requests that ended or were aborted; unknown ids are passed over."""
         ended = dict.fromkeys(request_ids)
+        self.responses.finish(ended)
         for source in self.sources:
             source.finish(ended)
         for request_id in ended:
@@ -241,6 +216,7 @@ class SamDrafter:
 
     def end_step(self) -> None:
         """A training step is over: what its requests shared is freed with the last of them."""
+        self.responses.end_step()
         for source in self.sources:
             source.end_step()
 
@@ -254,10 +230,13 @@ class SamDrafter:
             source.wait()
 
     def usage(self) -> Usage:
-        """Of all sources: sums, but the most live requests of any."""
+        """Of all sources: sums, but the most live requests of any; and what requests write."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
-        return total._replace(live_requests=max(usage.live_requests for usage in usages))
+        return total._replace(
+            live_requests=max(usage.live_requests for usage in usages),
+            bytes=total.bytes + self.responses.nbytes,
+        )
 
     def counters(self) -> dict[str, int]:
         """What it has done since it was made, by metric without `sam/`."""
@@ -268,7 +247,10 @@ class SamDrafter:
             "catch_up_tokens": usage.catch_up_tokens,
             "rebuilds": usage.rebuilds,
             "evictions": usage.evictions,
-            "refused_texts": usage.refused_texts,
+            "refused_texts": self.responses.refused,
+            "dropped_texts": self.responses.dropped,
+            "heard_texts": self.responses.heard,
+            "texts_failures": self.responses.failures,
             "unknown_tokens": self._policy.unknown_tokens,
         }
         for source in self.sources:

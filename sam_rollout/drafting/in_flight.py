@@ -9,13 +9,20 @@ drafted for.
 """
 
 import numpy as np
-from numba import njit, types
 
-from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.compilation import (
+    GIVEN_INT32,
+    GIVEN_INT32_2D,
+    INT32_2D,
+    kernel,
+    warm_up,
+)
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.verified import Verified
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import Verified
 
 NO_SOURCE = -1
+COUNTS, HELD_BACK, FILLING, SOURCE, LENGTH = range(5)
 _SOURCE = Verified._fields.index("source") - 1  # of what is worked out
 
 
@@ -27,8 +34,7 @@ class DraftBatch:
     lies beyond in `tokens[i]` means nothing.
 
     Args:
-        max_rows: most requests in one batch.
-        max_draft_tokens: k.
+        limits: of the engine.
 
     Attributes:
         tokens: int32[max_rows, k].
@@ -36,16 +42,18 @@ class DraftBatch:
         source: int32[max_rows], number of the source whose votes for the first token weighed most,
             NO_SOURCE without votes.
         length: int32[max_rows], of the text when the draft was made.
+        columns: int32[5, max_rows], these five in the order COUNTS, HELD_BACK, ...
         rows: requests in the batch.
         pending: whether anything has to be verified.
     """
 
-    def __init__(self, max_rows: int, max_draft_tokens: int) -> None:
-        warm_up()
-        self.tokens = np.zeros((max_rows, max_draft_tokens), np.int32)
+    def __init__(self, limits: Limits) -> None:
+        warm_up(_verify)
+        max_rows = limits.max_rows
+        self.tokens = np.zeros((max_rows, limits.k), np.int32)
         # One array: every one that is handed to compiled code takes a microsecond.
-        self._columns = np.zeros((5, max_rows), np.int32)
-        self.counts, self.held_back, self.filling, self.source, self.length = self._columns
+        self.columns = np.zeros((5, max_rows), np.int32)
+        self.counts, self.held_back, self.filling, self.source, self.length = self.columns
         self.source.fill(NO_SOURCE)
         self.rows = 0
         self.pending = False
@@ -74,7 +82,7 @@ class DraftBatch:
         """
         found = self._verified
         if self.pending:
-            _verify(token_ids, num_tokens, sampled, self.tokens, self._columns, found)
+            _verify(token_ids, num_tokens, sampled, self.tokens, self.columns, found)
         else:
             found.fill(0)
             found[_SOURCE].fill(NO_SOURCE)
@@ -84,7 +92,7 @@ class DraftBatch:
         """Begin the drafts of a batch of so many requests: none so far."""
         self.rows = rows
         if self.pending:
-            self._columns[:3].fill(0)
+            self.columns[:3].fill(0)
             self.source.fill(NO_SOURCE)
             self.pending = False
 
@@ -99,7 +107,7 @@ class DraftBatch:
         return lists
 
 
-@njit(nogil=True)
+@kernel(GIVEN_INT32_2D, GIVEN_INT32, GIVEN_INT32, *[INT32_2D] * 3)
 def _verify(token_ids, num_tokens, sampled, tokens, columns, out):
     counts, held_back, filling, source, length = columns
     out_drafted, out_accepted, out_filling, out_source, out_judged, out_right = out
@@ -128,20 +136,3 @@ def _verify(token_ids, num_tokens, sampled, tokens, columns, out):
         out_right[i] = right
         if known > 0:  # otherwise nothing had a vote
             out_source[i] = source[i]
-
-
-_INPUT = types.Array(types.int32, 1, "A", readonly=True)
-_SIGNATURES = (
-    (
-        _verify,
-        (
-            types.Array(types.int32, 2, "A", readonly=True), _INPUT, _INPUT,
-            *[types.Array(types.int32, 2, "C")] * 3,
-        ),
-    ),
-)  # fmt: skip
-
-
-def warm_up() -> WarmUp:
-    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
-    return compile_kernels(_SIGNATURES)

@@ -31,11 +31,21 @@ suffix went on.
 """
 
 import logging
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit, types
 
-from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.compilation import (
+    GIVEN_INT32,
+    GIVEN_INT32_2D,
+    INT32,
+    INT32_2D,
+    INT64_2D,
+    kernel,
+    warm_up,
+    written,
+)
 from sam_rollout.automaton.continuations import (
     CLASSES,
     LANE_FIRST,
@@ -52,6 +62,7 @@ from sam_rollout.automaton.continuations import (
     VOTES_PER_LEVEL,
     follow,
     follow_lane,
+    lane_at,
     take_votes,
     vote,
     vote_lanes,
@@ -68,12 +79,15 @@ from sam_rollout.automaton.interface import (
     Int32Array,
     Int64Array,
 )
+from sam_rollout.automaton.kernels import _inlined
 from sam_rollout.config import SamConfig
-from sam_rollout.drafting.in_flight import NO_SOURCE
-from sam_rollout.sources import UNKNOWN_VOCABULARY
-from sam_rollout.verified import CHANCES, Offered, Verified
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import CHANCES, Offered, Verified
+from sam_rollout.drafting.in_flight import COUNTS, HELD_BACK, NO_SOURCE, SOURCE
 
 logger = logging.getLogger(__name__)
+
+_FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 
 # Votes of a class that was never seen: their share of right ones rises with the suffix's length;
 # that of drafts made elsewhere is what they say of themselves.
@@ -96,6 +110,8 @@ _ASSUMED = 4.0
 _CHANCE_MEMORY = 1 << 14
 # Classes, behind those of the sources, of the vote that texts have together.
 _TOGETHER = 2 * _SUMS
+VOTES = 2  # where the votes begin in what is kept of a token, see `_Drafts`
+OFFERED, ACCEPTED = 0, 1  # of a row: tokens offered, and accepted of the request's draft before
 _ROWS_AT_ONCE = 32  # that wait for memory together, see `vote_lanes`
 
 
@@ -105,24 +121,17 @@ class DraftPolicy:
     Args:
         config: validated.
         sources: how many there are.
-        max_rows: most requests in one batch.
-        vocab_size: tokens of the model; no draft holds another, whatever sources say.
+        limits: of the engine; no draft holds a token beyond the vocabulary, whatever sources say.
 
     Attributes:
         unknown_tokens: others that won a vote; the draft ended before them.
     """
 
-    def __init__(
-        self,
-        config: SamConfig,
-        sources: int,
-        max_rows: int,
-        vocab_size: int = UNKNOWN_VOCABULARY,
-    ) -> None:
-        warm_up()
-        self._vocab_size = vocab_size
+    def __init__(self, config: SamConfig, sources: int, limits: Limits) -> None:
+        warm_up(_draft, _learn, _sum_up)
+        self._vocab_size, max_rows = limits.vocab_size, limits.max_rows
         self.unknown_tokens = 0
-        positions = config.max_draft_tokens
+        positions = limits.k
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
         self._tells = config.gate.kind == "auto"
         # Of each class of votes: how many there were, how many were right; and their weight.
@@ -135,20 +144,17 @@ class DraftPolicy:
         self._weights = -np.log1p(-first)
         # The same of drafted tokens, by class and by sum alone.
         self._chances_of = np.zeros((2, _CHANCE_CLASSES + _SUMS))
-        # Of the drafts in flight: votes and the class of every token; chances of being accepted.
-        votes = max(sources, 1) * LEVELS * VOTES_PER_LEVEL
-        self._votes = np.zeros((max_rows, positions, 1 + 2 * votes), np.int32)
-        self._class = np.zeros((max_rows, positions), np.int32)
-        self._chances = np.zeros((max_rows, positions), np.float32)
-        self._accepted = np.zeros(max_rows, np.int32)  # of the request's draft before
-        self._offered = np.zeros(max_rows, np.int32)
+        # Of the drafts in flight.
+        most_votes = max(sources, 1) * LEVELS * VOTES_PER_LEVEL
+        self._votes = np.zeros((max_rows, positions, VOTES + 2 * most_votes), np.int32)
+        self._chances = np.zeros((max_rows, positions), np.float32)  # of being accepted
+        self._rows = np.zeros((2, max_rows), np.int32)
         self._tokens = np.zeros((4, len(CHANCES)))  # see `Offered`
-        # To write to: see `vote_lanes`, and `_draft_some`.
+        # To write to: see `_Room`.
         lanes = _ROWS_AT_ONCE * max(sources, 1)
         self._lanes = np.zeros((lanes, LANE_WIDTH), np.int64)
         self._tasks = np.zeros((LEVELS * lanes, TASK_WIDTH), np.int64)
-        self._lists = np.zeros((3, lanes), np.int64)
-        self._found = np.zeros((3, votes), np.int64)
+        self._lists = np.zeros((6, max(lanes, most_votes)), np.int64)
         self._reached = np.zeros(_ROWS_AT_ONCE)
 
     def rearrange(self, rows: np.ndarray, *, in_flight: bool = True) -> None:
@@ -160,11 +166,9 @@ class DraftPolicy:
         """
         known = rows >= 0
         count = len(rows)
-        self._accepted[:count] = np.where(known, self._accepted[rows], 0)
-        if not in_flight:
-            return
-        self._votes[:count] = self._votes[rows]  # where there was no draft, none is judged
-        self._class[:count] = self._class[rows]
+        self._rows[ACCEPTED, :count] = np.where(known, self._rows[ACCEPTED, rows], 0)
+        if in_flight:
+            self._votes[:count] = self._votes[rows]  # where there was no draft, none is judged
 
     def learn(self, verified: Verified, token_ids: Int32Array, length: Int32Array) -> None:
         """Learn what was right of the last drafts.
@@ -176,7 +180,7 @@ class DraftPolicy:
         """
         _learn(
             verified.judged, verified.right, verified.source, token_ids, length, self._votes,
-            self._class, self._accepted, self._shares, self._weights, self._chances_of,
+            self._rows, self._shares, self._weights, self._chances_of,
         )  # fmt: skip
 
     def draft(
@@ -184,9 +188,7 @@ class DraftPolicy:
         places: Int64Array,
         budget: Int32Array,
         out_tokens: Int32Array,
-        out_counts: Int32Array,
-        out_held_back: Int32Array,
-        out_source: Int32Array,
+        out_columns: Int32Array,
         least_chance: float = 0.0,
     ) -> int:
         """Draft for every row; return how many tokens that were, held back ones left out.
@@ -195,16 +197,15 @@ class DraftPolicy:
             places: int64[sources, max_rows, PLACE_WIDTH], where the texts stand in each source.
             budget: int32[B], most tokens to draft.
             out_tokens: int32[max_rows, K], written where drafted or held back.
-            out_counts, out_held_back: int32[max_rows], tokens of each row.
-            out_source: int32[max_rows], the source whose votes for the first token weighed most,
-                NO_SOURCE where there was none.
+            out_columns: int32[5, max_rows], as `DraftBatch.columns`: of each row, how many of these
+                are drafted and held back, and the source whose votes for the first token weighed
+                most, NO_SOURCE where there was none.
             least_chance: of a token that is worth its time.
         """
         drafted, unknown = _draft(
             places, budget, self._vocab_size, self._least, max(self._least, least_chance),
-            out_tokens, out_counts, out_held_back, out_source, self._votes, self._class,
-            self._chances, self._offered, self._accepted, self._weights, self._chances_of,
-            self._lanes, self._tasks, self._lists, self._found, self._reached,
+            out_tokens, out_columns, self._votes, self._chances, self._rows, self._weights,
+            self._chances_of, self._lanes, self._tasks, self._lists, self._reached,
         )  # fmt: skip
         if unknown:
             if not self.unknown_tokens:
@@ -222,7 +223,7 @@ class DraftPolicy:
         if not self._tells:
             return None
         rows = _sum_up(
-            verified.sampled, verified.judged, verified.right, self._chances, self._offered,
+            verified.sampled, verified.judged, verified.right, self._chances, self._rows[OFFERED],
             self._tokens,
         )  # fmt: skip
         return Offered(rows, self._tokens)
@@ -251,215 +252,301 @@ def _count(table, number, is_right, memory):
         table[1, number] *= 0.5
 
 
-@njit(nogil=True)
-def _heaviest(tokens, of_class, weights, first, stop):
+class _Ask(NamedTuple):
+    """What is asked of a call."""
+
+    places: np.ndarray  # int64[sources, max_rows, PLACE_WIDTH]
+    budget: np.ndarray  # int32[B], most tokens of each row
+    vocab_size: int
+    least_offered: float  # chance of a token that counts as offered
+    least: float  # of one that is drafted
+
+
+class _Drafts(NamedTuple):
+    """What a call writes of each row, to be handed over or to be learned from."""
+
+    tokens: np.ndarray  # int32[max_rows, k], drafted ones and, behind them, one held back
+    columns: np.ndarray  # int32[5, max_rows], see `DraftBatch`
+    # int32[max_rows, k, VOTES + 2 n] of each token: how many votes it was chosen from, the class of
+    # its chance, then the tokens and, n places behind them, the classes of these votes.
+    votes: np.ndarray
+    chances: np.ndarray  # float32[max_rows, k], of each token
+    rows: np.ndarray  # int32[2, max_rows]: tokens offered, -1 where none was asked for; ACCEPTED
+
+
+class _Room(NamedTuple):
+    """Room to work in. A lane is the place that a row's draft has reached in a source.
+
+    The lane of the call's row r and source s is r * sources + s.
+    """
+
+    lanes: np.int64  # address of int64[lanes, LANE_WIDTH], see `vote_lanes`
+    tasks: np.int64  # address of int64[LEVELS * lanes, TASK_WIDTH]
+    asked: np.ndarray  # int64, lanes to be asked together
+    waiting: np.ndarray  # int64, for `vote_lanes`
+    going: np.ndarray  # int64, rows whose drafts go on
+    tokens: np.ndarray  # int64, of the votes for one row's next token
+    classes: np.ndarray  # int64, of these votes
+    origin: np.ndarray  # int64, whose they are
+    reached: np.ndarray  # float64[_ROWS_AT_ONCE], chance of each row's draft so far
+
+
+@_inlined
+def _heaviest(tokens, classes, weights, first, stop):
     """The first vote for the token with the largest sum, and the sum."""
     best, most = first, -1.0
     for n in range(first, stop):
         weight = 0.0
         for m in range(first, stop):
             if tokens[m] == tokens[n]:
-                weight += weights[of_class[m]]
+                weight += weights[classes[m]]
         if weight > most:
             best, most = n, weight
     return best, most
 
 
-@njit(nogil=True)
-def _unite(tokens, of_class, origin, weights, texts, count):
+@_inlined
+def _unite(tokens, classes, origin, weights, texts, count):
     """Append the one vote of all texts, whose own come first; return the number of votes now."""
-    best, most = _heaviest(tokens, of_class, weights, 0, texts)
+    best, most = _heaviest(tokens, classes, weights, 0, texts)
     for n in range(texts, count):
         is_named = False
         for m in range(texts):
             is_named |= tokens[m] == tokens[n]
         # Where classes of texts have the writer: no text names the token, some do, it is theirs.
-        of_class[n] += int(is_named) + int(tokens[n] == tokens[best])
+        classes[n] += int(is_named) + int(tokens[n] == tokens[best])
     number = weights.size - _TOGETHER + 2 * np.int64(min(most / _SUM_WIDTH, _SUMS - 1))
     tokens[count], origin[count] = tokens[best], NO_SOURCE
-    of_class[count] = number + int(tokens[texts] == tokens[best])
+    classes[count] = number + int(tokens[texts] == tokens[best])
     return count + 1
 
 
-@njit(nogil=True)
-def _draft(
-    places, budget, vocab_size, least_offered, least, out_tokens, out_counts, out_held_back,
-    out_source, votes, classes, chances, offered, accepted, weights, chances_of, lanes, tasks,
-    lists, found, reached,
-):  # fmt: skip
-    """See `DraftPolicy.draft`. Fills `offered`, too: the tokens worth `least_offered`.
+@_inlined
+def _begin(first, stop, ask, drafts, room):
+    """Put the rows `first` to `stop` at their places; return how many are to be drafted for."""
+    places, budget, columns, offered = ask.places, ask.budget, drafts.columns, drafts.rows[OFFERED]
+    going, sources, rows = room.going, places.shape[0], 0
+    for i in range(first, stop):
+        columns[COUNTS, i] = columns[HELD_BACK, i] = offered[i] = 0
+        columns[SOURCE, i] = NO_SOURCE
+        if budget[i] < 1:
+            offered[i] = -1
+            continue
+        going[rows] = i
+        rows += 1
+        for s in range(sources):
+            if places[s, i, PLACE_KIND] != NOWHERE:
+                lane = lane_at(room.lanes, (i - first) * sources + s)
+                lane[LANE_HEADER] = places[s, i, PLACE_HEADER]
+                lane[LANE_STATE] = places[s, i, PLACE_STATE]
+                lane[LANE_LENGTH] = places[s, i, PLACE_LENGTH]
+                lane[LANE_TEXT] = places[s, i, PLACE_TEXT]
+                lane[LANE_FIRST] = s * CLASSES
+    return rows
 
+
+@_inlined
+def _ask_growing(rows, first, places, room):
+    """Look up, for all rows together, what followed in the automata that grow."""
+    going, asked, sources, count = room.going, room.asked, places.shape[0], 0
+    for n in range(rows):
+        i = going[n]
+        for s in range(sources):
+            asked[count] = (i - first) * sources + s
+            count += places[s, i, PLACE_KIND] == LIVE
+    vote_lanes(room.lanes, room.tasks, asked, count, room.waiting)
+
+
+@_inlined
+def _collect(i, first, places, lanes, tasks, tokens, classes, origin):
+    """Gather the votes for a row's next token; return how many texts have, and how many there are.
+
+    Those of texts come first, then those of drafts made elsewhere.
+    """
+    sources, count = places.shape[0], 0
+    for s in range(sources):
+        kind, slot, before = places[s, i, PLACE_KIND], (i - first) * sources + s, count
+        if kind == LIVE:
+            count = take_votes(lanes, tasks, slot, tokens, classes, count)
+        elif kind != NOWHERE and kind != READY:
+            count = _vote(kind, lane_at(lanes, slot), tokens, classes, count)
+        for n in range(before, count):
+            origin[n] = s
+    texts = count
+    for s in range(sources):
+        if places[s, i, PLACE_KIND] == READY:
+            origin[count] = s
+            lane = lane_at(lanes, (i - first) * sources + s)
+            count = _vote(READY, lane, tokens, classes, count)
+    return texts, count
+
+
+@_inlined
+def _vote(kind, lane, tokens, classes, count):
+    return vote(
+        kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH], lane[LANE_FIRST], tokens,
+        classes, count,
+    )  # fmt: skip
+
+
+@_inlined
+def _keep_votes(votes, i, j, tokens, classes, count):
+    """Keep the votes for token `j` of row `i`, to be judged by what the text does."""
+    votes[i, j, 0] = count
+    classes_from = VOTES + (votes.shape[2] - VOTES) // 2
+    for n in range(count):
+        votes[i, j, VOTES + n] = tokens[n]
+        votes[i, j, classes_from + n] = classes[n]
+
+
+@_inlined
+def _origin_of(token, sources, tokens, classes, origin, weights, count):
+    """The source whose votes for a token weigh most."""
+    best, heaviest = NO_SOURCE, 0.0
+    for s in range(sources):
+        weight = 0.0
+        for n in range(count):
+            if origin[n] == s and tokens[n] == token:
+                weight += weights[classes[n]]
+        if weight > heaviest:
+            best, heaviest = s, weight
+    return best
+
+
+@_inlined
+def _class_of_chance(most, j, accepted):
+    """The class of a token by its sum, its position and what was accepted of the draft before."""
+    number = np.int64(min(most / _SUM_WIDTH, _SUMS - 1))
+    number = number * _POSITIONS + min(j, _POSITIONS - 1)
+    return number * _BEFORE + min(accepted, _BEFORE - 1)
+
+
+@_inlined
+def _follow(i, first, token, places, lanes, tasks):
+    """Let a row's lanes follow the token that was drafted."""
+    sources = places.shape[0]
+    for s in range(sources):
+        kind, slot = places[s, i, PLACE_KIND], (i - first) * sources + s
+        if kind == LIVE:
+            follow_lane(lanes, tasks, slot, token)
+        elif kind != NOWHERE:
+            lane = lane_at(lanes, slot)
+            lane[LANE_STATE], lane[LANE_LENGTH] = follow(
+                kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH], token
+            )
+
+
+@kernel(
+    written(types.int64, 3), INT32, types.int64, types.float64, types.float64, INT32_2D, INT32_2D,
+    written(types.int32, 3), written(types.float32, 2), INT32_2D, _FLOATS, _TABLE, INT64_2D,
+    INT64_2D, INT64_2D, _FLOATS,
+)  # fmt: skip
+def _draft(
+    places, budget, vocab_size, least_offered, least, out_tokens, out_columns, votes, chances, rows,
+    weights, chances_of, lanes, tasks, lists, reached,
+):  # fmt: skip
+    """See `DraftPolicy.draft`, and the tuples below for what the arrays hold.
+
+    They come one by one because numba takes microseconds to look through a tuple from Python.
     Returns the number of tokens drafted, and of unknown ones that were not.
     """
+    ask = _Ask(places, budget, vocab_size, least_offered, least)
+    drafts = _Drafts(out_tokens, out_columns, votes, chances, rows)
+    room = _Room(
+        np.int64(lanes.ctypes.data), np.int64(tasks.ctypes.data), lists[0], lists[1], lists[2],
+        lists[3], lists[4], lists[5], reached,
+    )  # fmt: skip
     total = unknown = 0
     for first in range(0, budget.size, _ROWS_AT_ONCE):
-        drafted, not_drafted = _draft_some(
-            first, min(first + _ROWS_AT_ONCE, budget.size), places, budget, vocab_size,
-            least_offered, least, out_tokens, out_counts, out_held_back, out_source, votes,
-            classes, chances, offered, accepted, weights, chances_of, lanes, tasks, lists, found,
-            reached,
-        )  # fmt: skip
+        stop = min(first + _ROWS_AT_ONCE, budget.size)
+        drafted, not_drafted = _draft_some(first, stop, ask, drafts, weights, chances_of, room)
         total += drafted
         unknown += not_drafted
     return total, unknown
 
 
-@njit(nogil=True)
-def _draft_some(
-    first, stop, places, budget, vocab_size, least_offered, least, out_tokens, out_counts,
-    out_held_back, out_source, votes, classes, chances, offered, accepted, weights, chances_of,
-    lanes, tasks, lists, found, reached,
-):  # fmt: skip
-    """The same for the rows `first` to `stop`, one position after the other for all of them.
-
-    The lane of a row and a source is the place that its draft has reached there.
-    """
-    sources = places.shape[0]
-    lanes_at, tasks_at = np.int64(lanes.ctypes.data), np.int64(tasks.ctypes.data)
-    most_votes = (votes.shape[2] - 1) // 2
-    tokens, of_class, origin = found[0], found[1], found[2]
-    asked, going = lists[1], lists[2]
-    rows = 0
-    for i in range(first, stop):
-        out_counts[i] = out_held_back[i] = offered[i] = 0
-        out_source[i] = NO_SOURCE
-        if budget[i] < 1:
-            offered[i] = -1  # not asked for any
-            continue
-        going[rows] = i
-        rows += 1
-        for s in range(sources):
-            place = places[s, i]
-            if place[PLACE_KIND] != NOWHERE:
-                lane = lanes[(i - first) * sources + s]
-                lane[LANE_HEADER] = place[PLACE_HEADER]
-                lane[LANE_STATE] = place[PLACE_STATE]
-                lane[LANE_LENGTH] = place[PLACE_LENGTH]
-                lane[LANE_TEXT] = place[PLACE_TEXT]
-                lane[LANE_FIRST] = s * CLASSES
+@_inlined
+def _draft_some(first, stop, ask, drafts, weights, chances_of, room):
+    """The same for the rows `first` to `stop`, one position after the other for all of them."""
+    # Taken out of the tuples here: numba counts references wherever one is.
+    places, budget, lanes, tasks = ask.places, ask.budget, room.lanes, room.tasks
+    tokens, classes, origin = room.tokens, room.classes, room.origin
+    going, reached = room.going, room.reached
+    out_tokens, columns, votes = drafts.tokens, drafts.columns, drafts.votes
+    chances, offered, accepted = drafts.chances, drafts.rows[OFFERED], drafts.rows[ACCEPTED]
     total = unknown = j = 0
+    rows = _begin(first, stop, ask, drafts, room)
     while rows > 0:
-        count = 0
-        for n in range(rows):
-            i = going[n]
-            for s in range(sources):
-                asked[count] = (i - first) * sources + s
-                count += places[s, i, PLACE_KIND] == LIVE
-        vote_lanes(lanes_at, tasks_at, asked, count, lists[0])
+        _ask_growing(rows, first, places, room)
         still = 0
         for at in range(rows):
-            i = going[at]
-            count = 0
-            for s in range(sources):
-                kind, slot = places[s, i, PLACE_KIND], (i - first) * sources + s
-                lane = lanes[slot]
-                before = count
-                if kind == LIVE:
-                    count = take_votes(lanes_at, tasks_at, slot, tokens, of_class, count)
-                elif kind != NOWHERE and kind != READY:
-                    count = vote(
-                        kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH],
-                        lane[LANE_FIRST], tokens, of_class, count,
-                    )  # fmt: skip
-                for n in range(before, count):
-                    origin[n] = s
-            texts = count
-            for s in range(sources):
-                lane = lanes[(i - first) * sources + s]
-                if places[s, i, PLACE_KIND] == READY:
-                    origin[count] = s
-                    count = vote(
-                        READY, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH],
-                        lane[LANE_FIRST], tokens, of_class, count,
-                    )  # fmt: skip
-            if count == 0:
-                if j == 0:
-                    accepted[i] = 0
-                continue
-            counted = 0
+            i, counted = going[at], 0
+            texts, count = _collect(i, first, places, lanes, tasks, tokens, classes, origin)
             if 0 < texts < count:
-                counted = texts
-                count = _unite(tokens, of_class, origin, weights, texts, count)
-            best, most = _heaviest(tokens, of_class, weights, counted, count)
+                counted, count = texts, _unite(tokens, classes, origin, weights, texts, count)
+            best, most = _heaviest(tokens, classes, weights, counted, count)
             token = tokens[best]
-            if token < 0 or token >= vocab_size:  # the engine would look it up beyond its tables
-                unknown += 1
+            if count == 0 or not 0 <= token < ask.vocab_size:
+                unknown += count > 0  # the engine would look it up beyond its tables
                 if j == 0:
                     accepted[i] = 0
                 continue
-            votes[i, j, 0] = count
-            for n in range(count):
-                votes[i, j, 1 + n] = tokens[n]
-                votes[i, j, 1 + most_votes + n] = of_class[n]
+            _keep_votes(votes, i, j, tokens, classes, count)
             if j == 0:
-                heaviest = 0.0
-                for s in range(sources):
-                    weight = 0.0
-                    for n in range(count):
-                        if origin[n] == s and tokens[n] == token:
-                            weight += weights[of_class[n]]
-                    if weight > heaviest:
-                        heaviest, out_source[i] = weight, s
-            number = np.int64(min(most / _SUM_WIDTH, _SUMS - 1))
-            number = number * _POSITIONS + min(j, _POSITIONS - 1)
-            number = number * _BEFORE + min(accepted[i], _BEFORE - 1)
-            classes[i, j] = number
+                columns[SOURCE, i] = _origin_of(
+                    token, places.shape[0], tokens, classes, origin, weights, count
+                )
+            votes[i, j, 1] = number = _class_of_chance(most, j, accepted[i])
             chance = _share(chances_of, number)
             if j > 0:
                 chance *= reached[i - first]
             reached[i - first] = chances[i, j] = chance
             out_tokens[i, j] = token
-            if chance >= least_offered:
+            if chance >= ask.least_offered:
                 offered[i] = j + 1
-            if chance < least:
-                out_held_back[i] = 1
+            if chance < ask.least:
+                columns[HELD_BACK, i] = 1
                 continue
-            out_counts[i] = j + 1
+            columns[COUNTS, i] = j + 1
             total += 1
-            if j + 1 == budget[i]:
-                continue
-            going[still] = i
-            still += 1
-            for s in range(sources):
-                kind, slot = places[s, i, PLACE_KIND], (i - first) * sources + s
-                lane = lanes[slot]
-                if kind == LIVE:
-                    follow_lane(lanes_at, tasks_at, slot, token)
-                elif kind != NOWHERE:
-                    lane[LANE_STATE], lane[LANE_LENGTH] = follow(
-                        kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH], token
-                    )
+            if j + 1 < budget[i]:
+                going[still] = i
+                still += 1
+                _follow(i, first, token, places, lanes, tasks)
         rows = still
         j += 1
     return total, unknown
 
 
-@njit(nogil=True)
+@kernel(
+    INT32, INT32, INT32, GIVEN_INT32_2D, GIVEN_INT32, written(types.int32, 3), INT32_2D, _TABLE,
+    _FLOATS, _TABLE,
+)  # fmt: skip
 def _learn(
-    judged, right, source, token_ids, length, votes, classes, accepted, shares, weights, chances_of
+    judged, right, source, token_ids, length, votes, rows, shares, weights, chances_of
 ):  # fmt: skip
-    most_votes = (votes.shape[2] - 1) // 2
+    """Count what was right of drafts: votes by class, and tokens by class of their chance."""
+    classes_from = VOTES + (votes.shape[2] - VOTES) // 2
     for i in range(source.size):
         if source[i] == NO_SOURCE:
             continue
         for j in range(min(right[i] + 1, judged[i])):
-            token = token_ids[i, length[i] + j]
-            for n in range(votes[i, j, 0]):
-                number = votes[i, j, 1 + most_votes + n]
-                _count(shares, number, votes[i, j, 1 + n] == token, _SHARE_MEMORY)
+            token, kept = token_ids[i, length[i] + j], votes[i, j]
+            for n in range(kept[0]):
+                number = kept[classes_from + n]
+                _count(shares, number, kept[VOTES + n] == token, _SHARE_MEMORY)
                 weights[number] = _CHANGED
-            number = classes[i, j]
-            is_right = j < right[i]
+            number, is_right = kept[1], j < right[i]
             _count(chances_of, number, is_right, _CHANCE_MEMORY)
             _count(chances_of, _wider(number), is_right, _CHANCE_MEMORY)
-        accepted[i] = right[i]
+        rows[ACCEPTED, i] = right[i]
     for number in range(weights.size):  # once each: a class has many votes in a step
         if weights[number] == _CHANGED:
             share = min(shares[1, number] / shares[0, number], _LARGEST_SHARE)
             weights[number] = -np.log1p(-share)
 
 
-@njit(nogil=True)
+@kernel(GIVEN_INT32, INT32, INT32, written(types.float32, 2), INT32, _TABLE)
 def _sum_up(sampled, judged, right, chances, offered, tokens):
     """Fill `tokens`, as `Offered` has them, and return the requests."""
     rows = 0
@@ -478,37 +565,3 @@ def _sum_up(sampled, judged, right, chances, offered, tokens):
                 tokens[2, class_] += position < right[i]
                 tokens[3, class_] += chances[i, position]
     return rows
-
-
-_INT32 = types.Array(types.int32, 1, "C")
-_INPUT = types.Array(types.int32, 1, "A", readonly=True)
-_TOKEN_IDS = types.Array(types.int32, 2, "A", readonly=True)
-_INT32_2D = types.Array(types.int32, 2, "C")
-_INT64_2D = types.Array(types.int64, 2, "C")
-_INT32_3D = types.Array(types.int32, 3, "C")
-_CHANCES = types.Array(types.float32, 2, "C")
-_FLOATS = types.Array(types.float64, 1, "C")
-_TABLE = types.Array(types.float64, 2, "C")
-_SIGNATURES = (
-    (
-        _draft,
-        (
-            types.Array(types.int64, 3, "C"), _INT32, types.int64, types.float64, types.float64,
-            _INT32_2D, _INT32, _INT32, _INT32, _INT32_3D, _INT32_2D, _CHANCES, _INT32, _INT32,
-            _FLOATS, _TABLE, _INT64_2D, _INT64_2D, _INT64_2D, _INT64_2D, _FLOATS,
-        ),
-    ),
-    (
-        _learn,
-        (
-            _INT32, _INT32, _INT32, _TOKEN_IDS, _INPUT, _INT32_3D, _INT32_2D, _INT32, _TABLE,
-            _FLOATS, _TABLE,
-        ),
-    ),
-    (_sum_up, (_INPUT, _INT32, _INT32, _CHANCES, _INT32, _TABLE)),
-)  # fmt: skip
-
-
-def warm_up() -> WarmUp:
-    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
-    return compile_kernels(_SIGNATURES)

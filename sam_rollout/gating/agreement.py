@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from sam_rollout.gating.gate import Gate, hands_over
-from sam_rollout.gating.step import EngineStep, GroupStep, LoadMeter, StepLoad
+from sam_rollout.gating.step import DecidedStep, EngineStep, LoadMeter, StepLoad
 
 logger = logging.getLogger(__name__)
 
@@ -80,14 +80,12 @@ class AgreedGate:
             late, with the busiest engine's load.
         fallback: decides where nothing was exchanged.
         exchange: between the engines of the group.
-        max_draft_tokens: k.
+        k: most draft tokens of a request.
     """
 
     is_trial = False
 
-    def __init__(
-        self, gate: Gate, fallback: Gate, exchange: Exchange, max_draft_tokens: int
-    ) -> None:
+    def __init__(self, gate: Gate, fallback: Gate, exchange: Exchange, k: int) -> None:
         self._gate = gate
         self._fallback = fallback
         self._exchange = exchange
@@ -100,7 +98,7 @@ class AgreedGate:
         self._waiting: tuple[EngineStep, tuple[int, bool]] | None = None
         self._decision = 0, False  # budget, and whether it is a trial: of the step under way
         self.least_chance = 0.0
-        self._steps_with = [0] * (max_draft_tokens + 1)
+        self._steps_with = [0] * (k + 1)
         self._trials = self._open_trials = self._lone_steps = 0
         self._prices = 0.0
         self._warned = False
@@ -117,7 +115,7 @@ class AgreedGate:
             if consecutive and self._leader is not None:
                 load = StepLoad(*self._leader[:4], steady=all_steady(reports))
             before, decision = self._waiting
-            self._gate.observe(before._replace(group=GroupStep(load, *decision)))
+            self._gate.observe(before._replace(group=DecidedStep(load, *decision)))
         self._load = self._meter.load(step)
         # The next step is worked out in the same arrays.
         kept = step._replace(verified=step.verified.copy(), num_tokens=step.num_tokens.copy())

@@ -24,11 +24,12 @@ import math
 
 import numpy as np
 
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import CHANCES, Offered
+from sam_rollout.gating.draft_supply import LEVELS, Calibration, Levels, Supply
 from sam_rollout.gating.gate import LOOK, hands_over
-from sam_rollout.gating.step import EngineStep, LoadMeter
+from sam_rollout.gating.step import DecidedStep, EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
-from sam_rollout.gating.supply import LEVELS, Calibration, Levels, Supply
-from sam_rollout.verified import CHANCES, Offered
 
 _LEAD = 1.01
 _ADVANCE = 4  # steps that may be lost before any exploration was earned
@@ -57,8 +58,7 @@ class AutoGate:
     """Chooses levels by measured rates; see the module.
 
     Args:
-        max_rows: most requests in one batch.
-        max_draft_tokens: most draft tokens of a request.
+        limits: of the engine.
         exploration: share of step time that trying out may lose.
 
     Attributes:
@@ -66,13 +66,13 @@ class AutoGate:
         is_trial: whether the last decision was made to learn about it.
     """
 
-    def __init__(self, max_rows: int, max_draft_tokens: int, exploration: float) -> None:
-        self._k = max_draft_tokens
+    def __init__(self, limits: Limits, exploration: float) -> None:
+        self._k = limits.k
         self._exploration = exploration
-        self._times = StepTimes(max_rows, max_draft_tokens)
+        self._times = StepTimes(limits)
         self._calibration = Calibration()
-        self._octaves: list[Supply | None] = [None] * (max_rows.bit_length() + 1)
-        self._octave = max_rows.bit_length()
+        self._octaves: list[Supply | None] = [None] * (limits.max_rows.bit_length() + 1)
+        self._octave = limits.max_rows.bit_length()
         self._supply = self._octaves[self._octave] = Supply(self._calibration)
         self._draft_tokens = [0.0] * LEVELS  # of a step, at the last decision
         self._expected = [0.0] * LEVELS  # seconds, likewise
@@ -86,7 +86,6 @@ class AutoGate:
         self._unseen = self._to_skip = 0  # steps since the last look, and before the next
         self._passed_s = 0.0  # of all steps, without what interrupted them
         self._meter = LoadMeter()
-        self._drafting_share = 1.0  # of the requests: may draft at all
         self._whole = False  # steps are filled up to k draft tokens for each request, or have none
         self._best = 0  # the level chosen
         self._decided_for = 0  # requests
@@ -102,9 +101,9 @@ class AutoGate:
 
     def observe(self, step: EngineStep) -> None:
         """Learn what the step before cost and what it brought."""
+        seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         if step.wasted:  # tells nothing of steps without drafts, and is part of a trial's cost
-            seconds = (step.now_ns - self._last_ns) * 1e-9
-            self._last_ns, self._unseen = step.now_ns, self._unseen + 1
+            self._unseen += 1
             self._lose(seconds - self._expected[self._best])
             self._counts["left_out_steps"] += 1
             return
@@ -112,70 +111,76 @@ class AutoGate:
             self._to_skip -= 1
             self._unseen += 1
             self._counts["skipped_steps"] += 1
-            self._last_ns = step.now_ns
             return
-        if step.group is None:
-            load, budget, trial = self._meter.load(step), self._budget, self.is_trial
-        else:
-            load, budget, trial = step.group
-        rows, tokens, context = load.rows, load.tokens, load.context
-        seconds = (step.now_ns - self._last_ns) * 1e-9
-        before, self._context, self._last_ns = self._context, context, step.now_ns
+        made = step.group or DecidedStep(self._meter.load(step), self._budget, self.is_trial)
         unseen, self._unseen, self._to_skip = self._unseen, 0, 0
-        if unseen:
-            before = context - tokens
-        everybody = isinstance(step.may_draft, int)
-        own_rows = max(len(step.verified.sampled), 1)
-        self._drafting_share = 1.0 if everybody else float(np.add.reduce(step.may_draft)) / own_rows
+        gained, context = made.load.tokens, made.load.context
+        before, self._context = context - gained if unseen else self._context, context
         if step.offered is not None:
-            self._calibration.observe(step.offered)
-            self._supply.observe(step.offered)
-            if not self._best:
-                self._calibration.look(step.offered)
-                if self._would_pay(step.offered, max(rows, own_rows)):
-                    self._asked_at, self._ask_again = -_ASK_AGAIN, _ASK_AGAIN
-                    # With more or fewer requests it may have changed as well.
-                    self._octaves = [None] * len(self._octaves)
-                    self._octaves[self._octave] = self._supply
-            self._told += step.offered.tokens
-        if not load.steady or before + tokens != context:
-            self._counts["left_out_steps"] += 1
-            expected = self._expected[self._best]
-            self._passed_s += min(seconds, expected)
-            if trial and rows:  # not to be measured, and paid for all the same
-                expected = self._expect(rows, budget, load.draft_tokens, context)
-                self._lost_s += max(0.0, expected - tokens * self._fair_s_per_token)
+            self._hear(step.offered, max(made.load.rows, len(step.verified.sampled), 1))
+        if made.load.steady and before + gained == context:
+            self._measure(made, before, seconds, stands_for=1 + unseen)
             return
-        if trial:
+        self._counts["left_out_steps"] += 1
+        self._passed_s += min(seconds, self._expected[self._best])
+        if made.trial and made.load.rows:  # not to be measured, and paid for all the same
+            expected = self._expect(made, context)
+            self._lost_s += max(0.0, expected - gained * self._fair_s_per_token)
+
+    def _hear(self, offered: Offered, rows: int) -> None:
+        """Learn what could have been drafted in a step of so many requests."""
+        self._calibration.observe(offered)
+        self._supply.observe(offered)
+        self._told += offered.tokens
+        if self._best:
+            return
+        self._calibration.look(offered)
+        if self._would_pay(offered, rows):
+            self._asked_at, self._ask_again = -_ASK_AGAIN, _ASK_AGAIN
+            # With more or fewer requests it may have changed as well.
+            self._octaves = [None] * len(self._octaves)
+            self._octaves[self._octave] = self._supply
+
+    def _measure(self, made: DecidedStep, context: int, seconds: float, stands_for: int) -> None:
+        """Learn the time of a step that only decoded.
+
+        Args:
+            made: its load, and what was decided for it.
+            context: tokens of all requests together, before it.
+            seconds: its time.
+            stands_for: steps, those not looked at among them.
+        """
+        rows, draft_tokens = made.load.rows, made.load.draft_tokens
+        if made.trial:
             # What the best level would have made of a pause is not the trial's fault.
-            fair_s = tokens * self._fair_s_per_token
-            self._lose(seconds - fair_s)
-        if not budget:
-            self._filling = load.draft_tokens / rows
-        expected = self._expect(rows, budget, load.draft_tokens, before)
-        column = self._times.load_of(rows, load.draft_tokens, drafting=budget > 0)
-        if not self._times.observe(rows, column, load.draft_tokens, before, seconds, expected):
+            self._lose(seconds - made.load.tokens * self._fair_s_per_token)
+        if not made.budget:
+            self._filling = draft_tokens / rows
+        expected = self._expect(made, context)
+        column = self._times.load_of(rows, draft_tokens, drafting=made.budget > 0)
+        if not self._times.observe(rows, column, draft_tokens, context, seconds, expected):
             self._counts["left_out_steps"] += 1
             return
         self._seen[self._times.bin_of[rows]][column] = self._steps
         if self._times.weight(rows, column) >= _FAMILIAR:
             self._to_skip = min(_LOOK_EVERY - 1, rows // _LOOK_EVERY)
-        self._passed_s += (1 + unseen) * seconds  # it stands for those not looked at
+        self._passed_s += stands_for * seconds
         self._counts["measured_steps"] += 1
         self._counts["measured_s"] += seconds
         self._counts["predicted_s"] += expected
-        self._counts["measured_tokens"] += tokens
+        self._counts["measured_tokens"] += made.load.tokens
 
     def _lose(self, seconds: float) -> None:
         """Book what a step took too long; a pause is not its fault."""
         self._lost_s += min(max(0.0, seconds), self._k * self._expected[self._best])
 
-    def _expect(self, rows: int, budget: int, draft_tokens: int, context: int) -> float:
+    def _expect(self, made: DecidedStep, context: int) -> float:
         """Expected time of one step, seconds."""
         if not self._times.ready:
             return 0.0
-        both = (0, draft_tokens) if budget else (draft_tokens,)
-        return self._times.expect(rows, context, both)[-1]
+        tokens = made.load.draft_tokens
+        both = (0, tokens) if made.budget else (tokens,)
+        return self._times.expect(made.load.rows, context, both)[-1]
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """All tokens or none; `least_chance` tells which of them."""
@@ -207,11 +212,10 @@ class AutoGate:
             return 0
         self._decided_for = rows
         self._whole = whole
-        share, levels = self._drafting_share, self._supply.by_level()
-        tokens, expected, fair = self._work_out(rows, self._context, share, levels)
+        tokens, expected, fair = self._work_out(rows, self._context, self._supply.by_level())
         self._draft_tokens, self._expected = tokens, expected
-        choices = (_ENDS if whole else _ALL) if share else (0,)
-        drafting = min(choices[1:], key=fair.__getitem__, default=0)
+        choices = _ENDS if whole else _ALL
+        drafting = min(choices[1:], key=fair.__getitem__)
         s_per_token = fair.copy()
         s_per_token[0] /= _LEAD
         s_per_token[self._best] /= _LEAD
@@ -220,25 +224,24 @@ class AutoGate:
             self._ask_again = _ASK_AGAIN
         self._best = best
         self._fair_s_per_token = fair[best] / rows
-        return self._trial(rows, drafting, choices) if share and not self._postponed else best
+        return best if self._postponed else self._trial(rows, drafting, choices)
 
     def _work_out(
-        self, rows: int, context: float, share: float, levels: Levels
+        self, rows: int, context: float, levels: Levels
     ) -> tuple[list[float], list[float], list[float]]:
         """Draft tokens and seconds that are expected of a step, and a request's token, by level.
 
         Args:
             rows: requests.
             context: tokens of all requests together.
-            share: of the requests, those that may draft.
-            levels: what is offered to one that may.
+            levels: what is offered to a request.
         """
-        root, tokens, weights = math.sqrt(share * rows), [self._filling * rows], []
+        root, tokens, weights = math.sqrt(rows), [self._filling * rows], []
         sizes = list(tokens)
         # Time need not grow in proportion: it is that of larger and of smaller steps, which have
         # the same mean and spread. None is smaller than without draft tokens.
         for offered, spread in zip(levels.offered[1:], levels.spread[1:], strict=True):
-            mean, off = offered * share * rows, spread * root
+            mean, off = offered * rows, spread * root
             if self._whole:
                 mean, off = self._k * rows, 0.0
             below = min(mean, off)
@@ -250,7 +253,7 @@ class AutoGate:
         both = zip(times[::2], times[1::2], weights, strict=True)
         expected = [closed, *(b + weight * (a - b) for a, b, weight in both)]
         pairs = zip(expected, levels.accepted, strict=True)
-        return tokens, expected, [s / (1 + share * accepted) for s, accepted in pairs]
+        return tokens, expected, [s / (1 + accepted) for s, accepted in pairs]
 
     def _would_pay(self, offered: Offered, rows: int) -> bool:
         """Whether drafts would, were so many always offered as in this step; for a closed gate."""
@@ -258,8 +261,7 @@ class AutoGate:
             return False
         supply = Supply(self._calibration)
         supply.observe(offered)
-        levels, share = supply.by_level(), self._drafting_share
-        _, _, s_per_token = self._work_out(rows, self._context, share, levels)
+        _, _, s_per_token = self._work_out(rows, self._context, supply.by_level())
         return min(s_per_token) * _LEAD < s_per_token[0]
 
     def _enter(self, octave: int) -> None:
@@ -278,7 +280,7 @@ class AutoGate:
         if self._supply.rows < _LOOK_ROWS and len(choices) == LEVELS:
             self._counts["trials"] += 1
             return LEVELS
-        share, (_, accepted, _) = self._drafting_share, self._supply.by_level()
+        accepted = self._supply.by_level().accepted
         seen = self._seen[self._times.bin_of[rows]]
         ask = not best and self._steps - self._asked_at >= self._ask_again
         for level in (0 if best else drafting, best + 1, best - 1):
@@ -289,7 +291,7 @@ class AutoGate:
             asked = ask and level == drafting
             if not asked and (known or not self._can_pay(level)):
                 continue
-            tokens = rows * (1 + share * accepted[level])
+            tokens = rows * (1 + accepted[level])
             if expected[level] - tokens * self._fair_s_per_token > room:
                 continue
             if not best:
@@ -301,8 +303,8 @@ class AutoGate:
 
     def _can_pay(self, level: int) -> bool:
         """Whether it could replace the best if what it costs more were half of what is expected."""
-        share, accepted, best = self._drafting_share, self._supply.by_level().accepted, self._best
-        tokens = (1 + share * accepted[level]) / (1 + share * accepted[best])
+        accepted, best = self._supply.by_level().accepted, self._best
+        tokens = (1 + accepted[level]) / (1 + accepted[best])
         return level < best or tokens > (1 + self._expected[level] / self._expected[best]) / 2
 
     def drain(self) -> dict[str, float]:

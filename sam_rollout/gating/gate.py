@@ -56,16 +56,16 @@ class ScheduleGate:
 
     Args:
         schedule: most requests -> draft tokens; above the largest bound nothing is drafted.
-        max_draft_tokens: what the engine was started with.
+        k: most draft tokens of a request.
     """
 
     is_trial = False
     least_chance = 0.0
 
-    def __init__(self, schedule: Mapping[int, int], max_draft_tokens: int) -> None:
+    def __init__(self, schedule: Mapping[int, int], k: int) -> None:
         self._bounds = sorted(schedule)
         self._budgets = [schedule[bound] for bound in self._bounds] + [0]
-        self._max = max_draft_tokens
+        self._k = k
 
     def observe(self, step: EngineStep) -> None:
         """Nothing to learn."""
@@ -75,7 +75,7 @@ class ScheduleGate:
         if rows < 1:
             return 0
         budget = self._budgets[bisect.bisect_left(self._bounds, rows)]
-        return self._max if whole and budget else budget
+        return self._k if whole and budget else budget
 
     def drain(self) -> dict[str, float]:
         """Nothing to tell."""

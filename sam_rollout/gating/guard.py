@@ -4,6 +4,7 @@ import contextlib
 import logging
 
 from sam_rollout.config import GateConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.gating.agreement import AgreedGate, Exchange
 from sam_rollout.gating.auto import AutoGate
 from sam_rollout.gating.gate import Gate, ScheduleGate
@@ -57,21 +58,18 @@ class GuardedGate:
         return report | {"gate/failures": failures}
 
 
-def make_gate(
-    config: GateConfig, *, max_rows: int, max_draft_tokens: int, exchange: Exchange | None = None
-) -> GuardedGate:
+def make_gate(config: GateConfig, limits: Limits, exchange: Exchange | None = None) -> GuardedGate:
     """The gate that a configuration names; `GateConfig` admits only kinds that exist.
 
     Args:
         config: validated.
-        max_rows: most requests in one batch (the engine's max_num_seqs).
-        max_draft_tokens: k.
+        limits: of the engine.
         exchange: with the engines that wait for every step of this one; None if it runs alone.
     """
-    fixed = ScheduleGate(config.budgets(max_draft_tokens), max_draft_tokens)
+    fixed = ScheduleGate(config.budgets(limits.k), limits.k)
     gate: Gate = fixed
     if config.kind == "auto":
-        gate = AutoGate(max_rows, max_draft_tokens, config.exploration)
+        gate = AutoGate(limits, config.exploration)
     if exchange is not None and config.kind != "closed":
-        gate = AgreedGate(gate, fixed, exchange, max_draft_tokens)
+        gate = AgreedGate(gate, fixed, exchange, limits.k)
     return GuardedGate(gate)

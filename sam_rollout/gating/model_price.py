@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 
+from sam_rollout.core.limits import Limits
 from sam_rollout.gating.step import EngineStep
 
 _LEAD = 1.02  # a way replaces the other if it is so much faster
@@ -45,15 +46,15 @@ class ModelPrice:
     """Chooses, step by step, whether the model's passes are run.
 
     Args:
-        max_rows: most requests in one batch.
+        limits: of the engine.
 
     Attributes:
         pays: whether the next step shall have drafts of the model, if it has any.
     """
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.pays = True
-        self._octaves = [_Octave() for _ in range(max_rows.bit_length() + 1)]
+        self._octaves = [_Octave() for _ in range(limits.max_rows.bit_length() + 1)]
         self._octave = self._octaves[0]
         self._last_ns = 0
         self._since_change = 0  # steps

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam_rollout.verified import Offered, Verified
+from sam_rollout.core.verified import Offered, Verified
 
 _sum = np.add.reduce  # without the detours of ndarray.sum
 
@@ -21,11 +21,11 @@ class StepLoad(NamedTuple):
     steady: bool  # it decoded the requests of the step before, and did nothing else
 
 
-class GroupStep(NamedTuple):
-    """What engines that wait for each other did in the same step."""
+class DecidedStep(NamedTuple):
+    """A step's load, and what had been decided for it."""
 
-    load: StepLoad  # of the busiest one; steady if all were
-    budget: int  # that all had
+    load: StepLoad  # of engines that wait for each other, the busiest one's; steady if all were
+    budget: int
     trial: bool  # it was tried, not chosen
 
 
@@ -36,10 +36,9 @@ class EngineStep(NamedTuple):
     verified: Verified  # what became of its drafts
     num_tokens: np.ndarray  # int32[B], known tokens of each row
     same_batch: bool  # the rows are those of the step before
-    may_draft: int | np.ndarray = 1  # 1 for all, or int32[B], 0 for requests that get no drafts
     offered: Offered | None = None  # when its drafts were made, if they were; needs same_batch
     wasted: bool = False  # closed, and filled: its places were scheduled before the gate closed
-    group: GroupStep | None = None  # where the engine decides together with others
+    group: DecidedStep | None = None  # where the engine decides together with others
 
 
 class LoadMeter:

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sam_rollout.core.limits import Limits
+
 _FEATURES = 4  # 1, scored tokens, draft tokens among them, context tokens
 _RIDGE = (1e-6, 1e-6, 1e-3, 1e-6)
 _MEMORY = 2000  # steps that the line remembers
@@ -40,17 +42,12 @@ _ROWS_APART = 9 / 8  # of large batches that share cells
 
 
 class StepTimes:
-    """Step times by requests, draft tokens and context, in seconds.
+    """Step times by requests, draft tokens and context, in seconds."""
 
-    Args:
-        max_rows: most requests in one batch.
-        max_draft_tokens: most draft tokens of a request.
-    """
-
-    def __init__(self, max_rows: int, max_draft_tokens: int) -> None:
-        self.bin_of = _bins(max_rows)
+    def __init__(self, limits: Limits) -> None:
+        self.bin_of = _bins(limits.max_rows)
         self.bins = self.bin_of[-1] + 1
-        self.loads = 1 + _COLUMNS * max_draft_tokens
+        self.loads = 1 + _COLUMNS * limits.k
         self._forget()
 
     def _forget(self) -> None:

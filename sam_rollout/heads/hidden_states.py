@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sam_rollout.settings import ConfigError
+from sam_rollout.core.settings import ConfigError
 
 if TYPE_CHECKING:
-    from sam_rollout.bench.traces import Trace
+    from sam_rollout.telemetry.traces import Trace
 
 STORED = torch.bfloat16  # of the states kept in memory: half of float32, as exact as policies are
 _POSITIONS = 4096  # of one forward pass

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from sam_rollout.heads.acceptance import Acceptance, count_accepted
+from sam_rollout.heads.eagle3 import Eagle3Head
+from sam_rollout.heads.expected_acceptance import Acceptance, count_accepted
 from sam_rollout.heads.hidden_states import Policy, Sample
-from sam_rollout.heads.model import Eagle3Head
 from sam_rollout.heads.peers import ALONE, Peers
 from sam_rollout.heads.training import HeadOptimizer, Learner, NoNumberError
 from sam_rollout.heads.writing import TrainableHead

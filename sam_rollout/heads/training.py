@@ -15,10 +15,10 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
+from sam_rollout.core.settings import ConfigError
+from sam_rollout.heads.eagle3 import Eagle3Head, shifted
 from sam_rollout.heads.hidden_states import Policy, Sample
-from sam_rollout.heads.model import Eagle3Head, shifted
 from sam_rollout.heads.peers import ALONE, Peers
-from sam_rollout.settings import ConfigError
 
 LARGEST = 1 << 28  # numbers of a distribution over the vocabulary, at once
 

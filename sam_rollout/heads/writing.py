@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sam_rollout.core.json_values import dumps
+from sam_rollout.core.settings import ConfigError
 from sam_rollout.heads.checkpoint import (
     CONFIG,
     QWEN3,
@@ -24,9 +26,7 @@ from sam_rollout.heads.checkpoint import (
     shape_for,
     vllm_name,
 )
-from sam_rollout.heads.model import Eagle3Head
-from sam_rollout.json_values import dumps
-from sam_rollout.settings import ConfigError
+from sam_rollout.heads.eagle3 import Eagle3Head
 
 _WEIGHTS = "model.safetensors"
 #: What vLLM reads in a head's configuration, where it has to say the same as `Eagle3Head` computes.

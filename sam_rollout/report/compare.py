@@ -10,28 +10,27 @@ drafts' doing is found in `fairness`.
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from sam_rollout.json_values import measured
+from sam_rollout.core.json_values import measured
+from sam_rollout.core.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.report import fairness
-from sam_rollout.report.accepted import Acceptance, acceptance
-from sam_rollout.report.both import Both
+from sam_rollout.report.draft_figures import Acceptance, acceptance
 from sam_rollout.report.fairness import Finding
 from sam_rollout.report.lossless import Losslessness, losslessness
+from sam_rollout.report.pairing import Both
+from sam_rollout.report.run_choice import load_sides
 from sam_rollout.report.runs import Run, held_out_names
-from sam_rollout.report.selection import load_sides
-from sam_rollout.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.telemetry.records import RunFolderError
 
 
-@dataclass(frozen=True)
-class Time:
-    """A time per training step, and what it is divided by to compare at equal tokens.
+class Compared(NamedTuple):
+    """What is compared step by step: a time, s, or a quantity that drafts should leave alone.
 
-    `names` are tried in order, the first that all runs carry is used. At equal tokens the time is
+    `names` are tried in order, the first that all runs carry is used. At equal tokens a time is
     `spent / tokens`, both summed over the steps, each again the first name that all runs carry.
     """
 
@@ -42,42 +41,35 @@ class Time:
     tokens: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """Something that is not a time; drafts should leave most of them alone."""
-
-    key: str
-    title: str
-    names: tuple[str, ...]
-
-
 # verl's own count has the prompts in it and only the responses trained on.
 _TOKENS = ("sam/engine/generation_tokens", "perf/total_num_tokens")
 _GEN, _STEP, _BUSY = ("timing_s/gen",), ("timing_s/step",), ("sam/engine/rollout_s",)
 TIMES = (
-    Time("round", "mean generation round", ("sam/rounds/time_mean_s",)),
-    Time("rollout", "rollout per step", _GEN + _BUSY, _GEN + _BUSY, _TOKENS),
-    Time("step", "whole step", _STEP, _STEP, _TOKENS),
-    Time("tail", "long tail", ("sam/tail/time_s",), ("sam/tail/time_sum_s",), ("sam/tail/tokens",)),
-    Time(
-        "head", "rest of the rollout", ("sam/head/time_s",), ("sam/head/time_sum_s",),
-        ("sam/head/tokens",),
+    Compared("round", "mean generation round", ("sam/rounds/time_mean_s",)),
+    Compared("rollout", "rollout per step", _GEN + _BUSY, _GEN + _BUSY, _TOKENS),
+    Compared("step", "whole step", _STEP, _STEP, _TOKENS),
+    Compared(
+        "tail", "long tail", ("sam/tail/time_s",), ("sam/tail/time_sum_s",), ("sam/tail/tokens",)
     ),
-    Time("engine", "engine busy", _BUSY, _BUSY, _TOKENS),
-    Time("update_actor", "actor update", ("timing_s/update_actor",)),
-    Time("update_weights", "weight update", ("timing_s/update_weights",)),
+    Compared(
+        "head", "rest of the rollout", ("sam/bulk/time_s",), ("sam/bulk/time_sum_s",),
+        ("sam/bulk/tokens",),
+    ),
+    Compared("engine", "engine busy", _BUSY, _BUSY, _TOKENS),
+    Compared("update_actor", "actor update", ("timing_s/update_actor",)),
+    Compared("update_weights", "weight update", ("timing_s/update_weights",)),
 )  # fmt: skip
 QUANTITIES = (
-    Quantity("reward", "reward", ("critic/rewards/mean", "critic/score/mean")),
-    Quantity("accuracy", "accuracy, unfiltered", ("sam/rounds/accuracy_unfiltered",)),
-    Quantity("response_length", "response length, tokens", ("response_length/mean",)),
-    Quantity("generation_tokens", "tokens generated", _TOKENS),
-    Quantity("acceptance_length", "acceptance length", ("sam/draft/acceptance_length",)),
-    Quantity("tail_ms_per_token", "time per tail token, ms", ("sam/tail/time_per_token_ms",)),
-    Quantity("rounds", "generation rounds", ("sam/rounds/count",)),
-    Quantity("filtered_groups", "groups filtered", ("sam/rounds/filtered_groups",)),
-    Quantity("surplus_groups", "groups in surplus", ("sam/rounds/surplus_groups",)),
-    Quantity("probs_diff", "rollout/trainer prob. gap", ("training/rollout_probs_diff_mean",)),
+    Compared("reward", "reward", ("critic/rewards/mean", "critic/score/mean")),
+    Compared("accuracy", "accuracy, unfiltered", ("sam/rounds/accuracy_unfiltered",)),
+    Compared("response_length", "response length, tokens", ("response_length/mean",)),
+    Compared("generation_tokens", "tokens generated", _TOKENS),
+    Compared("acceptance_length", "acceptance length", ("sam/draft/acceptance_length",)),
+    Compared("tail_ms_per_token", "time per tail token, ms", ("sam/tail/time_per_token_ms",)),
+    Compared("rounds", "generation rounds", ("sam/rounds/count",)),
+    Compared("filtered_groups", "groups filtered", ("sam/rounds/filtered_groups",)),
+    Compared("surplus_groups", "groups in surplus", ("sam/rounds/surplus_groups",)),
+    Compared("probs_diff", "rollout/trainer prob. gap", ("training/rollout_probs_diff_mean",)),
 )
 
 
@@ -130,8 +122,7 @@ class Comparison:
     """Two sides next to each other, over the training steps that all their runs have.
 
     `left_out` says which runs are not part of it, and why. `series` maps the keys of `TIMES` and
-    `QUANTITIES` to frames with columns base and sam, means over runs, index training step;
-    `runs` maps them to every run's own values, columns (side, number of the run from 1).
+    `QUANTITIES` to frames with columns base and sam, means over runs, index training step.
     """
 
     base: list[Run]
@@ -145,7 +136,6 @@ class Comparison:
     acceptance: Acceptance
     lossless: Losslessness
     series: dict[str, pd.DataFrame]
-    runs: dict[str, pd.DataFrame]
 
     @property
     def fair(self) -> bool | None:
@@ -198,7 +188,7 @@ class Comparison:
                 "skipped": self.skipped,
                 "times": [asdict(row) for row in self.times],
                 "quantities": [asdict(row) for row in self.quantities],
-                "acceptance": _acceptance_dict(self.acceptance),
+                "acceptance": asdict(self.acceptance),
                 "lossless": asdict(self.lossless),
                 "series": {
                     key: {"base": list(frame["base"]), "sam": list(frame["sam"])}
@@ -219,25 +209,17 @@ def compare_folders(
     has no run that can be read, or no step is left.
     """
     of_base, of_sam = ([side] if isinstance(side, str | Path) else side for side in (base, sam))
-    return compare(*load_sides(of_base, of_sam), skip_first)
-
-
-def compare(
-    base: list[Run], sam: list[Run], left_out: list[str], skip_first: int = 0
-) -> Comparison:
-    """Compares runs over their common steps; `left_out` says which others were named, and why not.
-
-    Raises RunFolderError if no step is left.
-    """
-    common = sorted(set.intersection(*(set(run.training_steps) for run in [*base, *sam])))
+    base_runs, sam_runs, left_out = load_sides(of_base, of_sam)
+    runs = [*base_runs, *sam_runs]
+    common = sorted(set.intersection(*(set(run.training_steps) for run in runs)))
     skipped, steps = common[:skip_first], common[skip_first:]
     if not steps:
-        paths = ", ".join(str(run.path) for run in [*base, *sam])
+        paths = ", ".join(str(run.path) for run in runs)
         raise RunFolderError(
             f"{paths}: no training step left to compare: {len(common)} in common, "
             f"{len(skipped)} skipped"
         )
-    both = Both(base, sam, steps)
+    both = Both(base_runs, sam_runs, steps)
     times = [(kind, name) for kind in TIMES if (name := both.first(kind.names))]
     kinds = (*QUANTITIES, *map(_held_out, held_out_names(both.names())))
     quantities = [(kind, name) for kind in kinds if (name := both.first(kind.names))]
@@ -247,26 +229,25 @@ def compare(
     found = [Finding("left_out", fairness.WARNING, text) for text in left_out]
     found += fairness.findings(both, skipped, lossless)
     return Comparison(
-        base=base,
-        sam=sam,
+        base=base_runs,
+        sam=sam_runs,
         steps=steps,
         skipped=skipped,
         left_out=left_out,
         findings=sorted(found, key=lambda one: fairness.SEVERITIES.index(one.severity)),
         times=[_time_row(kind, name, both) for kind, name in times],
         quantities=[_quantity_row(kind, name, both) for kind, name in quantities],
-        acceptance=acceptance(sam, steps),
+        acceptance=acceptance(sam_runs, steps),
         lossless=lossless,
         series={key: both.means(name) for key, name in shown},
-        runs={key: both.every(name) for key, name in shown},
     )
 
 
-def _held_out(name: str) -> Quantity:
-    return Quantity(name, "held-out " + "/".join(name.split("/")[1:]), (name,))
+def _held_out(name: str) -> Compared:
+    return Compared(name, "held-out " + "/".join(name.split("/")[1:]), (name,))
 
 
-def _row(kind: Time | Quantity, name: str, values: Sides) -> dict[str, Any]:
+def _row(kind: Compared, name: str, values: Sides) -> dict[str, Any]:
     """The fields of a `Row`."""
     row = Row(
         kind.key, kind.title, name, values.shape[2], _spread(values.base), _spread(values.sam)
@@ -274,7 +255,7 @@ def _row(kind: Time | Quantity, name: str, values: Sides) -> dict[str, Any]:
     return vars(row)
 
 
-def _time_row(kind: Time, name: str, both: Both) -> TimeRow:
+def _time_row(kind: Compared, name: str, both: Both) -> TimeRow:
     (values,) = both.sides(name)
     spent, tokens = both.first(kind.spent), both.first(kind.tokens)
     equal = gain(*both.sides(spent, tokens)) if spent and tokens else None
@@ -286,7 +267,7 @@ def _time_row(kind: Time, name: str, both: Both) -> TimeRow:
     )
 
 
-def _quantity_row(kind: Quantity, name: str, both: Both) -> QuantityRow:
+def _quantity_row(kind: Compared, name: str, both: Both) -> QuantityRow:
     (values,) = both.sides(name)
     return QuantityRow(**_row(kind, name, values), difference=difference(values))
 
@@ -308,14 +289,4 @@ def _facts(run: Run) -> dict[str, Any]:
         "seeds": start.seeds,
         "host": start.host,
         "problems": run.problems,
-    }
-
-
-def _acceptance_dict(of: Acceptance) -> dict[str, Any]:
-    return {
-        "positions": [asdict(row) for row in of.positions],
-        "sources": [asdict(row) | {"rate": row.rate} for row in of.sources],
-        "contexts": [
-            asdict(row) | {"acceptance_length": row.acceptance_length} for row in of.contexts
-        ],
     }

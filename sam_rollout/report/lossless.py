@@ -11,23 +11,11 @@ import numpy as np
 import pandas as pd
 
 from sam_rollout.config import COUPLED
-from sam_rollout.report.both import SIDES, Both
-from sam_rollout.report.coverage import whole_steps
+from sam_rollout.report.pairing import Both, whole_steps
 from sam_rollout.report.runs import Run, flat, partners, with_names
 
-GAP = "training/rollout_probs_diff_mean"
-LARGEST_GAP = "training/rollout_probs_diff_max"
 TOKEN_IDS, LENGTHS = "token ids", "lengths"  # what responses are compared by
 IDENTITY = ["step", "group", "sibling"]
-
-
-@dataclass(frozen=True)
-class Gap:
-    """Difference of the probabilities that rollout and trainer give the same tokens."""
-
-    side: str
-    mean: float  # over tokens, then steps and runs
-    largest: float | None
 
 
 @dataclass(frozen=True)
@@ -52,15 +40,12 @@ class Pair:
 class Losslessness:
     """`coupled`: both sides sampled with the same coupled sampler; None: unknown.
 
-    Two runs make two pairs where some steps can be compared by length only. `lost_texts` maps runs
-    that recorded texts to the steps of which they have none, or not all.
+    Two runs make two pairs where some steps can be compared by length only.
     """
 
     coupled: bool | None
-    gaps: list[Gap]
     pairs: list[Pair]  # runs of the same seeds, where these are known
     controls: list[Pair]  # repeats of one side among each other
-    lost_texts: dict[str, list[int]]
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """What was compared -> identical responses of the pairs, and all of them."""
@@ -70,21 +55,34 @@ class Losslessness:
             table[pair.by] = same + pair.identical, total + pair.matched + pair.unmatched
         return table
 
+    def sentence(self) -> str:
+        """Whether the texts are equal, to quote."""
+        counts = self.counts()
+        if not counts:
+            return "Whether the responses are identical is not recorded."
+        what = "responses" if counts.keys() == {TOKEN_IDS} else "response lengths"
+        same, total = map(sum, zip(*counts.values(), strict=True))
+        if same == total:
+            untold = "" if what == "responses" else "; not all texts are recorded"
+            return f"All {total:,} {what} are identical{untold}."
+        why = {
+            True: "the coupled sampler should have made all of them so",
+            False: "this sampler keeps the distribution, not the texts",
+            None: "which sampler was used is not recorded",
+        }[self.coupled]
+        return f"The texts differ: {same:,} of {total:,} {what} are identical; {why}."
+
 
 def losslessness(both: Both) -> Losslessness:
     """Everything the runs tell about equal samples, over the compared steps."""
     base, sam, steps = both.base, both.sam, both.steps
-    gaps = [_gap(both, side) for side in SIDES]
     of_base, of_sam = with_names(base, []), with_names([], sam)
-    lost_texts: dict[str, list[int]] = {}
     pairs = [(of_base[one], of_sam[other]) for one, other in partners(base, sam)]
     controls = [(side[0], other) for side in (of_base, of_sam) for other in side[1:]]
     return Losslessness(
         _coupled(both.runs),
-        [gap for gap in gaps if gap is not None],
-        [found for pair in pairs for found in _compared(pair, steps, lost_texts)],
-        [found for pair in controls for found in _compared(pair, steps, lost_texts)],
-        lost_texts,
+        [found for pair in pairs for found in _compared(pair, steps)],
+        [found for pair in controls for found in _compared(pair, steps)],
     )
 
 
@@ -95,18 +93,7 @@ def _coupled(runs: list[Run]) -> bool | None:
     return len(set(kinds)) == 1 and kinds[0] in COUPLED
 
 
-def _gap(both: Both, side: str) -> Gap | None:
-    means, largest = (both.every(name)[side].to_numpy().T for name in (GAP, LARGEST_GAP))
-    known = means[~np.isnan(means)]
-    if not len(known):
-        return None
-    most = None if np.isnan(largest).all() else float(np.nanmax(largest))
-    return Gap(side.upper(), float(known.mean()), most)
-
-
-def _compared(
-    runs: Sequence[tuple[str, Run]], steps: list[int], lost_texts: dict[str, list[int]]
-) -> Iterator[Pair]:
+def _compared(runs: Sequence[tuple[str, Run]], steps: list[int]) -> Iterator[Pair]:
     """Two runs by token ids where both recorded texts, in other steps by lengths."""
     left = steps
     for table, column, by in (
@@ -121,9 +108,6 @@ def _compared(
         if both:
             names = [name for name, _ in runs]
             yield _compare(names, by, *(_responses(rows, column, both) for rows in tables))
-        for (name, _), own in zip(runs, known, strict=True):
-            if by == TOKEN_IDS and 0 < len(own) < len(left):
-                lost_texts[name] = sorted(set(left) - own)
         left = [step for step in left if step not in both]
 
 

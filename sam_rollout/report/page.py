@@ -7,13 +7,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from sam_rollout.dashboard.layout import SECTIONS
-from sam_rollout.report import fairness, page_charts
+from sam_rollout.report import fairness, page_charts, run_differences
 from sam_rollout.report.compare import Comparison
-from sam_rollout.report.figures import interval, number
+from sam_rollout.report.comparison_tables import tables
+from sam_rollout.report.number_format import interval, number
+from sam_rollout.report.panels import SECTIONS
 from sam_rollout.report.runs import with_names
-from sam_rollout.report.sentences import sentences
-from sam_rollout.report.tables import tables
+from sam_rollout.report.verdict_sentences import sentences
 
 TEMPLATES = Path(__file__).parent / "templates"
 _LONGEST_VALUE = 120  # characters of a configuration value
@@ -42,7 +42,7 @@ def render_page(comparison: Comparison) -> str:
         tables=tables(comparison),
         sections=SECTIONS,
         charts=page_charts.charts(comparison),
-        extra=[page_charts.gains(comparison), *page_charts.lengths(comparison)],
+        extra=page_charts.lengths(comparison),
         config=_config_rows(comparison),
         runs=with_names(comparison.base, comparison.sam),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -64,15 +64,15 @@ def _config_rows(comparison: Comparison) -> list[tuple[str, str, str, bool]] | N
     configs = [config for config in told if config is not None]
     if len(configs) < len(told):
         return None
-    everything = [fairness.in_place(config) for config in configs]
-    judged = [fairness.comparable(config) for config in configs]
+    everything = [run_differences.in_place(config) for config in configs]
+    judged = [run_differences.comparable(config) for config in configs]
     rows = []
-    for name, left, right in fairness.differences(*everything):
+    for name, left, right in run_differences.differences(*everything):
         expected = all(name not in side for side in judged) or (
             judged[0].get(name) == judged[1].get(name)
         )
         parts = name.split(".")
-        if parts[0] != "compare" and parts[-1] not in {"run_dir", *fairness.PLACES}:
+        if parts[0] != "compare" and parts[-1] not in {"run_dir", *run_differences.PLACES}:
             rows.append((name, _short(left), _short(right), expected))
     return sorted(rows, key=lambda row: row[3])
 

@@ -1,4 +1,4 @@
-"""The charts of a comparison's page: the dashboard's panels and two of its own, as inline SVG.
+"""The charts of a comparison's page: the panels and one of its own, as inline SVG.
 
 matplotlib draws them; colours become those of the page's style sheet, which knows light and dark.
 Elements with `data-tip` show that text when pointed at.
@@ -17,13 +17,12 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sam_rollout.dashboard.charts import INK, MUTED, RULE, STYLE, draw, nothing
-from sam_rollout.dashboard.layout import SECTIONS
-from sam_rollout.report import fairness
+from sam_rollout.report.charts import INK, MUTED, RULE, STYLE, draw
 from sam_rollout.report.compare import Comparison
-from sam_rollout.report.coverage import common_steps
-from sam_rollout.report.figures import interval, number
-from sam_rollout.report.plots import BASE, SAM, heading, sides
+from sam_rollout.report.number_format import number
+from sam_rollout.report.pairing import common_steps, response_tokens
+from sam_rollout.report.panels import SECTIONS
+from sam_rollout.report.pictures import BASE, SAM, heading, sides
 
 SIZE = (4.0, 2.4)  # inches; the page scales it
 _VARIABLES = {BASE: "base", SAM: "sam", INK: "ink", MUTED: "muted", RULE: "rule"}
@@ -34,8 +33,6 @@ _STYLE = STYLE | {
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
 }
-_SHOWN_GAINS = ("round", "rollout", "step", "tail", "head")
-_MOST = 300  # %; what is beyond is drawn there
 _QUANTILES = 120  # of a distribution; more cannot be seen
 
 
@@ -49,58 +46,20 @@ class Chart:
 
 
 def charts(comparison: Comparison) -> dict[str, list[Chart]]:
-    """Title of each section of the dashboard -> those of its panels that both sides can fill.
-
-    A panel that shows what an earlier one did is left out.
-    """
+    """Title of each section -> those of its panels that both sides can fill."""
     both = sides(comparison)
     found: dict[str, list[Chart]] = {section.title: [] for section in SECTIONS}
-    seen = set()
     for section in SECTIONS:
         for panel in (panel.of_both_sides() for panel in section.panels):
             shown = tuple(side.curve if panel.picture else side.shown(panel) for side in both)
-            if panel.shows in seen or not any(shown):
+            if not any(shown):
                 continue
-            seen.add(panel.shows)
             picture = as_svg(partial(draw, panel=panel, sides=both), panel.unit)
             told = [f"{heading(comparison, panel)[0]}."] if panel.row else []
             found[section.title].append(
                 Chart(panel.title, " ".join([*told, panel.reading]), picture)
             )
     return found
-
-
-def gains(comparison: Comparison) -> Chart:
-    """Every gain with its interval."""
-    reading = (
-        "Right of zero SAM is faster. Hollow: raw; full: at equal tokens. A bar that crosses zero "
-        f"is no clear gain. Cut off at {_MOST} %."
-    )
-    return Chart("Gain, BASE/SAM - 1", reading, as_svg(lambda axis: _gains(axis, comparison)))
-
-
-def _gains(axis: Axes, comparison: Comparison) -> None:
-    rows = [row for key in reversed(_SHOWN_GAINS) if (row := comparison.time(key)) and row.raw]
-    if not rows:
-        return nothing(axis)
-    for place, row in enumerate(rows):
-        for gain, shift, face in ((row.raw, 0.15, "none"), (row.equal_tokens, -0.15, INK)):
-            if gain is None:
-                continue
-            faster = gain.speed_up_minus_one
-            tip = f"tip:{row.title}: {faster.value:+.1%}{interval(faster, 100)}"
-            at, low, high = (
-                min(100 * (faster.value if end is None else end), _MOST)
-                for end in (faster.value, faster.low, faster.high)
-            )
-            axis.plot([low, high], [place + shift] * 2, color=MUTED, linewidth=2)
-            axis.plot(at, place + shift, "o", color=INK, markerfacecolor=face, gid=tip)
-    axis.axvline(0, color=MUTED, linewidth=1)
-    axis.set_yticks(range(len(rows)), [row.title for row in rows])
-    axis.grid(axis="x")
-    axis.grid(visible=False, axis="y")
-    axis.set_xlabel("gain, %")
-    return None
 
 
 def lengths(comparison: Comparison) -> list[Chart]:
@@ -112,7 +71,7 @@ def lengths(comparison: Comparison) -> list[Chart]:
     def distributions(axis: Axes) -> None:
         shares = np.linspace(0, 1, _QUANTILES)
         for runs, colour, width in ((comparison.base, BASE, 3.5), (comparison.sam, SAM, 1.3)):
-            tokens = np.quantile(fairness.response_lengths(runs, steps), shares)
+            tokens = np.quantile(response_tokens(runs, steps), shares)
             axis.plot(tokens, 100 * shares, color=colour, linewidth=width)
         axis.set(xlabel="response length, tokens", ylabel="% of responses", ylim=(0, 101))
 

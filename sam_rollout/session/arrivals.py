@@ -1,11 +1,14 @@
 """Sampled tokens that reach the host after the next step was scheduled."""
 
-from numba import njit, types
+from numba import types
 
-from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.compilation import INT32, INT32_2D, kernel, written
 
 
-@njit(nogil=True)
+@kernel(
+    INT32_2D, types.int64, INT32, written(types.int64), INT32_2D, written(types.bool_, 2),
+    *[INT32] * 2,
+)  # fmt: skip
 def take_in(tokens, vocab_size, start, rows, token_ids, is_token_ids, lengths, sampled):
     """Write tokens behind the texts of a batch.
 
@@ -33,21 +36,3 @@ def take_in(tokens, vocab_size, start, rows, token_ids, is_token_ids, lengths, s
             end += 1
         lengths[row] = end
         sampled[row] = end - start[i]
-
-
-_INT32 = types.Array(types.int32, 1, "C")
-_TABLE = types.Array(types.int32, 2, "C")
-_SIGNATURES = (
-    (
-        take_in,
-        (
-            _TABLE, types.int64, _INT32, types.Array(types.int64, 1, "C"), _TABLE,
-            types.Array(types.bool_, 2, "C"), _INT32, _INT32,
-        ),
-    ),
-)  # fmt: skip
-
-
-def warm_up() -> WarmUp:
-    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
-    return compile_kernels(_SIGNATURES)

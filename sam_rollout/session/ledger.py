@@ -14,12 +14,20 @@ from __future__ import annotations
 from collections.abc import Container
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
-from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.compilation import (
+    GIVEN_INT32,
+    INT32,
+    INT64_2D,
+    kernel,
+    warm_up,
+    written,
+)
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import Verified
 from sam_rollout.telemetry.records import RequestTotals
 from sam_rollout.telemetry.schema import CONTEXT_COUNTERS, CONTEXT_EDGES, CONTEXT_KINDS
-from sam_rollout.verified import Verified
 
 VERIFY_STEPS, DRAFTED, ACCEPTED, OPEN_STEPS, OPEN_TOKENS = range(5)
 # A step's sums begin with these; accepted drafts by position and the two rows by source follow.
@@ -30,8 +38,7 @@ class RequestLedger:
     """Totals per request, and over all requests by length of context, between two drains.
 
     Args:
-        max_rows: The engine's ``max_num_seqs``.
-        max_draft_tokens: k.
+        limits: Of the engine.
         sources: Number of draft sources.
 
     Attributes:
@@ -39,10 +46,10 @@ class RequestLedger:
             ``BY_PLACE``.
     """
 
-    def __init__(self, max_rows: int, max_draft_tokens: int, sources: int) -> None:
-        warm_up()
-        self.step = np.zeros(BY_PLACE + max_draft_tokens + 2 * sources, np.int64)
-        self._k = max_draft_tokens
+    def __init__(self, limits: Limits, sources: int) -> None:
+        warm_up(_book)
+        self.step = np.zeros(BY_PLACE + limits.k + 2 * sources, np.int64)
+        self._k, max_rows = limits.k, limits.max_rows
         self._ids: list[str] = []
         self._counts = np.zeros((len(RequestTotals._fields), max_rows), dtype=np.int64)
         self._offered = np.zeros(max_rows, dtype=np.int32)
@@ -130,7 +137,10 @@ class RequestLedger:
         return report
 
 
-@njit(nogil=True)
+@kernel(
+    GIVEN_INT32, *[INT32] * 4, GIVEN_INT32, INT32, types.int64, INT64_2D, INT32, INT64_2D,
+    written(types.int64),
+)  # fmt: skip
 def _book(
     sampled, drafted, accepted, filling, source, num_tokens, offered, k, counts, edges, by_context,
     step,
@@ -165,22 +175,3 @@ def _book(
         if filling[row] > 0:
             step[FILLING] += filling[row]
             step[KEPT_FILLING] += gained - 1 - accepted[row]
-
-
-_INT32 = types.Array(types.int32, 1, "C")
-_INPUT = types.Array(types.int32, 1, "A", readonly=True)
-_TABLE = types.Array(types.int64, 2, "C")
-_SIGNATURES = (
-    (
-        _book,
-        (
-            _INPUT, *[_INT32] * 4, _INPUT, _INT32, types.int64, _TABLE, _INT32, _TABLE,
-            types.Array(types.int64, 1, "C"),
-        ),
-    ),
-)  # fmt: skip
-
-
-def warm_up() -> WarmUp:
-    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
-    return compile_kernels(_SIGNATURES)

@@ -16,9 +16,18 @@ from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
-from sam_rollout.automaton.compilation import WarmUp, compile_kernels
+from sam_rollout.automaton.compilation import (
+    GIVEN_INT32,
+    GIVEN_INT32_2D,
+    INT32,
+    INT32_2D,
+    given,
+    kernel,
+    warm_up,
+)
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.in_flight import DraftBatch
 
 # (tokens of a step, whether every request has the same number) -> the graph it would run in.
@@ -42,9 +51,7 @@ class Padding(IntEnum):
     EVERY_STEP = 2
 
 
-def padding_by_rows(
-    setting: str, graph_of: GraphOf, k: int, max_rows: int, max_batched_tokens: int
-) -> np.ndarray:
+def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarray:
     """Decide which steps to fill up; the engine says which graph a step would run in.
 
     * Filled up it has no full graph either (too large, no such graphs): no step.
@@ -55,17 +62,16 @@ def padding_by_rows(
     Args:
         setting: ``sam.pad_drafts``; ``always`` and ``never`` do not ask for graphs.
         graph_of: Asks the engine, after its graphs are captured.
-        k: Draft tokens of a request.
-        max_rows: The engine's ``max_num_seqs``.
-        max_batched_tokens: Tokens of a step; filling up must not push requests out of it.
+        limits: Of the engine; filling up must not push requests out of a step.
 
     Returns:
         ``Padding`` as int8 [max_rows + 1], by the number of requests.
     """
+    max_rows, k = limits.max_rows, limits.k
     by_rows = np.full(max_rows + 1, Padding.NO_STEP, np.int8)
     if setting == "never":
         return by_rows
-    for rows in range(1, min(max_rows, max_batched_tokens // (1 + k)) + 1):
+    for rows in range(1, min(max_rows, limits.max_batched_tokens // (1 + k)) + 1):
         if setting == "always":
             by_rows[rows] = Padding.EVERY_STEP
             continue
@@ -81,26 +87,18 @@ class DraftPadding:
     """Fills drafts up.
 
     Args:
-        setting, graph_of, k, max_rows, max_batched_tokens: As for ``padding_by_rows``.
-        max_model_len: Longest text of the engine, tokens.
+        setting, graph_of, limits: As for ``padding_by_rows``.
     """
 
-    def __init__(
-        self,
-        setting: str,
-        graph_of: GraphOf,
-        k: int,
-        max_rows: int,
-        max_batched_tokens: int,
-        max_model_len: int,
-    ) -> None:
-        by_rows = padding_by_rows(setting, graph_of, k, max_rows, max_batched_tokens)
+    def __init__(self, setting: str, graph_of: GraphOf, limits: Limits) -> None:
+        warm_up(_fill_up)
+        by_rows = padding_by_rows(setting, graph_of, limits)
         self._by_rows = by_rows
         # Asked in every step: whether one of so many requests is filled up, gate closed and open.
         closed, opened = by_rows == Padding.EVERY_STEP, by_rows != Padding.NO_STEP
         self._applies = closed.tolist(), opened.tolist()
         self._in_use = bool(by_rows.any())
-        self._max_model_len = max_model_len
+        self._max_model_len = limits.max_model_len
 
     @property
     def in_use(self) -> bool:
@@ -141,7 +139,9 @@ class DraftPadding:
         batch.pending = True
 
 
-@njit(nogil=True)
+@kernel(
+    GIVEN_INT32_2D, GIVEN_INT32, given(types.bool_), types.int64, INT32_2D, *[INT32] * 4
+)  # fmt: skip
 def _fill_up(
     token_ids, num_tokens, decoding, max_model_len, tokens, counts, held_back, filling, length
 ):
@@ -155,22 +155,3 @@ def _fill_up(
         filling[row] = max(room - counts[row], 0)
         for place in range(counts[row] + held_back[row], k):  # held back ones come first
             tokens[row, place] = token_ids[row, end - 1]
-
-
-_INT32 = types.Array(types.int32, 1, "C")
-_SIGNATURES = (
-    (
-        _fill_up,
-        (
-            types.Array(types.int32, 2, "A", readonly=True),
-            types.Array(types.int32, 1, "A", readonly=True),
-            types.Array(types.bool_, 1, "A", readonly=True), types.int64,
-            types.Array(types.int32, 2, "C"), *[_INT32] * 4,
-        ),
-    ),
-)  # fmt: skip
-
-
-def warm_up() -> WarmUp:
-    """Compile what this module runs in every step, as `automaton.kernels.warm_up` does."""
-    return compile_kernels(_SIGNATURES)

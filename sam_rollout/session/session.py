@@ -25,51 +25,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import platform
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.config import SamConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.gating import EngineStep, Exchange, GuardedGate, hands_over, make_gate
 from sam_rollout.gating.model_price import ModelPrice
-from sam_rollout.identity import RequestIdentity
-from sam_rollout.session.ledger import RequestLedger
-from sam_rollout.session.padding import DraftPadding, GraphOf, no_graphs, warm_up
-from sam_rollout.session.step_log import StepLog
-from sam_rollout.sources import UNKNOWN_VOCABULARY, Piece
+from sam_rollout.session.adapter import NO_HOOKS, EngineHooks, Requests
+from sam_rollout.session.bookkeeping import Bookkeeping
+from sam_rollout.session.made_drafts import MadeDrafts
+from sam_rollout.session.padding import DraftPadding
+from sam_rollout.sources import Piece
 
 logger = logging.getLogger(__name__)
-
-# A closed gate looks at what could be drafted now and then. Where that takes a model's passes, they
-# are run in so many of the next steps: gates decide every few steps (`gating/auto.py`).
-_LOOK_AHEAD = 8
-
-
-class Requests(Protocol):
-    """What an engine knows of its requests, whether in the batch or not."""
-
-    @property
-    def live(self) -> Collection[str]:
-        """Ids of all requests that have not ended; preempted ones are among them."""
-        ...
-
-    def identity(self, request_id: str) -> RequestIdentity | None:
-        """Who a live request is; asked once, when it joins, if a source needs it."""
-        ...
-
-    def is_control(self, request_id: str) -> bool:
-        """Whether a live request asks to be sampled without drafts; asked once, when it joins."""
-        ...
-
-
-def _no_time_us() -> float:
-    return 0.0
 
 
 class DraftSession:
@@ -78,26 +53,16 @@ class DraftSession:
     Args:
         config: validated; speculation is enabled in it.
         requests: what the engine knows of its requests.
-        max_rows: most requests in one batch (the engine's max_num_seqs).
-        max_model_len: longest text the engine holds, in tokens.
-        max_batched_tokens: most tokens of an engine step, for padding.
-        vocab_size: tokens of the model, where that is known.
+        limits: of the engine.
         exchange: with the engines that wait for every step of this one; None if it runs alone.
         record: keep per-step and per-request records; someone must then call `drain`.
-        graph_of: tells the graph of a step, for `sam.pad_drafts`; asked from the first step on.
-        sampler_us: host time in the samplers since the last call, for the record.
-        made: drafts made elsewhere for this step, as `Source.receive` takes them, or None.
-        made_after: steps from `wants_made` to the first one that has such drafts.
-        heard: what the model held likeliest since the last call, as `Source.hear` takes it, or
-            None; told whether the gate is open.
+        hooks: what it asks the engine.
 
     Attributes:
-        gate, drafter, ledger: its parts; `drafter` is None once it has failed.
+        gate, drafter: its parts; `drafter` is None once it has failed.
         failures: of the drafter.
-        record_failures: of notes on engine steps.
         exchange_failures: of exchanges with other engines.
         wants_drafts: whether the last step that was seen called for drafts, or for filling.
-        wants_made: whether it called for drafts made elsewhere, the next time.
 
     Raises:
         ConfigError: a source cannot work with its settings.
@@ -107,69 +72,47 @@ class DraftSession:
         self,
         config: SamConfig,
         requests: Requests,
+        limits: Limits,
         *,
-        max_rows: int,
-        max_model_len: int,
-        max_batched_tokens: int | None = None,
-        vocab_size: int = UNKNOWN_VOCABULARY,
         exchange: Exchange | None = None,
         record: bool = True,
-        graph_of: GraphOf = no_graphs,
-        sampler_us: Callable[[], float] = _no_time_us,
-        heard: Callable[[bool], tuple[Int32Array, ...] | None] = lambda _open: None,
-        made: Callable[[], tuple[Int32Array, np.ndarray | None] | None] = lambda: None,
-        made_after: int = 1,
+        hooks: EngineHooks = NO_HOOKS,
     ) -> None:
-        warm_up()
-        k = self._k = config.max_draft_tokens
+        limits = limits._replace(k=config.max_draft_tokens)
+        self._k = limits.k
         self._requests = requests
         self._record = record
-        self._sampler_us = sampler_us
-        self._heard = heard
-        self._made, self._made_after = made, made_after
-        self._asked = 0  # steps in a row after which such drafts were wanted
-        self._expects_made = config.sources.model.enabled
-        self._lacks_made = False  # in this step
-        self._looks_ahead = 0  # steps for which a look waits for such drafts
-        self.gate: GuardedGate = make_gate(
-            config.gate, max_rows=max_rows, max_draft_tokens=k, exchange=exchange
-        )
-        self.drafter: SamDrafter | None = SamDrafter(config, max_rows, max_model_len, vocab_size)
-        others = any(source.name != "model" for source in self.drafter.sources)
-        learns = config.gate.kind == "auto" and exchange is None
-        # Whether drafts made elsewhere are worth their price; None where nobody asks.
-        self._price = ModelPrice(max_rows) if self._expects_made and others and learns else None
-        self._model_learns = config.sources.model.trains
-        self._batch = self.drafter.batch  # outlives a drafter that fails: padding goes on
+        self._heard = hooks.heard
+        self.gate: GuardedGate = make_gate(config.gate, limits, exchange)
+        self.drafter: SamDrafter | None = SamDrafter(config, limits)
         names = [source.name for source in self.drafter.sources]
-        self.ledger = RequestLedger(max_rows, k, len(names))
-        self._log = StepLog(k, names)
-        most_tokens = max_rows * (1 + k) if max_batched_tokens is None else max_batched_tokens
+        measures = config.gate.kind == "auto" and exchange is None
+        price = ModelPrice(limits) if measures and {*names} > {"model"} else None
+        self._made = MadeDrafts(config.sources.model, hooks, price)
+        self._books = Bookkeeping(limits, names, hooks.sampler_us, record)
+        self._batch = self.drafter.batch  # outlives a drafter that fails: padding goes on
         self._padding = functools.partial(
-            DraftPadding,
-            setting=config.pad_drafts,
-            graph_of=graph_of,
-            k=k,
-            max_rows=max_rows,
-            max_batched_tokens=most_tokens,
-            max_model_len=max_model_len,
+            DraftPadding, setting=config.pad_drafts, graph_of=hooks.graph_of, limits=limits
         )
         self.failures = 0
-        self.record_failures = 0
         self.exchange_failures = 0
         self.wants_drafts = False
-        self.wants_made = False
         self._request_ids: list[str] = []
-        self._control: set[str] = set()  # requests of the batch that get no drafts
-        # Rows that may draft: 1 for all, or int32[B], 0 for control requests.
+        self._without: set[str] = set()  # requests of the batch that take no drafts
+        # Rows that may draft: 1 for all, or int32[B] with 0 for these.
         self._may_draft: int | np.ndarray = 1
         self._gate_open = False  # when the last drafts were made
         self._may_open = False  # what the gate decided last
-        # Seen and drafted for: whether it verified drafts, the budget, and when drafting ended.
+        # Of a step that was drafted for before gate and record saw it: the step, whether it
+        # verified drafts, the budget, and when drafting ended.
         self._unsettled: tuple[EngineStep, bool, int, int] | None = None
         self._wasted = False  # the step under way is not what the gate decided meanwhile
-        self._telemetry_ns = 0  # spent on the ledger in the step under way
         self._drained: Mapping[str, float] = {}  # counters as they stood at the last drain
+
+    @property
+    def wants_made(self) -> bool:
+        """Whether the last step that was seen called for drafts made elsewhere, the next time."""
+        return self._made.wanted
 
     @functools.cached_property
     def padding(self) -> DraftPadding:
@@ -221,7 +164,7 @@ class DraftSession:
                 self._switch_off()
         rows = len(sampled)
         self._batch.clear(rows)
-        self.wants_made = False
+        self._made.wanted = False
         self.wants_drafts = self.padding.applies(rows, gate_open=False)
         if room and (whole or self.wants_drafts):
             self.padding.fill_up(self._batch, token_ids, num_tokens, sampled > 0)
@@ -244,23 +187,13 @@ class DraftSession:
         verified = drafter.observe(token_ids, num_tokens, sampled)
         if (heard := self._heard(self._gate_open)) is not None:
             drafter.hear(*heard)
-        made = self._made()
-        if made is not None:
+        if (made := self._made.take()) is not None:
             drafter.receive(*made)
-        # None was asked for, or it is on its way. One that was and did not come is not to be had;
-        # nor is a dear one.
-        self._lacks_made = (
-            self._expects_made
-            and made is None
-            and self._asked < self._made_after
-            and (self._price is None or self._price.pays)
-        )
         step = EngineStep(
             started_ns,
             verified,
             num_tokens,
             same_batch=same_batch,
-            may_draft=self._may_draft,
             offered=drafter.offered(verified) if same_batch and self._gate_open else None,
             wasted=self._wasted,
         )
@@ -286,7 +219,8 @@ class DraftSession:
         else:
             self._wasted = False
             drafter.settle()
-            self._finish(started_ns, decoding if hands_over(budget, least_chance) else None, budget)
+            offered = decoding if hands_over(budget, least_chance) else None
+            self._books.end(started_ns, offered, budget)
         return batch
 
     def settle(self) -> None:
@@ -300,62 +234,32 @@ class DraftSession:
             self._decide(step, drafted, whole=True, room=True)
             self._wasted = not self.wants_drafts or (self._may_open and not budget)
             offered = step.verified.sampled > 0 if budget else None
-            self._finish(step.now_ns + waited_ns, offered, budget)
+            self._books.end(step.now_ns + waited_ns, offered, budget)
         except Exception:
             self._switch_off()
 
     def _decide(self, step: EngineStep, drafted: bool, *, whole: bool, room: bool) -> int:
         """Book a step, and ask the gate for the next one's budget; 0 where it has no room."""
-        booking_ns = time.perf_counter_ns()
-        self.ledger.book(step.verified, step.num_tokens, drafted=drafted)
-        self._telemetry_ns += time.perf_counter_ns() - booking_ns
+        self._books.book(step, drafted=drafted)
         was_open = self._may_open
         budget = self.gate.next_budget(step, whole=whole, room=room)
         # A look finds drafts and hands none over.
         drafts = self._may_open = hands_over(budget, self.gate.least_chance)
-        self._looks_ahead -= self._looks_ahead > 0
-        if budget and not drafts and self._lacks_made:
-            budget, self._looks_ahead = 0, _LOOK_AHEAD  # it would find less than there can be
-        self.wants_made = drafts or self._looks_ahead > 0
-        if self._price is not None:
-            self._price.observe(step, is_open=was_open)
-            self.wants_made = self.wants_made and self._price.pays
-        self._asked = (self._asked + 1) * self.wants_made
+        looks = budget > 0 and not drafts
+        if self._made.ask(step, was_open=was_open, is_open=drafts, looks=looks):
+            budget = 0
         # What fills a step up needs room as drafts do.
         rows = len(step.num_tokens)
         self.wants_drafts = drafts or self.padding.applies(rows, gate_open=False)
         return budget if room or not drafts else 0
 
-    def _finish(self, started_ns: int, offered: np.ndarray | None, budget: int) -> None:
-        """End the session's part of a step: `offered`, bool[B], are the rows that may draft."""
-        telemetry_ns = time.perf_counter_ns() - self._telemetry_ns
-        self.ledger.offer(offered)
-        if self._record and not self.record_failures:
-            self._note(started_ns, telemetry_ns, budget > 0, budget)
-        self._telemetry_ns = 0
-
-    def _note(self, started_ns: int, telemetry_ns: int, gate_open: bool, budget: int) -> None:
-        try:
-            self._log.add(
-                started_ns, telemetry_ns, gate_open, budget, self.ledger.step, self._sampler_us()
-            )
-        except Exception:
-            # The ledger is kept: users' counts per request go on.
-            self.record_failures += 1
-            self._log.clear()  # no half of a note is handed over
-            logger.warning(
-                "Engine steps cannot be recorded any more and count as without drafts; drafting "
-                "goes on.",
-                exc_info=True,
-            )
-
     def _follow(self, drafter: SamDrafter, request_ids: list[str]) -> None:
         """Take over a changed batch and free what belonged to requests that ended."""
-        started_ns = time.perf_counter_ns()
-        ended = self.ledger.follow(request_ids, live=self._requests.live)
-        self._telemetry_ns += time.perf_counter_ns() - started_ns
+        ended = self._books.follow(request_ids, live=self._requests.live)
         drafter.finish(ended)
         before = set(self._request_ids)
+        if not self._record and before.isdisjoint(request_ids):
+            drafter.end_step()  # nobody says when a step ends: its whole batch has gone
         joined = [request_id for request_id in request_ids if request_id not in before]
         if drafter.needs_identity:
             for request_id in joined:
@@ -363,18 +267,14 @@ class DraftSession:
                 if identity is not None:
                     drafter.admit(request_id, identity)
         drafter.bind(request_ids)
-        self._control = {
-            *self._control.intersection(request_ids),
-            *filter(self._requests.is_control, joined),
+        self._without = {
+            *self._without.intersection(request_ids),
+            *filter(self._requests.takes_no_drafts, joined),
         }
         self._may_draft = 1
-        if self._control:
-            may_draft = [request_id not in self._control for request_id in request_ids]
+        if self._without:
+            may_draft = [request_id not in self._without for request_id in request_ids]
             self._may_draft = np.array(may_draft, np.int32)
-        if not self._record:
-            self.ledger.drain()  # nobody will: keep totals of ended requests from piling up
-            if before.isdisjoint(request_ids):
-                drafter.end_step()  # nobody says when a step ends: its whole batch has gone
         self._request_ids = list(request_ids)
 
     def exchange_texts(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
@@ -390,7 +290,7 @@ class DraftSession:
                 if not self.exchange_failures:
                     logger.warning(
                         "Texts could not be exchanged with other engines; drafting goes on. Others "
-                        "like it are counted (sam/draft/exchange_failures).",
+                        "like it are counted; the sentinel tells of them.",
                         exc_info=True,
                     )
                 self.exchange_failures += 1
@@ -415,9 +315,8 @@ class DraftSession:
         # The training step's last requests have ended, too, and nobody asked for drafts since.
         live = self._requests.live
         self._follow(drafter, [one for one in self._request_ids if one in live])
-        self._telemetry_ns = 0  # part of no engine step
-        if self._price is not None and self._model_learns:
-            self._price.expect_better()
+        self._books.end_training_step()
+        self._made.end_step()
         drafter.end_step()
 
     def _switch_off(self) -> None:
@@ -432,7 +331,7 @@ class DraftSession:
         )
         # Nobody follows the batch from now on: its totals are told once.
         with contextlib.suppress(Exception):  # the ledger may be what failed
-            self.ledger.follow([], live=())
+            self._books.follow([], live=())
 
     def drain(self) -> dict[str, Any]:
         """Hand over and reset what was recorded since the last call; a training step has ended.
@@ -446,15 +345,11 @@ class DraftSession:
         totals, levels = self._end_and_count()
         totals |= {
             "draft/failures": self.failures,
-            "draft/record_failures": self.record_failures,
+            "draft/record_failures": self._books.failures,
             "draft/exchange_failures": self.exchange_failures,
         }
         since = {name: value - self._drained.get(name, 0) for name, value in totals.items()}
         self._drained = totals
-        return {
-            "steps": self._log.drain(),
-            "clock_s": time.monotonic(),
-            "host": platform.node(),
-            "requests": {name: tuple(one) for name, one in self.ledger.drain().items()},
-            "counters": since | levels | self.ledger.take_counters() | self.gate.drain(),
-        }
+        drained = self._books.drain()
+        drained["counters"] |= since | levels | self.gate.drain()
+        return drained

@@ -6,8 +6,10 @@ import dataclasses
 import math
 
 from sam_rollout.config import SourcesConfig
-from sam_rollout.sources.history import HISTORY_BYTES_PER_TOKEN
-from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN
+from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
+from sam_rollout.sources.support.responses import TextsConfig
+
+EARLIER_RESPONSES = TextsConfig().max_responses_per_prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,21 +63,16 @@ class DraftTexts:
         return self.shared.per_engine * self.response_tokens
 
     def bytes_of(self, sources: SourcesConfig) -> dict[str, int]:
-        """Most bytes of each enabled source that grows, in one engine: what it may have at most.
-
-        Sources without a limit on memory are left out (a corpus is a file that engines share).
-        """
+        """Most bytes of each enabled source that grows, in one engine: what it may have at most."""
         running = min(self.shared.per_engine, self.shared.max_num_seqs)
-        siblings, run, history = sources.siblings, sources.run, sources.history
-        # Siblings are spread over engines: each may run a response to any prompt.
-        groups = min(self.shared.prompts, running)
-        past = groups * history.max_responses_per_prompt * self.response_tokens
-        shared = self.response_tokens_of_engine * LIVE_BYTES_PER_TOKEN
+        shared = self.response_tokens_of_engine
+        if sources.prompt.earlier_steps:
+            # Siblings are spread over engines: each may run a response to any prompt.
+            shared += min(self.shared.prompts, running) * EARLIER_RESPONSES * self.response_tokens
         text = self.prompt_tokens + self.response_tokens
         needed = {
             "own": (running * text * LIVE_BYTES_PER_TOKEN, sources.own.max_bytes),
-            "siblings": (shared, siblings.max_bytes),
-            "run": (run.max_bytes, run.max_bytes),  # grows until it is replaced
-            "history": (past * HISTORY_BYTES_PER_TOKEN, history.max_memory_bytes),
+            "prompt": (shared * LIVE_BYTES_PER_TOKEN, sources.prompt.max_bytes),
+            "run": (sources.run.max_bytes, sources.run.max_bytes),  # grows until it is replaced
         }
         return {name: min(pair) for name, pair in needed.items() if getattr(sources, name).enabled}

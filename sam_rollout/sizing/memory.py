@@ -32,9 +32,6 @@ class MemoryPlan:
         verification: beyond sampling, in a step with `verified_requests`.
         outside_share: of the device, neither the engine's nor taken by `resident`.
         kv_tokens: tokens that the KV cache holds.
-        full_texts: texts of full length that it holds.
-        errors: what cannot run.
-        warnings: what may not.
     """
 
     training: dict[str, float]
@@ -44,9 +41,36 @@ class MemoryPlan:
     verification: float
     outside_share: float
     kv_tokens: int
-    full_texts: float
-    errors: tuple[str, ...]
-    warnings: tuple[str, ...]
+
+    def errors(self, memory_gib: int, max_model_len: int) -> list[str]:
+        """Say what does not fit a device of so much memory."""
+        cache, states = self.rollout[KV_CACHE], math.fsum(self.training.values()) / GIB
+        needed = (math.fsum(self.rollout.values()) - cache) / GIB
+        rules = {
+            f"the rollout needs {needed:.1f} GiB before the first token is cached, more than its "
+            "share of the device: spread the weights over more devices "
+            "(tensor_model_parallel_size, expert_parallel_size)": cache <= 0,
+            f"the KV cache holds {self.kv_tokens} tokens, less than one text of max_model_len = "
+            f"{max_model_len}": cache > 0 and self.kv_tokens < max_model_len,
+            "the engine's share and the training states that stay on the device exceed it by "
+            f"{-self.outside_share / GIB:.1f} GiB: offload them, or lower gpu_memory_utilization":
+            self.outside_share < 0,
+            f"parameters, gradients and optimizer states need {states:.1f} GiB of {memory_gib} GiB":
+            states > memory_gib,
+        }  # fmt: skip
+        return [text for text, wrong in rules.items() if wrong]
+
+    @property
+    def warning(self) -> str:
+        """Say what may not fit; empty if all does."""
+        if self.verification <= max(0, self.outside_share):
+            return ""
+        return (
+            f"verifying drafts may need {self.verification / GIB:.1f} GiB beyond the engine's "
+            f"share, with {self.outside_share / GIB:.1f} GiB left: lower sam.max_draft_tokens or "
+            "gpu_memory_utilization, sam.gate.threshold where it decides, or max_num_seqs where "
+            "steps are filled up (sam.pad_drafts)"
+        )
 
 
 def training_states(shape: ModelShape, layout: TrainingLayout) -> dict[str, float]:
@@ -100,20 +124,13 @@ def plan_memory(
     hardware: HardwareConfig,
     limits: EngineLimits,
 ) -> MemoryPlan:
-    """Count both phases of a step and judge them."""
+    """Count both phases of a step."""
     states = training_states(shape, training)
-    stays = {
-        PARAMETERS: not training.offload_parameters,
-        GRADIENTS: not training.offload_parameters,
-        OPTIMIZER: not (training.offload_optimizer or training.swap_optimizer),
-    }
-    resident = math.fsum(size for name, size in states.items() if stays[name])
-    # Gradients are dropped, not offloaded.
-    offloaded = math.fsum(
-        size for name, size in states.items() if not stays[name] and name != GRADIENTS
-    )
-    if training.swap_optimizer:
-        del states[OPTIMIZER]
+    away = set()
+    if training.offload_parameters:
+        away |= {PARAMETERS, GRADIENTS}
+    if training.offload_optimizer or training.swap_optimizer:
+        away.add(OPTIMIZER)
     # What vLLM measures before it gives the rest of its share to the KV cache, without activations.
     items = {
         "weights": rollout_weights(shape, rollout),
@@ -124,61 +141,18 @@ def plan_memory(
     share = limits.memory_fraction * hardware.memory_gib * GIB
     left = hardware.kv_cache_gib * GIB or share - math.fsum(items.values())
     items = {name: size for name, size in items.items() if size} | {KV_CACHE: left}
-    of_token = shape.kv_cache_bytes(rollout.tensor) + limits.drafter.kv_bytes
-    kv_tokens = max(0, int(left // of_token))
     # A request with drafts has k + 1 rows of logits, any other one.
     verified = min(limits.verified_requests, limits.max_num_seqs)
     more_rows = max(0, verified * (limits.draft_tokens + 1) - limits.max_num_seqs)
-    plan = MemoryPlan(
-        training=states,
+    resident = math.fsum(size for name, size in states.items() if name not in away)
+    of_token = shape.kv_cache_bytes(rollout.tensor) + limits.drafter.kv_bytes
+    return MemoryPlan(
+        training={n: s for n, s in states.items() if n != OPTIMIZER or not training.swap_optimizer},
         rollout=items,
         resident=resident,
-        offloaded=offloaded,
+        # Gradients are dropped, not kept.
+        offloaded=math.fsum(size for name, size in states.items() if name in away - {GRADIENTS}),
         verification=sampling_bytes(shape, more_rows),
         outside_share=hardware.memory_gib * GIB - math.fsum(items.values()) - resident,
-        kv_tokens=kv_tokens,
-        full_texts=kv_tokens / limits.max_model_len,
-        errors=(),
-        warnings=(),
+        kv_tokens=max(0, int(left // of_token)),
     )
-    errors, warnings = _errors(plan, hardware, limits), _warnings(plan)
-    return dataclasses.replace(plan, errors=tuple(errors), warnings=tuple(warnings))
-
-
-def _errors(plan: MemoryPlan, hardware: HardwareConfig, limits: EngineLimits) -> list[str]:
-    found = []
-    if plan.rollout[KV_CACHE] <= 0:
-        needed = math.fsum(plan.rollout.values()) - plan.rollout[KV_CACHE]
-        found.append(
-            f"the rollout needs {needed / GIB:.1f} GiB before the first token is cached, more than "
-            f"its share of the device: spread the weights over more devices "
-            "(tensor_model_parallel_size, expert_parallel_size)"
-        )
-    elif plan.full_texts < 1:
-        found.append(
-            f"the KV cache holds {plan.kv_tokens} tokens, less than one text of "
-            f"max_model_len = {limits.max_model_len}"
-        )
-    if plan.outside_share < 0:
-        found.append(
-            f"the engine's share and the training states that stay on the device exceed it by "
-            f"{-plan.outside_share / GIB:.1f} GiB: offload them, or lower gpu_memory_utilization"
-        )
-    states = math.fsum(plan.training.values()) / GIB
-    if states > hardware.memory_gib:
-        found.append(
-            f"parameters, gradients and optimizer states need {states:.1f} GiB of "
-            f"{hardware.memory_gib} GiB"
-        )
-    return found
-
-
-def _warnings(plan: MemoryPlan) -> list[str]:
-    if plan.verification <= max(0, plan.outside_share):
-        return []
-    return [
-        f"verifying drafts may need {plan.verification / GIB:.1f} GiB beyond the engine's "
-        f"share, with {plan.outside_share / GIB:.1f} GiB left: lower "
-        "sam.max_draft_tokens or gpu_memory_utilization, sam.gate.threshold where it decides, "
-        "or max_num_seqs where steps are filled up (sam.pad_drafts)"
-    ]

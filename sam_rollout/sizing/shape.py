@@ -42,21 +42,16 @@ class ModelShape(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.heads % self.kv_heads:
-            raise ConfigError(f"{self.PATH}.heads", self.heads, "must be a multiple of kv_heads")
+        kind = "a mixture of experts" if self.experts else "a dense model"
         needed = ("experts_per_token", "moe_intermediate") if self.experts else ("intermediate",)
-        for name in needed:
-            if getattr(self, name) < 1:
-                kind = "a mixture of experts" if self.experts else "a dense model"
-                raise ConfigError(
-                    f"{self.PATH}.{name}", getattr(self, name), f"must be at least 1 for {kind}"
-                )
-        if self.experts_per_token > self.experts:
-            raise ConfigError(
-                f"{self.PATH}.experts_per_token",
-                self.experts_per_token,
-                f"must be at most {self.PATH}.experts = {self.experts}",
-            )
+        most = f"must be at most {self.PATH}.experts = {self.experts}"
+        for name, right, allowed in (
+            ("heads", self.heads % self.kv_heads == 0, "must be a multiple of kv_heads"),
+            *((n, getattr(self, n) > 0, f"must be at least 1 for {kind}") for n in needed),
+            ("experts_per_token", self.experts_per_token <= self.experts, most),
+        ):
+            if not right:
+                raise ConfigError(f"{self.PATH}.{name}", getattr(self, name), allowed)
 
     @classmethod
     def of_model(cls, config: Mapping[str, Any]) -> Self | None:
@@ -114,20 +109,20 @@ class ModelShape(Section):
         """Vocabulary embedding and output head together."""
         return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
 
-    def _total(self, experts: int) -> int:
-        layer = self.attention_parameters + self.mlp_parameters + self.router_parameters
-        layer += experts * self.expert_parameters
-        return self.layers * layer + self.embedding_parameters
-
     @property
     def parameters(self) -> int:
         """All parameters."""
-        return self._total(self.experts)
+        return self._with_experts(self.experts)
 
     @property
     def active_parameters(self) -> int:
         """Parameters that one token meets."""
-        return self._total(self.experts_per_token)
+        return self._with_experts(self.experts_per_token)
+
+    def _with_experts(self, experts: int) -> int:
+        layer = self.attention_parameters + self.mlp_parameters + self.router_parameters
+        layer += experts * self.expert_parameters
+        return self.layers * layer + self.embedding_parameters
 
     def kv_cache_bytes(self, tensor_parallel: int = 1) -> int:
         """Keys and values of one token on one rank in bfloat16, all layers, bytes.

@@ -6,15 +6,10 @@ import importlib
 import pkgutil
 from typing import Any
 
-from sam_rollout.settings import ConfigError
-from sam_rollout.sources.contract import (
-    UNKNOWN_VOCABULARY,
-    Limits,
-    Piece,
-    Source,
-    SourceEntry,
-    Usage,
-)
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
+from sam_rollout.core.settings import ConfigError
+from sam_rollout.sources.contract import Piece, Source, SourceEntry, Usage
+from sam_rollout.sources.support.responses import Responses
 
 __all__ = [
     "NAMES",
@@ -45,8 +40,12 @@ SOURCES: tuple[SourceEntry, ...] = _find()
 NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
 
 
-def check_sources(sections: Any) -> None:
+def check_sources(sections: Any, vocab_size: int = UNKNOWN_VOCABULARY) -> None:
     """Check what an enabled source needs beyond its fields, a file that has to be there, say.
+
+    Args:
+        sections: `SamConfig.sources`.
+        vocab_size: tokens of the model.
 
     Raises:
         ConfigError: names field, value and what is allowed.
@@ -54,33 +53,27 @@ def check_sources(sections: Any) -> None:
     for entry in SOURCES:
         section = getattr(sections, entry.name)
         if section.enabled and entry.check is not None:
-            entry.check(section)
+            entry.check(section, vocab_size)
 
 
-def make_sources(sections: Any, limits: Limits) -> list[Source]:
+def make_sources(sections: Any, limits: Limits, responses: Responses) -> list[Source]:
     """Make the enabled sources, in order.
 
     Args:
         sections: `SamConfig.sources`: a checked section for each entry, by name.
         limits: of the engine.
+        responses: what the engine's requests write.
 
     Raises:
-        ConfigError: a source cannot work with its settings (a path is not set, say).
-        ValueError: a source counts what its entry does not declare.
+        ConfigError: a source cannot work with its settings (a file cannot be read, say).
     """
     made = []
     for entry in SOURCES:
         section = getattr(sections, entry.name)
-        if section.enabled and (source := entry.make(section, limits)) is not None:
-            undeclared = {*source.counters(), *source.levels()} - {m.name for m in entry.metrics}
-            if undeclared:
-                raise ValueError(
-                    f"the source {entry.name!r} counts {', '.join(sorted(undeclared))}: declare it "
-                    "in SourceEntry.metrics"
-                )
+        if section.enabled and (source := entry.make(section, limits, responses)) is not None:
             made.append(source)
     if not made:
         enabled = [entry.name for entry in SOURCES if getattr(sections, entry.name).enabled]
-        needs = "outside a training run `history` needs a path, and `run` `when: always`"
+        needs = "outside a training run `run` needs `when: always` or a corpus"
         raise ConfigError("sam.sources", enabled, f"none of these has anything to read: {needs}")
     return made

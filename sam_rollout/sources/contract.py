@@ -1,39 +1,31 @@
 """What the drafter asks of a source of drafts, and how a source makes itself known.
 
 A module of this folder that defines `SOURCE`, a `SourceEntry`, is found by the registry
-(`sam_rollout.sources`). Its section of the configuration, its metrics, its curves on the dashboard
-and its side of the benchmark follow from the entry. Such a module is imported wherever a
-configuration is read: what is slow to import (compiled kernels) it imports when the source is made.
+(`sam_rollout.sources`). Its section of the configuration, its metrics and its curves on the
+dashboard follow from the entry. Such a module is imported wherever a configuration is read: what is
+slow to import (compiled kernels) it imports when the source is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array, Int64Array
-from sam_rollout.identity import GroupKey, RequestIdentity
-from sam_rollout.metric import Metric
-from sam_rollout.settings import Section
+from sam_rollout.core.identity import GroupKey, RequestIdentity
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.metric import Metric
+from sam_rollout.core.settings import Section
 
-# Every token id is allowed but the largest, which parts joined texts (`automaton.static`).
-UNKNOWN_VOCABULARY = (1 << 31) - 1
-
-
-class Limits(NamedTuple):
-    """What a source is made for."""
-
-    max_rows: int  # most requests in one batch (the engine's max_num_seqs)
-    max_model_len: int  # longest text of the engine, tokens
-    vocab_size: int = UNKNOWN_VOCABULARY  # tokens of the model; ids of drafts are below it
+if TYPE_CHECKING:
+    from sam_rollout.sources.support.responses import Responses
 
 
 class Piece(NamedTuple):
-    """Some tokens of a response, on their way to engines that sample siblings of it.
+    """Some tokens of a response, on their way to engines that sample siblings of it or keep it.
 
     Plain values, which every channel carries as they are.
     """
@@ -44,6 +36,7 @@ class Piece(NamedTuple):
     response: str  # a name that no other response has
     start: int  # tokens told before these
     is_last: bool  # the response has ended
+    is_whole: bool  # told once more when it has ended, to be kept in another folder
     tokens: bytes  # four each, little-endian
 
     @property
@@ -58,7 +51,6 @@ class Usage(NamedTuple):
     catch_up_tokens: int = 0  # read into automata
     rebuilds: int = 0  # texts read again because their row was no continuation
     evictions: int = 0  # automata given up for a cap on their number or bytes
-    refused_texts: int = 0  # read from a disk, and not to be drafted from (`support/vocabulary.py`)
     live_requests: int = 0
     bytes: int = 0
 
@@ -166,11 +158,11 @@ class Source:
         return Usage()
 
     def counters(self) -> Mapping[str, int]:
-        """Own counts since the source was made, by the names of the entry's metrics."""
+        """Own counts since the source was made, by name; metrics if they are declared."""
         return {}
 
     def levels(self) -> Mapping[str, int]:
-        """Own figures as they stand, by the names of the entry's metrics."""
+        """Own figures as they stand, by name; metrics if they are declared."""
         return {}
 
 
@@ -182,19 +174,17 @@ class SourceEntry:
         name: under `sam.sources`.
         section: of its settings; has a field `enabled`.
         make: builds the source from its checked section, in the engine's worker; None where it
-            has nothing to work with.
+            has nothing to work with. It may read what requests write (`support/responses.py`).
         order: in which sources are asked and listed.
-        metrics: what `counters` and `levels` report, names without `sam/draft/`.
+        metrics: of what `counters` and `levels` report, names without `sam/draft/`. Those that
+            end in `_bytes`, `_evictions` and `_failures` are declared for all sources.
         check: raises ConfigError for what is wrong with an enabled section beyond its fields (a
-            file that is missing), before a model is loaded.
-        benchmark: settings of the section for `sam-rollout bench drafter`, given an empty folder
-            that lasts as long as the source; None leaves it out (it needs data of the user's).
+            file that is missing, or has tokens beyond the vocabulary), before a model is loaded.
     """
 
     name: str
     section: type[Section]
-    make: Callable[[Any, Limits], Source | None]
+    make: Callable[[Any, Limits, Responses], Source | None]
     order: int
     metrics: tuple[Metric, ...] = ()
-    check: Callable[[Any], object] | None = None
-    benchmark: Callable[[Path], Mapping[str, Any]] | None = None
+    check: Callable[[Any, int], object] | None = None

@@ -29,9 +29,9 @@ from sam_rollout.automaton.interface import (
     Int32Array,
     Int64Array,
 )
-from sam_rollout.identity import RequestIdentity
-from sam_rollout.metric import Metric
-from sam_rollout.settings import ConfigError, Section, setting
+from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.core.metric import Metric
+from sam_rollout.core.settings import ConfigError, Section, setting
 from sam_rollout.sources.contract import Limits, Source, SourceEntry
 
 # What the engine's drafter is; the others need no files of their own.
@@ -262,13 +262,10 @@ class ModelDrafts(Source):
 SOURCE = SourceEntry(
     "model",
     ModelSourceConfig,
-    lambda _config, limits: ModelDrafts(limits),
+    lambda _config, limits, _responses: ModelDrafts(limits),
     order=50,
-    check=ModelSourceConfig.read_files_config,
+    check=lambda config, _vocab_size: config.read_files_config(),
     metrics=(
-        Metric("model_steps", "steps", "Engine steps in which the engine's own drafter drafted."),
-        Metric("model_tokens", "tokens", "Draft tokens that it made."),
         Metric("model_s", "s", "Time of the host in it, its first pass in every step included."),
-        Metric("model_failures", "1", "The engine's own drafter failed, and is asked no more."),
     ),
 )

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sam_rollout.identity import RequestIdentity
-from sam_rollout.settings import Section, setting
+from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Limits, SourceEntry
-from sam_rollout.sources.support.live import NO_SLOT, LiveTexts
+from sam_rollout.sources.support.live_texts import NO_SLOT, LiveTexts
 
 
 @dataclass(frozen=True)
@@ -131,4 +131,9 @@ class OwnText(LiveTexts):
         return nbytes
 
 
-SOURCE = SourceEntry("own", OwnSourceConfig, OwnText, order=0, benchmark=lambda folder: {})
+SOURCE = SourceEntry(
+    "own",
+    OwnSourceConfig,
+    lambda config, limits, _responses: OwnText(config, limits),
+    order=0,
+)

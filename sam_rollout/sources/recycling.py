@@ -25,10 +25,10 @@ from sam_rollout.automaton.interface import (
     Int32Array,
     Int64Array,
 )
-from sam_rollout.identity import RequestIdentity
-from sam_rollout.metric import MAX, Metric
-from sam_rollout.settings import Section, setting
-from sam_rollout.sources.contract import UNKNOWN_VOCABULARY, Limits, Source, SourceEntry, Usage
+from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
+from sam_rollout.core.settings import Section, setting
+from sam_rollout.sources.contract import Source, SourceEntry, Usage
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,10 @@ class TokenRecycling(Source):
     name = "recycling"
 
     def __init__(self, config: RecyclingSourceConfig, limits: Limits) -> None:
-        from sam_rollout.automaton.followers import hear, warm_up  # compiles
+        from sam_rollout.automaton.compilation import warm_up  # compiles
+        from sam_rollout.automaton.followers import hear
 
-        warm_up()
+        warm_up(hear)
         self._hear = hear
         # By token: the likeliest next one, and how many times in a row it was that.
         self._followers = np.zeros((limits.vocab_size, 2), np.int32)
@@ -102,7 +103,9 @@ class TokenRecycling(Source):
         return {"recycling_bytes": self._followers.nbytes}
 
 
-def _make(config: RecyclingSourceConfig, limits: Limits) -> TokenRecycling | None:
+def _make(
+    config: RecyclingSourceConfig, limits: Limits, _responses: object
+) -> TokenRecycling | None:
     return None if limits.vocab_size == UNKNOWN_VOCABULARY else TokenRecycling(config, limits)
 
 
@@ -111,13 +114,4 @@ SOURCE = SourceEntry(
     RecyclingSourceConfig,
     _make,
     order=40,
-    metrics=(
-        Metric("recycling_positions", "tokens", "Positions whose likeliest next token was kept."),
-        Metric(
-            "recycling_bytes",
-            "bytes",
-            "Size of the table of likeliest next tokens; part of bytes.",
-            MAX,
-        ),
-    ),
 )

@@ -10,7 +10,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from sam_rollout.json_values import encode
+from sam_rollout.core.json_values import encode
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, value_at
 from sam_rollout.telemetry.schema import declared
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from sam_rollout.settings import reference_rows
+from sam_rollout.core.settings import reference_rows
 from sam_rollout.sources import SOURCES
+from sam_rollout.sources.support.responses import TextsConfig
 from sam_rollout.telemetry.records import TABLES
 from sam_rollout.telemetry.schema import GROUPS, METRICS
 
@@ -23,12 +24,15 @@ from the records of engine steps and requests is written with and without a draf
 and its gate count, with a drafter only.
 
 *Of the replica that was busy longest* names one replica per training step for all metrics, the
-one with the largest `rollout_s`; so `sam/head/time_s + sam/tail/time_s = sam/engine/rollout_s`.
+one with the largest `rollout_s`; so `sam/bulk/time_s + sam/tail/time_s = sam/engine/rollout_s`.
 Where nothing happened a metric is 0, never NaN; `sam/draft/acceptance_length` is then 1.
 
 Every value is of one training step: a counter is what the step's rollout added. The exceptions say
 so: a level, such as memory, is taken "when the step is drained", and what has `so_far` in its name
 is of all steps up to this one. Draft tokens from a source are 0 where it is off.
+
+A name with a placeholder stands for several: `<k>` a draft position, `<lo>` a length of context,
+`<source>` a draft source. What is not here is in the [tables](#tables-in-the-run-folder).
 """
 
 _VERLS_OWN = """\
@@ -70,8 +74,9 @@ def with_source_settings(page: str) -> str:
     if not end:
         raise ValueError(f"no {SOURCES_BEGIN.strip()} ... {SOURCES_END.strip()} in the page")
     head = ("key", "type", "default", "allowed", "meaning")
+    sections = [*(entry.section for entry in SOURCES), TextsConfig]
     table = _table(head, []) + "".join(
-        f"{row}\n" for entry in SOURCES for row in reference_rows(entry.section)
+        f"{row}\n" for section in sections for row in reference_rows(section)
     )
     return f"{before}{begin}\n{table}\n{end}{after}"
 

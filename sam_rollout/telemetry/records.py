@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sam_rollout.json_values import dumps, loads, measured
+from sam_rollout.core.json_values import dumps, loads, measured
 from sam_rollout.sources import NAMES
 
 SCHEMA_VERSION = 4  # folders of this one alone are read
@@ -394,8 +394,12 @@ class RunFolder:
         return dict(sorted(steps.items()))
 
 
+# Sources as they were called -> as they are.
+_RENAMED = {"siblings": "prompt", "history": "prompt", "corpus": "run"}
+
+
 def _by_todays_sources(table: pa.Table) -> pa.Table:
-    """Puts lists by source into today's order: the registry may have grown since."""
+    """Put lists by source into today's order: the registry may have changed since."""
     for name in ("drafted_per_source", "accepted_per_source"):
         place = table.schema.get_field_index(name)
         if place < 0:
@@ -406,8 +410,10 @@ def _by_todays_sources(table: pa.Table) -> pa.Table:
         then = metadata[b"sources"].decode().split(",")
         if then == list(NAMES):
             continue
+        now = [_RENAMED.get(one, one) for one in then]
+        columns = [[i for i, one in enumerate(now) if one == kind] for kind in NAMES]
         lists = [
-            row and [row[then.index(one)] if one in then else 0 for one in NAMES]
+            row and [sum(row[i] for i in those) for those in columns]
             for row in table[name].to_pylist()
         ]
         table = table.set_column(place, name, pa.array(lists, _INTS))

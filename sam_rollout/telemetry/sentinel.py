@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sam_rollout.config import SentinelConfig
-from sam_rollout.statistics import ratio_gain, share
+from sam_rollout.core.statistics import ratio_gain, share
 from sam_rollout.telemetry.records import REQUESTS
 from sam_rollout.telemetry.tables import numpy_column, ratio, sums_of
 
@@ -33,8 +33,8 @@ FINDINGS = {
     "one. What the gate lets through moves one of them only.",
     "counters_missing": "Responses were sampled, but an engine, or all of them, reported no "
     "counters or no engine steps.",
-    "part_failed": "An engine's drafter, gate, history or recording has failed and is off until "
-    "the engine starts anew. The warning names it.",
+    "part_failed": "An engine's drafter, gate, folder of ended responses or recording has failed "
+    "and is off until the engine starts anew. The warning names it.",
     "source_impaired": "A draft source survived an error in this training step. It drafts on, "
     "without the texts that it could not read, keep or take over.",
     "probabilities_differ": "The trainer's probabilities of sampled tokens are further from, or "
@@ -60,7 +60,7 @@ _ADVICE = {
     "tokens scored, rollout_sampler=stock whether our sampler is the cause",
 }
 # Counters of what is off from then on. Every other `..._failures` is of an error survived.
-_SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/history_failures",
+_SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures",
                  "gate/failures")  # fmt: skip
 # Means over tokens of |rollout - trainer| probability; in bf16 some 0.003 to 0.01.
 _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_baseline"

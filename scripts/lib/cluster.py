@@ -30,7 +30,7 @@ from typing import Any
 import cluster_common as common
 import psutil
 from cluster_common import POLL_S, ClusterError, pause, say, tail
-from cluster_processes import MARK, claim, end, end_all, holder, of_cluster
+from cluster_processes import MARK, claim, end, end_all, of_cluster
 
 RAY_WITH_TOKEN = (2, 52)  # the first that reads RAY_AUTH_MODE
 RANK_LABEL = "sam-rollout/rank"
@@ -370,25 +370,6 @@ def run_worker(part: Part) -> int:
         end(ray, RAY_STOP_S)
 
 
-def clear_left_overs(port: int) -> None:
-    """End what an earlier run of ours left on this node."""
-    if left := of_cluster(folder(port)):
-        say(f"ending {len(left)} processes that an earlier run left here")
-        end_all(left)
-
-
-def stop_cluster(port: int) -> int:
-    """End a run of ours on this node, or what one has left; returns the exit status."""
-    if pid := holder(folder(port)):
-        say(f"asking process {pid} to end its run")
-        os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + RAY_STOP_S + JOB_STOP_S
-        while holder(folder(port)) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-    clear_left_overs(port)
-    return 0
-
-
 def follow_launcher() -> None:
     """Read Ray's token from standard input, and take its end for the launcher's: it is ours."""
 
@@ -408,7 +389,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "scripts/node.sh", "One node's part in a training run over many nodes (docs/multinode.md)."
     )
     add = parser.add_argument
-    add("role", choices=("head", "worker", "auto", "stop"), help="auto: the head is rank 0")
+    add("role", choices=("head", "worker", "auto"), help="auto: the head is rank 0")
     add("--node-rank", type=int, help="0 is the head")
     add("--num-nodes", type=int)
     add("--names", help="names of all nodes by rank, separated by commas")
@@ -419,8 +400,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> int:
     """Play this node's part; returns the exit status."""
-    if options.role == "stop":
-        return stop_cluster(options.port)
     part = Part(options)
     if options.print:
         print(part.describe())
@@ -429,7 +408,9 @@ def run(options: argparse.Namespace) -> int:
     if options.attached:
         follow_launcher()
     claimed = claim(part.folder)  # noqa: F841 - until this process ends
-    clear_left_overs(part.port)
+    if left := of_cluster(part.folder):
+        say(f"ending {len(left)} processes that an earlier run left here")
+        end_all(left)
     said = ""
     try:
         return (run_worker if part.rank else run_head)(part)

@@ -66,31 +66,6 @@ def claim(folder: Path) -> TextIO:
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-    file, pid = _lock(folder)
-    if pid is not None:
-        raise ClusterError(
-            f"a run of ours with this port is under way here (process {pid}): wait for it, end it "
-            "with scripts/node.sh stop, or choose another --port"
-        )
-    folder.chmod(0o700)
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
-
-
-def holder(folder: Path) -> int | None:
-    """Process that holds the claim to a folder; None if it is free."""
-    try:
-        file, pid = _lock(folder)
-    except FileNotFoundError:
-        return None
-    file.close()
-    return pid
-
-
-def _lock(folder: Path) -> tuple[TextIO, int | None]:
-    """Lock the file of the claim; returns it and, if that was not possible, who has locked it."""
     status = folder.lstat()  # everybody can make a folder of this name in /tmp
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise ClusterError(f"{folder} is not ours: remove it, or choose another --port")
@@ -99,5 +74,12 @@ def _lock(folder: Path) -> tuple[TextIO, int | None]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        return file, int(file.read() or 0)
-    return file, None
+        raise ClusterError(
+            f"a run of ours with this port is under way here (process {file.read()}): wait for it, "
+            "end that process, or choose another --port"
+        ) from None
+    folder.chmod(0o700)
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file

@@ -54,7 +54,7 @@ def vllm_config():
     from vllm_ascend.ascend_config import init_ascend_config
     from vllm_ascend.utils import adapt_patch
 
-    from sam_rollout.integrations.vllm.settings import engine_arguments
+    from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 
     config = EngineArgs(
         model=MODEL,
@@ -94,8 +94,9 @@ def runner(vllm_config):
 
 @pytest.fixture(scope="session")
 def answers():
-    """What the programs here say of their engines, by module; and what they warned of."""
-    command = [sys.executable, "-m", "tests.ascend.all_engines"]
+    """What ``answering.py`` says of its engines, by their names; and what it warned of."""
+    command = [sys.executable, "-m", "tests.ascend.answering"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1]) | {"warnings": done.stderr + done.stdout}
+    engines = json.loads(done.stdout.splitlines()[-1])
+    return {"engines": engines, "warnings": done.stderr + done.stdout}

@@ -18,12 +18,12 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError, check_drafters
-from sam_rollout.integrations.vllm.sampling.samplers import installed_sampler
-from sam_rollout.integrations.vllm.settings import (
+from sam_rollout.integrations.vllm.engine_settings import (
     ENGINES_OWN_SAMPLER,
     PROPOSER_CLASS,
     engine_arguments,
 )
+from sam_rollout.integrations.vllm.sampling.samplers import installed_sampler
 from sam_rollout.integrations.vllm_ascend import hooks
 from sam_rollout.integrations.vllm_ascend.plugin import way_in
 from sam_rollout.integrations.vllm_ascend.worker import SamAscendWorkerExtension

@@ -14,7 +14,7 @@ from vllm_ascend.sample.sampler import (
 )
 
 from sam_rollout.config import SAMPLERS, ConfigError, RolloutSamplerConfig
-from sam_rollout.identity import identify
+from sam_rollout.core.identity import identify
 from sam_rollout.integrations.vllm.sampling.samplers import installed_sampler
 from sam_rollout.integrations.vllm_ascend.sampling.options import REFUSED
 from sam_rollout.integrations.vllm_ascend.sampling.samplers import (

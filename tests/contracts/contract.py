@@ -5,7 +5,8 @@ Megatron-Core, and what of ours breaks otherwise. ``test_upstream.py`` checks ea
 each version it is for.
 To rely on something new, add an entry to the table of what needs it.
 
-A table maps a module to its names, and a name to the reason. What must hold of the name stands
+A table maps a module to its names, and a name to the reason; ``module:name`` is a module with one
+name. What must hold of a name stands
 
 * behind it in brackets. Of a function, the arguments that we pass, or that our override declares:
   all must be accepted, in this order, and upstream may ask for no other without giving a default.
@@ -27,7 +28,8 @@ SUPPORTED_VERSIONS = {
 PROBED_ASCEND = ("0.24", "0.25", "0.26")
 ASCEND_VERSIONS = (*SUPPORTED_VERSIONS["vllm_ascend"], *PROBED_ASCEND)
 
-Table = dict[str, dict[str, str | tuple[str, ...]]]
+Reason = str | tuple[str, ...]
+Table = dict[str, Reason | dict[str, Reason]]
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,9 @@ class Row:
 def rows(package: str, table: Table, versions: tuple[str, ...] = ()) -> list[Row]:
     """The rows of a table."""
     found = []
-    for module, names in table.items():
-        for signature, reason in names.items():
+    for place, names in table.items():
+        module, _, alone = place.partition(":")
+        for signature, reason in (names if isinstance(names, dict) else {alone: names}).items():
             why, *code = (reason,) if isinstance(reason, str) else reason
             name, brackets, inside = signature.removesuffix(")").partition("(")
             given = tuple(inside.split(", ")) if inside else ()
@@ -104,15 +107,12 @@ VLLM_SAMPLERS: Table = {
         "RejectionSampler.forward(metadata, draft_probs, logits, sampling_metadata)":
             "our subclass is called the same way",
     },
-    "v1.sample.logits_processor.builtin": {
-        "MinTokensLogitsProcessor.apply_with_spec_decode(logits, num_draft_tokens)":
-            "a row of a draft at a time, and of a bonus token as of one draft more",
-    },
-    "v1.sample.ops.topk_topp_sampler": {
-        "apply_top_k_top_p(logits, k, p)": (
-            "the cuts of both our samplers; on GPUs by the function that it calls for many rows",
-            "return apply_top_k_top_p_triton(logits, k, p)"),
-    },
+    "v1.sample.logits_processor.builtin:"
+    "MinTokensLogitsProcessor.apply_with_spec_decode(logits, num_draft_tokens)":
+        "a row of a draft at a time, and of a bonus token as of one draft more",
+    "v1.sample.ops.topk_topp_sampler:apply_top_k_top_p(logits, k, p)": (
+        "the cuts of both our samplers; on GPUs by the function that it calls for many rows",
+        "return apply_top_k_top_p_triton(logits, k, p)"),
     "v1.spec_decode.metadata": {
         "SpecDecodeMetadata.logits_indices":
             "which scheduled token each row of a verify step belongs to",
@@ -121,39 +121,26 @@ VLLM_SAMPLERS: Table = {
         "SpecDecodeMetadata.num_draft_tokens":
             "how many rows each request has, for leading an engine along known texts",
     },
-    "v1.engine.output_processor": {
-        "OutputProcessor.process_outputs": (
-            "tokens of a step are read first, then their log-probabilities, from the same output",
-            "new_token_ids = engine_core_output.new_token_ids",
-            "req_state.logprobs_processor.update_from_output(engine_core_output)"),
-    },
-    "v1.engine.detokenizer": {
-        "BaseIncrementalDetokenizer.update(new_token_ids, stop_terminated)":
-            "looks for stop strings; we hand it one token at a time",
-    },
-    "v1.engine.logprobs": {
-        "LogprobsProcessor.update_from_output(output)": "we cut them where the tokens were cut",
-    },
-    "v1.outputs": {
-        "LogprobsLists.slice_request(req_idx, num_positions)": "of one request, to cut them",
-    },
-    "sampling_params": {
-        "SamplingParams._validate_spec_decode": (
-            "requests that our verification would have to treat specially are refused, by vLLM or "
-            "by what we wrap around it",
-            "self.min_p > _SAMPLING_EPS or self.logit_bias"),
-    },
-    "v1.sample.logits_processor": {
-        "build_logitsprocs": (
-            "custom logits processors are refused under speculation",
-            "raise ValueError(STR_SPEC_DEC_REJECTS_LOGITSPROCS)"),
-    },
-    "v1.worker.gpu_input_batch": {
-        "InputBatch.refresh_metadata": (
-            "logits processors follow rows that join, move and leave",
-            "self.logitsprocs.all",
-            "logit_proc.update_state(batch_update)"),
-    },
+    "v1.engine.output_processor:OutputProcessor.process_outputs": (
+        "tokens of a step are read first, then their log-probabilities, from the same output",
+        "new_token_ids = engine_core_output.new_token_ids",
+        "req_state.logprobs_processor.update_from_output(engine_core_output)"),
+    "v1.engine.detokenizer:BaseIncrementalDetokenizer.update(new_token_ids, stop_terminated)":
+        "looks for stop strings; we hand it one token at a time",
+    "v1.engine.logprobs:LogprobsProcessor.update_from_output(output)":
+        "we cut them where the tokens were cut",
+    "v1.outputs:LogprobsLists.slice_request(req_idx, num_positions)": "of one request, to cut them",
+    "sampling_params:SamplingParams._validate_spec_decode": (
+        "requests that our verification would have to treat specially are refused, by vLLM or "
+        "by what we wrap around it",
+        "self.min_p > _SAMPLING_EPS or self.logit_bias"),
+    "v1.sample.logits_processor:build_logitsprocs": (
+        "custom logits processors are refused under speculation",
+        "raise ValueError(STR_SPEC_DEC_REJECTS_LOGITSPROCS)"),
+    "v1.worker.gpu_input_batch:InputBatch.refresh_metadata": (
+        "logits processors follow rows that join, move and leave",
+        "self.logitsprocs.all",
+        "logit_proc.update_state(batch_update)"),
 }
 
 VLLM_PROPOSER: Table = {
@@ -163,12 +150,10 @@ VLLM_PROPOSER: Table = {
             "self.method == 'custom_class'"),
         "SpeculativeConfig.num_speculative_tokens": "upper bound of a draft",
     },
-    "v1.spec_decode.custom_class_proposer": {
-        "create_custom_proposer(vllm_config)": (
-            "our class is made with the VllmConfig as its only argument",
-            "user_class(vllm_config)",
-            "backend = spec_config.model"),
-    },
+    "v1.spec_decode.custom_class_proposer:create_custom_proposer(vllm_config)": (
+        "our class is made with the VllmConfig as its only argument",
+        "user_class(vllm_config)",
+        "backend = spec_config.model"),
     "v1.worker.gpu_model_runner": {
         "GPUModelRunner.__init__": (
             "the proposer is found as model_runner.drafter",
@@ -188,12 +173,10 @@ VLLM_PROPOSER: Table = {
             "self.drafter.load_model(self.model)"),
         "GPUModelRunner.requests": "tells ended requests from preempted ones, whose state is kept",
     },
-    "v1.worker.cpu_model_runner": {
-        "CPUModelRunner.load_model": (
-            "on CPU load_model of a proposer is called whether it has one or not",
-            "hasattr(self, 'drafter')",
-            "self.drafter.load_model(self.model)"),
-    },
+    "v1.worker.cpu_model_runner:CPUModelRunner.load_model": (
+        "on CPU load_model of a proposer is called whether it has one or not",
+        "hasattr(self, 'drafter')",
+        "self.drafter.load_model(self.model)"),
     "v1.worker.gpu_input_batch": {
         "InputBatch.req_ids": "rows of the batch are mapped to requests",
         "InputBatch.num_tokens_no_spec": "number of known tokens of each row",
@@ -212,18 +195,14 @@ VLLM_PROPOSER: Table = {
 
 # What integrations/vllm/scheduling relies on.
 VLLM_LATE_BINDING: Table = {
-    "config.vllm": {
-        "VllmConfig.__post_init__": (
-            "wrapped: our method joins the list of those that go together with asynchronous "
-            "scheduling; when vLLM asks the proposer instead, the wrapper can go",
-            "self.speculative_config.method not in get_args(NgramGPUTypes)",
-            "self.scheduler_config.async_scheduling = True"),
-    },
-    "config.scheduler": {
-        "SchedulerConfig.get_scheduler_cls": (
-            "our scheduler is named in scheduler_cls",
-            "resolve_obj_by_qualname(self.scheduler_cls)"),
-    },
+    "config.vllm:VllmConfig.__post_init__": (
+        "wrapped: our method joins the list of those that go together with asynchronous "
+        "scheduling; when vLLM asks the proposer instead, the wrapper can go",
+        "self.speculative_config.method not in get_args(NgramGPUTypes)",
+        "self.scheduler_config.async_scheduling = True"),
+    "config.scheduler:SchedulerConfig.get_scheduler_cls": (
+        "our scheduler is named in scheduler_cls",
+        "resolve_obj_by_qualname(self.scheduler_cls)"),
     "v1.core.sched.async_scheduler": {
         "AsyncScheduler(Scheduler)": "base of our scheduler",
         "AsyncScheduler._update_after_schedule(scheduler_output)": (
@@ -302,12 +281,10 @@ VLLM_LATE_BINDING: Table = {
         "AsyncGPUModelRunnerOutput._invalid_req_indices": "rows that were not sampled",
         "AsyncGPUModelRunnerOutput._model_runner_output": "carries our note to the scheduler",
     },
-    "v1.engine.core": {
-        "EngineCore.step_with_batch_queue": (
-            "one step ahead: a step is scheduled when the output of the last but one was processed",
-            "len(batch_queue) < self.batch_queue_size",
-            "self.scheduler.update_from_output(scheduler_output, model_output)"),
-    },
+    "v1.engine.core:EngineCore.step_with_batch_queue": (
+        "one step ahead: a step is scheduled when the output of the last but one was processed",
+        "len(batch_queue) < self.batch_queue_size",
+        "self.scheduler.update_from_output(scheduler_output, model_output)"),
     "v1.request": {
         "Request.use_structured_output": "such requests get no places",
         "Request.spec_token_ids": "places of the next step",
@@ -318,9 +295,8 @@ VLLM_LATE_BINDING: Table = {
         "ModelConfig.is_multimodal_model": "schedules synchronously",
         "ModelConfig.enable_prompt_embeds": "schedules synchronously",
     },
-    "v1.sample.logits_processor.builtin": {
-        "MinTokensLogitsProcessor.min_toks": "counts tokens on the host: no step is prepared ahead",
-    },
+    "v1.sample.logits_processor.builtin:MinTokensLogitsProcessor.min_toks":
+        "counts tokens on the host: no step is prepared ahead",
     "v1.worker.gpu_input_batch": {
         "InputBatch.prev_req_id_to_index": "rows whose input is on the device",
         "InputBatch.is_token_ids": "written with the tokens",
@@ -333,10 +309,8 @@ VLLM_LATE_BINDING: Table = {
             "asks for rows of the last step only where its tokens are kept",
             "if self.sampled_token_ids_cpu is None"),
     },
-    "distributed.parallel_state": {
-        "GroupCoordinator.broadcast_object(obj, src)":
-            "drafts of the first rank reach the others before they prepare the step",
-    },
+    "distributed.parallel_state:GroupCoordinator.broadcast_object(obj, src)":
+        "drafts of the first rank reach the others before they prepare the step",
 }
 
 # What engine_drafter.py and drafter_weights.py (integrations/vllm) rely on beside that.
@@ -388,19 +362,13 @@ VLLM_ENGINE_DRAFTER: Table = {
             "wrapped: what has no embedding of its own takes the policy's",
             "if not self.model.has_own_embed_tokens:"),
     },
-    "v1.core.sched.scheduler": {
-        "Scheduler.schedule": (
-            "tells how many tokens to draft with the step",
-            "num_spec_tokens_to_schedule=num_spec_tokens_to_schedule"),
-    },
-    "v1.worker.gpu_input_batch": {
-        "InputBatch.update_async_spec_token_ids": (
-            "drafts of the device are asked for only where rows of the last step are kept",
-            "not self.prev_req_id_to_index"),
-    },
-    "config.speculative": {
-        "SpeculativeConfig.draft_load_config": "the drafter's own way to be loaded",
-    },
+    "v1.core.sched.scheduler:Scheduler.schedule": (
+        "tells how many tokens to draft with the step",
+        "num_spec_tokens_to_schedule=num_spec_tokens_to_schedule"),
+    "v1.worker.gpu_input_batch:InputBatch.update_async_spec_token_ids": (
+        "drafts of the device are asked for only where rows of the last step are kept",
+        "not self.prev_req_id_to_index"),
+    "config.speculative:SpeculativeConfig.draft_load_config": "the drafter's own way to be loaded",
 }
 
 # What drafts_with_output.py (integrations/vllm) relies on beside that.
@@ -435,35 +403,26 @@ VLLM_DRAFTS_WITH_OUTPUT: Table = {
         "DraftTokenIds.draft_token_ids": "made from a step's output",
         "ModelRunnerOutput.req_ids": "the rows that drafts belong to",
     },
-    "v1.worker.gpu_model_runner": {
-        "GPUModelRunner.sample_tokens(grammar_output)": (
-            "wrapped: drafts are made before the output is returned",
-            "propose_draft_token_ids(valid_sampled_token_ids)",
-            "req_ids=req_ids_output_copy",
-            "return output"),
-    },
+    "v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens(grammar_output)": (
+        "wrapped: drafts are made before the output is returned",
+        "propose_draft_token_ids(valid_sampled_token_ids)",
+        "req_ids=req_ids_output_copy",
+        "return output"),
 }
 
 # Where it says whether the experts that were chosen are returned.
 VLLM_EXPERTS_024: Table = {
-    "config.model": {
-        "ModelConfig.enable_return_routed_experts": "schedules synchronously",
-    },
+    "config.model:ModelConfig.enable_return_routed_experts": "schedules synchronously",
 }
 VLLM_EXPERTS: Table = {
-    "config.aux_output": {
-        "AuxOutputConfig.enable_return_routed_experts": "schedules synchronously",
-    },
-    "config.vllm": {
-        "VllmConfig.aux_output_config": "holds it",
-    },
+    "config.aux_output:AuxOutputConfig.enable_return_routed_experts": "schedules synchronously",
+    "config.vllm:VllmConfig.aux_output_config": "holds it",
 }
 
 # What sam_rollout/session/padding.py and SamProposer relies on.
 VLLM_GRAPHS: Table = {
-    "v1.worker.gpu_model_runner": {
-        "GPUModelRunner.cudagraph_dispatcher": "knows which graph a step would run in",
-    },
+    "v1.worker.gpu_model_runner:GPUModelRunner.cudagraph_dispatcher":
+        "knows which graph a step would run in",
     "v1.cudagraph_dispatcher": {
         "CudagraphDispatcher.dispatch(num_tokens, uniform_decode)": (
             "asked with a number of tokens, and whether all requests have k drafts; changes "
@@ -532,9 +491,7 @@ VLLM_CONFIGURATION: Table = {
         "ModelConfig.get_vocab_size": "tokens of a corpus and of other engines are checked",
         "ModelConfig.max_model_len": "likewise their length",
     },
-    "config.parallel": {
-        "ParallelConfig.worker_extension_cls": "worker methods of ours",
-    },
+    "config.parallel:ParallelConfig.worker_extension_cls": "worker methods of ours",
     "v1.engine.async_llm": {
         "AsyncLLM.collective_rpc(method, timeout, args, kwargs)": "reaches the worker methods",
         "AsyncLLM.model_config": "bounds of what other nodes say their engines sampled",
@@ -582,21 +539,17 @@ VLLM_STATISTICS: Table = {
 }
 
 VLLM_STATISTICS_BY_POSITION: Table = {
-    "v1.spec_decode.metrics": {
-        "SpecDecodingStats.num_draft_tokens_per_pos":
-            "acceptance per position, where vLLM counts it",
-    },
+    "v1.spec_decode.metrics:SpecDecodingStats.num_draft_tokens_per_pos":
+        "acceptance per position, where vLLM counts it",
 }
 
 # What sam_rollout/integrations/vllm/cpu/cpu_workarounds.py replaces.
 VLLM_CPU_WORKAROUNDS: Table = {
-    "model_executor.layers.utils": {
-        "dispatch_cpu_unquantized_gemm(layer, remove_weight)": (
-            "patched: packing drops layer.weight, and the next weight sync has no parameter to "
-            "load",
-            "if remove_weight:",
-            "layer.weight = torch.nn.Parameter(torch.empty(0"),
-    },
+    "model_executor.layers.utils:dispatch_cpu_unquantized_gemm(layer, remove_weight)": (
+        "patched: packing drops layer.weight, and the next weight sync has no parameter to "
+        "load",
+        "if remove_weight:",
+        "layer.weight = torch.nn.Parameter(torch.empty(0"),
     "utils.cpu_triton_utils": {
         "_expand_kernel_impl(output, input_val, cu_num_tokens, replace_from, replace_to, "
         "MAX_NUM_TOKENS)": (
@@ -607,12 +560,10 @@ VLLM_CPU_WORKAROUNDS: Table = {
         "uniform_probs, is_greedy, max_spec_len, vocab_size, NO_DRAFT_PROBS)":
             "patched: may accept placeholders",
     },
-    "platforms.cpu": {
-        "CpuPlatform.register_triton_kernel_overrides": (
-            "takes both functions by name, where there is no Triton",
-            "cpu_tl._expand_kernel_impl",
-            "cpu_tl._rejection_random_sample_kernel_impl"),
-    },
+    "platforms.cpu:CpuPlatform.register_triton_kernel_overrides": (
+        "takes both functions by name, where there is no Triton",
+        "cpu_tl._expand_kernel_impl",
+        "cpu_tl._rejection_random_sample_kernel_impl"),
     "triton_utils.dispatcher": {
         "register_kernels(overrides)": "replaces kernels, taken before or not",
         "_registry": "tells whether they were taken before",
@@ -630,9 +581,7 @@ VLLM_SECOND_RUNNER: Table = {
             "VLLM_USE_V2_MODEL_RUNNER=1 means the second runner",
             "use_v2_model_runner = envs.VLLM_USE_V2_MODEL_RUNNER"),
     },
-    "v1.worker.gpu.spec_decode": {
-        "init_speculator(vllm_config, device)": "wrapped: makes ours",
-    },
+    "v1.worker.gpu.spec_decode:init_speculator(vllm_config, device)": "wrapped: makes ours",
     "v1.worker.gpu.model_runner": {
         "GPUModelRunner.speculator": "ours",
         "GPUModelRunner.req_states": "texts and lengths, by slot; tells the second runner",
@@ -700,12 +649,10 @@ VLLM_SECOND_RUNNER: Table = {
 
 # What sam_rollout/integrations/vllm_ascend wraps: vllm-ascend has no branch for drafters of others.
 VLLM_ASCEND_WRAPPED: Table = {
-    "spec_decode": {
-        "get_spec_decode_method(method, vllm_config, device, runner)": (
-            "passed by for custom_class, which it refuses; when it has it, the plugin is not "
-            "needed",
-            "raise ValueError(f'Unknown speculative decoding method: {method}')"),
-    },
+    "spec_decode:get_spec_decode_method(method, vllm_config, device, runner)": (
+        "passed by for custom_class, which it refuses; when it has it, the plugin is not "
+        "needed",
+        "raise ValueError(f'Unknown speculative decoding method: {method}')"),
     "worker.model_runner_v1": {
         "NPUModelRunner(GPUModelRunner)": "the class that is wrapped",
         "NPUModelRunner.__init__(vllm_config, device)": (
@@ -745,15 +692,12 @@ VLLM_ASCEND: Table = {
             "max_num_scheduled_tokens == self.uniform_decode_query_len",
             "self.cudagraph_dispatcher.dispatch("),
     },
-    "compilation.acl_graph": {
-        "set_graph_params(aclgraph_capture_sizes)": (
-            "what graphs share is kept by their number of tokens alone, so that one captured "
-            "for 1 token a request and one for k + 1 would get in each other's way",
-            "{size: [] for size in aclgraph_capture_sizes}"),
-    },
-    "sample.sampler": {
-        "AscendSampler.__init__(logprobs_mode)": "takes logprobs_mode, if somebody hands it over",
-    },
+    "compilation.acl_graph:set_graph_params(aclgraph_capture_sizes)": (
+        "what graphs share is kept by their number of tokens alone, so that one captured "
+        "for 1 token a request and one for k + 1 would get in each other's way",
+        "{size: [] for size in aclgraph_capture_sizes}"),
+    "sample.sampler:AscendSampler.__init__(logprobs_mode)":
+        "takes logprobs_mode, if somebody hands it over",
     "sample.rejection_sampler": {
         "AscendRejectionSampler.__init__(sampler)": "made again with another sampler",
         "AscendRejectionSampler.apply_penalties(logits, sampling_metadata, metadata, "
@@ -764,11 +708,9 @@ VLLM_ASCEND: Table = {
 }
 
 VLLM_ASCEND_CHANGED: Table = {
-    "worker.model_runner_v1": {
-        "NPUModelRunner.propose_draft_token_ids": (
-            "the scheduler says how many to draft, which ours would have to be told there",
-            "scheduler_output.num_spec_tokens_to_schedule"),
-    },
+    "worker.model_runner_v1:NPUModelRunner.propose_draft_token_ids": (
+        "the scheduler says how many to draft, which ours would have to be told there",
+        "scheduler_output.num_spec_tokens_to_schedule"),
 }
 
 VERL_ROLLOUT: Table = {
@@ -779,11 +721,9 @@ VERL_ROLLOUT: Table = {
         "TokenOutput.num_preempted": "what generate returns",
         "TokenOutput.extra_fields": "what generate returns",
     },
-    "workers.rollout.base": {
-        "_ROLLOUT_REGISTRY": (
-            "private: (name, 'async') -> class path of the training side's adapter",
-            "('vllm', 'async')"),
-    },
+    "workers.rollout.base:_ROLLOUT_REGISTRY": (
+        "private: (name, 'async') -> class path of the training side's adapter",
+        "('vllm', 'async')"),
     "workers.rollout.vllm_rollout.vllm_async_server": {
         "vLLMReplica.__init__(replica_rank, config, model_config, gpus_per_node, "
         "is_reward_model, is_teacher_model, name_suffix)": (
@@ -810,14 +750,11 @@ VERL_ROLLOUT: Table = {
         "vLLMHttpServer.collective_rpc(method, timeout, args, kwargs)":
             "reaches the worker methods",
     },
-    "workers.rollout.vllm_rollout.utils": {
-        "vLLMColocateWorkerExtension.monkey_patch_model(vocab_size, banned_token_ids)":
-            "overridden: called once per worker, binds the proposer",
-    },
-    "workers.rollout.llm_server": {
-        "LLMServerClient.generate(request_id, prompt_ids, sampling_params)":
-            "sampling_params travel unchanged from the agent loop to the server",
-    },
+    "workers.rollout.vllm_rollout.utils:"
+    "vLLMColocateWorkerExtension.monkey_patch_model(vocab_size, banned_token_ids)":
+        "overridden: called once per worker, binds the proposer",
+    "workers.rollout.llm_server:LLMServerClient.generate(request_id, prompt_ids, sampling_params)":
+        "sampling_params travel unchanged from the agent loop to the server",
 }
 
 VERL_TRAINER: Table = {
@@ -859,17 +796,14 @@ VERL_TRAINER: Table = {
             "overridden: drains the engines' records into _pending_sync_metrics",
         "PPOTrainerSync.on_step_end()": "overridden: ends the step's drafting state",
     },
-    "trainer.ppo.ray_trainer": {
-        "compute_spec_decode_metrics(spec_drafts, spec_accepts, spec_verifies)": (
-            "rollout/spec_accept_rate and rollout/spec_accept_length, by verl's rule",
-            "'rollout/spec_accept_rate'",
-            "'rollout/spec_accept_length'"),
-    },
-    "experimental.agent_loop.single_turn_agent_loop": {
-        "SingleTurnAgentLoop.run": (
-            "a response's extra fields reach TransferQueue: the request's id is among them",
-            "extra_fields=output.extra_fields"),
-    },
+    "trainer.ppo.ray_trainer:"
+    "compute_spec_decode_metrics(spec_drafts, spec_accepts, spec_verifies)": (
+        "rollout/spec_accept_rate and rollout/spec_accept_length, by verl's rule",
+        "'rollout/spec_accept_rate'",
+        "'rollout/spec_accept_length'"),
+    "experimental.agent_loop.single_turn_agent_loop:SingleTurnAgentLoop.run": (
+        "a response's extra fields reach TransferQueue: the request's id is among them",
+        "extra_fields=output.extra_fields"),
     "utils.tracking": {
         "Tracking.__init__": (
             "wandb.init without reinit returns the run that is there; loggers are replaced by name",
@@ -894,9 +828,8 @@ VERL_TRAINER: Table = {
             "self.agent_loop_manager = agent_loop_manager_cls.create"),
         "run_ppo(config, task_runner_class)": "the recipe hands over here",
     },
-    "trainer.constants_ppo": {
-        "get_ppo_ray_runtime_env(config)": "environment variables of Ray's workers",
-    },
+    "trainer.constants_ppo:get_ppo_ray_runtime_env(config)":
+        "environment variables of Ray's workers",
 }
 
 # A draft head that is trained along.
@@ -960,19 +893,14 @@ VERL_HEAD_TRAINING: Table = {
         "MegatronEngine.param_dtype": "of the policy's two matrices",
     },
     "utils.megatron_utils": {"unwrap_model(model)": "what is below DDP and Float16Module"},
-    "models.mcore.model_forward": {
-        "gptmodel_forward_model_engine": (
-            "how texts were packed is seen by a hook, which is given keywords",
-            "packed_seq_params=packed_seq_params,"),
-    },
-    "models.mcore.model_forward_fused": {
-        "fused_forward_model_engine": ("the same", "packed_seq_params=packed_seq_params,"),
-    },
-    "utils.megatron.pipeline_parallel": {
-        "make_batch_generator(batches, vpp_size)": (
-            "every chunk of a process gets the same micro-batches in the same order",
-            "batch_generator = [batches] * vpp_size"),
-    },
+    "models.mcore.model_forward:gptmodel_forward_model_engine": (
+        "how texts were packed is seen by a hook, which is given keywords",
+        "packed_seq_params=packed_seq_params,"),
+    "models.mcore.model_forward_fused:fused_forward_model_engine":
+        ("the same", "packed_seq_params=packed_seq_params,"),
+    "utils.megatron.pipeline_parallel:make_batch_generator(batches, vpp_size)": (
+        "every chunk of a process gets the same micro-batches in the same order",
+        "batch_generator = [batches] * vpp_size"),
     "models.mcore.util": {
         "preprocess_thd_engine": (
             "which tokens lie in which process of context parallelism, texts packed",
@@ -983,11 +911,9 @@ VERL_HEAD_TRAINING: Table = {
             "first_start = cp_rank * chunk_len",
             "second_start = (2 * cp_size - cp_rank - 1) * chunk_len"),
     },
-    "workers.rollout.vllm_rollout.vllm_rollout": {
-        "ServerAdapter.update_weights(weights)": (
-            "overridden: more tensors are sent behind the policy's",
-            "await sender.async_send_weights(weights)"),
-    },
+    "workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter.update_weights(weights)": (
+        "overridden: more tensors are sent behind the policy's",
+        "await sender.async_send_weights(weights)"),
     "workers.rollout.vllm_rollout.utils": {
         "vLLMColocateWorkerExtension.update_weights_from_ipc": (
             "overridden: what is received goes through _update_weights",
@@ -1012,23 +938,18 @@ MEGATRON: Table = {
         "GPTModel.output_layer": "has the output matrix",
         "GPTModel.share_embeddings_and_output_weights": "there is one matrix",
     },
-    "core.models.common.embeddings.language_model_embedding": {
-        "LanguageModelEmbedding.word_embeddings": "has the embeddings",
-    },
+    "core.models.common.embeddings.language_model_embedding:LanguageModelEmbedding.word_embeddings":
+        "has the embeddings",
     "core.transformer.transformer_block": {
         "TransformerBlock.layers": "a chunk's",
         "TransformerBlock.final_layernorm": "its output is what the output matrix is applied to",
     },
-    "core.transformer.transformer_layer": {
-        "TransformerLayer.layer_number": "counted from 1 over all stages and chunks",
-    },
-    "core.packed_seq_params": {
-        "PackedSeqParams.cu_seqlens_q_padded": "where packed texts begin, with their padding",
-    },
-    "core.model_parallel_config": {
-        "ModelParallelConfig.sequence_parallel":
-            "between layers a text's tokens lie apart on processes of tensor parallelism, too",
-    },
+    "core.transformer.transformer_layer:TransformerLayer.layer_number":
+        "counted from 1 over all stages and chunks",
+    "core.packed_seq_params:PackedSeqParams.cu_seqlens_q_padded":
+        "where packed texts begin, with their padding",
+    "core.model_parallel_config:ModelParallelConfig.sequence_parallel":
+        "between layers a text's tokens lie apart on processes of tensor parallelism, too",
 }
 
 VERL_REPLAY_BUFFER: Table = {
@@ -1062,10 +983,9 @@ VERL_AGENT_LOOP: Table = {
             "overridden to set agent_loop_workers_class",
             "self.agent_loop_workers_class = AgentLoopWorkerTQ"),
     },
-    "experimental.agent_loop.agent_loop": {
-        "AgentLoopWorker._run_agent_loop(sampling_params, trajectory, agent_name, trace)":
-            "overridden: gives each response its identity",
-    },
+    "experimental.agent_loop.agent_loop:"
+    "AgentLoopWorker._run_agent_loop(sampling_params, trajectory, agent_name, trace)":
+        "overridden: gives each response its identity",
 }
 
 # A run ends soon when one of its parts dies.
@@ -1076,16 +996,12 @@ VLLM_DEATHS: Table = {
         "MPClient.ensure_alive()": (
             "says that it has", "if self.resources.engine_dead:", "raise EngineDeadError()"),
     },
-    "v1.engine.core": {
-        "EngineCoreProc.run_engine_core": (
-            "its last words are kept",
-            "logger.exception('EngineCore failed to start.')",
-            "logger.exception('EngineCore encountered a fatal error.')"),
-    },
-    "v1.executor.multiproc_executor": {
-        "WorkerProc.worker_main": (
-            "its last words are kept", "logger.exception('WorkerProc failed to start.')"),
-    },
+    "v1.engine.core:EngineCoreProc.run_engine_core": (
+        "its last words are kept",
+        "logger.exception('EngineCore failed to start.')",
+        "logger.exception('EngineCore encountered a fatal error.')"),
+    "v1.executor.multiproc_executor:WorkerProc.worker_main": (
+        "its last words are kept", "logger.exception('WorkerProc failed to start.')"),
 }
 VLLM_TIES: Table = {
     "model_executor.models.utils": {
@@ -1103,41 +1019,30 @@ VERL_DEATHS: Table = {
         "BucketedWeightSender.async_send_weights": (
             "waits on the first without a limit", "self.socket.send_pyobj(", "self.socket.recv()"),
     },
-    "workers.rollout.vllm_rollout.vllm_rollout": {
-        "ServerAdapter.update_weights": (
-            "makes the sender by its name in this module", "BucketedWeightSender("),
-    },
+    "workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter.update_weights": (
+        "makes the sender by its name in this module", "BucketedWeightSender("),
     "workers.rollout.vllm_rollout.utils": {
         "vLLMColocateWorkerExtension.update_weights_from_ipc": "overridden: tells the sender",
         "vLLMColocateWorkerExtension._get_zmq_handle()": "names the first socket",
     },
-    "trainer.ppo.v1.agent_loop_tq": {
-        "AgentLoopWorkerTQ._run_prompt": (
-            "logs every error of a response; only the first of a kind is let through",
-            "logger.error("),
-    },
-    "experimental.agent_loop.agent_loop": {
-        "AgentLoopWorker._compute_score(outputs, kwargs)": "overridden: refuses an unusable reward",
-    },
+    "trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ._run_prompt": (
+        "logs every error of a response; only the first of a kind is let through",
+        "logger.error("),
+    "experimental.agent_loop.agent_loop:AgentLoopWorker._compute_score(outputs, kwargs)":
+        "overridden: refuses an unusable reward",
 }
 
 VLLM_GRAMMARS: Table = {
-    "v1.structured_output": {
-        "StructuredOutputManager._get_constraint_start":
-            "a grammar can begin in the middle of a verify step: its requests may have drafts",
-    },
+    "v1.structured_output:StructuredOutputManager._get_constraint_start":
+        "a grammar can begin in the middle of a verify step: its requests may have drafts",
 }
 
 VLLM_LATE_BINDING_BY_NUMBER: Table = {
-    "v1.core.sched.async_scheduler": {
-        "AsyncScheduler._update_after_schedule": (
-            "the number of places is the scheduler output's",
-            "[-1] * scheduler_output.num_spec_tokens_to_schedule"),
-    },
-    "v1.core.sched.output": {
-        "SchedulerOutput.num_spec_tokens_to_schedule":
-            "set by our scheduler: the next step's places, then this step's passes",
-    },
+    "v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule": (
+        "the number of places is the scheduler output's",
+        "[-1] * scheduler_output.num_spec_tokens_to_schedule"),
+    "v1.core.sched.output:SchedulerOutput.num_spec_tokens_to_schedule":
+        "set by our scheduler: the next step's places, then this step's passes",
 }
 
 # What integrations/vllm_ascend/scheduling relies on beside that.
@@ -1184,28 +1089,22 @@ VLLM_ASCEND_LATE_BINDING: Table = {
             "names the requests of a step with grammars, whose drafts the scheduler asks for",
             "self._draft_token_req_ids = self.input_batch.req_ids.copy()"),
     },
-    "platform": {
-        "NPUPlatform.check_and_update_config": (
-            "workers with other runners schedule synchronously",
-            "parallel_config.worker_cls = 'vllm_ascend.worker.worker.NPUWorker'"),
-    },
+    "platform:NPUPlatform.check_and_update_config": (
+        "workers with other runners schedule synchronously",
+        "parallel_config.worker_cls = 'vllm_ascend.worker.worker.NPUWorker'"),
 }
 
 # When drafts are asked for, in drafts_with_output.py's releases.
 VLLM_ASKS_FOR_DRAFTS: Table = {
-    "v1.engine.core": {
-        "EngineCore.post_step": (
-            "does nothing else",
-            "if self.check_for_draft_tokens and (not self.async_scheduling) and model_executed:"),
-    },
+    "v1.engine.core:EngineCore.post_step": (
+        "does nothing else",
+        "if self.check_for_draft_tokens and (not self.async_scheduling) and model_executed:"),
 }
 
 VLLM_ASKS_FOR_DRAFTS_023: Table = {
-    "v1.engine.core": {
-        "EngineCore.post_step": (
-            "does nothing else",
-            "if not self.async_scheduling and self.use_spec_decode and model_executed:"),
-    },
+    "v1.engine.core:EngineCore.post_step": (
+        "does nothing else",
+        "if not self.async_scheduling and self.use_spec_decode and model_executed:"),
 }
 
 # What engine_drafter.py and drafter_weights.py (integrations/vllm_ascend) rely on.
@@ -1253,13 +1152,9 @@ VLLM_ASCEND_ENGINE_DRAFTER: Table = {
 }
 
 VERL_PLATFORM: Table = {
-    "plugin.platform.platform_manager": {
-        "PlatformRegistry.register(platform)": "the CPU platform",
-    },
-    "utils.distributed": {
-        "initialize_global_process_group_ray(timeout_second, backend)":
-            "patched on CPU: the backend string cpu:gloo,cpu:gloo is refused by torch",
-    },
+    "plugin.platform.platform_manager:PlatformRegistry.register(platform)": "the CPU platform",
+    "utils.distributed:initialize_global_process_group_ray(timeout_second, backend)":
+        "patched on CPU: the backend string cpu:gloo,cpu:gloo is refused by torch",
 }
 # fmt: on
 

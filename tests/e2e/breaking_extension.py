@@ -14,11 +14,11 @@ STEPS_INTO_STEP_TWO = 20
 
 
 class RefusingExtension(SamColocateWorkerExtension):
-    """Our colocated worker, which cannot take the weights of the second sync."""
+    """Our colocated worker, which cannot take the weights of the sync after the second step."""
 
     def _update_weights(self, *args: Any, **kwargs: Any) -> Any:
         self._syncs = getattr(self, "_syncs", 0) + 1
-        if self._syncs == 2:
+        if self._syncs == 3:
             raise ValueError("these weights are not wanted")
         return super()._update_weights(*args, **kwargs)
 

@@ -55,8 +55,8 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
     """
     from vllm import LLM, envs
 
+    from sam_rollout.integrations.vllm.engine_settings import engine_arguments
     from sam_rollout.integrations.vllm.offline import MULTIPROCESSING_ENV, end_core, unmix
-    from sam_rollout.integrations.vllm.settings import engine_arguments
     from tests.integration.engines import EXTENSION
 
     # xgrammar comes with vLLM, and tvm_ffi with it, which takes the handler of SIGSEGV for itself

@@ -48,10 +48,6 @@ class ProbeExtension(SamWorkerExtension):
             runner.take_draft_token_ids = counted
         return runner.fetches
 
-    def known_requests(self) -> list[str]:
-        """Requests that the runner still holds."""
-        return list(self.model_runner.requests)
-
 
 class ForcedProposer(SamProposer):
     """Drafts the same tokens always: most are rejected, which tests the sampler's other half."""

@@ -22,9 +22,8 @@ class GroupProbe(SamWorkerExtension):
         drafter = self.model_runner.drafter
         drafter.session.gate = make_gate(
             GateConfig.from_mapping(config),
-            max_rows=self.vllm_config.scheduler_config.max_num_seqs,
-            max_draft_tokens=drafter.config.max_draft_tokens,
-            exchange=drafter.exchange,
+            drafter._limits._replace(k=drafter.config.max_draft_tokens),
+            drafter.exchange,
         )
         self._budgets: dict[int, tuple[int, int]] = {}
         self._drafts: dict[int, int] = {}

@@ -38,7 +38,7 @@ from sam_rollout.integrations.verl import policy_part_megatron
 from sam_rollout.integrations.verl.head_training import HeadTraining
 from sam_rollout.integrations.verl.policy_part_megatron import MegatronPart
 from sam_rollout.integrations.verl.state_capture import StateCapture
-from sam_rollout.integrations.vllm.settings import EngineSettings
+from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from tests.megatron import ON_CPU, Sizes
 
 LENGTHS = (

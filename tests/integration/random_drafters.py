@@ -24,16 +24,6 @@ _SIZES = (
 _BASE = {key: _POLICY[key] for key in _SIZES} | {"tie_word_embeddings": False, "dtype": "float32"}
 
 
-def write_eagle(folder: Path) -> None:
-    """A head of EAGLE's first kind: one llama layer without a norm at its entry."""
-    config = _BASE | {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1,
-    }  # fmt: skip
-    weights = {"fc.weight": _random(_HIDDEN, 2 * _HIDDEN)}
-    norms = ["layers.0.post_attention_layernorm"]
-    _write(folder, config, weights | _layer("layers.0") | _norms(norms))
-
-
 def write_medusa(folder: Path, heads: int) -> None:
     """So many output layers, each behind a block of its own."""
     config = {

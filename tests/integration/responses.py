@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sam_rollout.identity import identify
+from sam_rollout.core.identity import identify
 
 
 def requests(

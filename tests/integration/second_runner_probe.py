@@ -35,25 +35,24 @@ def run(sides: dict[str, dict[str, Any]], prompts: list[list[int]], **asked: Any
     from sam_rollout.config import RolloutSamplerConfig, SamConfig
     from sam_rollout.integrations.vllm.offline import offline_engine
     from tests.integration.conftest import MODEL
-    from tests.integration.responses import generate, texts
+    from tests.integration.responses import counted, drafts, generate, runner_of, texts
 
-    found = {}
+    coupled, found = RolloutSamplerConfig("coupled"), {}
     for name, side in sides.items():
         sam = SamConfig.from_mapping(side["sam"])
-        sampler = RolloutSamplerConfig(side["sampler"])
-        arguments = {"dtype": "float32", "max_model_len": 512, **side["engine"]}
-        with offline_engine(MODEL, sam, sampler, record=True, **arguments) as engine:
-            runner = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+        arguments = {"dtype": "float32", "max_model_len": 512, "disable_log_stats": False}
+        arguments |= side["engine"]
+        with offline_engine(MODEL, sam, coupled, record=True, **arguments) as engine:
             outputs = generate(engine, prompts, **asked)
-            report = engine.collective_rpc("sam_drain")[0]
+            (report,) = engine.collective_rpc("sam_drain")
+            drafted, accepted = drafts(report)
             found[name] = {
-                "runner": type(runner.model_runner).__module__,
+                "runner": type(runner_of(engine)).__module__,
                 "texts": texts(outputs),
-                "counters": report and report["counters"],
-                "books": report and list(report["requests"].values()),
-                "preemptions": sum(
-                    one.value for one in engine.get_metrics() if one.name == "vllm:num_preemptions"
-                ),
+                "counters": report["counters"],
+                "drafted": drafted,
+                "accepted": accepted,
+                "preemptions": counted(engine, "num_preemptions"),
             }
     return found
 

@@ -56,9 +56,6 @@ def test_answers_of_every_mode_are_the_same_with_drafts_and_without(router, tmp_
     for row in rows.values():
         assert row["identical"] == {"off": 4, "on": 4}
         assert row["accepted"]["off"] == 0 < row["accepted"]["on"]
-        assert {side: len(seconds) for side, seconds in row["seconds"].items()} == {
-            "off": 1, "on": 1,
-        }  # fmt: skip
     assert (rows["draft"]["target_share"], rows["draft"]["target_tokens"]) == (0, 0)
     assert (rows["target"]["target_share"], rows["target"]["draft_tokens"]) == (1, 0)
     assert 0 < rows["rsd"]["target_share"] < 1
@@ -66,13 +63,12 @@ def test_answers_of_every_mode_are_the_same_with_drafts_and_without(router, tmp_
     assert (tmp_path / "report.png").exists()
 
 
-@pytest.mark.parametrize("side", ["off", "on"])
-def test_steps_of_one_model_are_its_answer_in_one_go(side):
+def test_steps_of_one_model_are_its_answer_in_one_go():
     from vllm import TokensPrompt
 
     options = command.parser().parse_args(["report", *SMALL, "--max-step-tokens", "7"])
     solutions, setup = solutions_of(options)
-    with authors(*setup, side) as (_, target):
+    with authors(*setup, "on") as (_, target):
         solve(solutions, target)
         asked = [target._parameters(one, 200, 0) for one in solutions]
         for parameters in asked:

@@ -12,7 +12,7 @@ from vllm import SamplingParams, TokensPrompt
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.verl import agent_loop
 from sam_rollout.integrations.verl.agent_loop import IdentityClient
-from sam_rollout.integrations.vllm.settings import engine_arguments
+from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 
 MAX_TOKENS = 60
 OFF = SamConfig(enabled=False)

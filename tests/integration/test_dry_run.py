@@ -25,9 +25,8 @@ def dry_run(folder: Path, *overrides: str) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("experiment", ["article_235b", "qwen3_32b_cuda"])
-def test_nothing_but_the_configuration_is_needed(experiment, tmp_path):
-    done = dry_run(tmp_path, f"experiment={experiment}")
+def test_nothing_but_the_configuration_is_needed(tmp_path):
+    done = dry_run(tmp_path, "experiment=article_235b")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("Dry run: the configuration is sound")
     assert list(tmp_path.iterdir()) == [], "a dry run leaves nothing behind"

@@ -29,13 +29,11 @@ def test_coupled_sides_give_the_same_responses(tmp_path):
     assert len(by_side[0]) == len(by_side[1]) == 8
     # Keys differ between samples: the two responses to a problem are not one.
     assert by_side[0][0]["token_ids"] != by_side[0][1]["token_ids"]
-    assert {"machine", "setting", "sides"} <= record.keys()
     assert record["sides"]["off"]["drafted_tokens"] == 0
     assert record["sides"]["on"]["drafted_tokens"] >= record["sides"]["on"]["accepted_tokens"] > 0
 
 
-@pytest.mark.parametrize("way", [[], ["--greedy"]], ids=["sampled", "greedy"])
-def test_ties_are_told_from_other_differences(monkeypatch, tmp_path, way):
+def test_ties_are_told_from_other_differences(monkeypatch, tmp_path):
     """Made-up partings: the token that was drawn is explained by its random number, others not."""
     place = 20
 
@@ -50,7 +48,7 @@ def test_ties_are_told_from_other_differences(monkeypatch, tmp_path, way):
     monkeypatch.setattr(evaluate, "divergences", made_up)
     output = tmp_path / "record.json"
     options = ["--limit", "1", "--max-tokens", "24", "--dtype", "float32"]
-    status = evaluate.main([*options, "--output", str(output), *way])
+    status = evaluate.main([*options, "--output", str(output)])
     drawn, ended, other = json.loads(output.read_text())["comparison"]["divergences"]
     assert drawn["tie"] and drawn["distance"] < 1e-4
     assert not ended["tie"] and ended["distance"] is None

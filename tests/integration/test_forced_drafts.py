@@ -6,30 +6,29 @@ what came before, is compared with Hugging Face's on the same prefix.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest, chisquare
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.settings import engine_arguments
+from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL
 from tests.integration.engines import FORCED_DRAFTS, FORCED_PROPOSER
+from tests.integration.responses import session_of
+from tests.unit.verification.distributions import assert_drawn_from
 
 RESPONSES = 3000
-MIN_EXPECTED = 5.0  # per cell of the chi-square test
-ALPHA = 1e-4
+LEAST = 100  # responses that begin alike, for a test of what follows
 
 
 # Sampler, requests at once, and whether drafts are bound late: to a step that is prepared while the
 # one before runs, and, where that would be too large, before it is prepared.
 SIDES = {
     "synchronous": ("stock", 256, False),
-    "prepared ahead, stock": ("stock", 64, True),
     "bound, stock": ("stock", 256, True),
     "prepared ahead, vectorised": ("vectorised", 64, True),
 }
@@ -70,41 +69,16 @@ def responses(request, make_engine, prompts) -> tuple[list[int], list[list[int]]
 
 def _force_drafts(engine: Any) -> None:
     """Let a session draft what is nearly always wrong."""
-    worker = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-    policy = worker.model_runner.drafter.session.drafter._policy
+    policy = session_of(engine).drafter._policy
 
-    def draft(
-        _places: Any, budget: np.ndarray, tokens: Any, counts: Any, held_back: Any, *_: Any
-    ) -> int:
+    def draft(_places: Any, budget: np.ndarray, tokens: Any, columns: Any, *_: Any) -> int:
         rows = len(budget)
-        tokens[:rows], held_back[:rows] = FORCED_DRAFTS, 0
-        counts[:rows] = np.maximum(budget, 0)
-        return int(counts[:rows].sum())
+        tokens[:rows] = FORCED_DRAFTS
+        drafted, held_back = columns[:2, :rows]
+        drafted[:], held_back[:] = np.maximum(budget, 0), 0
+        return int(drafted.sum())
 
     policy.draft, policy.learn = draft, lambda *_: None
-
-
-def _pvalue(observed: Counter, probabilities: np.ndarray, draws: int) -> float:
-    """Of the common tokens by chi-square, of all others together by the binomial distribution.
-
-    One draw where 0.02 are expected is nothing unusual, but chi-square takes it for impossible: the
-    others are a cell of it only where there are enough of them.
-    """
-    common = np.flatnonzero(probabilities * draws >= MIN_EXPECTED)
-    counts = np.array([observed[token] for token in common])
-    expected = probabilities[common] * draws
-    # Rounding of float32 logits may put it a little below zero.
-    rare = max(1.0 - probabilities[common].sum(), 0.0)
-    seldom = binomtest(int(draws - counts.sum()), draws, rare, alternative="greater").pvalue
-    if rare * draws >= MIN_EXPECTED:
-        counts, expected = (
-            np.append(counts, draws - counts.sum()),
-            np.append(expected, rare * draws),
-        )
-    if len(counts) < 2:
-        return seldom
-    among = chisquare(counts, expected * counts.sum() / expected.sum()).pvalue
-    return min(1.0, 2.0 * min(among, seldom))
 
 
 @pytest.fixture(scope="module")
@@ -117,16 +91,15 @@ def model() -> Any:
 @pytest.mark.parametrize("position", [1, 2, 3, 4])
 def test_tokens_after_rejected_drafts_follow_the_model(responses, model, position):
     prompt, texts = responses
-    by_prefix: dict[tuple[int, ...], Counter] = defaultdict(Counter)
+    by_prefix: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for text in texts:
-        by_prefix[tuple(text[:position])][text[position]] += 1
+        by_prefix[tuple(text[:position])].append(text[position])
     tested = 0
     for prefix, observed in by_prefix.items():
-        draws = observed.total()
-        if draws < 100:
+        if len(observed) < LEAST:
             continue
         with torch.no_grad():
             logits = model(torch.tensor([[*prompt, *prefix]])).logits[0, -1].double()
-        assert _pvalue(observed, logits.softmax(-1).numpy(), draws) > ALPHA, prefix
+        assert_drawn_from(torch.tensor(observed), logits.softmax(-1))
         tested += 1
     assert tested

@@ -24,11 +24,12 @@ from unittest import mock
 
 import pytest
 
-from benchmarks.measuring import MODEL, load_prompts, requests_of, vllm_requests
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 from sam_rollout.gating import GuardedGate, ScheduleGate
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 from sam_rollout.sources.model import ModelSourceConfig
+from tests.integration.conftest import MODEL
+from tests.integration.responses import core_of, requests, runner_of, session_of, texts
 
 PROMPTS, SIBLINGS, MAX_TOKENS = 16, 4, 160
 COUPLED = RolloutSamplerConfig("coupled")
@@ -38,8 +39,8 @@ SMALL = {
     "block_size": 128,
 }  # fmt: skip
 LARGE = {"max_num_seqs": 32}
-TEXTS = ("own", "siblings", "run", "history")
-HEAD = MODEL.parent / "tiny_qwen3_eagle3"
+TEXTS = ("own", "prompt", "run")
+HEAD = f"{MODEL}_eagle3"
 pytestmark = pytest.mark.usefixtures("few_collections")
 SECONDS, SEED = (int(os.environ.get(f"SAM_FUZZ_{name}", 0)) for name in ("SECONDS", "SEED"))
 # Chance of each event before a step.
@@ -80,10 +81,8 @@ class Life:
         self, engine: Any, sam: SamConfig, known: list[Any], chance: random.Random
     ) -> None:
         self._engine, self._known, self._chance = engine, known, chance
-        self._core = engine.llm_engine.engine_core.engine_core
-        worker = self._core.model_executor.driver_worker.worker
-        self._session = worker._proposer().session
-        self._head = worker.model_runner.drafter if sam.drafts_with_model else None
+        self._core, self._session = core_of(engine), session_of(engine)
+        self._head = runner_of(engine).drafter if sam.drafts_with_model else None
         if sam.gate.kind == "closed":
             self._session.gate = GuardedGate(RandomGate(chance, sam.max_draft_tokens))
         self._fails_at = chance.randrange(200) if chance.random() < 0.2 else -1
@@ -194,29 +193,28 @@ class Life:
         self.totals["drafters_failed"] += 1
 
 
-def known_responses() -> list[Any]:
+def known_responses(prompts: list[list[int]]) -> list[Any]:
     """Prompt, `SamplingParams` and the response of an engine without drafts, for every request."""
     from vllm.sampling_params import RequestOutputKind
 
     chance = random.Random(0)
-    requests = requests_of(load_prompts(PROMPTS, seed=7), SIBLINGS, step=0)
-    prompts, sampling = vllm_requests(requests, temperature=1.0)
+    limits = [chance.randint(1, MAX_TOKENS) for _ in range(PROMPTS * SIBLINGS)]
+    asked, sampling = requests(prompts[:PROMPTS], SIBLINGS, max_tokens=limits)
     for one in sampling:
-        one.max_tokens = chance.randint(1, MAX_TOKENS)
         one.repetition_penalty = chance.choice([1.0, 1.0, 1.0, 1.3])
         one.stop_token_ids = chance.choice([[], [], [7, 11]])
     with engine_of(SamConfig(enabled=False), **LARGE) as engine:
-        outputs = engine.generate(prompts, sampling, use_tqdm=False)
+        outputs = engine.generate(asked, sampling, use_tqdm=False)
     for one in sampling:
         one.output_kind = RequestOutputKind.CUMULATIVE  # `generate` has changed that
-    texts = [list(output.outputs[0].token_ids) for output in outputs]
-    return list(zip(prompts, sampling, texts, strict=True))
+    found = texts(output.outputs[0] for output in outputs)
+    return list(zip(asked, sampling, found, strict=True))
 
 
 def engine_of(sam: SamConfig, **sizes: Any) -> Any:
     """An engine in this process."""
     return offline_engine(
-        str(MODEL), sam, COUPLED, record=True, dtype="float32", max_model_len=1280, **sizes
+        MODEL, sam, COUPLED, record=True, dtype="float32", max_model_len=1280, **sizes
     )
 
 
@@ -239,7 +237,7 @@ def live(seed: int, known: list[Any]) -> Counter[str]:
     sizes = {**chance.choice([SMALL, LARGE]), "enable_prefix_caching": chance.random() < 0.5}
     if chance.random() < 0.25:
         head = ModelSourceConfig(
-            True, "eagle3", str(HEAD), chance.randint(1, min(4, sam.max_draft_tokens))
+            True, "eagle3", HEAD, chance.randint(1, min(4, sam.max_draft_tokens))
         )
         scheduling = chance.choice(["auto", "auto", "sync"])
         sam = replace(sam, sources=replace(sam.sources, model=head), scheduling=scheduling)
@@ -250,9 +248,9 @@ def live(seed: int, known: list[Any]) -> Counter[str]:
 
 
 @pytest.fixture(scope="module")
-def known():
+def known(prompts):
     prepare_environment()
-    return known_responses()
+    return known_responses(prompts)
 
 
 @pytest.mark.parametrize(("seed", "with_head", "head_ahead"), [(3, 0, 0), (24, 1, 0), (83, 1, 1)])

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sam_rollout.core.limits import Limits
 from sam_rollout.integrations.verl.graphs import capture_sizes, filled_up_requests
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
@@ -41,8 +42,7 @@ def test_the_presets_graphs_hold_every_filled_up_step(name):
     dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_DECODE_ONLY, 1 + k)
     proposer = SimpleNamespace(_runner=SimpleNamespace(cudagraph_dispatcher=dispatcher))
     graph_of = partial(SamProposer._graph_of, proposer)
-    by_rows = padding_by_rows(
-        "auto", graph_of, k, rollout.max_num_seqs, rollout.max_num_batched_tokens
-    )
+    limits = Limits(rollout.max_num_seqs, 1, max_batched_tokens=rollout.max_num_batched_tokens, k=k)
+    by_rows = padding_by_rows("auto", graph_of, limits)
     assert (by_rows[1:] == Padding.EVERY_STEP).all()
     assert filled_up_requests(config, sam) == rollout.max_num_seqs

@@ -8,7 +8,6 @@ before somebody has waited for what was sampled (`tests/emulated_device.py`).
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -19,23 +18,22 @@ from safetensors.torch import load_file
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
 from sam_rollout.integrations.vllm.drafting.startup_check import DeadDrafterError, check_alive
+from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm.scheduling import late_binding
 from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     SCHEDULER_CLASS,
     SYNC_SCHEDULER_CLASS,
 )
-from sam_rollout.integrations.vllm.settings import engine_arguments
 from sam_rollout.sources import NAMES
 from sam_rollout.sources.model import ModelSourceConfig
 from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL
 from tests.integration.random_drafters import (
     know_mimo,
-    write_eagle,
     write_medusa,
     write_policy_with_mtp,
 )
-from tests.integration.responses import generate, texts
+from tests.integration.responses import drafts, generate, runner_of, texts
 
 HEAD = Path(f"{MODEL}_eagle3")
 K, TOKENS, SIBLINGS = 3, 120, 2
@@ -56,7 +54,7 @@ def sam(
         path = {"ngram": "", "suffix": "", "mtp": "", "eagle3": HEAD}.get(method, MODEL)
     sources: dict[str, dict] = {
         name: {"enabled": name in names}
-        for name in ("own", "siblings", "run", "history", "corpus", "recycling")
+        for name in ("own", "prompt", "run", "recycling")
     }
     sources["model"] = {
         "enabled": True, "method": method, "path": str(path), "max_tokens": K, "sampled": sampled,
@@ -112,8 +110,7 @@ def reference(without, some) -> list[list[int]]:
 def drained(engine: Any) -> tuple[dict[str, int], int, int]:
     """Counters, and draft tokens verified and accepted."""
     (report,) = engine.collective_rpc("sam_drain")
-    books = report["requests"].values()
-    return report["counters"], sum(one[1] for one in books), sum(one[2] for one in books)
+    return report["counters"], *drafts(report)
 
 
 def drained_of_model(engine: Any) -> int:
@@ -124,25 +121,13 @@ def drained_of_model(engine: Any) -> int:
     return sum(row[place] for row in report["steps"]["drafted_per_source"] if row)
 
 
-def runner_of(engine: Any) -> Any:
-    return engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-
-
 @pytest.mark.parametrize(
     "config",
     [
         pytest.param(sam(), id="a model alone"),
-        pytest.param(sam("own", "siblings", k=8), id="joined, k = 8"),
+        pytest.param(sam("own", "prompt", k=8), id="joined, k = 8"),
         pytest.param(sam("own", gate=GateConfig("auto", exploration=0.1)), id="gate auto"),
         pytest.param(sam(method="ngram"), id="the engine's own n-gram drafts"),
-        pytest.param(
-            sam("own", method="suffix"),
-            id="the engine's own suffix trees",
-            marks=pytest.mark.skipif(
-                importlib.util.find_spec("arctic_inference") is None,
-                reason="needs arctic-inference",
-            ),
-        ),
     ],
 )
 def test_texts_are_those_without_drafts(config, start, some, reference):
@@ -155,11 +140,10 @@ def test_texts_are_those_without_drafts(config, start, some, reference):
         assert accepted > (0.4 if config.sources.model.method == "draft_model" else 0.1) * drafted
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
-def test_texts_are_those_without_a_head_of_another_kind(kind, start, some, reference, tmp_path):
-    """Random ones: what they draft is wrong, and in the way of nothing."""
-    write_eagle(tmp_path) if kind == "eagle" else write_medusa(tmp_path, heads=K)
-    config = sam("own", method=kind, path=tmp_path, k=K + 2)
+def test_texts_are_those_without_a_head_of_another_kind(start, some, reference, tmp_path):
+    """A random one: what it drafts is wrong, and in the way of nothing."""
+    write_medusa(tmp_path, heads=K)
+    config = sam("own", method="medusa", path=tmp_path, k=K + 2)
     engine = start(config)
     assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
     assert drained_of_model(engine) > 100
@@ -195,28 +179,18 @@ def test_drafts_that_share_the_noise_of_what_verifies_them_are_all_right(
     assert drafted > 1000 and accepted > 0.995 * drafted
 
 
-@both_ways
-def test_likeliest_texts_are_the_same_with_the_engines_own_sampler(ahead, start, some, without):
-    engine = start(sam("own"), "stock", ahead)
+def test_likeliest_texts_are_the_same_with_the_engines_own_sampler(start, some, without):
+    engine = start(sam("own"), "stock", ahead=True)
     found = texts(generate(engine, some, max_tokens=TOKENS, temperature=0.0))
     assert found == without(some, 1, "stock", temperature=0.0)
     _, drafted, accepted = drained(engine)
     assert accepted > 0.95 * drafted > 0
 
 
-@both_ways
-def test_a_closed_gate_leaves_the_drafters_first_pass_alone(ahead, start, some, reference):
-    engine = start(sam("own", gate=CLOSED), ahead=ahead)
-    passes = passes_of(engine)
-    assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
-    assert set(passes[1:]) == {0}  # nobody has said anything before the first step
-    assert drained(engine)[1] == 0
-
-
 @pytest.mark.parametrize("k", [3, 8])
 def test_a_step_ahead_as_many_drafts_are_verified_and_as_good(k, start, prompts, without):
     """The gate opens once few of 120 requests are left; ahead, it does so two steps later."""
-    config = sam("own", "siblings", method="eagle3", k=k, gate=GateConfig("threshold", 24))
+    config = sam("own", "prompt", method="eagle3", k=k, gate=GateConfig("threshold", 24))
     told = []
     for engine in start(config), start(config, ahead=True):
         assert texts(generate(engine, prompts, 5, max_tokens=TOKENS)) == without(prompts, 5)
@@ -229,7 +203,7 @@ def test_a_step_ahead_as_many_drafts_are_verified_and_as_good(k, start, prompts,
 
 def passes_of(engine: Any) -> list[int]:
     """Draft tokens that the drafter is asked for, step by step, from here on."""
-    drafter, asked = runner_of(engine).model_runner.drafter, []
+    drafter, asked = runner_of(engine).drafter, []
     propose = drafter.propose
 
     def noted(*args: Any, **kwargs: Any) -> Any:
@@ -260,7 +234,7 @@ def test_a_head_of_another_model_is_refused_before_weights_are_loaded(tmp_path):
 @both_ways
 def test_a_model_that_fails_leaves_drafts_from_texts(ahead, start, some, reference, caplog):
     engine = start(sam("own"), ahead=ahead)
-    drafter = runner_of(engine).model_runner.drafter
+    drafter = runner_of(engine).drafter
     propose, calls = drafter.propose, []
 
     def fail(*args: Any, **kwargs: Any) -> Any:
@@ -280,11 +254,17 @@ def test_a_model_that_fails_leaves_drafts_from_texts(ahead, start, some, referen
 
 
 @both_ways
-def test_a_model_is_alive_if_what_it_says_is_sampled(ahead, start, some):
-    config = sam(gate=CLOSED)
+def test_behind_a_closed_gate_a_model_runs_its_first_pass_and_tells_if_it_is_alive(
+    ahead, start, some, reference
+):
+    config = sam("own", gate=CLOSED)
     engine = start(config, ahead=ahead)
+    passes = passes_of(engine)
+    assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
+    assert set(passes[1:]) == {0}  # nobody has said anything before the first step
+    assert drained(engine)[1] == 0
     for weight, expected in (1.0, True), (0.0, False):
-        for parameter in runner_of(engine).model_runner.drafter.model.parameters():
+        for parameter in runner_of(engine).drafter.model.parameters():
             parameter.data.mul_(weight)
         engine.collective_rpc("sam_probe", args=(True,))
         generate(engine, some, max_tokens=32, temperature=0.0)
@@ -298,17 +278,12 @@ def test_a_model_is_alive_if_what_it_says_is_sampled(ahead, start, some):
                 check_alive(answers, config)
 
 
-@pytest.mark.parametrize("method", ["draft_model", "medusa"])
-def test_what_has_files_is_read_where_the_policy_begins_with_random_weights(
-    method, start, tmp_path
-):
+def test_what_has_files_is_read_where_the_policy_begins_with_random_weights(start, tmp_path):
     """A trainer's engines do; the policy's weights arrive later."""
-    name, path = "model.embed_tokens.weight", Path(MODEL)
-    if method == "medusa":
-        name, path = "lm_heads.2.weight", tmp_path
-        write_medusa(path, heads=K)
-    runner = runner_of(start(sam(method=method, path=path), load_format="dummy")).model_runner
-    true = load_file(path / "model.safetensors")[name].float()
+    name = "lm_heads.2.weight"
+    write_medusa(tmp_path, heads=K)
+    runner = runner_of(start(sam(method="medusa", path=tmp_path), load_format="dummy"))
+    true = load_file(tmp_path / "model.safetensors")[name].float()
     policy = dict(runner.model.named_parameters())["model.embed_tokens.weight"]
     assert dict(runner.drafter.model.named_parameters())[name].equal(true)
     assert not policy.equal(

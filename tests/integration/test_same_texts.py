@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
 from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
-from sam_rollout.integrations.vllm.settings import engine_arguments
 from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL
 from tests.integration.engines import FORCED_PROPOSER

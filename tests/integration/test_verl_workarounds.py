@@ -28,8 +28,8 @@ def test_every_part_of_verl_finds_our_registrations(monkeypatch):
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     import sam_rollout.integrations.verl.plugin  # noqa: F401 - registers
-    from sam_rollout.integrations.verl.names import ROLLOUT_NAME
     from sam_rollout.integrations.verl.platform_cpu import PlatformCPU
+    from sam_rollout.integrations.verl.registered_names import ROLLOUT_NAME
     from sam_rollout.integrations.verl.server import SamReplica
 
     assert PlatformRegistry.get("cpu") is PlatformCPU

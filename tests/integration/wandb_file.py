@@ -7,7 +7,7 @@ from typing import Any
 
 from wandb.proto import wandb_internal_pb2
 
-from sam_rollout.report.sources.wandb_offline import records
+from sam_rollout.report.wandb_log import records
 
 
 def read_wandb(path: Path) -> SimpleNamespace:

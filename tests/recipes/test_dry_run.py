@@ -77,7 +77,7 @@ def test_a_model_that_drafts_is_part_of_the_plan(experiment, drafter, capsys):
     assert "Warning:" not in text
     on, joined = (planned(f"experiment={experiment}", f"sam={sam}")[2] for sam in ("on", "joined"))
     assert joined.rollout["weights of the model that drafts"] > 0
-    assert 0 < joined.kv_tokens < on.kv_tokens and joined.full_texts < on.full_texts
+    assert 0 < joined.kv_tokens < on.kv_tokens
 
 
 def test_a_folder_of_the_command_line_is_the_one_that_is_planned(tmp_path, capsys):

@@ -58,13 +58,6 @@ def test_repeated_prompts_are_dropped_and_counted(tmp_path, capsys):
     assert "dropped 7 repeated prompts of 9, kept 2" in capsys.readouterr().out
 
 
-def test_aime_truths_become_text(tmp_path):
-    record = _dapo_records()[0] | {"reward_model": {"ground_truth": 33, "style": "rule"}}
-    datasets.Dataset.from_list([record] * 4).to_parquet(tmp_path / "data" / "aime.parquet")
-    (path,) = prepare("aime_2024", tmp_path / "out", source=tmp_path / "data")
-    assert [row["reward_model"]["ground_truth"] for row in _rows(path)] == ["33"]
-
-
 def test_gsm8k_takes_the_number_after_the_mark_from_both_splits(tmp_path):
     for config in ("main", "socratic"):
         for split in ("train", "test"):

@@ -22,7 +22,6 @@ from recipes.dapo_qwen3.tiny_model import (
 )
 
 QUESTION = {"role": "user", "content": "1+1?"}
-SYSTEM = {"role": "system", "content": "Be brief."}
 ASKED = "<|im_start|>user\n1+1?<|im_end|>\n"
 ANSWER = "<|im_start|>assistant\n"
 NO_THOUGHTS = "<think>\n\n</think>\n\n"
@@ -67,19 +66,6 @@ def test_any_text_survives_the_tokenizer(tokenizer, text):
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
 
 
-def test_digits_are_single_tokens_and_marks_are_whole(tokenizer):
-    assert len(tokenizer("1234567890")["input_ids"]) == 10
-    for mark in ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"):
-        assert tokenizer(mark)["input_ids"] == [tokenizer.convert_tokens_to_ids(mark)]
-    assert tokenizer.eos_token == "<|im_end|>"
-    assert tokenizer.pad_token == "<|endoftext|>"
-
-
-def test_thinking_marks_stay_visible_when_special_tokens_are_skipped(tokenizer):
-    ids = tokenizer("<think>\n1\n</think>\n\n2<|im_end|>")["input_ids"]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>\n1\n</think>\n\n2"
-
-
 @pytest.mark.parametrize(
     ("messages", "options", "expected"),
     [
@@ -91,7 +77,6 @@ def test_thinking_marks_stay_visible_when_special_tokens_are_skipped(tokenizer):
             {"add_generation_prompt": True, "enable_thinking": False},
             ASKED + ANSWER + NO_THOUGHTS,
         ),
-        ([SYSTEM, QUESTION], {}, "<|im_start|>system\nBe brief.<|im_end|>\n" + ASKED),
         ([QUESTION, said("2")], {}, ASKED + ANSWER + NO_THOUGHTS + "2<|im_end|>\n"),
         (
             [QUESTION, said("<think>\nhm\n</think>\n\n2"), QUESTION],

@@ -6,8 +6,8 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 from recipes.dapo_qwen3.main import REPOSITORY
-from sam_rollout import composition
-from sam_rollout.composition import (
+from sam_rollout.core import composition
+from sam_rollout.core.composition import (
     ExperimentError,
     RefusedError,
     UnknownExperimentError,
@@ -36,8 +36,9 @@ def test_an_experiment_is_composed_as_the_recipe_does():
          "joined, matched, off, on"),
         ("sam.gate.treshold=4", "sam.gate.treshold: unknown key; did you mean 'threshold'? known "
          "keys: exploration, kind, schedule, threshold"),
-        ("sam.sources.siblings.max_imbalance=4", "sam.sources.siblings.max_imbalance: there is no "
-         "such key any more: requests go where verl sends them"),
+        ("sam.sources.siblings.max_bytes=4000000", "sam.sources.siblings: it is "
+         "sam.sources.prompt now"),
+        ("sam.sources.run.path=/kept", "sam.sources.run.path: it is sam.texts.path now"),
         ("sam.gat.threshold=4", "sam.gat: unknown key; did you mean 'gate'? known keys: "),
         ("devicee=cpu", "devicee: unknown key; did you mean 'device'?"),
         ("trainer.total_training_step=3", "trainer.total_training_step: unknown key; did you mean "

@@ -1,12 +1,10 @@
 """The Hydra groups: what they compose to, and that their reference page tells the truth."""
 
 import dataclasses
-import json
 import re
 import typing
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -20,11 +18,6 @@ from tests.settings_checks import check
 
 CONFIGS = REPOSITORY / "configs"
 REFERENCE = (REPOSITORY / "docs" / "configuration.md").read_text()
-PUBLISHED = [
-    path
-    for path in sorted((CONFIGS / "experiment").glob("*.yaml"))
-    if path.stem.startswith(("article", "customer", "reference"))
-]
 SECTIONS = {**RunConfig.groups(), "model_shape": ModelShape, "hardware": HardwareConfig}
 GROUP_OPTIONS = [
     f"{path.parent.relative_to(CONFIGS)}={path.stem}" for path in sorted(CONFIGS.glob("*/*.yaml"))
@@ -95,13 +88,6 @@ def test_the_article_drafts_from_own_text_below_a_threshold():
     assert [name for name, source in chosen.sources.items() if source.enabled] == ["own"]
 
 
-@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
-def test_published_experiments_draft_as_published(path):
-    sam = SamConfig.from_mapping(OmegaConf.to_container(composed(f"experiment={path.stem}").sam))
-    own = replace(ARTICLE, max_draft_tokens=sam.max_draft_tokens)
-    assert replace(sam, gate=ARTICLE.gate) == own and sam.gate.kind == "threshold"
-
-
 @pytest.mark.parametrize("option", GROUP_OPTIONS)
 def test_every_group_composes(option):
     OmegaConf.to_container(composed(option), resolve=False)
@@ -145,35 +131,6 @@ def test_two_nodes_train_as_one_does():
     changed = {path for path in differing(one, two) if not path.startswith("trainer.")}
     named = {"run_dir", "actor_rollout_ref.rollout.trace.experiment_name"}
     assert changed <= named | {"ray_kwargs.ray_init.address"}
-
-
-def test_the_tiny_shape_is_that_of_the_shipped_model():
-    path = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3" / "config.json"
-    model, shape = json.loads(path.read_text()), composed("model=tiny").model_shape
-    assert OmegaConf.to_container(shape) == {
-        "layers": model["num_hidden_layers"],
-        "hidden": model["hidden_size"],
-        "heads": model["num_attention_heads"],
-        "kv_heads": model["num_key_value_heads"],
-        "head_dim": model["head_dim"],
-        "intermediate": model["intermediate_size"],
-        "experts": 0,
-        "experts_per_token": 0,
-        "moe_intermediate": 0,
-        "vocab": model["vocab_size"],
-        "tied_embeddings": model["tie_word_embeddings"],
-    }
-
-
-@pytest.mark.parametrize("device", [path.stem for path in (CONFIGS / "device").glob("*.yaml")])
-def test_no_variable_is_set_for_node_and_process(device):
-    """The node's script sets what Ray and the operating system read before a run starts."""
-    script = (REPOSITORY / "scripts" / "env" / f"{device}.sh").read_text()
-    of_node = set(re.findall(r"^set_default (\w+)", script, re.MULTILINE))
-    assert of_node
-    # Ray's daemon reads it when it starts: on one machine the run starts it.
-    both = {"RAY_memory_monitor_refresh_ms"} if device == "cpu" else set()
-    assert of_node & set(composed(f"device={device}").environment) == both
 
 
 def test_a_run_without_an_experiment_names_what_is_missing():

@@ -1,7 +1,6 @@
 """The follower of a run: every event once, and the log's end of a run that did not finish."""
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,15 +110,6 @@ def test_a_run_that_stops_early_shows_the_end_of_its_log(script, run, follower, 
     assert str(run.path / "log.txt") in told[0]
     assert told[1:-1] == lines[-script.TAIL_LINES + 1 :]
     assert told[-1].startswith("Configuration error")
-
-
-def test_a_process_runs_until_it_has_ended(script):
-    assert script.is_running(os.getpid())
-    child = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not script.is_running(child.pid), "ended, and nobody has waited for it yet"
-    child.wait()
-    assert not script.is_running(child.pid)
 
 
 def test_the_command_ends_with_the_run(run):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam_rollout.json_values import dumps, encode, loads, measured
+from sam_rollout.core.json_values import dumps, encode, loads, measured
 
 
 class Colour(enum.Enum):

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from sam_rollout.doctor import machine, network
+from sam_rollout.doctor import host, network
 
 pytestmark = pytest.mark.slow
 
@@ -154,7 +154,6 @@ def test_options_win_over_variables(place):
             "head's address is not known: give --head-address, or set MASTER_ADDR", "auto",
         ),
         ({"NODE_RANK": "2", "NNODES": "2"}, "rank is 2, but there are 2 nodes: 0..1", "auto"),
-        ({"NODE_RANK": "one", "NNODES": "2"}, "NODE_RANK=one: must be a number", "auto"),
         ({**SLURM, "NNODES": "3"}, "3 nodes, but 2 names: gpu-07,gpu-08", "auto"),
         ({"NODE_RANK": "0", "NNODES": "2"}, "this node has rank 0; the head is rank 0", "worker"),
         # A name that ends in a number means nothing outside of Kubernetes.
@@ -210,14 +209,12 @@ def test_slurm_without_its_commands():
     assert "# gpu-08: rank 1 of 2, head 10.0.0.7:6766\n" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("argument", ["stop", "--help"])
-def test_stop_and_help_need_nothing_of_the_node(tmp_path, argument):
+def test_help_needs_nothing_of_the_node(tmp_path):
     """Neither a vendor's script, nor its program, nor a default route."""
     program(tmp_path / "nvidia-smi", "echo GPU is lost; exit 15")
     program(tmp_path / "awk", "exit 1")  # asked for the default route
-    done = bash(NODE, argument, PATH=first_on_path(tmp_path), TMPDIR=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert ("usage: scripts/node.sh" in done.stdout) == (argument == "--help")
+    done = bash(NODE, "--help", PATH=first_on_path(tmp_path), TMPDIR=str(tmp_path))
+    assert done.returncode == 0 and "usage: scripts/node.sh" in done.stdout, done.stderr
 
 
 VENDORS_SCRIPTS = {
@@ -254,7 +251,7 @@ def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
         PYTHON=str(python), ASCEND_ROOT=str(tmp_path),
     )  # fmt: skip
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    files = 1024 if 0 <= hard < machine.OPEN_FILES else machine.OPEN_FILES
+    files = 1024 if 0 <= hard < host.OPEN_FILES else host.OPEN_FILES
     assert done.stdout.splitlines() == [
         "-m sam_rollout.cli doctor --device ascend_910c --experiment x --json",
         f"/cann eth7 {files}",
@@ -279,17 +276,7 @@ def test_scripts_and_doctor_agree(scripts):
     assert set(network.RAY_PORTS) == {scripts.common.PORT, scripts.common.DASHBOARD_PORT}
     for device in DEVICES:
         script = (ROOT / f"scripts/env/{device}.sh").read_text()
-        assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(machine.OPEN_FILES)]
-
-
-def settled(scripts, role: str, *more: str):
-    """The part of a node of a small cluster."""
-    words = [role, "--device=cpu", "--devices-per-node=1", "--interface=lo"]
-    if role == "head":
-        words += ["--node-rank=0", "--names=node-1", "--head-address=127.0.0.1"]
-    else:
-        words += ["--node-rank=1", "--names=node-1,node-2", "--head-address=10.0.0.1"]
-    return scripts.cluster.Part(scripts.cluster.parse([*words, *more]))
+        assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(host.OPEN_FILES)]
 
 
 @pytest.mark.parametrize("version", ["2.48.0", "2.52.0", "3.0"])
@@ -322,8 +309,10 @@ def node_state(rank, alive=True, devices=16, port=1):
 
 
 def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, capfd):
-    wrong = ["experiment=tiny_cpu", "sam.max_draft_tokens=0"]
-    part = settled(scripts, "head", "--port=6799", "--config", *wrong)
+    words = ["head", "--device=cpu", "--devices-per-node=1", "--interface=lo", "--node-rank=0"]
+    words += ["--names=node-1", "--head-address=127.0.0.1", "--port=6799"]
+    words += ["--config", "experiment=tiny_cpu", "sam.max_draft_tokens=0"]
+    part = scripts.cluster.Part(scripts.cluster.parse(words))
     assert scripts.cluster.run_head(part) == scripts.common.EXIT_REFUSED
     said = capfd.readouterr().err
     assert "Configuration error: sam.max_draft_tokens = 0: must be 1..32" in said
@@ -363,7 +352,7 @@ def test_a_job_of_a_cluster_that_loses_a_node(scripts, monkeypatch, port, comman
     assert time.monotonic() - started < 30
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, None])
+@pytest.mark.parametrize("number", [signal.SIGTERM, None])
 def test_a_part_that_is_stopped_says_so(tmp_path, number):
     """By a signal, or by the end of the launcher, which the end of standard input tells of."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -420,11 +409,8 @@ def test_a_folder_of_somebody_else_is_refused(scripts, tmp_path, monkeypatch, wh
     else:
         folder.mkdir()
         monkeypatch.setattr(scripts.processes.os, "getuid", lambda: folder.stat().st_uid + 1)
-    for use in (scripts.processes.claim, scripts.processes.holder):
-        with pytest.raises(
-            scripts.common.ClusterError, match="cluster is not ours: remove it, or choose another"
-        ):
-            use(folder)
+    with pytest.raises(scripts.common.ClusterError, match="cluster is not ours: remove it, or"):
+        scripts.processes.claim(folder)
     assert list(target.iterdir()) == []
 
 
@@ -440,9 +426,7 @@ def test_a_run_under_way_is_not_taken_for_a_left_over(scripts, tmp_path):
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700, "its user alone may enter"
     with pytest.raises(scripts.common.ClusterError, match=f"under way here .process {holder.pid}."):
         scripts.processes.claim(tmp_path)
-    assert scripts.processes.holder(tmp_path) == holder.pid
     holder.communicate(b"\n", timeout=30)
-    assert scripts.processes.holder(tmp_path) is None
     scripts.processes.claim(tmp_path)
 
 
@@ -451,7 +435,6 @@ def test_a_run_under_way_is_not_taken_for_a_left_over(scripts, tmp_path):
     [
         ("# nobody\n\n", "names no node"),
         ("a 10.0.0.1\nb\na 10.0.0.3\n", "line 3: a is named twice"),
-        ("a 10.0.0.1 16\n", "line 1: must be HOST or HOST ADDRESS"),
         ("no-such-host.invalid\nb\n", "no-such-host.invalid means no address here"),
         ("localhost\nb\n", "localhost means 127.0.0.1 here"),
     ],
@@ -542,11 +525,8 @@ def test_a_node_that_ssh_cannot_reach_ends_the_launch_at_once(hosts):
 @pytest.mark.parametrize(("status", "blamed"), [(4, True), (5, False)])
 def test_the_heads_status_is_the_launchers(hosts, status, blamed):
     """Workers that did not join are named, unless the configuration is refused, which is 5."""
-    ssh = by_node(f'read -r token; echo "a line"; exit {status}', "cat > /dev/null")
-    found, output = launched(hosts, ssh)
-    assert found == status
-    assert "a line" in output
-    assert ("error: node-2 did not join" in output) == blamed
+    found, output = launched(hosts, by_node(f"read -r token; exit {status}", "cat > /dev/null"))
+    assert found == status and ("error: node-2 did not join" in output) == blamed
 
 
 @pytest.mark.parametrize("users", ["", "of-the-user-and-long-enough-for-Ray"])
@@ -567,10 +547,8 @@ def test_the_token_travels_by_standard_input_only(hosts, users):
     ("arguments", "variables", "message"),
     [
         ([], {"SSH": "ssh -o 'Port 22"}, "SSH: ssh -o 'Port 22: no closing quotation"),
-        ([], {"SSH": "no-such-ssh -p 22"}, "SSH: no-such-ssh is no program here"),
         (["--ray-options=--x '"], {}, "--ray-options: --x ': no closing quotation"),
         (["--port=12000"], {}, "--port 12000: must not be in 10001..19999"),
-        (["--dashboard-port=12000"], {}, "--dashboard-port 12000: must not be in 10001..19999"),
     ],
 )
 def test_what_cannot_work_is_named_before_a_node_is_reached(hosts, arguments, variables, message):

@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from sam_rollout import statistics
-from sam_rollout.statistics import Sides, difference, gain, mean, ratio_gain, share
+from sam_rollout.core import statistics
+from sam_rollout.core.statistics import Sides, difference, gain, mean, ratio_gain, share
 
 
 def sides(base, sam, paired=False) -> Sides:

@@ -24,7 +24,7 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT, RequestIdentity, identify, key_of
+from sam_rollout.core.identity import TRAIN_SPLIT, VAL_SPLIT, RequestIdentity, identify, key_of
 from sam_rollout.integrations.verl.failures import (
     DeadPartError,
     Failure,

@@ -9,17 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from sam_rollout.config import (
-    ConfigError,
-    GateConfig,
-    RunConfig,
-    SamConfig,
-    check_engine_limits,
-)
+from sam_rollout.config import ConfigError, GateConfig, RunConfig, check_engine_limits
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError
 from sam_rollout.integrations.verl.code_checks import (
     check_agent_loops,
@@ -27,24 +20,21 @@ from sam_rollout.integrations.verl.code_checks import (
     check_reward,
 )
 from sam_rollout.integrations.verl.data_checks import check_data
-from sam_rollout.integrations.verl.drafter import (
-    check_drafter_belongs,
-    check_head_training,
-    drafter_notes,
-)
 from sam_rollout.integrations.verl.environment import environment_notes
 from sam_rollout.integrations.verl.launch import check_with_verl
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.loggers import check_loggers
-from sam_rollout.integrations.verl.names import ROLLOUT_NAME, TRAINER_NAME
+from sam_rollout.integrations.verl.model_drafter import (
+    check_drafter_belongs,
+    check_head_training,
+    drafter_notes,
+)
 from sam_rollout.integrations.verl.policy_model import check_model
 from sam_rollout.integrations.verl.resume import check_resume, check_run_folder
 from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.verl.source_choice import settle_sources
 from sam_rollout.integrations.verl.upstream_keys import check_upstream_keys
-from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY
 from sam_rollout.sources import check_sources
-from sam_rollout.sources.corpus import check_corpus, check_fit
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolderError
 
@@ -69,89 +59,12 @@ def settled(config: DictConfig) -> RunConfig:
         ConfigError: Names the field, its value and what is allowed.
     """
     run = read_run_config(config)
-    if run.sam.enabled:
-        check_sources(run.sam.sources)
-    _check_verl(config, run)
     layout = check_layout(config)
-    _check_corpus(run.sam, layout.shape.vocab)
+    if run.sam.enabled:
+        check_sources(run.sam.sources, layout.shape.vocab)
     check_drafter_belongs(config, run.sam, layout.shape)
     check_head_training(config, run.sam, layout.shape)
     return settle_sources(config, run)
-
-
-def _check_settings(config: DictConfig, run: RunConfig) -> Iterator[Note]:
-    """Check how settings go together."""
-    check_layout(config)
-    yield from map(Note, _notes(config, run))
-
-
-# In the order in which they are asked; the cheap ones first. The first list is about the command
-# and the machine on which it is given, the second about what every node must have.
-SETTINGS = (
-    RunCheck("settings", _check_settings),
-    RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),
-    RunCheck("verl's keys", check_upstream_keys),
-    RunCheck("loggers", lambda config, _run: check_loggers(config.trainer.logger)),
-    RunCheck("run folder", lambda config, _run: check_run_folder(config)),
-    RunCheck("resume", check_resume),
-)
-FILES = (
-    RunCheck("model", lambda config, _run: check_model(config)),
-    RunCheck("reward", check_reward),
-    RunCheck("agent loop", lambda config, _run: check_agent_loops(config)),
-    RunCheck("code", lambda config, _run: check_other_code(config)),
-    RunCheck("data", lambda config, _run: check_data(config)),
-)
-RUN_CHECKS = (*SETTINGS, *FILES)
-# A run asks verl itself when its variables are set; others can ask it at once.
-ALL_CHECKS = (*RUN_CHECKS, RunCheck("verl's own checks", check_with_verl))
-
-
-def check(
-    config: DictConfig, checks: Sequence[RunCheck] = RUN_CHECKS, *, planned: bool = False
-) -> RunConfig:
-    """Check a composed configuration, and print notes on what will run but may surprise.
-
-    Args:
-        config: As composed.
-        checks: Those to ask.
-        planned: The run will start on another machine: data and models that are not here are notes.
-
-    Returns:
-        Our settings, which all that is done with the configuration goes by.
-
-    Raises:
-        ConfigError: Names the field, its value and what is allowed.
-    """
-    run = settled(config)
-    for one in checks:
-        for said in ask(one, config, run, planned=planned):
-            if isinstance(said, Note):
-                print(f"Note: {said.text}", flush=True)
-    return run
-
-
-def ask(
-    check: RunCheck, config: DictConfig, run: RunConfig, *, planned: bool = False
-) -> Iterator[Fact | Note]:
-    """Run one check; with `planned`, data or a model that is not here is a note.
-
-    Raises:
-        ConfigError: As the check does.
-    """
-    try:
-        yield from check.function(config, run)
-    except NotHereError as error:
-        if not planned:
-            raise
-        yield Note(f"not on this machine: {error}")
-
-
-def _check_corpus(sam: SamConfig, vocabulary: int) -> None:
-    """Hold the corpus to the size of the model's vocabulary; an engine asks its tokenizer, too."""
-    corpus = cast(Any, sam.sources).corpus
-    if sam.enabled and corpus.enabled:
-        check_fit(corpus, check_corpus(corpus), vocabulary=vocabulary, tokenizer="")
 
 
 def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
@@ -216,46 +129,63 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> list[str]:
         raise ConfigError(field, error.value, error.allowed) from None
 
 
-def _check_verl(config: DictConfig, run: RunConfig) -> None:
-    """Check what verl would accept but our parts cannot serve."""
-    rollout = config.actor_rollout_ref.rollout
-    engine_kwargs = rollout.engine_kwargs.vllm
-    required = [
-        # field, its value, what we need, why
-        ("trainer.use_v1", config.trainer.use_v1, True, "the legacy trainer is not supported"),
-        (
-            "trainer.v1.trainer_mode",
-            config.trainer.v1.trainer_mode,
-            TRAINER_NAME,
-            "only rollouts of the synchronous trainer are recorded",
-        ),
-        (
-            "actor_rollout_ref.rollout.name",
-            rollout.name,
-            ROLLOUT_NAME,
-            "for the baseline too: sam=off switches drafting off, not the measuring",
-        ),
-        (
-            "actor_rollout_ref.rollout.disable_log_stats",
-            rollout.disable_log_stats,
-            False,
-            "otherwise the engine reports nothing to record",
-        ),
-        ("skip.rollout_tq.enable", config.skip.rollout_tq.enable, False, "not supported"),
-    ]
-    for field, value, needed, reason in required:
-        if value != needed:
-            raise ConfigError(field, value, f"must be {needed!r} ({reason})")
-    prefix = "actor_rollout_ref.rollout.engine_kwargs.vllm"
-    if run.sam.enabled and "speculative_config" in engine_kwargs:
-        raise ConfigError(
-            f"{prefix}.speculative_config",
-            OmegaConf.to_container(engine_kwargs.speculative_config),
-            "must not be set with sam.enabled=true (sam=off lets other methods run)",
-        )
-    if ADDITIONAL_CONFIG_KEY in (engine_kwargs.get("additional_config") or {}):
-        raise ConfigError(
-            f"{prefix}.additional_config.{ADDITIONAL_CONFIG_KEY}",
-            OmegaConf.to_container(engine_kwargs.additional_config[ADDITIONAL_CONFIG_KEY]),
-            "must not be set: it is filled from sam, rollout_sampler and rollout_telemetry",
-        )
+# In the order in which they are asked; the cheap ones first. The first list is about the command
+# and the machine on which it is given, the second about what every node must have.
+SETTINGS = (
+    RunCheck("settings", lambda config, run: map(Note, _notes(config, run))),
+    RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),
+    RunCheck("verl's keys", check_upstream_keys),
+    RunCheck("loggers", lambda config, _run: check_loggers(config.trainer.logger)),
+    RunCheck("run folder", lambda config, _run: check_run_folder(config)),
+    RunCheck("resume", check_resume),
+)
+FILES = (
+    RunCheck("model", lambda config, _run: check_model(config)),
+    RunCheck("reward", check_reward),
+    RunCheck("agent loop", lambda config, _run: check_agent_loops(config)),
+    RunCheck("code", lambda config, _run: check_other_code(config)),
+    RunCheck("data", lambda config, _run: check_data(config)),
+)
+RUN_CHECKS = (*SETTINGS, *FILES)
+# A run asks verl itself when its variables are set; others can ask it at once.
+ALL_CHECKS = (*RUN_CHECKS, RunCheck("verl's own checks", check_with_verl))
+
+
+def check(
+    config: DictConfig, checks: Sequence[RunCheck] = RUN_CHECKS, *, planned: bool = False
+) -> RunConfig:
+    """Check a composed configuration, and print notes on what will run but may surprise.
+
+    Args:
+        config: As composed.
+        checks: Those to ask.
+        planned: The run will start on another machine: data and models that are not here are notes.
+
+    Returns:
+        Our settings, which all that is done with the configuration goes by.
+
+    Raises:
+        ConfigError: Names the field, its value and what is allowed.
+    """
+    run = settled(config)
+    for one in checks:
+        for said in ask(one, config, run, planned=planned):
+            if isinstance(said, Note):
+                print(f"Note: {said.text}", flush=True)
+    return run
+
+
+def ask(
+    check: RunCheck, config: DictConfig, run: RunConfig, *, planned: bool = False
+) -> Iterator[Fact | Note]:
+    """Run one check; with `planned`, data or a model that is not here is a note.
+
+    Raises:
+        ConfigError: As the check does.
+    """
+    try:
+        yield from check.function(config, run)
+    except NotHereError as error:
+        if not planned:
+            raise
+        yield Note(f"not on this machine: {error}")

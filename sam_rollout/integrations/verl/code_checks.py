@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, RunConfig
-from sam_rollout.integrations.verl.check_results import Fact, Note
+from sam_rollout.integrations.verl.check_results import Fact, Note, hold
 from sam_rollout.integrations.verl.environment import experiment_variables
 
 LIMIT_S = 60
@@ -59,23 +59,6 @@ if name is not None and not callable(getattr(module, name, None)):
 print(json.dumps({"wrong": wrong, "figures": list(getattr(module, "FIGURES", ()))}), flush=True)
 os._exit(0)  # what the module does at exit would come behind that line
 """
-# Loads agent loops as verl's workers do.
-_LOAD_LOOPS = """
-import json, sys
-import hydra.utils
-import verl.experimental.agent_loop
-for name, target in json.loads(sys.argv[1]):
-    try:
-        hydra.utils.get_class(target)
-    except Exception as error:
-        while error.__cause__ is not None:
-            error = error.__cause__
-        sys.exit(f"{name}: {target} cannot be loaded: {type(error).__name__}: {error}")
-"""
-
-
-class _LoadError(RuntimeError):
-    """Code cannot be loaded; the text is the last line of its interpreter."""
 
 
 def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
@@ -85,21 +68,12 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
         ConfigError: The function cannot be loaded, or does not give the filter's metric.
     """
     manager = config.reward.reward_manager
+    place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
+    allowed += f", or set {place}.source=importlib and module.path"
     if manager.source == "importlib":
-        _load(
-            config,
-            "reward.reward_manager.module.path",
-            manager.module.path,
-            "reward.reward_manager.name",
-            manager.name,
-        )
-    elif manager.source == "register" and manager.name not in _OWN_MANAGERS:
-        raise ConfigError(
-            "reward.reward_manager.name",
-            manager.name,
-            f"must be one of {', '.join(sorted(_OWN_MANAGERS))}, or set "
-            "reward.reward_manager.source=importlib and module.path",
-        )
+        _load(config, f"{place}.module.path", manager.module.path, f"{place}.name", manager.name)
+    elif manager.source == "register":
+        hold([(f"{place}.name", manager.name, manager.name in _OWN_MANAGERS, allowed)])
     function = config.reward.custom_reward_function
     if not function.path:
         yield Fact(f"verl's own, chosen by data_source; manager {manager.name}")
@@ -109,14 +83,9 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
         yield Note(f"{REWARD}.path = {function.path} took more than {LIMIT_S} s to load")
         return
     figures, metric = loaded["figures"], config.algorithm.filter_groups.metric
-    filters = run.sampling.kind != "none"
-    if filters and figures and metric not in {*figures, _CANONICAL_REWARD}:
-        raise ConfigError(
-            FILTER_METRIC,
-            metric,
-            f"{function.path} gives {', '.join(figures)}; {_CANONICAL_REWARD!r} is the reward "
-            "itself",
-        )
+    gives = run.sampling.kind == "none" or not figures or metric in {*figures, _CANONICAL_REWARD}
+    allowed = f"{function.path} gives {', '.join(figures)}; {_CANONICAL_REWARD!r} is the reward"
+    hold([(FILTER_METRIC, metric, gives, allowed)])
     yield Fact(f"{function.name} of {function.path}; manager {manager.name}")
 
 
@@ -127,21 +96,22 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
         ConfigError: A class cannot be loaded, or the default loop is none of those there are.
     """
     agent = config.actor_rollout_ref.rollout.agent
-    loops = dict(_named_loops(agent.agent_loop_config_path))
-    if loops:
+    field, known = f"{AGENT}.agent_loop_config_path", {*_OWN_LOOPS}
+    if path := agent.agent_loop_config_path:
+        hold([(field, path, Path(path).exists(), "there is no such file")])
         try:
-            _run(config, _LOAD_LOOPS, [*loops.items()])
-        except _LoadError as error:
-            field = f"{AGENT}.agent_loop_config_path"
-            raise ConfigError(field, agent.agent_loop_config_path, str(error)) from None
-    known = {*_OWN_LOOPS, *loops}
-    if agent.default_agent_loop not in known:
-        raise ConfigError(
-            f"{AGENT}.default_agent_loop",
-            agent.default_agent_loop,
-            f"must be one of {', '.join(sorted(known))}; others are named in "
-            f"{AGENT}.agent_loop_config_path",
-        )
+            entries: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+            targets = {entry["name"]: entry["_target_"].rpartition(".") for entry in entries}
+        except Exception as error:
+            said = " ".join(str(error).split())
+            allowed = f"must be a YAML list of entries with name and _target_ ({said})"
+            raise ConfigError(field, path, allowed) from error
+        for loop, (module, _, name) in targets.items():
+            _load(config, f"{field}[{loop}]", module, f"{field}[{loop}]", name)
+        known |= targets.keys()
+    right = agent.default_agent_loop in known
+    allowed = f"must be one of {', '.join(sorted(known))}; others are named in {field}"
+    hold([(f"{AGENT}.default_agent_loop", agent.default_agent_loop, right, allowed)])
     yield Fact(agent.default_agent_loop)
 
 
@@ -159,25 +129,7 @@ def check_other_code(config: DictConfig) -> Iterator[Fact]:
                 yield Fact(f"{where}: {one}")
     for field in _OTHER_FILES:
         path = OmegaConf.select(config, field)
-        if path and not Path(path).expanduser().exists():
-            raise ConfigError(field, path, "there is no such file")
-
-
-def _named_loops(path: str | None) -> Iterator[tuple[str, str]]:
-    """Read name and class of each agent loop of verl's file."""
-    field = f"{AGENT}.agent_loop_config_path"
-    if not path:
-        return
-    if not Path(path).exists():
-        raise ConfigError(field, path, "there is no such file")
-    try:
-        entries: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-        yield from [(entry["name"], entry["_target_"]) for entry in entries]
-    except Exception as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(
-            field, path, f"must be a YAML list of entries with name and _target_ ({said})"
-        ) from error
+        hold([(field, path, not path or Path(path).expanduser().exists(), "there is no such file")])
 
 
 def _load(
@@ -195,38 +147,23 @@ def _load(
     Raises:
         ConfigError: There is no such file, or the object cannot be loaded.
     """
-    if not path:
-        raise ConfigError(where, path, "must name the file that holds the code")
-    file = path.removeprefix("file://")
-    if file.endswith(".py") and not file.startswith("pkg://") and not Path(file).exists():
-        raise ConfigError(where, path, "there is no such file")
-    try:
-        said = _run(config, _LOAD, [file, name])
-    except _LoadError as error:
-        raise ConfigError(where, path, f"cannot be loaded: {error}") from None
-    loaded = None if said is None else json.loads(said)
-    if loaded and loaded["wrong"]:
-        raise ConfigError(field, name, f"{loaded['wrong']} ({path})")
-    return loaded
-
-
-def _run(config: DictConfig, program: str, argument: Any) -> str | None:
-    """Run a program with one argument; return the last line it prints, or None if it hangs.
-
-    Raises:
-        _LoadError: The program failed.
-    """
+    file = (path or "").removeprefix("file://")
+    is_file = file.endswith(".py") and not file.startswith("pkg://")
+    there = bool(file) and (Path(file).exists() or not is_file)
+    hold([(where, path, there, "there is no such file" if file else "must name the file")])
     given = config.ray_kwargs.ray_init.runtime_env.get("env_vars") or {}
-    variables = {**experiment_variables(config), **os.environ, **given}
-    command = [sys.executable, "-c", program, json.dumps(argument)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-            stdin=subprocess.DEVNULL, env=variables,
+            [sys.executable, "-c", _LOAD, json.dumps([file, name])],
+            capture_output=True, text=True, timeout=LIMIT_S, check=False,
+            stdin=subprocess.DEVNULL, env={**experiment_variables(config), **os.environ, **given},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None
-    said = [line for line in done.stderr.splitlines() if line.strip()]
     if done.returncode:
-        raise _LoadError(said[-1] if said else f"it ended with status {done.returncode}")
-    return (done.stdout.splitlines() or [""])[-1]
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        reason = said[-1] if said else f"it ended with status {done.returncode}"
+        raise ConfigError(where, path, f"cannot be loaded: {reason}")
+    loaded = json.loads(done.stdout.splitlines()[-1])
+    hold([(field, name, not loaded["wrong"], f"{loaded['wrong']} ({path})")])
+    return loaded

@@ -6,8 +6,8 @@ read, with the filters that verl applies, until one training batch has passed.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, ListConfig
 
 from sam_rollout.config import ConfigError
-from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError
+from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, Rule, hold
+from sam_rollout.integrations.verl.policy_model import find_folder
 from sam_rollout.integrations.verl.run_config import plain
 
 PREPARE = (
@@ -34,19 +35,34 @@ def check_data(config: DictConfig) -> Iterator[Fact | Note]:
         ConfigError: A file cannot be read, or holds too little.
     """
     fits = _length_filter(config)
-    for key, wanted in (("train_files", config.data.train_batch_size), ("val_files", 1)):
-        field = f"data.{key}"
-        files = data_files(field, config.data[key])
-        remote = [file for file in files if "://" in file]
-        if remote or config.data.custom_cls.get("path"):
+    for key, wanted in (("train", config.data.train_batch_size), ("val", 1)):
+        field = f"data.{key}_files"
+        files = data_files(field, config.data[f"{key}_files"])
+        if config.data.custom_cls.get("path") or any("://" in file for file in files):
             yield Fact(f"{field}: {', '.join(files)}, not read here")
             continue
         for file in files:
-            _check_file(field, file)
-        most = int(config.data.get(f"{key.removesuffix('_files')}_max_samples", -1))
-        rows, usable = _count(config, field, files, fits, wanted, most)
-        if usable < wanted:
-            raise ConfigError(field, _given(files), _too_few(config, field, rows, usable))
+            path = Path(file).expanduser()
+            if not path.exists():
+                raise NotHereError(field, file, f"there is no such file; {PREPARE}")
+            known = f"verl reads files that end in {', '.join(LOADERS)}"
+            hold([(field, file, path.suffix in LOADERS, known)])
+        given = files[0] if len(files) == 1 else files
+        most = int(config.data.get(f"{key}_max_samples", -1))
+        rows = usable = 0
+        for row in islice(_rows(field, files), most if most > 0 else None):
+            if not rows:
+                hold(_column_rules(config, field, given, row))
+            rows += 1
+            usable += fits(row)
+            if usable >= wanted:
+                break
+        found = f"has {rows} rows"
+        if usable < rows:
+            found = f"has {usable} of {rows} rows with prompts of at most data.max_prompt_length = "
+            found += f"{config.data.max_prompt_length} tokens ({FILTER} = true)"
+        needed = f"data.train_batch_size = {wanted}" if key == "train" else "at least one is needed"
+        hold([(field, given, usable >= wanted, f"{found}, {needed}")])
         yield Fact(f"{field}: {', '.join(files)}")
 
 
@@ -57,125 +73,80 @@ def data_files(field: str, given: Any) -> list[str]:
         ConfigError: The setting is neither a path nor a list of paths.
     """
     files = list(given) if isinstance(given, list | ListConfig) else [given]
-    if not files or not all(isinstance(file, str) and file for file in files):
-        allowed = "must be a path or a list of paths"
-        if field == "data.val_files":
-            allowed += "; a run that never validates needs one, too: verl opens it (name any file)"
-        raise ConfigError(field, files if isinstance(given, ListConfig) else given, allowed)
+    right = bool(files) and all(isinstance(file, str) and file for file in files)
+    allowed = "must be a path or a list of paths"
+    if field == "data.val_files":
+        allowed += "; a run that never validates needs one, too: verl opens it (name any file)"
+    hold([(field, given, right, allowed)])
     return files
 
 
-def _given(files: list[str]) -> Any:
-    return files[0] if len(files) == 1 else files
+def _rows(field: str, files: list[str]) -> Iterator[Row]:
+    """Read the rows of files one after the other.
 
-
-def _check_file(field: str, file: str) -> None:
-    path = Path(file).expanduser()
-    if not path.exists():
-        raise NotHereError(field, file, f"there is no such file; {PREPARE}")
-    if path.suffix not in LOADERS:
-        raise ConfigError(field, file, f"verl reads files that end in {', '.join(LOADERS)}")
-
-
-def _count(
-    config: DictConfig,
-    field: str,
-    files: list[str],
-    fits: Callable[[Row], bool] | None,
-    wanted: int,
-    most: int,
-) -> tuple[int, int]:
-    """Read rows until enough are usable; return how many were read and how many are usable."""
-    rows = usable = 0
-    try:
-        for row in itertools.islice(_rows(files), most if most > 0 else None):
-            if not rows:
-                _check_columns(config, field, files, row)
-            rows += 1
-            usable += fits is None or fits(row)
-            if usable >= wanted:
-                break
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever the library says of a file that is cut or something else
-        said = " ".join(str(error.__cause__ or error).split())
-        raise ConfigError(field, _given(files), f"cannot be read: {said}") from error
-    return rows, usable
-
-
-def _rows(files: list[str]) -> Iterator[Row]:
-    """Read the rows of files one after the other."""
+    Raises:
+        ConfigError: A file is cut, or something else.
+    """
     import datasets
 
     for file in files:
         path = Path(file).expanduser()
-        if path.suffix == ".parquet" and not pq.ParquetFile(path).metadata.num_rows:
-            continue  # the library fails on it
-        yield from datasets.load_dataset(
-            LOADERS[path.suffix], data_files=str(path), split="train", streaming=True
-        )
+        try:
+            if path.suffix == ".parquet" and not pq.ParquetFile(path).metadata.num_rows:
+                continue  # the library fails on it
+            yield from datasets.load_dataset(
+                LOADERS[path.suffix], data_files=str(path), split="train", streaming=True
+            )
+        except Exception as error:  # whatever the library says of it
+            said = " ".join(str(error.__cause__ or error).split())
+            raise ConfigError(field, file, f"cannot be read: {said}") from error
 
 
-def _check_columns(config: DictConfig, field: str, files: list[str], row: Row) -> None:
-    """Look in the first row for what verl and its reward managers read.
-
-    Raises:
-        ConfigError: Names the column, and those there are.
-    """
+def _column_rules(config: DictConfig, field: str, given: Any, row: Row) -> Iterator[Rule]:
+    """Look in the first row for what verl and its reward managers read."""
     columns = f"the columns are {', '.join(row)}"
     key = config.data.prompt_key
-    messages = row.get(key)
-    if key not in row:
-        raise ConfigError("data.prompt_key", key, f"{_given(files)} has no such column; {columns}")
-    if not isinstance(messages, list) or not all(
+    yield "data.prompt_key", key, key in row, f"{given} has no such column; {columns}"
+    messages = row[key]
+    right = isinstance(messages, list) and all(
         isinstance(message, Mapping) and {"role", "content"} <= message.keys()
         for message in messages
-    ):
-        raise ConfigError(
-            field,
-            _given(files),
-            f"column {key!r} must hold a list of messages with role and content, such as "
-            "[{'role': 'user', 'content': '1 + 1 = ?'}]",
-        )
+    )
+    example = "[{'role': 'user', 'content': '1 + 1 = ?'}]"
+    allowed = f"column {key!r} must hold a list of messages with role and content, as {example}"
+    yield field, given, right, allowed
     judged = config.reward.reward_model.enable and not config.reward.custom_reward_function.path
     if judged or config.reward.reward_manager.source != "register":
         return  # a reward model reads the response, a manager of the user's own what it likes
     answer = row.get("reward_model")
-    for column, there in (
-        ("data_source", "data_source" in row),
-        ("reward_model.ground_truth", isinstance(answer, Mapping) and "ground_truth" in answer),
-    ):
-        if not there:
-            raise ConfigError(
-                field,
-                _given(files),
-                f"has no column {column}, which verl's reward managers read; {columns}",
-            )
+    needed = {
+        "data_source": "data_source" in row,
+        "reward_model.ground_truth": isinstance(answer, Mapping) and "ground_truth" in answer,
+    }
+    for column, there in needed.items():
+        allowed = f"has no column {column}, which verl's reward managers read; {columns}"
+        yield field, given, there, allowed
 
 
-def _length_filter(config: DictConfig) -> Callable[[Row], bool] | None:
-    """Return verl's filter of long prompts; None where nothing is filtered, or it cannot be told.
+def _length_filter(config: DictConfig) -> Callable[[Row], bool]:
+    """Return verl's filter of long prompts; all pass where none is set, or it cannot be told.
 
     A model that is not on this machine has no tokenizer here, and tools change the prompt.
     """
-    from sam_rollout.integrations.verl.policy_model import find_folder
-
     model, data = config.actor_rollout_ref.model, config.data
     path = model.get("tokenizer_path") or model.path
     folder = find_folder(path)
     tools = data.get("tool_config_path") or data.get("function_tool_path")
     if not data.filter_overlong_prompts or tools or folder is None:
-        return None
+        return lambda row: True
     try:
         from transformers import AutoTokenizer
-    except ImportError:
-        return None
-    try:
+
         tokenizer = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=bool(model.get("trust_remote_code"))
         )
-    except Exception:  # a kind that this transformers lacks: verl's workers say so
-        return None
+    except Exception:  # no transformers, or a kind that it lacks: verl's workers say so
+        return lambda row: True
     template = model.get("custom_chat_template")
     if template:
         tokenizer.chat_template = template
@@ -193,17 +164,3 @@ def _length_filter(config: DictConfig) -> Callable[[Row], bool] | None:
         return len(ids) <= data.max_prompt_length
 
     return fits
-
-
-def _too_few(config: DictConfig, field: str, rows: int, usable: int) -> str:
-    data = config.data
-    left = f"{usable} of {rows} rows" if usable < rows else f"{rows} rows"
-    left = f"has {left}"
-    if usable < rows:
-        left += (
-            f" with prompts of at most data.max_prompt_length = {data.max_prompt_length} tokens "
-            f"({FILTER} = true)"
-        )
-    if field == "data.val_files":
-        return f"{left}, at least one is needed"
-    return f"{left}, data.train_batch_size = {data.train_batch_size}"

@@ -12,18 +12,18 @@ from typing import Any
 from vllm import SamplingParams, TokensPrompt
 
 from sam_rollout.config import SamConfig
-from sam_rollout.identity import TRAIN_SPLIT
+from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.vllm.drafting.startup_check import (
     PROBE_TOKENS,
     DeadDrafterError,
     check_alive,
 )
+from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY
 from sam_rollout.integrations.vllm.serving.engine_group import (
     EngineRecorders,
     ask_engines,
     engine_count,
 )
-from sam_rollout.integrations.vllm.settings import CONTROL_KEY
 from sam_rollout.sources.model import IN_TEXT
 
 
@@ -79,7 +79,7 @@ class DrafterProbe:
             temperature=0.0,
             max_tokens=PROBE_TOKENS,
             ignore_eos=True,
-            extra_args={CONTROL_KEY: True},
+            extra_args={WITHOUT_DRAFTS_KEY: True},
         )
         for engine in range(engines):
             async for _ in self._engine.generate(

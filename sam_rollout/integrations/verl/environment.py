@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig, open_dict
 
 from sam_rollout.config import RunConfig
-from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV
+from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV
 
 EXTERNAL_MODULES_ENV = "VERL_USE_EXTERNAL_MODULES"
 PLUGIN_MODULE = "sam_rollout.integrations.verl.plugin"

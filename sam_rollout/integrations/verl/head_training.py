@@ -27,11 +27,11 @@ from sam_rollout.heads.hidden_states import STORED
 from sam_rollout.heads.online import SHARE_OF_BUFFER, OnlineHead
 from sam_rollout.heads.peers import Peers
 from sam_rollout.heads.writing import load_head, write_head
-from sam_rollout.integrations.verl.names import HEAD_FOLDER
 from sam_rollout.integrations.verl.policy_part import FsdpPart, PolicyPart, this_device
+from sam_rollout.integrations.verl.registered_names import HEAD_FOLDER
 from sam_rollout.integrations.verl.state_capture import StateCapture
+from sam_rollout.integrations.vllm.engine_settings import ADDITIONAL_CONFIG_KEY, EngineSettings
 from sam_rollout.integrations.vllm.model_drafts.head_update import PREFIX
-from sam_rollout.integrations.vllm.settings import ADDITIONAL_CONFIG_KEY, EngineSettings
 
 STATE_FILE = "training.pt"
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, open_dict
 
 from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.integrations.verl.check_results import Note
-from sam_rollout.integrations.verl.drafter import write_first_head
+from sam_rollout.integrations.verl.model_drafter import write_first_head
 from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.integrations.verl.weight_buckets import fit_bucket
 

@@ -7,13 +7,14 @@ without the name of the field. Needs the composed configuration and nothing else
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl.check_results import Rule, hold
 from sam_rollout.integrations.verl.policy_model import policy_shape
 from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.sizing import HardwareConfig, ModelShape, RolloutLayout, TrainingLayout
@@ -23,8 +24,6 @@ MEGATRON = f"{ACTOR}.megatron"
 ROLLOUT = "actor_rollout_ref.rollout"
 NO_EXPERTS = "must be 1: the model has no experts"
 ALL_DEVICES = "trainer.nnodes * n_gpus_per_node"
-# (field, its value, whether that is right, what is allowed)
-Rule = tuple[str, Any, bool, str]
 
 
 @dataclass(frozen=True)
@@ -128,40 +127,25 @@ def check_layout(config: DictConfig) -> RunLayout:
     """
     hardware = HardwareConfig.from_mapping(plain(config.hardware))
     shape, shape_source = policy_shape(config)
-    _raise_broken(_positive(config))
+    hold(_positive(config))
     training = _training_layout(config, shape.layers)
     layout = RunLayout(shape, shape_source, hardware, training, rollout_layout(config))
-    for rules in (_rollout_rules, _training_rules, _batch_rules):
-        _raise_broken(rules(config, layout))
+    of_training = _megatron_rules if training.engine == "megatron" else _fsdp_rules
+    for rules in (_rollout_rules, of_training, _batch_rules):
+        hold(rules(config, layout))
     return layout
 
 
-def _raise_broken(rules: Iterable[Rule]) -> None:
-    for field, value, right, allowed in rules:
-        if not right:
-            raise ConfigError(field, value, allowed)
-
-
 def _positive(config: DictConfig) -> Iterator[Rule]:
-    """Sizes that everything else divides by."""
+    """Sizes that everything else divides by, and other numbers with a range."""
     fields = [
-        "trainer.nnodes",
-        "trainer.n_gpus_per_node",
-        f"{ROLLOUT}.n",
-        f"{ROLLOUT}.tensor_model_parallel_size",
-        f"{ROLLOUT}.data_parallel_size",
-        f"{ROLLOUT}.expert_parallel_size",
-        f"{ROLLOUT}.max_model_len",
-        f"{ROLLOUT}.max_num_seqs",
-        f"{ROLLOUT}.max_num_batched_tokens",
+        *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "total_epochs")),
+        *(f"{ROLLOUT}.{axis}_parallel_size" for axis in ("tensor_model", "data", "expert")),
+        *(f"{ROLLOUT}.max_{of}" for of in ("model_len", "num_seqs", "num_batched_tokens")),
+        *(f"{ROLLOUT}.{name}" for name in ("n", "val_kwargs.n", "agent.num_workers")),
+        *(f"data.{of}" for of in ("train_batch_size", "max_prompt_length", "max_response_length")),
         f"{ACTOR}.ppo_mini_batch_size",
-        "data.train_batch_size",
-        "data.max_prompt_length",
-        "data.max_response_length",
-        f"{ROLLOUT}.val_kwargs.n",
-        f"{ROLLOUT}.agent.num_workers",
         "reward.num_workers",
-        "trainer.total_epochs",
     ]
     if config.trainer.total_training_steps is not None:
         fields.append("trainer.total_training_steps")
@@ -175,11 +159,7 @@ def _positive(config: DictConfig) -> Iterator[Rule]:
     for field in fields:
         value = OmegaConf.select(config, field)
         yield field, value, type(value) is int and value > 0, "must be an integer of at least 1"
-    yield from _sampling_rules(config)
-
-
-def _sampling_rules(config: DictConfig) -> Iterator[Rule]:
-    """Check numbers that verl hands on as they are, to fail in a worker."""
+    # Numbers that verl hands on as they are, to fail in a worker.
     for group in (ROLLOUT, f"{ROLLOUT}.val_kwargs"):
         values = OmegaConf.select(config, group)
         heat, share = values.temperature, values.top_p
@@ -204,7 +184,6 @@ def _fits(field: str, value: int, whole: int, name: str) -> Rule:
 
 
 def _rollout_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
-    rollout = config.actor_rollout_ref.rollout
     layout, shape = run.rollout, run.shape
     node = config.trainer.n_gpus_per_node
     field = f"{ROLLOUT}.tensor_model_parallel_size"
@@ -216,39 +195,19 @@ def _rollout_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
         yield _divides(field, layout.tensor, shape.moe_intermediate, "model_shape.moe_intermediate")
     if layout.data > 1:
         yield _divides(field, layout.tensor, node, "trainer.n_gpus_per_node")
-    yield from _expert_rules(layout, shape)
     replica = layout.tensor * layout.data
+    if layout.expert > 1:
+        expert = f"{ROLLOUT}.expert_parallel_size"
+        allowed = f"must be 1 or tensor_model_parallel_size * data_parallel_size = {replica}"
+        yield expert, layout.expert, shape.experts > 0, NO_EXPERTS
+        yield expert, layout.expert, layout.expert == replica, allowed
+        yield _divides(expert, layout.expert, shape.experts, "model_shape.experts")
     product = f"{ROLLOUT}.{{tensor_model,data}}_parallel_size"
     yield _divides(product, replica, layout.devices, ALL_DEVICES)
     yield _fits(product, replica, node, "trainer.n_gpus_per_node")
-    fraction = rollout.gpu_memory_utilization
-    yield (
-        f"{ROLLOUT}.gpu_memory_utilization",
-        fraction,
-        0 < fraction < 1,
-        "must be more than 0 and less than 1",
-    )
-
-
-def _expert_rules(layout: RolloutLayout, shape: ModelShape) -> Iterator[Rule]:
-    field = f"{ROLLOUT}.expert_parallel_size"
-    if layout.expert == 1:
-        return
-    yield field, layout.expert, shape.experts > 0, NO_EXPERTS
-    yield (
-        field,
-        layout.expert,
-        layout.expert == layout.tensor * layout.data,
-        f"must be 1 or tensor_model_parallel_size * data_parallel_size = "
-        f"{layout.tensor * layout.data}",
-    )
-    yield _divides(field, layout.expert, shape.experts, "model_shape.experts")
-
-
-def _training_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
-    if config.actor_rollout_ref.actor.strategy == "megatron":
-        return _megatron_rules(run)
-    return _fsdp_rules(config, run)
+    share = config.actor_rollout_ref.rollout.gpu_memory_utilization
+    allowed = "must be more than 0 and less than 1"
+    yield f"{ROLLOUT}.gpu_memory_utilization", share, 0 < share < 1, allowed
 
 
 def _fsdp_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
@@ -261,7 +220,7 @@ def _fsdp_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
         yield _divides(f"{ACTOR}.fsdp_config.fsdp_size", shards, run.devices, ALL_DEVICES)
 
 
-def _megatron_rules(run: RunLayout) -> Iterator[Rule]:
+def _megatron_rules(_config: DictConfig, run: RunLayout) -> Iterator[Rule]:
     layout, shape = run.training, run.shape
     tensor = f"{MEGATRON}.tensor_model_parallel_size"
     yield _divides(tensor, layout.tensor, shape.heads, "model_shape.heads")

@@ -20,9 +20,9 @@ import pyarrow as pa
 from omegaconf import DictConfig, open_dict
 
 from sam_rollout.config import ConfigError, RunConfig
+from sam_rollout.core.json_values import encode
+from sam_rollout.core.settings import unknown
 from sam_rollout.integrations.verl.check_results import Fact
-from sam_rollout.json_values import encode
-from sam_rollout.settings import unknown
 from sam_rollout.telemetry.curve import CURVE_NAME, LINE_NAME, draw, running_curve, warm_up
 from sam_rollout.telemetry.records import RunInfo
 

@@ -46,11 +46,6 @@ class PieceQueue:
             room -= _size(message[-1])
         return message
 
-    def clear(self) -> None:
-        """Nobody needs what waits."""
-        self._pieces.clear()
-        self._nbytes = 0
-
     def _pop(self) -> tuple:
         piece = self._pieces.popleft()
         self._nbytes -= _size(piece)

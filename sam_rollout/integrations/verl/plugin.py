@@ -11,8 +11,8 @@ import os
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from sam_rollout.integrations.verl.names import ROLLOUT_NAME
 from sam_rollout.integrations.verl.platform_cpu import PLATFORM_ENV, use_single_gloo_backend
+from sam_rollout.integrations.verl.registered_names import ROLLOUT_NAME
 
 
 def _load_replica() -> type:

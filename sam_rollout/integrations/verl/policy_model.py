@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
-from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError
+from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, Rule, hold
 from sam_rollout.integrations.verl.environment import experiment_variables
 from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.sizing import ModelShape
@@ -22,14 +22,8 @@ from sam_rollout.sizing import ModelShape
 PATH = "actor_rollout_ref.model.path"
 MAX_MODEL_LEN = "actor_rollout_ref.rollout.max_model_len"
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.json",
-    "vocab.txt",
-    "tokenizer.model",
-    "tiktoken.model",
-    "qwen.tiktoken",
-    "spiece.model",
-    "tekken.json",
+    *("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "tiktoken.model"),
+    *("qwen.tiktoken", "spiece.model", "tekken.json"),
 )
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 LONGEST_HEADER = 100_000_000  # bytes, the limit of the format's own library
@@ -112,21 +106,20 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
         NotHereError: There is no such folder.
         ConfigError: A file is damaged, or the model cannot do what it is asked for.
     """
-    _check_lora(config)
     path = config.actor_rollout_ref.model.path
-    if not path or not isinstance(path, str):
-        raise ConfigError(PATH, path, "must be a folder, or a name on the hub")
+    named = bool(path) and isinstance(path, str)
+    hold([*_lora_rules(config), (PATH, path, named, "must be a folder, or a name on the hub")])
     if "://" in path:
         yield Fact(f"{path}, not read here")
         return
-    environment = _environment(config)
+    # Variables of the run's processes: the shell's win over the experiment's.
+    environment = {**experiment_variables(config), **os.environ}
     folder = find_folder(path, environment)
     if folder is None:
         yield _elsewhere(path, environment)
         return
     own = read_config(config) or {}
-    _check_longest_text(config, own)
-    _check_head_size(config, own)
+    hold(_size_rules(config, own, environment))
     try:
         _check_tokenizer(config, folder)
         weights = _describe_weights(folder)
@@ -138,11 +131,6 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
     yield Fact(f"{folder}: {own.get('model_type', 'unknown')}, {weights}")
 
 
-def _environment(config: DictConfig) -> dict[str, str]:
-    """Return the variables of the run's processes: the shell's win over the experiment's."""
-    return {**experiment_variables(config), **os.environ}
-
-
 def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
     """Say what happens with a model that is not on this machine.
 
@@ -151,19 +139,14 @@ def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
     """
     if not is_hub_name(path):
         raise NotHereError(PATH, path, "there is no such folder")
-    cache = hub_cache(environment)
+    where = f"is not, or not whole, in {hub_cache(environment)}"
+    fetch = f"run hf download {path} where there is a network, or name a folder of shared storage"
     if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise NotHereError(
-            PATH, path, f"is not, or not whole, in {cache}, and HF_HUB_OFFLINE is set: run hf "
-            f"download {path} where there is a network, or name a folder",
-        )  # fmt: skip
-    return Note(
-        f"{PATH} = {path} is not, or not whole, in {cache}: every node will download it (run hf "
-        f"download {path} on every node first, or name a folder of shared storage)"
-    )
+        raise NotHereError(PATH, path, f"{where}, and HF_HUB_OFFLINE is set: {fetch}")
+    return Note(f"{PATH} = {path} {where}: every node will download it ({fetch})")
 
 
-def _check_lora(config: DictConfig) -> None:
+def _lora_rules(config: DictConfig) -> Iterator[Rule]:
     """Refuse LoRA unless its matrices are merged into the weights that are sent.
 
     verl 0.9.1 first sends the base model under the names of its wrapper (``base_layer``). vLLM 0.31
@@ -172,55 +155,36 @@ def _check_lora(config: DictConfig) -> None:
     """
     model = config.actor_rollout_ref.model
     lora = model.get("lora") or {}
-    if lora.get("merge"):
-        return
-    for field, value in (
-        ("lora_rank", model.get("lora_rank") or 0),
-        ("lora_adapter_path", model.get("lora_adapter_path")),
-        ("lora.rank", lora.get("rank") or 0),
-        ("lora.adapter_path", lora.get("adapter_path")),
-    ):
-        if value:
-            raise ConfigError(
-                f"actor_rollout_ref.model.{field}",
-                value,
-                "the engine refuses the first weight sync of verl 0.9.1's LoRA (vLLM: a weight "
-                "tied to embed_tokens.base_layer was not found, or get_unstacked_mapper is), with "
-                "and without drafts; "
-                "actor_rollout_ref.model.lora.merge=true sends merged weights and works",
-            )
+    merged = bool(lora.get("merge"))
+    allowed = (
+        "the engine ends at the first weight sync of verl 0.9.1's LoRA, with and without drafts; "
+        "actor_rollout_ref.model.lora.merge=true sends merged weights and works"
+    )
+    for name in ("lora_rank", "lora_adapter_path", "lora.rank", "lora.adapter_path"):
+        value = lora.get(name.removeprefix("lora.")) if "." in name else model.get(name)
+        yield f"actor_rollout_ref.model.{name}", value, merged or not value, allowed
 
 
-def _check_longest_text(config: DictConfig, own: Mapping[str, Any]) -> None:
-    """Hold the engine's longest text against what the model was made for, as vLLM does."""
+def _size_rules(
+    config: DictConfig, own: Mapping[str, Any], environment: Mapping[str, str]
+) -> Iterator[Rule]:
+    """Hold the longest text, as vLLM does, and the head size against what can be run."""
+    path, rollout = config.actor_rollout_ref.model.path, config.actor_rollout_ref.rollout
     text = own.get("text_config") or own
-    most, longest = text.get("max_position_embeddings"), config.actor_rollout_ref.rollout
+    most = text.get("max_position_embeddings")
     rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else None
-    overridden = (longest.engine_kwargs.get("vllm") or {}).get("hf_overrides")
-    given = _environment(config).get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0")
-    allowed_longer = given.strip().lower() in ("1", "true")
-    if not isinstance(most, int) or kind not in PLAIN_ROPE or overridden or allowed_longer:
-        return
-    if longest.max_model_len > most:
-        raise ConfigError(
-            MAX_MODEL_LEN,
-            longest.max_model_len,
-            f"must be at most {most}, the max_position_embeddings of "
-            f"{config.actor_rollout_ref.model.path}",
-        )
-
-
-def _check_head_size(config: DictConfig, own: Mapping[str, Any]) -> None:
-    """Refuse a head size that vLLM's attention lacks on CPUs."""
+    overridden = (rollout.engine_kwargs.get("vllm") or {}).get("hf_overrides")
+    given = environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0").strip().lower()
+    free = overridden or kind not in PLAIN_ROPE or given in ("1", "true")
+    if isinstance(most, int) and not free:
+        allowed = f"must be at most {most}, the max_position_embeddings of {path}"
+        yield MAX_MODEL_LEN, rollout.max_model_len, rollout.max_model_len <= most, allowed
     shape = ModelShape.of_model(own)
-    if config.trainer.device == "cpu" and shape and shape.head_dim not in CPU_HEAD_SIZES:
-        raise ConfigError(
-            PATH,
-            config.actor_rollout_ref.model.path,
-            f"its head_dim is {shape.head_dim}, and vLLM's attention on CPUs knows "
-            f"{', '.join(map(str, CPU_HEAD_SIZES))}",
-        )
+    if config.trainer.device == "cpu" and shape:
+        sizes = ", ".join(map(str, CPU_HEAD_SIZES))
+        allowed = f"its head_dim is {shape.head_dim}, and vLLM's attention on CPUs knows {sizes}"
+        yield PATH, path, shape.head_dim in CPU_HEAD_SIZES, allowed
 
 
 def _check_tokenizer(config: DictConfig, folder: Path) -> None:
@@ -231,27 +195,18 @@ def _check_tokenizer(config: DictConfig, folder: Path) -> None:
 
 
 def _describe_weights(folder: Path) -> str:
-    safe = any((folder / f"model.safetensors{end}").exists() for end in ("", ".index.json"))
-    others = [path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern)]
-    if not safe and others:
-        return f"{len(others)} weight file(s), not looked into"
-    files, size = check_weights(folder)
-    return f"{files} weight file(s), {size / 2**20:,.0f} MiB"
-
-
-def check_weights(folder: Path) -> tuple[int, int]:
-    """Return number and bytes of a checkpoint's safetensors files, all of them whole.
+    """Say how many weights there are, all of them whole.
 
     Raises:
         OSError: A file cannot be read.
         DamagedError: A file is missing, cut or something else.
     """
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        of_tensor = read_json(index).get("weight_map", {})
-        names = sorted(set(of_tensor.values()))
-    else:
-        of_tensor, names = {}, ["model.safetensors"]
+    others = [path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern)]
+    if others and not index.exists() and not (folder / "model.safetensors").exists():
+        return f"{len(others)} weight file(s), not looked into"
+    of_tensor = read_json(index).get("weight_map", {}) if index.exists() else {}
+    names = sorted(set(of_tensor.values())) if index.exists() else ["model.safetensors"]
     missing = [name for name in names if not (folder / name).exists()]
     if missing or not names:
         listed = ", ".join(missing[:3]) or "any file named in its index"
@@ -261,7 +216,8 @@ def check_weights(folder: Path) -> tuple[int, int]:
         held |= tensor_shapes(folder / name).keys()
     if lost := of_tensor.keys() - held:
         raise DamagedError(f"{folder}: {min(lost)} is in no file ({len(lost)} tensors lack)")
-    return len(names), sum((folder / name).stat().st_size for name in names)
+    size = sum((folder / name).stat().st_size for name in names)
+    return f"{len(names)} weight file(s), {size / 2**20:,.0f} MiB"
 
 
 def tensor_shapes(path: Path) -> dict[str, list[int]]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from sam_rollout.identity import RequestIdentity, group_of
+from sam_rollout.core.identity import RequestIdentity, group_of
 from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder, on_this_clock
 from sam_rollout.telemetry.records import RequestRecord, RequestTotals, TraceRecord, table_of
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sam_rollout.identity import group_of
+from sam_rollout.core.identity import group_of
 
 
 @dataclass

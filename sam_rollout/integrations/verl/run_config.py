@@ -11,9 +11,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from sam_rollout.config import RunConfig
-from sam_rollout.sources import NAMES
-from sam_rollout.sources.model import ModelSourceConfig
+from sam_rollout.config import RunConfig, SamConfig
 
 
 def read_run_config(config: DictConfig) -> RunConfig:
@@ -27,7 +25,7 @@ def read_run_config(config: DictConfig) -> RunConfig:
     baseline = run.compare.baseline_run and _absolute(run.compare.baseline_run)
     return replace(
         run,
-        sam=replace(run.sam, sources=_with_absolute_paths(run.sam.sources, Path(config.run_dir))),
+        sam=_with_absolute_paths(run.sam, Path(config.run_dir)),
         compare=replace(run.compare, baseline_run=baseline),
     )
 
@@ -37,26 +35,21 @@ def plain(node: DictConfig) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
 
 
-def _with_absolute_paths(sources: Any, run_dir: Path) -> Any:
-    """Place the enabled sources that have a path; an empty one is a folder in the run folder.
+def _with_absolute_paths(sam: SamConfig, run_dir: Path) -> SamConfig:
+    """Place what enabled sources read or write; without a path responses go to the run folder.
 
-    `sources` is a `SourcesConfig`, whose fields are those of the registry.
-
-    Those of others stay as they are, and so do those that are not used, because vLLM compiles anew
-    when its configuration changes.
+    Paths that are not used stay as they are, because vLLM compiles anew when its configuration
+    changes; so do names on the hub.
     """
-    sections = {name: getattr(sources, name) for name in NAMES}
-    placed = {
-        name: replace(section, path=_absolute(section.path or run_dir / "sam" / name))
-        for name, section in sections.items()
-        if section.enabled and hasattr(section, "path") and not _is_elsewhere(section)
-    }
-    return replace(sources, **placed)
-
-
-def _is_elsewhere(section: Any) -> bool:
-    """Whether its files are no matter of this machine: a name on the hub, or there are none."""
-    return isinstance(section, ModelSourceConfig) and section.folder is None
+    sources: Any = sam.sources  # its fields are those of the registry
+    run, model, texts = sources.run, sources.model, sam.texts
+    if run.enabled and run.corpus:
+        run = replace(run, corpus=_absolute(run.corpus))
+    if model.enabled and model.folder is not None:
+        model = replace(model, path=_absolute(model.path))
+    if run.enabled or (sources.prompt.enabled and sources.prompt.earlier_steps):
+        texts = replace(texts, path=_absolute(texts.path or run_dir / "sam" / "texts"))
+    return replace(sam, sources=replace(sources, run=run, model=model), texts=texts)
 
 
 def _absolute(path: str | Path) -> str:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 import sam_rollout
 from sam_rollout.config import ARTICLE, SamConfig
-from sam_rollout.hardware import cpu_model
+from sam_rollout.core.hardware import cpu_model
 from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.telemetry.records import RunInfo
 

@@ -21,7 +21,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from sam_rollout.identity import TRAIN_SPLIT
+from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.verl.failures import LEAST_GROUPS, FailureWatch, Groups
 from sam_rollout.integrations.verl.rewards import ACCURACY, figure
 from sam_rollout.telemetry.schema import metric_name
@@ -173,7 +173,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
         values = {
             "count": len(round_times_s),
             "time_mean_s": float(np.mean(round_times_s)),
-            "time_max_s": max(round_times_s),
             "generated_groups": len(self._outcomes) + failed,
             "filtered_groups": len(self._filtered),
             "surplus_groups": len(surplus),
@@ -183,9 +182,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
         means = np.array([np.mean(values) for values in self._outcomes.values() if values])
         if len(means):
             values["accuracy_unfiltered"] = float(means.mean())
-            # Responses of a group share a prompt: groups are the independent samples.
-            spread = means.std(ddof=1) / np.sqrt(len(means)) if len(means) > 1 else 0.0
-            values["accuracy_unfiltered_stderr"] = float(spread)
         self._order.clear()
         return {metric_name(TRAIN_SPLIT, f"rounds/{name}"): v for name, v in values.items()}
 

@@ -25,15 +25,10 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from sam_rollout.config import SamConfig
-from sam_rollout.identity import RequestIdentity
+from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.integrations.verl.drafter_probe import DrafterProbe, needs_probe
 from sam_rollout.integrations.verl.failures import DeadPartError, describe
-from sam_rollout.integrations.verl.history_sharing import (
-    HistorySharing,
-    find_keeper,
-    forget_keeper,
-)
-from sam_rollout.integrations.verl.names import ROLLOUT_NAME
+from sam_rollout.integrations.verl.registered_names import ROLLOUT_NAME
 from sam_rollout.integrations.verl.replica_records import (
     REQUEST_ID_FIELD,
     FinishedRequest,
@@ -41,11 +36,12 @@ from sam_rollout.integrations.verl.replica_records import (
     ReplicaRecords,
     join_records,
 )
-from sam_rollout.integrations.verl.sharing import TextSharing
+from sam_rollout.integrations.verl.sharing import TextSharing, find_name
 from sam_rollout.integrations.vllm.drafting.startup_check import (
     check_drafters,
     check_samplers,
 )
+from sam_rollout.integrations.vllm.engine_settings import settings_of
 from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
 from sam_rollout.integrations.vllm.serving.dead_engine import (
     CAUSE_ENV,
@@ -57,9 +53,6 @@ from sam_rollout.integrations.vllm.serving.engine_group import (
     ask_engines,
     engine_count,
 )
-from sam_rollout.integrations.vllm.settings import settings_of
-from sam_rollout.sources.contract import Limits
-from sam_rollout.sources.history import HistorySourceConfig
 from sam_rollout.telemetry.progress import EngineProgress, total
 
 WARM_UP_TOKENS = 16
@@ -85,7 +78,6 @@ class SamHttpServer(vLLMHttpServer):
     _failed_call = ""  # of the training side's
     _probe: DrafterProbe | None = None  # of a model that drafts, before the first response
     _sharing: TextSharing | None = None
-    _history: HistorySharing | None = None
 
     def _get_worker_extension_cls(self) -> str:
         return worker_extension(get_device_name())
@@ -187,8 +179,8 @@ class SamHttpServer(vLLMHttpServer):
                 output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         except EngineDeadError as error:
             raise DeadPartError(self._engine_died()) from error
-        if self._history is not None:
-            self._history.tell(identity, prompt_ids, output.token_ids)
+        if self._sharing is not None:
+            self._sharing.ended(identity, prompt_ids, output.token_ids)
         self._finished.append(
             FinishedRequest(
                 request_id=request_id,
@@ -210,13 +202,20 @@ class SamHttpServer(vLLMHttpServer):
             servers: Replica -> its server, this one among them.
         """
         engines = engine_count(self.engine)
-        self._sharing = TextSharing(self.replica_rank, servers, engines, self._exchange_texts)
+        sam = self._settings.sam
+        keeps = bool(sam.sources.prompt.earlier_steps and sam.texts.path)
+        folder = await asyncio.to_thread(find_name, Path(sam.texts.path)) if keeps else ""
+        self._sharing = TextSharing(
+            self.replica_rank, servers, engines, self._exchange_texts, folder
+        )
         await self._sharing.start()
 
-    async def hear_texts(self, replica: int, runs: list[tuple] | None, pieces: list[tuple]) -> None:
+    async def hear_texts(
+        self, replica: int, folder: str, runs: list[tuple] | None, pieces: list[tuple]
+    ) -> None:
         """Another server says what runs there and what it sampled; see `TextSharing.hear`."""
         if self._sharing is not None:
-            self._sharing.hear(replica, runs, pieces)
+            self._sharing.hear(replica, folder, runs, pieces)
 
     async def _exchange_texts(self, pieces: Sequence[list[tuple]]) -> list[list[tuple]]:
         """Hand every engine its pieces; return what each has sampled since."""
@@ -224,34 +223,6 @@ class SamHttpServer(vLLMHttpServer):
         answers = await ask_engines(self.engine, "sam_exchange_texts", arguments)
         # One rank's drafts are used; the others have no texts.
         return [[piece for worker in workers for piece in worker] for workers in answers]
-
-    def _history_config(self) -> HistorySourceConfig:
-        sources: Any = self._settings.sam.sources  # its fields are those of the registry
-        return sources.history
-
-    async def find_history_keeper(self, run: str) -> int | None:
-        """The replica that keeps this one's history; see `find_keeper`."""
-        folder = Path(self._history_config().path)
-        return await asyncio.to_thread(find_keeper, folder, run, self.replica_rank)
-
-    async def share_history(self, run: str, keepers: Mapping[int, Any]) -> None:
-        """Tell the keepers of other folders from now on which responses ended here.
-
-        Args:
-            run: as for `find_history_keeper`; all have asked.
-            keepers: Replica -> its server; none where all share one folder.
-        """
-        config = self._history_config()
-        await asyncio.to_thread(forget_keeper, Path(config.path), run)
-        if keepers:
-            model = self.engine.model_config
-            limits = Limits(1, model.max_model_len, model.get_vocab_size())
-            self._history = HistorySharing(self.replica_rank, keepers, config, limits)
-
-    async def hear_history(self, replica: int, message: int, pieces: list[tuple]) -> None:
-        """Another server says which responses ended there; see `HistorySharing.hear`."""
-        if self._history is not None:
-            await self._history.hear(replica, message, pieces)
 
     async def progress(self) -> EngineProgress:
         """Where this replica's rollout stands; changes nothing and waits for nobody."""
@@ -288,9 +259,8 @@ class SamHttpServer(vLLMHttpServer):
         ]
         # An engine without counters has no session, which the trainer is to notice.
         telling = next((one for one in records if one.drafter_counters), None)
-        for shared in (self._sharing, self._history):
-            if shared is not None and telling is not None:
-                telling.drafter_counters |= shared.take_counters()
+        if self._sharing is not None and telling is not None:
+            telling.drafter_counters |= self._sharing.take_counters()
         return records
 
 

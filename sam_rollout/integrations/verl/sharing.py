@@ -8,6 +8,11 @@ port or file is added, and with one engine nothing is started. With it requests 
 sends them: four replicas of the tiny model took 307 engine steps at most, 299 with siblings routed
 to one replica, and 368 where siblings neither met nor shared (16 responses a prompt, k = 8).
 
+Responses that have ended are kept in a folder for later steps. Where replicas do not all see the
+same one, each response is told once more when it has ended, whole, to one replica of every other
+folder: the first one of those that say its name (`find_name`). No folder then lacks what later
+steps draft from. With one folder nothing of this is sent.
+
 Nothing waits for any of this. A message is sent by a task of its own; while one is under way to a
 server, what follows for it is collected, up to a limit. What gets lost, with a server that died, a
 malformed message or an engine that could not be asked, is counted and costs acceptance only: a
@@ -22,12 +27,17 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from sam_rollout.identity import GroupKey, RequestIdentity
+from sam_rollout.core.identity import GroupKey, RequestIdentity
 from sam_rollout.integrations.verl.piece_queue import PieceQueue
+from sam_rollout.sources.contract import Piece
+from sam_rollout.sources.support.pieces import whole_response
+from sam_rollout.sources.support.responses import is_of_training
+from sam_rollout.sources.support.text_store import name_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +51,8 @@ PIECES_PER_S = 1000
 MOST_WAITING_BYTES = 16 << 20
 MESSAGE_BYTES = 2 << 20
 
+IS_WHOLE = Piece._fields.index("is_whole")
+
 Exchange = Callable[[Sequence[list[tuple]]], Awaitable[list[list[tuple]]]]
 
 
@@ -53,8 +65,9 @@ class _Peer:
     """Another replica's server."""
 
     server: Any
+    folder: str = ""  # the name of its folder, as it said; empty for none
     runs: frozenset[GroupKey] = frozenset()  # as it said last
-    told: frozenset[GroupKey] = frozenset()  # what it was told runs here
+    told: frozenset[GroupKey] | None = None  # what it was told runs here
     waiting: PieceQueue = dataclasses.field(default_factory=_queue)
     sending: asyncio.Task | None = None
     has_failed: bool = False
@@ -68,15 +81,23 @@ class TextSharing:
         servers: replica -> actor handle with a method ``hear_texts``, this one's passed over.
         engines: number of engines of this server.
         exchange: hands every engine the pieces for it, and returns each one's new pieces.
+        folder: the name of the folder that keeps ended responses; empty for none.
 
     Attributes:
         interval_s: until the next turn.
     """
 
     def __init__(
-        self, replica: int, servers: Mapping[int, Any], engines: int, exchange: Exchange
+        self,
+        replica: int,
+        servers: Mapping[int, Any],
+        engines: int,
+        exchange: Exchange,
+        folder: str = "",
     ) -> None:
         self._replica = replica
+        self._folder = folder
+        self._told = 0  # whole responses
         self._peers = {
             other: _Peer(server) for other, server in servers.items() if other != replica
         }
@@ -112,11 +133,33 @@ class TextSharing:
             if not self._running[group]:
                 del self._running[group]
 
-    def hear(self, replica: int, runs: Iterable[Iterable] | None, pieces: list[tuple]) -> None:
+    def ended(
+        self,
+        identity: RequestIdentity | None,
+        prompt_ids: Sequence[int],
+        response_ids: Sequence[int],
+    ) -> None:
+        """A response has ended: one server of every other folder will be told all of it."""
+        keepers = {peer.folder: peer for _, peer in sorted(self._peers.items(), reverse=True)}
+        others = [peer for folder, peer in keepers.items() if folder not in ("", self._folder)]
+        if not self._folder or not others or not is_of_training(identity) or not response_ids:
+            return
+        assert identity is not None
+        self._told += 1
+        name = f"{self._replica}/whole/{self._told}"
+        piece = tuple(whole_response(identity, name, prompt_ids, response_ids))
+        for peer in others:
+            self._keep(peer.waiting, [piece])
+
+    def hear(
+        self, replica: int, folder: str, runs: Iterable[Iterable] | None, pieces: list[tuple]
+    ) -> None:
         """A server says which groups run there, unless that is as before, and what it sampled."""
         peer = self._peers.get(replica)
-        if peer is not None and runs is not None:
-            peer.runs = frozenset(tuple(group) for group in runs)
+        if peer is not None:
+            peer.folder = folder
+            if runs is not None:
+                peer.runs = frozenset(tuple(group) for group in runs)
         self._hand_in(pieces)
 
     def take_counters(self) -> dict[str, int]:
@@ -143,12 +186,7 @@ class TextSharing:
 
     async def share(self) -> None:
         """One turn: engines first, then the other servers."""
-        moved = 0
-        if self._running:
-            moved = await self._ask_engines()
-        else:
-            for waiting in self._arrived:
-                waiting.clear()
+        moved = await self._ask_engines()
         by_messages, by_pieces = len(self._peers) / MESSAGES_PER_S, moved / PIECES_PER_S
         self.interval_s = max(INTERVAL_S, by_messages, by_pieces)
         runs = frozenset(self._running)
@@ -158,8 +196,9 @@ class TextSharing:
 
     async def _ask_engines(self) -> int:
         """Hand in what has arrived, and pass on what is new; returns how many pieces that were."""
-        is_wanted = len(self._arrived) > 1 or any(
-            not peer.runs.isdisjoint(self._running) for peer in self._peers.values()
+        is_wanted = self._running and (
+            len(self._arrived) > 1
+            or any(not peer.runs.isdisjoint(self._running) for peer in self._peers.values())
         )
         if not is_wanted and not any(self._arrived):
             return 0
@@ -187,7 +226,11 @@ class TextSharing:
             if engine == sampled_by:
                 continue
             runs = self._running if len(self._arrived) == 1 else self._runs[engine]
-            self._keep(waiting, [one for one in pieces if _group_of(one) in runs])
+            # The first engine keeps what another folder's has kept.
+            wanted = [
+                one for one in pieces if (engine == 0 if one[IS_WHOLE] else _group_of(one) in runs)
+            ]
+            self._keep(waiting, wanted)
 
     def _keep(self, waiting: PieceQueue, pieces: Iterable[tuple]) -> None:
         """Let pieces wait; those that are dropped for them are counted, and named once."""
@@ -207,7 +250,7 @@ class TextSharing:
         pieces = peer.waiting.take()
         news = None if runs == peer.told else list(runs)
         try:
-            await peer.server.hear_texts.remote(self._replica, news, pieces)
+            await peer.server.hear_texts.remote(self._replica, self._folder, news, pieces)
             peer.told = runs
         except Exception as error:
             self._lost += len(pieces)
@@ -233,6 +276,19 @@ class TextSharing:
         if is_dead:
             self._lost += len(peer.waiting)
             del self._peers[replica]
+
+
+def find_name(folder: Path) -> str:
+    """Return what tells a folder from all others; empty where it cannot be used."""
+    try:
+        return name_of(folder.expanduser())
+    except OSError as error:
+        logger.warning(
+            "Ended responses reach no other folder from %s, and none from others reach it: %s",
+            folder,
+            error,
+        )
+        return ""
 
 
 def has_died(error: Exception) -> bool:

@@ -16,16 +16,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
-from sam_rollout.config import RunConfig, SourcesConfig
+from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.data_checks import data_files
 from sam_rollout.integrations.verl.layouts import rollout_layout
 from sam_rollout.sizing import DraftTexts, RolloutRound
-from sam_rollout.sources.history import DISK_BYTES_PER_TOKEN
-from sam_rollout.sources.support.live import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
+from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
+from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
 # Of the limits of what a run shares: a step may take several rounds, and more than one step has to
-# fit, or `run` would hold little that `siblings` does not.
+# fit, or `run` would hold little that `prompt` does not.
 ROUND_SHARE = 4
+# Of the folder, for a run that is resumed: four times what is ever read back, as the newest steps
+# may be sampled again.
+BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS
 
 
 def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
@@ -37,9 +40,9 @@ def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
         config: As composed, its layout checked.
         run: Our settings of it.
     """
-    sources, lines = _settled(config, run)
+    sam, lines = _settled(config, run)
     decisions = tuple(lines) if run.sam.enabled else ()
-    return replace(run, sam=replace(run.sam, sources=sources), decisions=decisions)
+    return replace(run, sam=sam, decisions=decisions)
 
 
 def draft_texts(config: DictConfig, run: RunConfig) -> DraftTexts:
@@ -55,34 +58,38 @@ def draft_texts(config: DictConfig, run: RunConfig) -> DraftTexts:
     return DraftTexts(shared, data.max_prompt_length, data.max_response_length)
 
 
-def _settled(config: DictConfig, run: RunConfig) -> tuple[SourcesConfig, list[str]]:
+def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
     sources: Any = run.sam.sources  # its fields are those of the registry
     lines = []
+    if sources.run.enabled and sources.run.corpus:  # which is wanted, whatever fits beside it
+        sources = replace(sources, run=replace(sources.run, when="always"))
     if sources.run.enabled and sources.run.when == "fits":
         tokens = draft_texts(config, run).response_tokens_of_engine
         most = sources.run.max_bytes // LIVE_BYTES_PER_TOKEN
         most = min(most, MOST_SHARED_TOKENS) // ROUND_SHARE
         fits = tokens <= most
-        shared = replace(sources.run, when="always") if fits else _off(sources.run)
-        sources = replace(sources, run=shared)
+        settled = {"when": "always"} if fits else {"enabled": False}
+        sources = replace(sources, run=replace(sources.run, **settled))
         lines.append(
             f"sam.sources.run.{'when = always' if fits else 'enabled = false'}: an engine samples "
             f"up to {tokens:,} tokens per round, and {most:,} at most leave room for other steps"
         )
-    if sources.history.enabled and (reason := _no_history(config, run)):
-        sources = replace(sources, history=_off(sources.history))
-        lines.append(f"sam.sources.history.enabled = false: {reason}")
-    return sources, lines
+    prompt, texts = sources.prompt, run.sam.texts
+    if prompt.enabled and prompt.earlier_steps and (reason := _none_serves_later(config, run)):
+        prompt = replace(prompt, earlier_steps=False)
+        sources = replace(sources, prompt=prompt)
+        lines.append(f"sam.sources.prompt.earlier_steps = false: {reason}")
+    if not (prompt.enabled and prompt.earlier_steps) and not config.sam.texts.path:
+        # A run that is resumed needs the newest only. Without the run's path where there is no use
+        # for it: vLLM compiles anew when its configuration changes.
+        path = texts.path if sources.run.enabled else ""
+        texts = replace(texts, path=path, max_bytes=min(texts.max_bytes, BYTES_TO_RESUME))
+    return replace(run.sam, sources=sources, texts=texts), lines
 
 
-def _off(section: Any) -> Any:
-    """Without the run's path: vLLM compiles anew when its configuration changes."""
-    return replace(section, enabled=False, path="")
-
-
-def _no_history(config: DictConfig, run: RunConfig) -> str:
+def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
     """Say why no response would serve a later step; empty if some may."""
-    if config.sam.sources.history.path:
+    if config.sam.texts.path:
         return ""  # of another run, say: a user who names a folder knows what is in it
     epochs = config.trainer.total_epochs
     files = data_files("data.train_files", config.data.train_files)
@@ -91,12 +98,12 @@ def _no_history(config: DictConfig, run: RunConfig) -> str:
     if epochs < 2 and rows == prompts:
         return f"no prompt comes back with trainer.total_epochs = {epochs}"
     tokens = prompts * config.actor_rollout_ref.rollout.n * config.data.max_response_length
-    needed, most = tokens * DISK_BYTES_PER_TOKEN, run.sam.sources.history.max_bytes
+    needed, most = tokens * BYTES_PER_TOKEN, run.sam.texts.max_bytes
     if needed <= most:
         return ""
     return (
         f"responses to {prompts} prompts may take {needed / 1e9:.1f} GB, more than "
-        f"sam.sources.history.max_bytes = {most / 1e9:.1f} GB, and would be deleted before their "
+        f"sam.texts.max_bytes = {most / 1e9:.1f} GB, and would be deleted before their "
         "prompts come back"
     )
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import ray
 
-from sam_rollout.integrations.verl.names import ROLLOUT_NAME
+from sam_rollout.integrations.verl.registered_names import ROLLOUT_NAME
 from sam_rollout.telemetry.progress import EngineProgress, progress_line, total
 
 logger = logging.getLogger(__name__)

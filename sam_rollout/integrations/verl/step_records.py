@@ -6,9 +6,7 @@ The trainer asks, and nothing here may cost a training run: what fails is left o
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -16,18 +14,15 @@ import pyarrow as pa
 from transfer_queue import KVBatchMeta
 
 from sam_rollout.config import RunConfig
-from sam_rollout.identity import TRAIN_SPLIT
+from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.verl.replica_records import ReplicaRecords
 from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
-from sam_rollout.telemetry.schema import metric_name
 from sam_rollout.telemetry.sentinel import Sentinel, TrainingStep
 
 logger = logging.getLogger(__name__)
-
-COLLECT_S, CURVE_S = "telemetry/collect_s", "telemetry/curve_s"
 
 
 class StepRecords:
@@ -47,7 +42,6 @@ class StepRecords:
         sentinel = run.telemetry.sentinel
         self._sentinel = Sentinel(sentinel) if run.sam.enabled and sentinel.enabled else None
         self._reports: list[ReplicaRecords] = []  # of the training step
-        self._spent_s = {COLLECT_S: 0.0, CURVE_S: 0.0}
 
     def collect(
         self, step: int, split: str, drain: Callable[[], Iterable[ReplicaRecords]]
@@ -55,11 +49,10 @@ class StepRecords:
         """File what `drain` gets from the replicas; returns the step's aggregates."""
         if split == TRAIN_SPLIT:
             self._reports = []
-        with self.timed(COLLECT_S):
-            return _attempt(
-                lambda: self._file(split, [*drain()]),
-                f"Records of the rollout of step {step} are lost; training goes on.",
-            )
+        return _attempt(
+            lambda: self._file(split, [*drain()]),
+            f"Records of the rollout of step {step} are lost; training goes on.",
+        )
 
     def _file(self, split: str, replicas: list[ReplicaRecords]) -> dict[str, float]:
         if split == TRAIN_SPLIT:
@@ -101,21 +94,20 @@ class StepRecords:
             batch: What was trained on.
             alert: Is told what the sentinel finds, as title and text.
         """
-        with self.timed(COLLECT_S):
+        metrics |= _attempt(
+            lambda: self.responses.metrics(batch),
+            "verl's metrics of speculation are left out.",
+        )
+        if (baseline := self._baseline) is not None:
             metrics |= _attempt(
-                lambda: self.responses.metrics(batch),
-                "verl's metrics of speculation are left out.",
+                lambda: baseline.metrics(step, metrics),
+                "This step is not laid beside the baseline's.",
             )
-            if (baseline := self._baseline) is not None:
-                metrics |= _attempt(
-                    lambda: baseline.metrics(step, metrics),
-                    "This step is not laid beside the baseline's.",
-                )
-            if (sentinel := self._sentinel) is not None:
-                metrics |= _attempt(
-                    lambda: self._watch(sentinel, step, metrics, alert),
-                    "This step is not looked at by the sentinel.",
-                )
+        if (sentinel := self._sentinel) is not None:
+            metrics |= _attempt(
+                lambda: self._watch(sentinel, step, metrics, alert),
+                "This step is not looked at by the sentinel.",
+            )
 
     def _watch(
         self, sentinel: Sentinel, step: int, metrics: dict[str, Any], alert: Callable
@@ -128,25 +120,8 @@ class StepRecords:
             alert(f"sam_rollout: {finding.name}", text)
         return values
 
-    @contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        """Add what passes inside to `COLLECT_S` or `CURVE_S`, an exception's time included."""
-        started_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._spent_s[part] += time.perf_counter() - started_s
-
-    def write(self, step: int, metrics: dict[str, Any], step_s: float | None) -> None:
-        """Write a step's metrics into the run folder, with what recording cost.
-
-        Args:
-            step_s: How long a training step took; None for a validation outside of training.
-        """
-        if step_s is not None:
-            spent = self._spent_s | {"telemetry/share": sum(self._spent_s.values()) / step_s}
-            metrics |= {metric_name(TRAIN_SPLIT, name): value for name, value in spent.items()}
-        self._spent_s = dict.fromkeys(self._spent_s, 0.0)
+    def write(self, step: int, metrics: dict[str, Any]) -> None:
+        """Write a step's metrics into the run folder."""
         # Some of verl's entries are tables or text for its own loggers.
         numbers: dict[str, Any] = {k: v for k, v in metrics.items() if isinstance(v, Real)}
         try:

@@ -20,9 +20,8 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
-from sam_rollout.identity import TRAIN_SPLIT, VAL_SPLIT
+from sam_rollout.core.identity import TRAIN_SPLIT, VAL_SPLIT
 from sam_rollout.integrations.verl.failures import FailureWatch
-from sam_rollout.integrations.verl.history_sharing import join_histories
 from sam_rollout.integrations.verl.loggers import (
     WANDB,
     CurveLogger,
@@ -30,17 +29,16 @@ from sam_rollout.integrations.verl.loggers import (
     GuardedWandb,
     start_wandb,
 )
-from sam_rollout.integrations.verl.names import HEAD_FOLDER, TRAINER_NAME
+from sam_rollout.integrations.verl.registered_names import HEAD_FOLDER, TRAINER_NAME
 from sam_rollout.integrations.verl.replica_records import ReplicaRecords
 from sam_rollout.integrations.verl.rewards import ACCURACY, computable, judged_counts
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
-from sam_rollout.integrations.verl.step_records import CURVE_S, StepRecords
+from sam_rollout.integrations.verl.step_records import StepRecords
 from sam_rollout.integrations.verl.watchdog import Watchdog, parts_of, watched
-from sam_rollout.telemetry.aggregate import head_gain
 from sam_rollout.telemetry.records import RunFolder
-from sam_rollout.telemetry.schema import metric_name
+from sam_rollout.telemetry.schema import metric_name, named
 
 
 @register_trainer(TRAINER_NAME)
@@ -48,6 +46,7 @@ class SamTrainerSync(PPOTrainerSync):
     """Synchronous PPO/DAPO trainer that records what its rollouts did."""
 
     _step_s = 0.0  # of the step before
+    _head_s = 0.0  # of it, in the head's training
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
@@ -84,11 +83,6 @@ class SamTrainerSync(PPOTrainerSync):
         if self._run.shares_texts:
             servers = self._servers()
             ray.get([server.share_texts.remote(servers) for server in servers.values()])
-        if self._run.shares_history and len(servers := self._servers()) > 1:
-            folders = join_histories(servers)
-            if folders > 1:
-                # Printed, not logged: nothing else tells it, whatever the level.
-                print(f"history: {folders} folders; replicas tell each other responses", flush=True)
 
     def _servers(self) -> dict[int, Any]:
         """Of each replica the server that requests go to."""
@@ -148,11 +142,9 @@ class SamTrainerSync(PPOTrainerSync):
                 seconds = self._run.sam.sources.model.train.budget * step_s
                 results = self.actor_rollout_wg.train_head(seconds)
             # All have the same to tell of the head, and wait for the one that took longest.
-            found = results[0] | {"time_s": max(result["time_s"] for result in results)}
-            metrics |= {
-                metric_name(TRAIN_SPLIT, f"head_training/{name}"): value
-                for name, value in found.items()
-            }
+            self._head_s = max(result["time_s"] for result in results)
+            found = {f"head_training/{name}": value for name, value in results[0].items()}
+            metrics |= named(TRAIN_SPLIT, found)
         return batch
 
     def on_step_end(self) -> None:
@@ -185,7 +177,7 @@ class SamTrainerSync(PPOTrainerSync):
         metrics.update(self._drain(VAL_SPLIT))
         if self.config.trainer.val_before_train and not hasattr(self, "timing_raw"):
             # verl logs this one outside the training loop.
-            self._records.write(self.global_steps, metrics, step_s=None)
+            self._records.write(self.global_steps, metrics)
         return metrics
 
     def _val_metrics_update(
@@ -212,15 +204,10 @@ class SamTrainerSync(PPOTrainerSync):
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
         if self._trains_head:
             self._step_s = metrics["timing_s/step"]
-            spent, share = (
-                metric_name(TRAIN_SPLIT, f"head_training/{name}") for name in ("time_s", "share")
-            )
-            metrics[share] = metrics.get(spent, 0.0) / self._step_s
-            metrics |= head_gain(metrics)
+            metrics[metric_name(TRAIN_SPLIT, "head_training/share")] = self._head_s / self._step_s
         self._records.complete(self.global_steps, metrics, batch, self._alert)
-        with self._records.timed(CURVE_S):
-            self._log_curve()
-        self._records.write(self.global_steps, metrics, metrics.get("timing_s/step"))
+        self._log_curve()
+        self._records.write(self.global_steps, metrics)
 
     def _alert(self, title: str, text: str) -> None:
         backend = self.logger.logger.get(WANDB)

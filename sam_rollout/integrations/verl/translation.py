@@ -9,10 +9,10 @@ from __future__ import annotations
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sam_rollout.config import RunConfig, SamConfig
-from sam_rollout.integrations.verl.drafter import with_first_head
 from sam_rollout.integrations.verl.graphs import SIZES, capture_sizes
-from sam_rollout.integrations.verl.names import SAMPLER_MODULE
-from sam_rollout.integrations.vllm.settings import EngineSettings
+from sam_rollout.integrations.verl.model_drafter import with_first_head
+from sam_rollout.integrations.verl.registered_names import SAMPLER_MODULE
+from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from sam_rollout.telemetry.records import ASKED
 
 SAMPLER_CLASSES = {

@@ -1,4 +1,4 @@
-"""Settings of verl's that would do nothing in a run of ours, refused with what takes their place.
+"""Settings of verl's that our parts cannot serve, or that would do nothing in a run of ours.
 
 verl 0.9.1 keeps keys of older trainers that its V1 trainer never reads, and some of its keys are
 filled from our groups. A user who sets one would train something else than the command says.
@@ -11,19 +11,22 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sam_rollout.config import ConfigError, RunConfig
-from sam_rollout.integrations.verl.names import AGENT_LOOP_MANAGER
+from sam_rollout.config import RunConfig
+from sam_rollout.integrations.verl.check_results import Fact, hold
+from sam_rollout.integrations.verl.registered_names import (
+    AGENT_LOOP_MANAGER,
+    ROLLOUT_NAME,
+    TRAINER_NAME,
+)
+from sam_rollout.integrations.vllm.engine_settings import ADDITIONAL_CONFIG_KEY
 
 FILTER = "algorithm.filter_groups"
-_SAMPLER = "trainer.v1.sampler"
-_MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
-# verl's groups of older releases (trainer/config/legacy_reward_impl.yaml) -> where V1 reads it.
-_OLDER_GROUPS = {
-    "custom_reward_function": "reward.custom_reward_function",
-    "reward_model": "reward.reward_model",
-    "sandbox_fusion": "reward.sandbox_fusion",
-}
-_OLDER_KEYS = {
+SAMPLER = "trainer.v1.sampler"
+ROLLOUT = "actor_rollout_ref.rollout"
+ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
+# verl's keys of older releases (trainer/config/legacy_reward_impl.yaml) -> where V1 reads them; the
+# others of their groups have kept their names below `reward`.
+OLDER_KEYS = {
     "reward_model.num_workers": "reward.num_workers",
     "reward_model.reward_manager": "reward.reward_manager.name",
     "reward_model.reward_loop_source": "reward.reward_manager.source",
@@ -34,62 +37,90 @@ _OLDER_KEYS = {
 }
 
 
-def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Any]:
-    """Refuse what would do nothing.
+def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
+    """Refuse what could not be served, or would do nothing.
 
     Raises:
-        ConfigError: Names the key, and the one that takes its place.
+        ConfigError: Names the key, and what takes its place.
     """
-    for field, value in _older_reward(config):
-        place = next((new for old, new in _OLDER_KEYS.items() if field.startswith(old)), None)
-        group, _, rest = field.partition(".")
-        place = place or f"{_OLDER_GROUPS[group]}.{rest}"
-        raise ConfigError(field, value, f"is not read any more: set {place}")
-    kind = run.sampling.kind
-    inflight = config.algorithm.filter_groups.max_inflight_gen_batches
-    for field, wrong, instead in (
-        ("data.gen_batch_size", config.data.gen_batch_size is not None,
-         "does nothing here: set dynamic_sampling.gen_batch_size, the prompts of a round"),
-        (f"{FILTER}.max_num_gen_batches", config.algorithm.filter_groups.max_num_gen_batches > 0,
-         "does nothing here: set dynamic_sampling.max_rounds"),
-        (f"{FILTER}.enable", not config.algorithm.filter_groups.enable and kind != "none",
-         f"does nothing here: dynamic_sampling=none trains on every group (it is {kind!r} now)"),
-        (f"{FILTER}.max_inflight_gen_batches", inflight != 1 and kind != "refill",
-         f"is for dynamic_sampling=refill, and it is {kind!r}"),
-        (f"{_SAMPLER}.custom_sampler.path",
-         config.trainer.v1.sampler.custom_sampler.path is not None,
-         "must be null: the group dynamic_sampling chooses what samples groups"),
-        (f"{_SAMPLER}.sampler_kwargs", bool(config.trainer.v1.sampler.sampler_kwargs),
-         "must be empty: it is filled from dynamic_sampling"),
-        (f"{_SAMPLER}.sync_refill_failed_groups",
-         bool(config.trainer.v1.sampler.sync_refill_failed_groups) and kind != "refill",
-         "does nothing here: a group that failed is left out, and dynamic_sampling fills up"),
-        ("actor_rollout_ref.rollout.do_sample", not config.actor_rollout_ref.rollout.do_sample,
-         "does nothing in verl's V1 trainer, and greedy responses to a prompt are all the same: "
-         "must be true"),
-        (_MANAGER, config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
-         != AGENT_LOOP_MANAGER, f"must be {AGENT_LOOP_MANAGER}: it gives responses their identity; "
-         "an agent loop of your own goes into agent.agent_loop_config_path"),
-    ):  # fmt: skip
-        if wrong:
-            value = OmegaConf.select(config, field)
-            if OmegaConf.is_config(value):
-                value = OmegaConf.to_container(value, resolve=True)
-            raise ConfigError(field, value, instead)
+    rules = (*_served(config, run), *_older(config), *_ours(config, run.sampling.kind))
+    hold((f, OmegaConf.select(config, f), right, allowed) for f, right, allowed in rules)
     yield from ()
 
 
-def _older_reward(config: DictConfig) -> Iterator[tuple[str, Any]]:
-    """Find what is set below the groups of older releases: path and value."""
+def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
+    """What verl would accept but our parts cannot serve: field, whether it is right, allowed."""
+    rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.trainer_mode
+    engine = rollout.engine_kwargs.vllm
+    drafter = run.sam.enabled and "speculative_config" in engine
+    taken = ADDITIONAL_CONFIG_KEY in (engine.get("additional_config") or {})
+    return [
+        ("trainer.use_v1", config.trainer.use_v1, "must be True"),
+        ("trainer.v1.trainer_mode", mode == TRAINER_NAME, f"must be {TRAINER_NAME!r}"),
+        (f"{ROLLOUT}.name", rollout.name == ROLLOUT_NAME, f"must be {ROLLOUT_NAME!r}, always"),
+        (f"{ROLLOUT}.disable_log_stats", not rollout.disable_log_stats, "must be False"),
+        ("skip.rollout_tq.enable", not config.skip.rollout_tq.enable, "must be False"),
+        (
+            f"{ENGINE}.speculative_config",
+            not drafter,
+            "must not be set with sam.enabled=true (sam=off lets other methods run)",
+        ),
+        (
+            f"{ENGINE}.additional_config.{ADDITIONAL_CONFIG_KEY}",
+            not taken,
+            "must not be set: it is filled from sam, rollout_sampler and rollout_telemetry",
+        ),
+    ]
 
-    def leaves(path: str, node: Any) -> Iterator[tuple[str, Any]]:
-        if not isinstance(node, dict):
-            if node is not None:
-                yield path, node
-            return
-        for key, value in node.items():
-            yield from leaves(f"{path}.{key}", value)
 
-    for group in _OLDER_GROUPS:
-        if config.get(group):
-            yield from leaves(group, OmegaConf.to_container(config[group], resolve=True))
+def _older(config: DictConfig) -> Iterator[tuple[str, bool, str]]:
+    """What is set below the groups of older releases."""
+
+    def leaves(path: str, node: Any) -> Iterator[str]:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                yield from leaves(f"{path}.{key}", value)
+        elif node is not None:
+            yield path
+
+    for group in ("custom_reward_function", "reward_model", "sandbox_fusion"):
+        given = OmegaConf.to_container(config.get(group) or OmegaConf.create(), resolve=True)
+        for field in leaves(group, given):
+            renamed = (new for old, new in OLDER_KEYS.items() if field.startswith(old))
+            yield field, False, f"is not read any more: set {next(renamed, f'reward.{field}')}"
+
+
+def _ours(config: DictConfig, kind: str) -> list[tuple[str, bool, str]]:
+    """What takes its value from groups of ours: field, whether it is right, what is allowed."""
+    groups, sampler = config.algorithm.filter_groups, config.trainer.v1.sampler
+    rollout, refills = config.actor_rollout_ref.rollout, kind == "refill"
+    own_manager = rollout.agent.agent_loop_manager_class == AGENT_LOOP_MANAGER
+    nothing = "does nothing here: set dynamic_sampling"
+    return [
+        ("data.gen_batch_size", config.data.gen_batch_size is None, f"{nothing}.gen_batch_size"),
+        (f"{FILTER}.max_num_gen_batches", groups.max_num_gen_batches <= 0, f"{nothing}.max_rounds"),
+        (f"{FILTER}.enable", groups.enable or kind == "none", f"{nothing}=none, not {kind}"),
+        (
+            f"{FILTER}.max_inflight_gen_batches",
+            groups.max_inflight_gen_batches == 1 or refills,
+            f"is for dynamic_sampling=refill, not {kind}",
+        ),
+        (
+            f"{SAMPLER}.custom_sampler.path",
+            sampler.custom_sampler.path is None,
+            "must be null: dynamic_sampling chooses what samples groups",
+        ),
+        (f"{SAMPLER}.sampler_kwargs", not sampler.sampler_kwargs, "must be empty"),
+        (
+            f"{SAMPLER}.sync_refill_failed_groups",
+            refills or not sampler.sync_refill_failed_groups,
+            "does nothing here: a group that failed is left out, and dynamic_sampling fills up",
+        ),
+        # Greedy responses to a prompt would all be the same.
+        (f"{ROLLOUT}.do_sample", rollout.do_sample, "must be true: verl's V1 trainer ignores it"),
+        (
+            f"{ROLLOUT}.agent.agent_loop_manager_class",
+            own_manager,
+            f"must be {AGENT_LOOP_MANAGER}; agent loops go into agent.agent_loop_config_path",
+        ),
+    ]

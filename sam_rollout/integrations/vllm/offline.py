@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.settings import ENGINES_OWN_SAMPLER, MODEL_RUNNER_ENV
+from sam_rollout.integrations.vllm.engine_settings import ENGINES_OWN_SAMPLER, MODEL_RUNNER_ENV
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -76,8 +76,8 @@ def offline_engine(
     from vllm.platforms import current_platform
 
     from sam_rollout.integrations.vllm.drafting.startup_check import check_drafters, check_samplers
+    from sam_rollout.integrations.vllm.engine_settings import engine_arguments
     from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
-    from sam_rollout.integrations.vllm.settings import engine_arguments
 
     keep_rules_with_drafts()  # where entry points are not installed
     if current_platform.device_type == "npu":

@@ -9,10 +9,15 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from sam_rollout.integrations.vllm.engine_settings import (
+    ENGINES_OWN_SAMPLER,
+    has_model,
+    settings_of,
+)
+
 # The extension is imported before the model is loaded, also where the package's entry points are
 # not installed (code shipped through PYTHONPATH): this is the second chance for the workarounds.
 from sam_rollout.integrations.vllm.plugin import register
-from sam_rollout.integrations.vllm.settings import ENGINES_OWN_SAMPLER, has_model, settings_of
 
 if TYPE_CHECKING:
     from sam_rollout.config import RolloutSamplerConfig

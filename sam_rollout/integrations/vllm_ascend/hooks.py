@@ -11,7 +11,7 @@ from typing import Any
 
 from sam_rollout.integrations.vllm.drafting.proposer import SamProposer, is_output_rank
 from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError
-from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, has_settings, settings_of
+from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS, has_settings, settings_of
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
 LATE_BINDING = "sam_rollout.integrations.vllm_ascend.scheduling.late_binding:AscendLateBinding"

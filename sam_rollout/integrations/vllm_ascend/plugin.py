@@ -127,7 +127,7 @@ def _unless_asked_for_ours(original: Any) -> Any:
 
     @functools.wraps(original)
     def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        from sam_rollout.integrations.vllm.settings import has_settings, settings_of
+        from sam_rollout.integrations.vllm.engine_settings import has_settings, settings_of
 
         if has_settings(vllm_config) and (asked := settings_of(vllm_config).ours):
             require_supported(asked)

@@ -1,18 +1,20 @@
-"""Automata that requests share: who belongs to which, and what is given up for want of memory."""
+"""Automata that requests share: who belongs to which, what replaces them, what is given up."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, AutomatonFullError, Int32Array
-from sam_rollout.identity import RequestIdentity
+from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.sources.contract import Limits, Usage
-from sam_rollout.sources.support.live import NO_SLOT, LiveTexts, number_of
+from sam_rollout.sources.support.live_texts import NO_SLOT, LiveTexts, number_of
+from sam_rollout.sources.support.responses import Responses
+from sam_rollout.sources.support.text_moves import MovingTexts
 
 # No automaton that is half as large as can be takes less.
 _LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
@@ -20,36 +22,56 @@ _LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
 Key = TypeVar("Key", bound=Hashable)
 
 
-@dataclasses.dataclass
-class Group:
-    """What shares an automaton."""
+@dataclasses.dataclass(eq=False)
+class Group(Generic[Key]):
+    """What shares an automaton.
 
+    Attributes:
+        key: what its requests have in common.
+        automaton: its number in the pool.
+        slots: of live requests that draft from it.
+        is_over: freed with the last live request.
+        seeded_tokens: of ended texts that it began with.
+        due_at: bytes below which it is not asked for a successor.
+    """
+
+    key: Key
     automaton: int
-    slots: dict[str, int] = dataclasses.field(default_factory=dict)  # of live requests
-    is_over: bool = False  # freed with the last live request
+    slots: dict[str, int] = dataclasses.field(default_factory=dict)
+    is_over: bool = False
+    seeded_tokens: int = 0
+    due_at: int = 0
 
 
 class GroupedTexts(LiveTexts, Generic[Key]):
     """One automaton for each group of requests; `key_of` tells the groups apart.
 
+    Another automaton may take a group's place (`_succeed`). Live requests move there a few tokens
+    per engine step (`text_moves.py`), and draft from the old one until they have caught up.
+
     Args:
         limits: of the engine.
         max_bytes: memory of all automata, checked after every step. Beyond it whole groups are
-            given up, the one that has been absent from the batch longest first, and so is a group
-            that comes near the largest automaton there can be. Its requests do without until they
-            end: reading a long text anew at once would hold up an engine step.
+            given up: those that were replaced first, then the one that has been absent from the
+            batch longest, and so is a group that comes near the largest automaton there can be. Its
+            requests do without until they end: reading a long text anew at once would hold up an
+            engine step.
+        responses: what the engine's requests write.
     """
 
     needs_identity = True
 
-    def __init__(self, limits: Limits, max_bytes: int) -> None:
+    def __init__(self, limits: Limits, max_bytes: int, responses: Responses) -> None:
         super().__init__(limits)
         self._max_bytes = max_bytes
-        self._groups: OrderedDict[Key, Group] = OrderedDict()  # longest absent first
-        self._key_of: dict[str, Key] = {}  # of live requests
+        self._responses = responses
+        self._groups: OrderedDict[Key, Group[Key]] = OrderedDict()  # longest absent first
+        self._replaced: list[Group[Key]] = []  # live requests have yet to move; none joins
+        self._group_of: dict[str, Group[Key]] = {}  # of live requests
         self._given_up: set[Key] = set()
         self._without: set[str] = set()  # live requests that do without
         self._bound: list[str] = []
+        self._moving = MovingTexts(self.pool)
 
     def key_of(self, identity: RequestIdentity | None) -> Key | None:
         """What a request shares its automaton by, None if it shares none."""
@@ -69,92 +91,132 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             try:
                 return self._read(token_ids, num_tokens, eligible)
             except AutomatonFullError as full:
-                automata = {group.automaton: key for key, group in self._groups.items()}
-                self._give_up(automata[full.automaton])
+                (group,) = (one for one in self._all() if one.automaton == full.automaton)
+                self._give_up(group)
 
     def settle(self) -> None:
         """Give groups up until the rest fits into memory."""
         if self._nbytes > self._max_bytes:
             self._make_room()
         if self.pool.nbytes > _LEAST_BYTES_OF_LARGE:
-            for key, group in list(self._groups.items()):
+            for group in list(self._all()):
                 if self.pool.places_of_automaton(group.automaton) > LARGEST_AUTOMATON // 2:
-                    self._give_up(key)
+                    self._give_up(group)
 
     def _make_room(self) -> None:
         """All memory is more than there may be."""
-        while self._nbytes > self._max_bytes and self._groups:
-            self._give_up(next(iter(self._groups)))
+        for group in list(self._all()):
+            if self._nbytes <= self._max_bytes:
+                return
+            self._give_up(group)
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Requests ended: their texts stay for the others. Unknown ids are passed over."""
         for request_id in request_ids:
+            ended = self._responses.ended.get(request_id)
+            self._moving.finish(request_id, None if ended is None else ended.text)
             self._without.discard(request_id)
             self._leave(request_id)
 
     def usage(self) -> Usage:
-        """As `LiveTexts`, with all memory."""
-        return super().usage()._replace(bytes=self._nbytes)
+        """As `LiveTexts`, with all memory; a request that moves is one request."""
+        usage = super().usage()
+        live = usage.live_requests - len(self._moving)
+        return usage._replace(live_requests=live, bytes=self._nbytes)
 
     @property
     def _nbytes(self) -> int:
         """All memory."""
         return self.pool.nbytes
 
+    def _all(self) -> Iterator[Group[Key]]:
+        """All groups, in the order in which they are given up."""
+        yield from self._replaced
+        yield from self._groups.values()
+
     def _read(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         """As `catch_up`, once; after an AutomatonFullError it is called again."""
+        if len(self._moving):
+            self._arrive(self._moving.read(self._bound, token_ids, num_tokens, eligible))
         super().catch_up(token_ids, num_tokens, eligible)
+
+    def _arrive(self, moved: list[tuple[int, int, int]]) -> None:
+        """Let requests, given with row, slot and automaton, draft from where they moved to."""
+        groups = {group.automaton: group for group in self._all()} if moved else {}
+        for row, slot, automaton in moved:
+            request_id, group = self._bound[row], groups[automaton]
+            self._leave(request_id)
+            self._without.discard(request_id)
+            self._join(request_id, group, slot)
+            self._slots[row] = slot
 
     def _slot_of(self, request_id: str, identity: RequestIdentity | None) -> int:
         """The slot of a request that is in the batch."""
-        if (key := self._key_of.get(request_id)) is None:
+        group = self._group_of.get(request_id)
+        if group is None:
             key = self.key_of(identity)
             if key in self._given_up:
                 self._without.add(request_id)
             if key is None or request_id in self._without:
                 return NO_SLOT
-            if key not in self._groups:
-                self._begin(key)
-            self._key_of[request_id] = key
-            group = self._groups[key]
+            group = self._groups.get(key) or self._begin(key, identity)
             number = 0 if identity is None else number_of(identity.group_key)
-            group.slots[request_id] = self.pool.open(group.automaton, number)
-        self._groups.move_to_end(key)
-        return self._groups[key].slots[request_id]
+            self._join(request_id, group, self.pool.open(group.automaton, number))
+        if group not in self._replaced:
+            self._groups.move_to_end(group.key)
+        return group.slots[request_id]
 
-    def _begin(self, key: Key) -> None:
+    def _join(self, request_id: str, group: Group[Key], slot: int) -> None:
+        self._group_of[request_id] = group
+        group.slots[request_id] = slot
+
+    def _begin(self, key: Key, identity: RequestIdentity | None) -> Group[Key]:
         """A group's first request has come."""
-        self._groups[key] = Group(self.pool.create())
+        self._groups[key] = Group(key, self.pool.create())
+        return self._groups[key]
+
+    def _succeed(self, group: Group[Key], automaton: int, seeded_tokens: int = 0) -> None:
+        """Let a group's requests share another automaton from now on; live ones move there."""
+        self._groups[group.key] = Group(group.key, automaton, seeded_tokens=seeded_tokens)
+        self._moving.begin(group.slots, automaton)
+        self._replaced.append(group)
+        self._end(group)
 
     def _leave(self, request_id: str) -> None:
         """A request has no part in its group any more, if it has one; its text stays."""
-        key = self._key_of.pop(request_id, None)
-        if key is None:
+        group = self._group_of.pop(request_id, None)
+        if group is None:
             return
-        group = self._groups[key]
         self.pool.close(group.slots.pop(request_id))
         if group.is_over and not group.slots:
-            self._free(key)
+            self._free(group)
 
-    def _end(self, key: Key) -> None:
+    def _end(self, group: Group[Key]) -> None:
         """Free a group, one with live requests when these have left."""
-        group = self._groups[key]
         group.is_over = True
         if not group.slots:
-            self._free(key)
+            self._free(group)
 
-    def _give_up(self, key: Key) -> None:
-        for request_id in self._groups[key].slots:
-            self._key_of.pop(request_id)
+    def _give_up(self, group: Group[Key]) -> None:
+        """Free a group at once; its live requests do without."""
+        for request_id in group.slots:
+            self._group_of.pop(request_id)
             self._without.add(request_id)
             if request_id in self._bound:
                 self._slots[self._bound.index(request_id)] = NO_SLOT
-        self._free(key)
-        self._given_up.add(key)
+        if group not in self._replaced:
+            self._given_up.add(group.key)
+        self._free(group)
         self.evictions += 1
 
-    def _free(self, key: Key) -> None:
-        group = self._groups.pop(key)
+    def _free(self, group: Group[Key]) -> None:
+        """Forget a group, and free its memory."""
+        if group in self._replaced:
+            self._replaced.remove(group)
+        else:
+            del self._groups[group.key]
+        self._moving.drop_all_to(group.automaton)
         for slot in group.slots.values():
             self.pool.close(slot)
+        group.slots.clear()
         self.pool.destroy(group.automaton)

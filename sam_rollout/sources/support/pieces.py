@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.sources.contract import Limits, Piece
 from sam_rollout.sources.support.vocabulary import is_known
 
@@ -31,7 +31,7 @@ def to_bytes(tokens: Int32Array) -> bytes:
 def whole_response(
     identity: RequestIdentity, name: str, prompt_ids: Sequence[int], response_ids: Sequence[int]
 ) -> Piece:
-    """A response that has ended, as the history keeps it: with the end of its prompt.
+    """Make the piece that brings a response to other folders, with the end of its prompt.
 
     Args:
         name: that no other response has.
@@ -39,17 +39,7 @@ def whole_response(
     from sam_rollout.automaton.recorder import CONTEXT  # compiles
 
     tokens = np.array([*prompt_ids[-CONTEXT:], *response_ids], np.int32)
-    return Piece(*identity.group_key, name, start=0, is_last=True, tokens=to_bytes(tokens))
-
-
-def read_response(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
-    """Check what another server says has ended; arguments, returns and errors as `read_piece`."""
-    piece, tokens = read_piece(raw, limits)
-    if piece.start or not piece.is_last or not len(tokens):
-        raise BadPieceError("not a whole response")
-    if piece.split != TRAIN_SPLIT or not 0 <= piece.step < 1 << 31:
-        raise BadPieceError(f"of step {piece.step}, {piece.split}; the history keeps training's")
-    return piece, tokens
+    return Piece(*identity.group_key, name, 0, True, True, to_bytes(tokens))
 
 
 def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
@@ -70,7 +60,7 @@ def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
         piece = Piece(*raw)
     except TypeError as error:
         raise BadPieceError(f"not a piece: {error}") from error
-    kinds = (str, int, str, str, int, bool, bytes)
+    kinds = (str, int, str, str, int, bool, bool, bytes)
     for name, value, kind in zip(Piece._fields, piece, kinds, strict=True):
         if type(value) is not kind:
             raise BadPieceError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
@@ -87,4 +77,7 @@ def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
         raise BadPieceError(
             f"token ids from {tokens.min()} to {tokens.max()}; the model has {limits.vocab_size}"
         )
+    is_kept = piece.split == TRAIN_SPLIT and 0 <= piece.step < 1 << 31
+    if piece.is_whole and (piece.start or not piece.is_last or not len(tokens) or not is_kept):
+        raise BadPieceError(f"no whole response of a training step: {piece[:-1]}")
     return piece, tokens

@@ -1,11 +1,9 @@
 """The texts of siblings that other engines sample: own ones handed out, theirs taken in.
 
 What is taken in is read beside the engine's own texts, a few tokens per engine step, into the
-automata that those share. Both directions wait in arrays of fixed size, whose memory is part of
-that for siblings. Where they are full, texts that are shared are what is dropped. Where memory is
-short, others' texts are not read, and those that wait go before any group is given up. Own ones
-that wait, at most an eighth of the memory, stay: what has been written to gives none back while
-requests run.
+automata that those share. Both directions have room for a fixed number of texts, whose memory is
+part of that for siblings. Where it is full, texts that are shared are what is dropped. Where memory
+is short, others' texts are not read, and those that wait go before any group is given up.
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.identity import RequestIdentity
+from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.sources.contract import Limits, Piece
-from sam_rollout.sources.support.live import NO_SLOT, number_of
+from sam_rollout.sources.support.live_texts import NO_SLOT, number_of
 from sam_rollout.sources.support.pieces import BadPieceError, read_piece, to_bytes
 
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
-    from sam_rollout.automaton.recorder import TextRecorder
+    from sam_rollout.sources.support.responses import Responses
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +50,13 @@ class _Told:
 
     identity: RequestIdentity
     name: str
-    slot: int  # of the recorder
     tokens: int = 0  # told so far
 
     def piece(self, tokens: Int32Array, *, is_last: bool = False) -> Piece:
         """The next tokens."""
         who, start = self.identity, self.tokens
         self.tokens += len(tokens)
-        return Piece(*who.group_key, self.name, start, is_last, to_bytes(tokens))
+        return Piece(*who.group_key, self.name, start, is_last, False, to_bytes(tokens))
 
 
 class SharedTexts:
@@ -69,6 +66,7 @@ class SharedTexts:
         pool: of the automata that other engines' texts are read into.
         limits: of the engine.
         max_bytes: of all texts of siblings, own and others'.
+        responses: what the engine's requests write, and where whole responses of others are kept.
         place_of: tells the group of a piece and its automaton.
     """
 
@@ -77,9 +75,11 @@ class SharedTexts:
         pool: AutomatonPool,
         limits: Limits,
         max_bytes: int,
+        responses: Responses,
         place_of: Callable[[Piece], Place | None],
     ) -> None:
         self._limits = limits
+        self._responses = responses
         self._place_of = place_of
         self._max_bytes = max_bytes
         self._pool = pool
@@ -116,10 +116,13 @@ class SharedTexts:
                 if not self._refused:
                     logger.warning(
                         "What another engine says it sampled is refused; drafting goes on. Others "
-                        "like it are counted (sam/draft/shared_refused): %s",
+                        "like it are not named: %s",
                         error,
                     )
                 self._refused += 1
+                continue
+            if piece.is_whole:
+                self._responses.hear(piece.group, piece.step, tokens)
                 continue
             place = self._place_of(piece)
             if place is None:
@@ -134,7 +137,7 @@ class SharedTexts:
         room = int(self._max_bytes * _WAITING_SHARE) // (4 * self._limits.max_model_len)
         if not room:
             logger.warning(
-                "sam.sources.siblings.max_bytes = %d: an eighth of it holds no text of %d tokens, "
+                "sam.sources.prompt.max_bytes = %d: an eighth of it holds no text of %d tokens, "
                 "the engine's longest; none is shared with other engines, drafting goes on.",
                 self._max_bytes,
                 self._limits.max_model_len,
@@ -144,7 +147,7 @@ class SharedTexts:
 
     def _make(self, room: int) -> None:
         most_bytes = int(self._max_bytes * _READING_SHARE)
-        self._own = OwnTexts(self._limits, room)
+        self._own = OwnTexts(self._responses, room)
         self._others = OthersTexts(self._pool, self._limits, room, most_bytes)
 
     def bind(
@@ -154,10 +157,9 @@ class SharedTexts:
         if self._is_asked:
             self._own.bind(request_ids, identities)
 
-    def step(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Keep what the engine sampled; read of what others did. Errors as `OthersTexts.read`."""
+    def step(self) -> None:
+        """Read of what other engines sampled. Errors as `OthersTexts.read`."""
         if self._is_asked:
-            self._own.record(token_ids, num_tokens, eligible)
             self._others.read()
 
     def finish(self, request_ids: Iterable[str]) -> None:
@@ -167,6 +169,10 @@ class SharedTexts:
     def attach(self, group: Hashable, automaton: int) -> None:
         """A group has its automaton from now on."""
         self._others.attach(group, automaton)
+
+    def detach(self, group: Hashable) -> None:
+        """A group gets another automaton; before the one that it has is destroyed."""
+        self._others.detach(group)
 
     def forget(self, group: Hashable) -> None:
         """A group is over; before its automaton is destroyed."""
@@ -183,60 +189,46 @@ class SharedTexts:
 
 
 class OwnTexts:
-    """What the engine samples, kept until it has been told.
+    """What the engine samples, until it has been told.
 
     Args:
-        limits: of the engine.
-        room: texts that may be kept; where it ends, those that have ended give way to running ones.
+        responses: what the engine's requests write.
+        room: ended texts that may wait to be told; beyond it the one that ended first goes.
     """
 
-    def __init__(self, limits: Limits, room: int) -> None:
-        self._limits = limits
-        # Of requests that are preempted, too; beyond that, responses are not told.
-        self._texts = min(2 * limits.max_rows + 16, room)
-        self._recorder = self._new_recorder()
-        self._slots = np.full(limits.max_rows, NO_SLOT, np.int32)  # of the bound requests
+    def __init__(self, responses: Responses, room: int) -> None:
+        self._responses = responses
+        self._room = room
         self._live: dict[str, _Told] = {}
-        self._ended: deque[_Told] = deque()  # to be told
+        self._ended: deque[Piece] = deque()  # to be told
         self._made = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all texts."""
-        return self._recorder.nbytes
+        self.nbytes = 0  # of these
 
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
     ) -> None:
         """As `Source.bind`."""
-        for row, (request_id, identity) in enumerate(zip(request_ids, identities, strict=True)):
-            told = self._live.get(request_id)
-            if told is None and identity is not None:
+        for request_id, identity in zip(request_ids, identities, strict=True):
+            if identity is not None and self._room and request_id not in self._live:
                 self._made += 1
-                told = _Told(identity, str(self._made), self._open())
-                self._live[request_id] = told
-            self._slots[row] = NO_SLOT if told is None else told.slot
-        self._slots[len(request_ids) :] = NO_SLOT
-
-    def record(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Keep what is new in each row."""
-        self._recorder.record(self._slots[: len(num_tokens)], token_ids, num_tokens, eligible)
+                self._live[request_id] = _Told(identity, str(self._made))
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Requests ended; unknown ids are passed over."""
         for request_id in request_ids:
             told = self._live.pop(request_id, None)
-            if told is not None and told.slot != NO_SLOT:
-                self._slots[self._slots == told.slot] = NO_SLOT
-                self._ended.append(told)
+            ended = self._responses.ended.get(request_id)
+            if told is None or ended is None:
+                continue
+            self._ended.append(told.piece(ended.text[told.tokens :], is_last=True))
+            self.nbytes += len(self._ended[-1].tokens)
+            if len(self._ended) > self._room:
+                self.nbytes -= len(self._ended.popleft().tokens)
 
     def forget_ended(self) -> None:
         """What ended will not be told."""
-        for told in self._ended:
-            self._recorder.take(told.slot)
         self._ended.clear()
-        if not self._live:
-            self._recorder = self._new_recorder()  # which gives its memory back
+        self.nbytes = 0
 
     def pieces(self, origin: str) -> list[Piece]:
         """What is new since the last call.
@@ -244,30 +236,13 @@ class OwnTexts:
         Args:
             origin: of this engine; responses are named after it.
         """
-        pieces = []
-        while self._ended:
-            told = self._ended.popleft()
-            text = self._recorder.take(told.slot)
-            pieces.append(told.piece(text[told.tokens :], is_last=True))
-        for told in self._live.values():
-            if told.slot != NO_SLOT:
-                tokens = self._recorder.peek(told.slot, told.tokens)
-                if len(tokens):
-                    pieces.append(told.piece(tokens))
+        pieces = list(self._ended)
+        self.forget_ended()
+        for request_id, told in self._live.items():
+            tokens = self._responses.peek(request_id, told.tokens)
+            if len(tokens):
+                pieces.append(told.piece(tokens))
         return [piece._replace(response=f"{origin}/{piece.response}") for piece in pieces]
-
-    def _new_recorder(self) -> TextRecorder:
-        from sam_rollout.automaton.recorder import TextRecorder  # compiles
-
-        return TextRecorder(self._texts, self._limits.max_model_len)
-
-    def _open(self) -> int:
-        """A slot of the recorder, if need be that of the text that ended first, or NO_SLOT."""
-        slot = self._recorder.open()
-        if slot == NO_SLOT and self._ended:
-            self._recorder.take(self._ended.popleft().slot)
-            slot = self._recorder.open()
-        return slot
 
 
 class OthersTexts:
@@ -363,6 +338,16 @@ class OthersTexts:
             row = self._place[response][1]
             if self._slots[row] == NO_SLOT:
                 self._slots[row] = self._pool.open(automaton, int(self._numbers[row]))
+
+    def detach(self, group: Hashable) -> None:
+        """A group's texts wait to be read anew, from their first tokens here on."""
+        for response in self._members.get(group, ()):
+            row = self._place[response][1]
+            if self._slots[row] != NO_SLOT:
+                self._pool.close(int(self._slots[row]))
+                self._slots[row] = NO_SLOT
+                self._unread += int(self._done[row])
+                self._done[row] = 0
 
     def forget(self, group: Hashable) -> None:
         """A group is over; before its automaton is destroyed."""

@@ -26,7 +26,7 @@ import dataclasses, json, sys
 import numpy as np
 from sam_rollout.automaton import interface, kernels
 from sam_rollout.automaton.pool import AutomatonPool
-kernels._SIGNATURES = kernels._SIGNATURES[::-1][:{number}]
+kernels.KERNELS = kernels.KERNELS[::-1][:{number}]
 warm_up = dataclasses.asdict(kernels.warm_up())
 if {number} < {all}:
     sys.exit(print(json.dumps([warm_up, None])))
@@ -41,7 +41,7 @@ place = places[1, [interface.PLACE_KIND, interface.PLACE_STATE, interface.PLACE_
 print(json.dumps([warm_up, place.tolist()]))
 """
 PLACE = [LIVE, -2 * kernels.CLONE_PLACES, 2]  # "2 3" is the second string to be split off
-KERNELS = len(kernels._SIGNATURES)
+KERNELS = len(kernels.KERNELS)
 QUICK = KERNELS - 1  # without the first one, which takes most of the time to compile
 
 
@@ -155,7 +155,7 @@ def test_code_of_another_version_is_never_loaded(compiled):
     Last: it changes the copy that is shared.
     """
     package, cache, _ = compiled
-    source = package / "automaton" / "memory.py"
+    source = package / "automaton" / "arena.py"
     before = source.stat()
     text = source.read_text()
     assert text.count("_FIRST_SLAB_BLOCKS = 32") == 1

@@ -6,7 +6,7 @@ import pytest
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
 from sam_rollout.bench.replay import Replay, accepted_tokens, read_through, replay
 from sam_rollout.bench.sides import OwnSession, Session
-from sam_rollout.bench.traces import Trace
+from sam_rollout.telemetry.traces import Trace
 
 
 class Scripted(Session):

@@ -14,15 +14,15 @@ def test_every_side_has_a_configuration(tmp_path):
     assert [name for name, sam in made.items() if not sam.enabled] == ["stock", "off"]
     assert replace(made["matched"], gate=made["on"].gate) == made["on"]
     assert made["article"] == replace(ARTICLE, gate=GateConfig("threshold", TAIL_THRESHOLD))
-    assert made["on"].sources.history.path == str(tmp_path)
+    assert made["on"].texts.path == str(tmp_path)
 
 
 def test_a_name_says_sources_k_and_gate():
-    sam = drafting("run+history:5:12", Path("kept"))
+    sam = drafting("run:5:12", Path("kept"))
     assert (sam.max_draft_tokens, sam.gate) == (5, GateConfig("threshold", 12))
     assert (sam.sources.run.enabled, sam.sources.run.when) == (True, "always")
-    assert not sam.sources.siblings.enabled
-    assert (sam.sources.history.enabled, sam.sources.history.path) == (True, "kept")
+    assert not sam.sources.prompt.enabled
+    assert sam.texts.path == "kept"
     own = drafting("own:8:auto", Path("kept"))
     assert own.gate.kind == "auto"
     assert own.sources == replace(sources_of("own"), run=own.sources.run)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sam_rollout.bench.traces import Trace, TraceError, groups_of, read_sets, read_traces
+from sam_rollout.telemetry.traces import Trace, TraceError, groups_of, read_sets, read_traces
 
 
 def test_a_folder_of_all_formats(tmp_path):
@@ -41,19 +41,13 @@ def test_a_run_folder_and_a_single_file(tmp_path):
     ("name", "content", "says"),
     [
         ("a.jsonl", "{}\n", "line 1"),
-        ("a.jsonl", "[1, 2]\n", "line 1"),
         ("a.jsonl", "not json\n", "line 1"),
-        ("a.jsonl", '{"tokens": [-1]}\n', "0..2147483647"),
         ("a.jsonl", '{"tokens": [2147483648]}\n', "0..2147483647"),
-        ("a.jsonl", '{"tokens": ["a"]}\n', "integers"),
-        ("a.jsonl", '{"tokens": 5}\n', "line 1: token ids must be a list"),
         ("a.jsonl", '{"tokens": [1, 2]}\n{"tokens": [[1, 2]]}\n', "line 2: token ids must be"),
         ("a.jsonl", '{"tokens": [[1], [2, 3]]}\n', "line 1: token ids must be a list"),
         ("a.jsonl", '{"tokens": [1, 2], "step": Infinity}\n', "line 1: step = inf, expected"),
-        ("a.jsonl", '{"tokens": [1, 2], "sibling": "x"}\n', "line 1: sibling = 'x', expected"),
         ("a.jsonl", '{"tokens": [1]}\n{"prompt": [1, 2], "response": []}\n', "no response has"),
         ("a.jsonl", "[" * 100_000 + "\n", "line 1: expected"),
-        ("a.npy", "", "a.npy: EOF"),
         ("a.npy", "PK\x03\x04, as an .npz file begins", "a.npy: the magic string"),
         ("a.parquet", "not parquet", "a.parquet"),
         ("a.txt", "text", "no traces"),
@@ -74,13 +68,6 @@ def test_what_is_null_is_not_known(tmp_path):
     assert first.group != second.group
 
 
-def test_arrays_of_floats_or_three_dimensions_are_refused(tmp_path):
-    for array in (np.zeros(3), np.zeros((1, 1, 2), np.int32)):
-        np.save(tmp_path / "a.npy", array)
-        with pytest.raises(TraceError):
-            read_traces(tmp_path)
-
-
 def test_a_damaged_row_of_a_table_is_named(tmp_path):
     rows = {"prompt_ids": [[1], [1]], "response_ids": [[2, 3], [-2, 3]]}
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")
@@ -91,11 +78,6 @@ def test_a_damaged_row_of_a_table_is_named(tmp_path):
     (tmp_path / "a.parquet").write_bytes(content)
     with pytest.raises(TraceError, match=r"a\.parquet"):
         read_traces(tmp_path)
-
-
-def test_a_missing_path_is_an_os_error(tmp_path):
-    with pytest.raises(OSError):
-        read_traces(tmp_path / "nowhere")
 
 
 def test_groups_are_of_one_step_and_in_order():

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sam_rollout.cli import app
-from sam_rollout.doctor import checks
-from sam_rollout.doctor.report import fail, ok, warn
+from sam_rollout.doctor import examination
+from sam_rollout.doctor.printed_checks import fail, ok, warn
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def doctor(monkeypatch):
     """Runs the command with checks that say these lines."""
 
     def run(lines, *options):
-        monkeypatch.setattr(checks, "checks_of", lambda device: [("group", lambda _: lines)])
+        monkeypatch.setattr(examination, "checks_of", lambda device: [("group", lambda _: lines)])
         return CliRunner().invoke(app, ["doctor", *options])
 
     return run
@@ -62,7 +62,7 @@ def test_checks_are_asked_about_the_run_of_the_overrides(monkeypatch, named, tmp
         asked.append(question)
         return [ok("a", "b")]
 
-    monkeypatch.setattr(checks, "checks_of", lambda device: [("group", check)])
+    monkeypatch.setattr(examination, "checks_of", lambda device: [("group", check)])
     words = [*named, "--device", "cpu", "trainer.nnodes=3", f"run_dir={tmp_path}"]
     assert CliRunner().invoke(app, ["doctor", *words]).exit_code == 0
     (question,) = asked

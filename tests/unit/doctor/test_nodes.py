@@ -1,8 +1,6 @@
 """The comparison of nodes; a real cluster is asked in tests/integration."""
 
-import pytest
-
-from sam_rollout.doctor import Question, nodes
+from sam_rollout.doctor import nodes
 
 SAME = {"version of torch": "2.10.0", "path of the checkout": "/opt/sam", "devices": "16"}
 
@@ -17,27 +15,14 @@ def test_what_differs_is_named_with_its_nodes():
     assert list(nodes.compare({})) == []
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_checkpoints_have_to_lie_where_all_nodes_see_them(tmp_path, monkeypatch, shared):
-    """Each node of the test has a root of its own for what it does not share."""
-    monkeypatch.setattr(nodes, "CHECKOUT", tmp_path)
-
-    def ask(name, function, path, *arguments):
-        root = tmp_path / ("all" if shared else name)
-        return function(path.replace(str(tmp_path), str(root)), *arguments)
-
-    asked = Question("cpu", {"trainer": {"default_local_dir": "checkpoints"}}, cluster=True)
-    line = nodes.shared_checkpoints(asked, ["node0", "node1", "node2"], ask)
-    assert line.status == ("ok" if shared else "fail")
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "the file is removed"
-
-
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
-    (tmp_path / "file").touch()
-    where = {"default_local_dir": str(tmp_path / "file" / "checkpoints")}
-    asked = Question("cpu", {"trainer": where}, cluster=True)
-    line = nodes.shared_checkpoints(asked, ["a", "b"], lambda _, function, *a: function(*a))
-    assert line.status == "fail" and "NotADirectoryError" in line.found
+def test_checkpoints_have_to_lie_where_all_nodes_see_them(question, tmp_path):
+    with nodes.marked(str(tmp_path / "checkpoints")) as marker:
+        seen = nodes.facts(question, marker)
+        blind = nodes.facts(question, marker.replace("doctor", "other"))
+    (line,) = nodes.compare({"node0": seen, "node1": seen, "node2": blind})
+    assert (line.status, line.what) == ("fail", "folder of checkpoints")
+    assert "on node2" in line.found and str(tmp_path) in line.found
+    assert not [*(tmp_path / "checkpoints").iterdir()], "the file is removed"
 
 
 def test_the_digest_follows_the_code(question, monkeypatch, tmp_path):

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.own import OwnSourceConfig
-from tests.unit.drafting.texts import int32, step
+from tests.unit.drafting.texts import drive, int32, step
 
 
 def make_drafter(k=3, max_rows=8, max_model_len=4096, max_bytes=1 << 30):
     sources = SourcesConfig(own=OwnSourceConfig(max_bytes=max_bytes))
-    return SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), max_rows, max_model_len)
+    config = SamConfig(max_draft_tokens=k, sources=sources)
+    return SamDrafter(config, Limits(max_rows, max_model_len))
 
 
 def test_the_engines_list_of_ids_may_change_in_place():
@@ -19,9 +21,9 @@ def test_the_engines_list_of_ids_may_change_in_place():
     ids = ["a", "b"]
     token_ids = np.array([[1, 2, 1], [3, 4, 3]], np.int32)
     lengths, eligible = int32(3, 3), np.ones(2, bool)
-    drafter.step(ids, token_ids, lengths, eligible, gate_open=True)
+    drive(drafter, ids, token_ids, lengths, eligible, gate_open=True)
     ids.reverse()
-    drafter.step(ids, token_ids[::-1], lengths, eligible, gate_open=True)
+    drive(drafter, ids, token_ids[::-1], lengths, eligible, gate_open=True)
     assert drafter.usage().rebuilds == 0
 
 
@@ -93,7 +95,7 @@ def test_a_prompt_of_a_million_tokens():
     drafter = make_drafter(max_rows=1, max_model_len=length + 10)
     prompt = np.random.default_rng(0).integers(0, 150_000, (1, length + 10)).astype(np.int32)
     prompt[0, length - 6 : length] = prompt[0, 100:106]
-    batch = drafter.step(["a"], prompt, int32(length), np.ones(1, bool), gate_open=True)
+    batch = drive(drafter, ["a"], prompt, int32(length), np.ones(1, bool), gate_open=True)
     assert batch.to_lists() == [prompt[0, 106:109].tolist()]
     assert drafter.usage().bytes / length < 80
 
@@ -102,18 +104,18 @@ def test_misuse_is_refused():
     drafter = make_drafter(max_rows=2)
     one = np.ones((3, 4), np.int32)
     with pytest.raises(ValueError, match="3 requests, more than max_rows = 2"):
-        drafter.step(list("abc"), one, int32(1, 1, 1), np.ones(3, bool), gate_open=True)
+        drive(drafter, list("abc"), one, int32(1, 1, 1), np.ones(3, bool), gate_open=True)
     with pytest.raises(ValueError, match="a request id occurs twice"):
-        drafter.step(["a", "a"], one, int32(1, 1), np.ones(2, bool), gate_open=True)
+        drive(drafter, ["a", "a"], one, int32(1, 1), np.ones(2, bool), gate_open=True)
     with pytest.raises(ValueError, match=r"2 requests, but num_tokens\[1\]"):
-        drafter.step(["a", "b"], one, int32(1), np.ones(2, bool), gate_open=True)
+        drive(drafter, ["a", "b"], one, int32(1), np.ones(2, bool), gate_open=True)
     with pytest.raises(TypeError, match="lengths must be int32"):
-        drafter.step(["a"], one, np.array([1]), np.ones(1, bool), gate_open=True)
+        drive(drafter, ["a"], one, np.array([1]), np.ones(1, bool), gate_open=True)
     with pytest.raises(ValueError, match=r"sam\.enabled is false"):
-        SamDrafter(SamConfig(enabled=False), 2, 10)
+        SamDrafter(SamConfig(enabled=False), Limits(2, 10))
     with pytest.raises(ValueError, match="max_model_len = 16777217: automata read no more than"):
-        SamDrafter(SamConfig(), 2, (1 << 24) + 1)
+        SamDrafter(SamConfig(), Limits(2, (1 << 24) + 1))
     with pytest.raises(TypeError, match=r"token_ids must be int32\[R, L\], got int64"):
-        drafter.step(["a"], one.astype(np.int64), int32(1), np.ones(1, bool), gate_open=True)
+        drive(drafter, ["a"], one.astype(np.int64), int32(1), np.ones(1, bool), gate_open=True)
     with pytest.raises(ValueError, match="must be at least 1"):
-        SamDrafter(SamConfig(gate=GateConfig("threshold", 0)), 0, 10)
+        SamDrafter(SamConfig(gate=GateConfig("threshold", 0)), Limits(0, 10))

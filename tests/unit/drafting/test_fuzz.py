@@ -9,13 +9,14 @@ Every token drafted from own text has to be one that followed, in that text, the
 went on there or the next shorter one (`automaton/continuations.py`), found by comparing the text
 with itself at every distance. A draft from other sources has to go on, token after token, as some
 known text did. With policy `fixed` it has all the tokens there can be. When all requests have
-ended, own text and siblings may hold nothing. SAM_FUZZ_SECONDS says how long to go on; a failure
+ended, own text and `prompt` may hold nothing. SAM_FUZZ_SECONDS says how long to go on; a failure
 names its seed, and SAM_FUZZ_SEED begins with that.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import time
 from collections import Counter
@@ -26,12 +27,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sam_rollout.automaton.static import build, join
-from sam_rollout.automaton.static_file import save
 from sam_rollout.config import SamConfig, sources_of
+from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.sources import UNKNOWN_VOCABULARY
+from tests.unit.drafting.texts import drive
 
 MAX_ROWS = 6
 SHORT, LONG = 160, 2_500  # tokens of a text; a block holds 512
@@ -133,11 +134,12 @@ class Fuzz:
                 "sources": self._sources(folder)
                 if self._others
                 else sources_of("own").to_mapping(),
+                "texts": {"path": str(folder / "texts") if rng.random() < 0.7 else ""},
             }
         )
-        siblings = config.sources.siblings
-        self._share = siblings.enabled and siblings.share
-        self._drafter = SamDrafter(config, MAX_ROWS, self._longest)
+        prompt = config.sources.prompt
+        self._share = prompt.enabled and prompt.share
+        self._drafter = SamDrafter(config, Limits(MAX_ROWS, self._longest))
         self._live: list[Request] = []
         self._retired: list[str] = []
         self._made, self._train_step = 0, 0
@@ -151,9 +153,10 @@ class Fuzz:
         """Any of the other sources; the corpus is written, its text known to `_pairs`."""
         rng = self._rng
         documents = [make_text(rng, self._ids, SHORT) for _ in range(3)]
-        save(build(join(documents)), folder / "corpus.sam", documents=len(documents))
+        lines = "\n".join(json.dumps(document.tolist()) for document in documents)
+        (folder / "corpus.jsonl").write_text(lines)
         sources = {
-            "siblings": {
+            "prompt": {
                 "enabled": bool(rng.random() < 0.7),
                 "max_bytes": int(rng.choice([1 << 20, 1 << 30])),
                 "share": bool(rng.random() < 0.7),
@@ -161,13 +164,8 @@ class Fuzz:
             "run": {
                 "enabled": bool(rng.random() < 0.5),
                 "when": "always",
-                "path": str(folder / "run"),
+                "corpus": str(folder / "corpus.jsonl") if rng.random() < 0.5 else "",
                 "max_bytes": int(rng.choice([1 << 20, 1 << 30])),
-            },
-            "history": {"enabled": bool(rng.random() < 0.5), "path": str(folder / "history")},
-            "corpus": {
-                "enabled": bool(rng.random() < 0.5),
-                "path": str(folder / "corpus.sam"),
             },
         }
         for document in documents:
@@ -193,9 +191,9 @@ class Fuzz:
         levels = self._drafter.levels()
         assert usage.live_requests == 0, levels
         held = {source.name: source.usage().bytes for source in self._drafter.sources}
-        assert not any(held[name] for name in held.keys() & {"own", "siblings"}), held
-        for source in ("history", "run"):
-            assert counters.get(f"draft/{source}_failures", 0) == 0, counters
+        assert not any(held[name] for name in held.keys() & {"own", "prompt"}), held
+        for failed in ("texts", "run"):
+            assert counters.get(f"draft/{failed}_failures", 0) == 0, counters
         refused = counters.get("draft/shared_refused", 0)
         assert refused == self._damaged, counters
 
@@ -228,7 +226,8 @@ class Fuzz:
         if is_last:
             self._heard[name], self._heard_last[name] = 0, tokens[:0]
         step = self._train_step - int(rng.random() < 0.05)
-        piece = (TRAIN_SPLIT, step, group, name, start, is_last, tokens.astype("<i4").tobytes())
+        told = tokens.astype("<i4").tobytes()
+        piece = (TRAIN_SPLIT, step, group, name, start, is_last, False, told)
         if rng.random() > 0.05 or not self._share:
             return piece
         self._damaged += 1
@@ -269,8 +268,13 @@ class Fuzz:
         lengths = np.array([request.known for request in rows], np.int32)
         eligible = rng.random(len(rows)) < 0.9
         gate_open = bool(rng.random() < 0.8)
-        batch = self._drafter.step(
-            [request.name for request in rows], token_ids, lengths, eligible, gate_open=gate_open
+        batch = drive(
+            self._drafter,
+            [request.name for request in rows],
+            token_ids,
+            lengths,
+            eligible,
+            gate_open=gate_open,
         )
         for request, draft, reads in zip(rows, batch.to_lists(), eligible, strict=True):
             self._judge(request, draft, drafts=gate_open and bool(reads))

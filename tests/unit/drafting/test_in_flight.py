@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import SamConfig, SourcesConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
 from sam_rollout.session.padding import DraftPadding, no_graphs
-from sam_rollout.sources.siblings import SiblingsSourceConfig
+from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.drafting.texts import expected_draft, identity, int32, rows_of
 
 K, MAX_ROWS, LENGTH = 4, 6, 200
+LIMITS = Limits(MAX_ROWS, LENGTH, k=K)
 NOTHING = [], [], NO_SOURCE
 
 
@@ -56,10 +58,10 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
     """And own text is drafted from as if it were read at once."""
     seed = 0
     rng = np.random.default_rng(seed)
-    sources = SourcesConfig(siblings=SiblingsSourceConfig(enabled=siblings))
+    sources = SourcesConfig(prompt=PromptSourceConfig(enabled=siblings))
     config = SamConfig(max_draft_tokens=K, draft_policy=policy, min_confidence=0.6, sources=sources)
-    drafter = SamDrafter(config, MAX_ROWS, LENGTH)
-    padding = DraftPadding("always", no_graphs, K, MAX_ROWS, MAX_ROWS * (1 + K), LENGTH)
+    drafter = SamDrafter(config, Limits(MAX_ROWS, LENGTH))
+    padding = DraftPadding("always", no_graphs, LIMITS)
     running, waiting, in_flight = {}, {}, {}
     seen, drafted = Counter(), 0
     for _ in range(600):
@@ -140,7 +142,7 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
 
 def test_a_text_that_shrank_under_its_id_has_verified_nothing():
     """An id used again without notice: the caller says that the row gained less than nothing."""
-    batch = DraftBatch(MAX_ROWS, 3)
+    batch = DraftBatch(LIMITS)
     batch.clear(1)
     batch.counts[0], batch.length[0], batch.source[0], batch.pending = 3, 5, 0, True
     token_ids, num_tokens = rows_of([[7, 7]], LENGTH)

@@ -16,10 +16,11 @@ from sam_rollout.automaton.interface import (
     READY,
 )
 from sam_rollout.config import GateConfig, SamConfig
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import CHANCES
 from sam_rollout.drafting import policy as rule
 from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
-from sam_rollout.verified import CHANCES
 from tests.unit.drafting.texts import int32, rows_of
 
 K, MAX_ROWS = 8, 4
@@ -115,9 +116,10 @@ class Policy(DraftPolicy):
             min_confidence=least,
             gate=GateConfig(kind=gate),
         )
-        super().__init__(config, sources, MAX_ROWS)
+        limits = Limits(MAX_ROWS, 40, k=K)
+        super().__init__(config, sources, limits)
         self.said = [CERTAIN] * sources
-        self.batch = DraftBatch(MAX_ROWS, K)
+        self.batch = DraftBatch(limits)
 
     def propose(self, ready, budget, least=0.0):
         """What is handed over of each row, what is held back, and whose draft it is."""
@@ -136,9 +138,7 @@ class Policy(DraftPolicy):
                 places[source, row] = kind, draft.ctypes.data, 0, len(draft), 0
         batch.clear(rows)
         batch.pending = True
-        total = self.draft(
-            places, int32(*budget), batch.tokens, batch.counts, batch.held_back, batch.source, least
-        )
+        total = self.draft(places, int32(*budget), batch.tokens, batch.columns, least)
         counts, drawn = batch.counts[:rows], (batch.counts + batch.held_back)[:rows]
         assert total == counts.sum()
         return [
@@ -230,24 +230,6 @@ def test_every_draft_is_that_of_the_rule(policy, gate):
             seen[f"from {found[2]}"] += 1
     assert (seen["offered"] > 500) == (gate == "auto")
     assert min(seen[f"from {source}"] for source in range(-1, 4)) > 100 < seen["held back"], seen
-
-
-def test_a_draft_made_elsewhere_begins_with_what_it_says_of_itself():
-    policy = Policy(sources=3)
-    policy.said = [900, 500, 500]
-    assert policy.one([4, 5], [6, 7], [6, 8]) == [4, 5]
-    policy.said = [700, 500, 600]
-    assert policy.one([4, 5], [6, 7], [6, 8]) == [6, 7]
-
-
-def test_tokens_of_equal_votes_add_up():
-    policy = Policy(sources=3)
-    assert (policy.one([4, 5], [6, 7], [6, 8, 9]), policy.source) == ([6, 7], 1)
-    assert policy.one([4, 5], [6, 7]) == [4, 5], "the first of two that weigh the same"
-    for _ in range(20):
-        policy.one([4], [6], [6])
-        policy.go_on([4])
-    assert (policy.one([4, 5], [6, 7], [6, 8, 9]), policy.source) == ([4, 5], 0)
 
 
 def trained(policy, right, times=400, **options):

@@ -9,10 +9,11 @@ import numpy as np
 
 from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_LENGTH, PLACE_WIDTH
 from sam_rollout.config import SamConfig, sources_of
+from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.core.limits import MAX_DRAFT_TOKENS, Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
-from sam_rollout.identity import RequestIdentity
 from sam_rollout.sources import Source
 
 WIDTH = 4096
@@ -31,6 +32,26 @@ def rows_of(texts: Iterable[Sequence[int]], width: int = WIDTH) -> tuple[np.ndar
     return token_ids, int32(*map(len, texts))
 
 
+def drive(
+    drafter: SamDrafter,
+    request_ids: Sequence[str],
+    token_ids: np.ndarray,
+    num_tokens: np.ndarray,
+    eligible: np.ndarray,
+    gate_open: bool = True,
+    max_tokens: np.ndarray | int = MAX_DRAFT_TOKENS,
+) -> DraftBatch:
+    """All calls of an engine step; what a row gained is what it grew by."""
+    drafter.bind(request_ids)
+    rows = len(request_ids)
+    if num_tokens.shape == (rows,) == eligible.shape:
+        gained = (num_tokens - drafter.batch.length[:rows]) * eligible
+        drafter.observe(token_ids, num_tokens, gained)
+    batch = drafter.draft(token_ids, num_tokens, eligible, max_tokens, gate_open=gate_open)
+    drafter.settle()
+    return batch
+
+
 def step(
     drafter: SamDrafter,
     texts: Mapping[str, Sequence[int]],
@@ -42,8 +63,8 @@ def step(
 ) -> dict[str, list[int]]:
     """One engine step; `texts` maps request ids to their known tokens, in row order."""
     reading = np.ones(len(texts), bool) if eligible is None else np.array(eligible)
-    batch = drafter.step(
-        list(texts), *rows_of(texts.values(), width), reading, gate_open=gate_open, **options
+    batch = drive(
+        drafter, list(texts), *rows_of(texts.values(), width), reading, gate_open, **options
     )
     return dict(zip(texts, batch.to_lists(), strict=True))
 
@@ -54,13 +75,11 @@ def draft_from(
     """How much of each bound row's end the source knows, and what is drafted from it alone."""
     token_ids, num_tokens = rows_of(texts)
     rows = len(num_tokens)
-    places, batch = np.full((1, rows, PLACE_WIDTH), -1, np.int64), DraftBatch(rows, k)
+    limits = Limits(rows, WIDTH, k=k)
+    places, batch = np.full((1, rows, PLACE_WIDTH), -1, np.int64), DraftBatch(limits)
     source.locate(token_ids, num_tokens, np.ones(rows, bool), places[0])
-    policy = DraftPolicy(SamConfig(max_draft_tokens=k), 1, rows)
-    policy.draft(
-        places, np.full(rows, k, np.int32), batch.tokens, batch.counts, batch.held_back,
-        batch.source,
-    )  # fmt: skip
+    policy = DraftPolicy(SamConfig(max_draft_tokens=k), 1, limits)
+    policy.draft(places, np.full(rows, k, np.int32), batch.tokens, batch.columns)
     lengths = np.where(places[0, :, PLACE_KIND] == NOWHERE, 0, places[0, :, PLACE_LENGTH])
     drafts = [row[:count].tolist() for row, count in zip(batch.tokens, batch.counts, strict=True)]
     return list(zip(lengths.tolist(), drafts, strict=True))
@@ -69,7 +88,7 @@ def draft_from(
 def expected_draft(text: Sequence[int], k: int, like: SamDrafter | None = None) -> list[int]:
     """The draft of a drafter that reads the text in one go, having learned what another has."""
     config = SamConfig(max_draft_tokens=k, sources=sources_of("own"))
-    drafter = SamDrafter(config, 1, WIDTH)
+    drafter = SamDrafter(config, Limits(1, WIDTH))
     if like is not None:
         for learned in ("_shares", "_weights"):
             getattr(drafter._policy, learned)[:] = getattr(like._policy, learned)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from sam_rollout.core.verified import Verified
 from sam_rollout.gating.step import EngineStep
-from sam_rollout.verified import Verified
 
 
 def engine_step(

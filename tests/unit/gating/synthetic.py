@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from sam_rollout.core.verified import CHANCES, Offered
 from sam_rollout.gating import EngineStep, Gate, hands_over
-from sam_rollout.verified import CHANCES, Offered
 from tests.unit.gating.steps import engine_step
 
 K = 8

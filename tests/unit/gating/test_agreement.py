@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import GateConfig
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import CHANCES, Offered
 from sam_rollout.gating import GuardedGate, ScheduleGate, make_gate
 from sam_rollout.gating.agreement import AgreedGate, Report
 from sam_rollout.gating.auto import AutoGate
-from sam_rollout.gating.step import EngineStep, GroupStep, StepLoad
-from sam_rollout.verified import CHANCES, Offered
+from sam_rollout.gating.step import DecidedStep, EngineStep, StepLoad
 from tests.unit.gating.group import Group, Seat, Table
 from tests.unit.gating.steps import decode, engine_step
 from tests.unit.gating.synthetic import K, SyntheticEngines, linear, memory_bound, tail
 
-MAX_ROWS = 32
+LIMITS = Limits(32, 1 << 20, k=K)
 SCHEDULE = {2: 8, 4: 3, 16: 1}
 CLOSED = ScheduleGate({}, K)
 
@@ -24,9 +25,7 @@ def of(**options):
     """Makes the gate of one rank."""
 
     def make(seat: Seat) -> GuardedGate:
-        return make_gate(
-            GateConfig(**options), max_rows=MAX_ROWS, max_draft_tokens=K, exchange=seat
-        )
+        return make_gate(GateConfig(**options), LIMITS, seat)
 
     return make
 
@@ -38,7 +37,7 @@ def schedule() -> dict:
 @pytest.mark.parametrize("kind", [{"kind": "threshold", "threshold": 4}, schedule()])
 def test_nobody_drafts_more_than_the_busiest_engine_would(kind):
     group = Group(of(**kind), ranks=3)
-    alone = make_gate(GateConfig(**kind), max_rows=MAX_ROWS, max_draft_tokens=K)
+    alone = make_gate(GateConfig(**kind), LIMITS)
     for loads in ([20, 1, 3], [3, 1, 3], [1, 3, 2], [1, 2, 1]):
         for _ in range(3):
             decided = group.step(loads)
@@ -124,14 +123,14 @@ def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget
     # Step n was made with what was decided after step n - 1, from what had been told before.
     for number, step in enumerate(inner.steps[1:], start=1):
         load = StepLoad(3, 30 + number + 1, 9, 300, steady=True)
-        assert step.group == GroupStep(load, 2, bool((number - 1) % 2))
+        assert step.group == DecidedStep(load, 2, bool((number - 1) % 2))
     assert gate.drain()["gate/steps_with_k_2"] == 6
 
 
 def test_counters_tell_what_was_agreed_not_what_was_proposed():
     """This engine would stay closed; the busiest one drafts, looks and stays closed by turns."""
     table = Table(2)
-    gate = AgreedGate(AutoGate(MAX_ROWS, K, 0.005), CLOSED, Seat(table, 1), K)
+    gate = AgreedGate(AutoGate(LIMITS, 0.005), CLOSED, Seat(table, 1), K)
     decided = [(5, 0.25, 0), (K, 2.0, 1), (0, 0.0, 0), (5, 0.75, 1)]
     for budget, price, trial in decided:
         table.laid_down[0] = Report(
@@ -189,7 +188,7 @@ def test_a_measuring_group_is_as_fast_as_the_best_fixed_choice(name):
     for gate in fixed:
         table, all_alike = gates(lambda gate=gate: gate)
         seconds.append(group.run(*all_alike, rounds=2, exchange=table.exchange))
-    table, measuring = gates(lambda: AutoGate(MAX_ROWS, K, GateConfig().exploration))
+    table, measuring = gates(lambda: AutoGate(LIMITS, GateConfig().exploration))
     group.run(*measuring, rounds=1, seed=1, exchange=table.exchange)
     assert group.run(*measuring, rounds=2, exchange=table.exchange) < 1.04 * min(seconds)
     for gate in measuring:

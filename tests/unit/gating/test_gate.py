@@ -5,15 +5,17 @@ import logging
 import pytest
 
 from sam_rollout.config import GateConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.gating import EngineStep, GuardedGate, ScheduleGate, make_gate
 from tests.unit.gating.group import Seat, Table
 from tests.unit.gating.steps import decode
 
 K = 3
+LIMITS = Limits(16, 1 << 20, k=K)
 
 
 def made(**options) -> GuardedGate:
-    return make_gate(GateConfig(**options), max_rows=16, max_draft_tokens=K)
+    return make_gate(GateConfig(**options), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -37,9 +39,7 @@ def test_graphs_make_of_a_schedule_all_or_nothing():
 
 def test_engines_in_lockstep_decide_together_unless_they_never_draft():
     for kind, together in (("auto", True), ("threshold", True), ("closed", False)):
-        gate = make_gate(
-            GateConfig(kind=kind), max_rows=16, max_draft_tokens=K, exchange=Seat(Table(2), 0)
-        )
+        gate = make_gate(GateConfig(kind=kind), LIMITS, Seat(Table(2), 0))
         gate.next_budget(decode(2))
         assert ("gate/agreed_steps" in gate.drain()) is together
 

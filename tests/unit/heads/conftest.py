@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from sam_rollout.bench.traces import Trace
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.writing import fresh_head
+from sam_rollout.telemetry.traces import Trace
 
 VOCABULARY = 48
 

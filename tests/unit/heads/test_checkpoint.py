@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from sam_rollout.core.settings import ConfigError
 from sam_rollout.heads.checkpoint import LLAMA, check_belongs, default_layers, read_head, shape_for
 from sam_rollout.heads.writing import TrainableHead, write_head
-from sam_rollout.settings import ConfigError
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "dapo_qwen3"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sam_rollout.heads.checkpoint import QWEN3
-from sam_rollout.heads.model import Eagle3Head, rotate
+from sam_rollout.heads.eagle3 import Eagle3Head, rotate
 from sam_rollout.heads.writing import fresh_head
 
 STEPS, LENGTH, BATCH = 4, 9, 2

@@ -20,7 +20,7 @@ from sam_rollout.heads.writing import TrainableHead
 from sam_rollout.integrations.verl.policy_part import FsdpPart
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.sources.model import HeadTrainingConfig
-from sam_rollout.telemetry.schema import metric_name
+from sam_rollout.telemetry.schema import named
 from tests.processes import in_processes
 
 SETTINGS = HeadTrainingConfig(
@@ -114,8 +114,8 @@ def test_it_learns_from_what_comes(online, policy, samples):
         head.buffer.add(samples)
         found = learn(head, policy)
         chances.append(found["accepted_position_1"])
-        for name in found:
-            metric_name("train", f"head_training/{name}")
+        told = named("train", {f"head_training/{name}": one for name, one in found.items()})
+        assert "sam/head_training/length" in told
         assert found["updates"] > 0 and found["failures"] == found["paused"] == 0
         assert 0 < found["buffer_bytes"] == head.buffer.nbytes
     assert chances[-1] > 1.1 * chances[0]

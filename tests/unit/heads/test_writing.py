@@ -7,15 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sam_rollout.core.settings import ConfigError
 from sam_rollout.heads.checkpoint import QWEN3, read_head
-from sam_rollout.heads.model import Eagle3Head
+from sam_rollout.heads.eagle3 import Eagle3Head
 from sam_rollout.heads.writing import (
     TrainableHead,
     fresh_head,
     load_head,
     write_head,
 )
-from sam_rollout.settings import ConfigError
 
 KINDS = {
     "plain": {},

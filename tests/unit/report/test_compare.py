@@ -5,8 +5,8 @@ import json
 import pytest
 
 from sam_rollout.report.compare import compare_folders
+from sam_rollout.report.run_readers import load_run
 from sam_rollout.report.runs import held_out_names, seeds_in_pairs
-from sam_rollout.report.sources import load_run
 from sam_rollout.telemetry.records import RunFolderError
 
 
@@ -105,7 +105,7 @@ def test_several_runs_a_side_are_averaged_and_resampled(synthetic):
     assert (len(comparison.base), len(comparison.sam)) == (2, 2)
     assert comparison.noise == "between and within runs"
     rollout = comparison.time("rollout")
-    every = comparison.runs["rollout"]
+    every = comparison.series["rollout"]
     assert rollout.base.per_step == pytest.approx(every["base"].to_numpy().mean())
     value = rollout.raw.speed_up_minus_one
     assert value.value == pytest.approx(

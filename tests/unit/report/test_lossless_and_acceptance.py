@@ -2,11 +2,11 @@
 
 import pytest
 
-from sam_rollout.report.accepted import acceptance
 from sam_rollout.report.compare import compare_folders
-from sam_rollout.report.sources import load_run
-from sam_rollout.telemetry.records import VERSION_METRIC, RunFolder
-from tests.records import by_source, engine_step, engine_steps, trace, traces
+from sam_rollout.report.draft_figures import acceptance
+from sam_rollout.report.run_readers import load_run
+from sam_rollout.telemetry.records import RunFolder
+from tests.records import trace, traces
 
 
 def traced(make_run, name: str, texts: dict[int, list[int]], **fields):
@@ -42,21 +42,13 @@ def test_repeats_are_compared_among_each_other(synthetic):
     assert lossless.controls[0].identical == 96
 
 
-def test_probability_gaps_of_both_sides(compared):
-    gaps = compared().lossless.gaps
-    assert [(gap.side, gap.mean, gap.largest) for gap in gaps] == [
-        ("BASE", pytest.approx(4e-4), 0.1),
-        ("SAM", pytest.approx(4e-4), 0.1),
-    ]
-
-
 COUNTS = {1: 100.0, 2: 50.0, 3: 30.0, 4: 10.0}
 
 
 def test_counts_are_those_of_the_compared_steps(make_run):
     steps = {
         step: {"timing_s/gen": 1.0, "sam/draft/drafted_own": value}
-        | {"sam/draft/accepted_own": value / 2, "sam/draft/drafted_siblings": 0.0}
+        | {"sam/draft/accepted_own": value / 2, "sam/draft/drafted_prompt": 0.0}
         | {"sam/draft/drafted_tokens": value, "sam/draft/drafted_context_0": value}
         | {"sam/draft/verify_context_2048": value / 5, "sam/draft/accepted_context_2048": value / 2}
         for step, value in COUNTS.items()
@@ -86,35 +78,6 @@ def test_drafts_of_validation_are_none_of_a_steps_rollout(make_run):
     found = acceptance([load_run(make_run("on", steps, sam=True))], [1, 2, 3])
     assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [("own", 150.0, 150.0)]
     assert [context.verified for context in found.contexts] == [150.0]
-
-
-def test_sources_are_counted_by_engine_steps_where_they_tell_them_apart(make_run):
-    """Step 2's records were lost, and in step 3 the drafter took no notes: there metrics count."""
-    metrics = {
-        "timing_s/gen": 1.0, "sam/draft/drafted_tokens": 120.0, "sam/draft/drafted_own": 110.0,
-        "sam/draft/accepted_own": 55.0, "sam/draft/drafted_siblings": 10.0,
-        f"sam/{VERSION_METRIC}": 4.0,
-    }  # fmt: skip
-    path = make_run("on", dict.fromkeys((1, 2, 3), metrics), sam=True)
-    rows = []
-    for split, of_sources in (
-        ("train", by_source(own=6, siblings=4)), ("train", []), ("val", by_source(own=90)),
-    ):  # fmt: skip
-        rows.append(
-            engine_step(
-                split=split,
-                draft_tokens=sum(of_sources),
-                drafted_per_source=of_sources,
-                accepted_per_source=[count // 2 for count in of_sources],
-            )
-        )
-    rows.append(engine_step(step=3, draft_tokens=7))
-    RunFolder(path).write_engine_steps(0, engine_steps(*rows))
-    found = acceptance([load_run(path)], [1, 2, 3])
-    assert [(s.name, s.drafted, s.accepted) for s in found.sources] == [
-        ("own", 6 + 110.0 + 110.0, 3 + 55.0 + 55.0),
-        ("siblings", 4.0 + 10.0 + 10.0, 2.0),
-    ]
 
 
 def test_positions_weigh_steps_by_their_drafts(make_run):

@@ -1,27 +1,18 @@
-"""The page for the browser: what it says, and how it behaves in a real one."""
+"""The page for the browser: what it says and draws."""
 
-import json
 import math
-import os
 import re
-import shutil
-import subprocess
-from html import unescape
 
 import pytest
 from markupsafe import escape
 
-from sam_rollout.dashboard.layout import SECTIONS
-from sam_rollout.json_values import dumps
+from sam_rollout.core.json_values import dumps
 from sam_rollout.report.compare import compare_folders
-from sam_rollout.report.figures import number
+from sam_rollout.report.number_format import number
 from sam_rollout.report.page import render_page
+from sam_rollout.report.panels import SECTIONS
 from tests.unit.report.conftest import Synthetic
 from tests.unit.test_json_values import strictly
-
-CHROMIUM = os.environ.get("CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +38,6 @@ def test_the_page_says_what_the_comparison_does(comparison, page):
     assert "Fair comparison" in page and "Why this is no fair comparison" not in page
     assert page.index("<h1>") < page.index("Times and gains") < page.index("All findings")
     assert page.index("All findings") < page.index("The runs")
-    assert "192 of 192 responses are the same" in page  # of both pairs
     assert len(page) < 1_000_000
 
 
@@ -74,7 +64,7 @@ def test_little_is_drawn_of_little(make_run):
     """One metric alone: no chart fails, and what is missing is said."""
     base = make_run("off", {1: {"timing_s/update_actor": 1.0}})
     page = render_page(compare_folders(base, make_run("on", {1: {"timing_s/update_actor": 1.0}})))
-    assert "No time is recorded on both sides" in page and "not recorded</text>" in page
+    assert "No time is recorded on both sides" in page
 
 
 def test_metrics_that_are_no_numbers_leave_a_page_that_a_browser_draws(make_run):
@@ -99,11 +89,10 @@ def test_the_page_has_the_panels_of_the_dashboard(comparison, page):
     for section in shown:
         assert str(escape(section.question)) in page
     titles = re.findall(r"<figure class=\"chart\"><h3>(.*?)</h3>", page)
-    assert titles[:2] == ["Gain, BASE/SAM - 1", "Response lengths"]
-    # What shows the baseline beside a run is one line there, and no panel is shown twice.
+    assert titles[0] == "Response lengths"
+    # What shows the baseline beside a run is one line there.
     assert "Rollout" in titles and "Speed-up over the baseline" not in titles
     assert "Reward of the training batch" in titles
-    assert "Reward beside the baseline&#39;s" not in titles
     step = comparison.steps[0]
     times = comparison.series["step"].loc[step]
     assert (
@@ -116,75 +105,6 @@ def test_a_side_without_records_of_engine_steps_is_drawn_without_a_curve(make_ru
     steps = {n: {"timing_s/step": 1.0} for n in (1, 2, 3)}
     page = render_page(compare_folders(make_run("off", steps), make_run("on", steps, sam=True)))
     assert ">Training step</h3>" in page and "Running requests over time" not in page
-
-
-def test_the_same_comparison_makes_the_same_page(comparison, page):
-    again, before = (re.sub(r"Written by .*", "", one) for one in (render_page(comparison), page))
-    assert again == before
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium: apt-get install chromium, or name one in CHROMIUM"
-)
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (500, False)])
-def test_in_a_browser(page, tmp_path, width, dark):
-    file = tmp_path / "page.html"
-    file.write_text(page.replace("</body>", f"{PROBE}</body>"))
-    command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-        "--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}",
-        f"--window-size={width},900", f"--blink-settings=preferredColorScheme={int(not dark)}",
-        "--dump-dom", file.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    (found,) = re.findall(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
-    probe = json.loads(unescape(found))
-    assert probe.pop("charts") >= 8
-    assert probe == {
-        "errors": [],
-        "requests": [],
-        "overflow": 0,
-        "clipped": [],  # labels stay within their charts
-        "background": "rgb(17, 20, 24)" if dark else "rgb(246, 247, 248)",
-        "ink": "rgb(231, 234, 238)" if dark else "rgb(26, 31, 38)",
-        "painted": [],  # charts stand on the page's own background
-        "hint": True,
-    }
-
-
-PROBE = """<script>
-const errors = [];
-addEventListener("error", event => errors.push(event.message));
-addEventListener("load", () => {
-  const charts = [...document.querySelectorAll("figure svg")];
-  const clipped = charts.flatMap(svg => {
-    const box = svg.getBoundingClientRect();
-    return [...svg.querySelectorAll("text")].filter(text => {
-      const own = text.getBoundingClientRect();
-      return own.left < box.left - 1 || own.right > box.right + 1
-        || own.top < box.top - 1 || own.bottom > box.bottom + 1;
-    }).map(text => text.textContent);
-  });
-  const mark = [...document.querySelectorAll("[data-tip]")]
-    .find(mark => mark.dataset.tip.startsWith("step 1: BASE"));
-  mark.dispatchEvent(new PointerEvent("pointermove", {bubbles: true, clientX: 50, clientY: 300}));
-  const tip = document.getElementById("tip");
-  const style = getComputedStyle(document.body);
-  const marker = getComputedStyle(document.querySelector("[data-tip^='long tail'] use"));
-  const painted = charts.filter(svg => svg.querySelector("[style*='#ffffff']"));
-  const probe = document.createElement("pre");
-  probe.id = "probe";
-  probe.textContent = JSON.stringify({
-    errors, clipped, painted, charts: charts.length,
-    requests: performance.getEntriesByType("resource").map(entry => entry.name),
-    overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-    background: style.backgroundColor, ink: marker.stroke,
-    hint: !tip.hidden && tip.textContent === mark.dataset.tip,
-  });
-  document.body.append(probe);
-});
-</script>"""
 
 
 def test_a_page_tells_no_folder_of_the_machine(compared):

@@ -6,11 +6,10 @@ import struct
 import pytest
 from rich.console import Console
 
-from sam_rollout.report import plots
+from sam_rollout.report import pictures as plots
 from sam_rollout.report.compare import compare_folders
-from sam_rollout.report.learning import TRAINING, learning
-from sam_rollout.report.plots import plot_comparison, plot_learning
-from sam_rollout.report.tables import print_comparison, print_learning
+from sam_rollout.report.comparison_tables import print_comparison
+from sam_rollout.report.pictures import plot_comparison
 
 
 def full_steps(count: int, speed: float) -> dict[int, dict[str, float]]:
@@ -18,7 +17,7 @@ def full_steps(count: int, speed: float) -> dict[int, dict[str, float]]:
         step: {
             "sam/engine/rollout_s": (8 + step) / speed,
             "sam/engine/generation_tokens": 100.0,
-            "sam/head/time_s": 4.0,
+            "sam/bulk/time_s": 4.0,
             "sam/tail/time_s": (4 + step) / speed,
             "sam/tail/time_sum_s": (4 + step) / speed,
             "sam/tail/tokens": 50.0,
@@ -27,7 +26,6 @@ def full_steps(count: int, speed: float) -> dict[int, dict[str, float]]:
             "timing_s/step": (10 + step) / speed,
             "critic/rewards/mean": 0.1 * step,
             "response_length/mean": 50.0 + step,
-            TRAINING: 0.01 * step + 0.001 * (step % 3),
         }
         for step in range(1, count + 1)
     }
@@ -61,42 +59,17 @@ def test_picture_files_are_about_as_wide_as_a_readme(make_run, tmp_path):
     base = make_run("off", {1: {"timing_s/gen": 2.0}})  # panels without data must not fail
     sam = make_run("on", {1: {"timing_s/gen": 1.0}}, sam=True)
     plot_comparison(compare_folders(base, sam), tmp_path / "compare.png")
-    plot_learning(learning(make_run("run", full_steps(6, 1.0))), tmp_path / "learning.png")
     assert png_width(tmp_path / "compare.png") == 1200
-    assert png_width(tmp_path / "learning.png") == 1200
 
 
-def printed(function, content) -> str:
-    buffer = io.StringIO()
-    function(content, Console(file=buffer, width=140))
-    return buffer.getvalue()
-
-
-def test_table_names_both_forms_and_the_warm_up(make_run):
+def test_both_forms_of_a_gain_are_printed(make_run):
     base = make_run("off", full_steps(4, 1.0))
-    sam = make_run("on", full_steps(4, 1.25), sam=True)
-    text = printed(print_comparison, compare_folders(base, sam))
+    sam = make_run("on", full_steps(4, 1.25), sam=True, seeds={"rollout": 9})
+    buffer = io.StringIO()
+    print_comparison(compare_folders(base, sam, skip_first=2), Console(file=buffer, width=140))
+    text = buffer.getvalue()
     (row,) = [line for line in text.splitlines() if "rollout per step" in line and "%" in line]
-    assert row.split()[5] == "+25.0%"
-    assert "+20.0%" in row
-    told = " ".join(text.split())
-    assert "Gain = BASE / SAM - 1" in told and "time saved = 1 - SAM / BASE" in told
-    assert "[quartiles]" in told  # brackets are no markup
-    assert "none skipped, so a warm-up in the first one counts" in text
-    assert "Fairness cannot be told" in text
-    skipped = printed(print_comparison, compare_folders(base, sam, skip_first=2))
-    assert "skipped at the start: 1, 2" in skipped
-
-
-def test_table_gives_the_reasons_of_unfairness(make_run):
-    base = make_run("off", full_steps(2, 1.0))
-    sam = make_run("on", full_steps(2, 1.25), sam=True, seeds={"rollout": 9})
-    text = printed(print_comparison, compare_folders(base, sam))
-    assert "UNFAIR" in text and "seeds rollout: 1 in BASE, 9 in SAM" in text
-    assert text.index("UNFAIR") < text.index("Times and gains")
-
-
-def test_learning_table(make_run):
-    text = printed(print_learning, learning(make_run("run", full_steps(12, 1.0))))
-    assert "training accuracy, before filtering" in text
-    assert "5 + 5 of 12" in text and "+7.0" in text
+    assert row.split()[5] == "+25.0%" and "+20.0%" in row
+    assert "skipped at the start: 1, 2" in text
+    assert text.index("UNFAIR") < text.index("seeds rollout: 1 in BASE, 9 in SAM")
+    assert text.index("seeds rollout") < text.index("Times and gains")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
+from sam_rollout.config import GateConfig, SamConfig, SourcesConfig, TextsConfig
+from sam_rollout.core.identity import RequestIdentity, identify
+from sam_rollout.core.limits import Limits
 from sam_rollout.gating import EngineStep, GuardedGate
-from sam_rollout.identity import RequestIdentity, identify
+from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.session import DraftSession
-from sam_rollout.sources.history import HistorySourceConfig
-from sam_rollout.sources.siblings import SiblingsSourceConfig
+from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.drafting.texts import int32, rows_of
 
 K, MAX_ROWS, MAX_LENGTH = 3, 4, 64
@@ -30,31 +31,28 @@ class Engine:
         self,
         *names: str,
         siblings: bool = False,
-        history: str = "",  # folder; without one there is no history
-        sources: SourcesConfig | None = None,  # instead of these two
+        folder: str = "",  # of ended responses; without one none are kept
+        sources: SourcesConfig | None = None,  # instead of own text and siblings
         gate: GateConfig | None = None,
         pad_drafts: str = "auto",
-        **options: Any,
+        record: bool = True,
+        **hooks: Any,
     ) -> None:
         self.config = SamConfig(
             max_draft_tokens=K,
             pad_drafts=pad_drafts,
             gate=gate or GateConfig("threshold", THRESHOLD),
-            sources=sources
-            or SourcesConfig(
-                siblings=SiblingsSourceConfig(enabled=siblings),
-                history=HistorySourceConfig(enabled=bool(history), path=history),
-            ),
+            sources=sources or SourcesConfig(prompt=PromptSourceConfig(enabled=siblings)),
+            texts=TextsConfig(path=folder),
         )
         self.texts: dict[str, list[int]] = {}
         self.identities: dict[str, RequestIdentity] = {}
-        self.control: set[str] = set()
+        self.without: set[str] = set()
         self.room = True  # for drafts, in the next step
         self.whole = False  # the next step is prepared, with K places for each request
         self.add(*names)
-        self.session = DraftSession(
-            self.config, self, max_rows=MAX_ROWS, max_model_len=MAX_LENGTH, **options
-        )
+        limits, asked = Limits(MAX_ROWS, MAX_LENGTH), EngineHooks(**hooks)
+        self.session = DraftSession(self.config, self, limits, record=record, hooks=asked)
 
     @property
     def live(self) -> Collection[str]:
@@ -63,8 +61,8 @@ class Engine:
     def identity(self, request_id: str) -> RequestIdentity | None:
         return self.identities.get(request_id)
 
-    def is_control(self, request_id: str) -> bool:
-        return request_id in self.control
+    def takes_no_drafts(self, request_id: str) -> bool:
+        return request_id in self.without
 
     def add(self, *names: str, text: Sequence[int] = START) -> None:
         """Requests that have the same prompt."""

@@ -6,9 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import Verified
 from sam_rollout.session.ledger import RequestLedger
 from sam_rollout.telemetry.schema import CONTEXT_EDGES
-from sam_rollout.verified import Verified
 from tests.unit.drafting.texts import int32
 
 MAX_ROWS, K, SOURCES = 4, 3, 2
@@ -84,7 +85,7 @@ def verified_row(data: st.DataObject) -> tuple[int, int, int, int, int]:
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_counts_what_a_dictionary_would(data):
-    ledger, reference = RequestLedger(MAX_ROWS, K, SOURCES), Reference()
+    ledger, reference = RequestLedger(Limits(MAX_ROWS, 1 << 17, k=K), SOURCES), Reference()
     live: list[str] = []
     batch: list[str] = []
     ended_since_drain: set[str] = set()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.session.padding import (
     DraftPadding,
@@ -15,6 +16,7 @@ from tests.unit.drafting.texts import int32
 
 K, MAX_ROWS, MAX_LEN = 3, 6, 20
 BUDGET = 1024
+LIMITS = Limits(MAX_ROWS, MAX_LEN, max_batched_tokens=BUDGET, k=K)
 NO, DRAFTING, EVERY = Padding.NO_STEP, Padding.DRAFTING_STEPS, Padding.EVERY_STEP
 
 
@@ -40,17 +42,18 @@ def graphs(full_up_to: int, otherwise: str) -> GraphOf:
     ],
 )
 def test_what_is_filled_up(setting, graph_of, expected):
-    assert padding_by_rows(setting, graph_of, K, MAX_ROWS, BUDGET)[1:].tolist() == expected
+    assert padding_by_rows(setting, graph_of, LIMITS)[1:].tolist() == expected
 
 
 @pytest.mark.parametrize("setting", ["auto", "always"])
 def test_filling_never_pushes_requests_out_of_a_step(setting):
-    by_rows = padding_by_rows(setting, graphs(BUDGET, "NONE"), K, MAX_ROWS, 2 * (1 + K) + 3)
+    limits = LIMITS._replace(max_batched_tokens=2 * (1 + K) + 3)
+    by_rows = padding_by_rows(setting, graphs(BUDGET, "NONE"), limits)
     assert by_rows[1:].tolist() == [EVERY] * 2 + [NO] * 4
 
 
 def padding(graph_of: GraphOf) -> DraftPadding:
-    return DraftPadding("auto", graph_of, K, MAX_ROWS, BUDGET, MAX_LEN)
+    return DraftPadding("auto", graph_of, LIMITS)
 
 
 def test_a_gate_matters_only_where_drafting_steps_are_filled_up():
@@ -81,7 +84,7 @@ def test_the_report_names_steps_and_sizes():
 def fill_up(drafts: list[list[int]], lengths: list[int], decoding: list[bool]):
     """Text i is 10 i + 1, 10 i + 2, ... in a batch that was larger a step before."""
     token_ids = np.arange(MAX_LEN) + 10 * np.arange(MAX_ROWS)[:, None] + 1
-    batch = DraftBatch(MAX_ROWS, K)
+    batch = DraftBatch(LIMITS)
     batch.tokens[:] = 999
     batch.clear(len(drafts))
     for row, draft in enumerate(drafts):
@@ -102,7 +105,7 @@ def test_every_decoding_row_gets_k_tokens_its_last_one_after_its_draft():
 
 def test_held_back_tokens_fill_first_and_are_still_judged():
     """Otherwise rows whose chances fell too low to draft would never be drafted for again."""
-    batch = DraftBatch(1, K)
+    batch = DraftBatch(LIMITS)
     batch.clear(1)
     batch.pending = True
     batch.tokens[0, 0], batch.held_back[0], batch.source[0] = 7, 1, 0

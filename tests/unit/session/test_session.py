@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,11 +11,14 @@ import pytest
 from sam_rollout.config import GateConfig, SourcesConfig
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.gating.gate import LOOK
-from sam_rollout.gating.model_price import TEXTS
+from sam_rollout.session.adapter import EngineHooks
+from sam_rollout.session.made_drafts import MadeDrafts
 from sam_rollout.sources import NAMES
-from sam_rollout.sources.siblings import SiblingTexts
+from sam_rollout.sources.model import ModelSourceConfig
+from sam_rollout.sources.prompt import PromptTexts
 from sam_rollout.telemetry.records import NOTE_COLUMNS, RequestTotals
 from tests.records import by_source
+from tests.unit.gating.steps import decode
 from tests.unit.session.engine import (
     MAX_LENGTH,
     MAX_ROWS,
@@ -27,11 +31,11 @@ from tests.unit.session.engine import (
     on_record,
 )
 
-LOGGER = "sam_rollout.session.session"
+LOGGER = "sam_rollout.session"
 
 
 def warnings_of(caplog) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.name == LOGGER]
+    return [record for record in caplog.records if record.name.startswith(LOGGER)]
 
 
 def test_a_closed_gate_drafts_nothing_but_keeps_reading():
@@ -80,10 +84,10 @@ def test_a_gate_that_measures_is_told_what_was_offered_to_the_same_batch():
     assert offered[2].tokens[:3].sum(axis=1).tolist() == [2 * K, 2 * K, 0]
 
 
-def test_prompts_that_are_still_computed_and_control_requests_are_offered_nothing():
+def test_prompts_that_are_still_computed_and_requests_without_drafts_are_offered_nothing():
     engine = Engine("a", "b", "c", gate=GateConfig("auto"))
     gate = on_record(engine)
-    engine.control.add("c")
+    engine.without.add("c")
     engine.go_on({"a": next_of_period(engine.texts["a"], 1), "b": [], "c": [9]})
     engine.step("a", "b", "c")  # the prompt of b has ended
     engine.step("a", "b", "c")
@@ -244,7 +248,7 @@ def test_an_exchange_that_fails_is_counted_named_once_and_tried_again(monkeypatc
     with caplog.at_level(logging.WARNING, LOGGER):
         assert exchange("0", None) == [], "a message that is no list of pieces"
         with monkeypatch.context() as patched:
-            patched.setattr(SiblingTexts, "exchange", fail)
+            patched.setattr(PromptTexts, "exchange", fail)
             assert exchange("0", []) == []
         assert engine.step("a") == [next_of_period(engine.texts["a"])]
     (warning,) = warnings_of(caplog)
@@ -306,15 +310,15 @@ def holders_of(root: object, word: str) -> list[object]:
 
 @pytest.mark.parametrize("record", [True, False])
 def test_nothing_keeps_the_ids_of_requests_that_ended(record, tmp_path):
-    engine = Engine(siblings=True, history=str(tmp_path), record=record, pad_drafts="always")
+    engine = Engine(siblings=True, folder=str(tmp_path), record=record, pad_drafts="always")
     for number in range(3):
         names = [f"request-{number}{letter}" for letter in "abc"]
         engine.add_siblings([number, *PERIOD, *PERIOD], *names)
-        engine.control.add(names[2])
+        engine.without.add(names[2])
         engine.step(*names)
         engine.step(*names[:2], sampled=2)  # the third is preempted
     assert holders_of(engine.session, "request-0")
-    for kept in (engine.texts, engine.identities, engine.control):
+    for kept in (engine.texts, engine.identities, engine.without):
         kept.clear()
     engine.add("last")
     engine.step("last")
@@ -329,7 +333,7 @@ def test_without_recording_nothing_piles_up():
         engine.texts.clear()
         engine.add_siblings(PERIOD[: 1 + number % 4], f"r{number}", step=number)
         engine.step(f"r{number}")
-    assert engine.session.drafter.levels()["draft/siblings_groups"] == 1, "ended with its batch"
+    assert engine.session.drafter.levels()["draft/prompt_groups"] == 1, "ended with its batch"
     drained = engine.drain()
     assert (drained["steps"]["noted_s"], list(drained["requests"])) == ([], ["r19"])
 
@@ -339,10 +343,10 @@ def test_a_drain_ends_the_step_and_needs_no_further_batch():
     engine = Engine(siblings=True)
     engine.add_siblings(PERIOD * 2, "a", "b", step=1)
     engine.step("a", "b")
-    assert engine.session.drafter.levels()["draft/siblings_groups"] == 1
+    assert engine.session.drafter.levels()["draft/prompt_groups"] == 1
     engine.texts.clear()
     drained = engine.drain()
-    assert drained["counters"]["draft/siblings_groups"] == 0
+    assert drained["counters"]["draft/prompt_groups"] == 0
     assert drained["counters"]["draft/live_requests"] == 0
     assert set(drained["requests"]) == {"a", "b"}
     assert engine.drain()["requests"] == {}, "nobody is reported twice"
@@ -423,24 +427,15 @@ def test_steps_tell_budget_and_sources():
     assert not any(engine.drain()["steps"].values())
 
 
-def test_control_requests_get_no_drafts_wherever_they_are_in_the_batch():
-    engine = Engine("control", "a")
-    engine.control.add("control")
-    assert engine.step("control", "a") == [[], next_of_period(engine.texts["a"])]
-    assert engine.step("a", "control") == [next_of_period(engine.texts["a"]), []]
-    assert engine.step("control") == [[]], "its text is read all the same"
-    assert engine.drain()["requests"]["control"] == (0, 0, 0, 2, 2), "the gate was open for it, too"
-    del engine.texts["control"]
+def test_requests_without_drafts_get_none_wherever_they_are_in_the_batch():
+    engine = Engine("without", "a")
+    engine.without.add("without")
+    assert engine.step("without", "a") == [[], next_of_period(engine.texts["a"])]
+    assert engine.step("a", "without") == [next_of_period(engine.texts["a"]), []]
+    assert engine.step("without") == [[]], "its text is read all the same"
+    assert engine.drain()["requests"]["without"] == (0, 0, 0, 2, 2), "the gate was open for it, too"
+    del engine.texts["without"]
     assert engine.step("a") == [next_of_period(engine.texts["a"])]
-
-
-def test_the_gate_is_told_who_gets_no_drafts():
-    engine = Engine("control", "a")
-    gate = on_record(engine)
-    engine.control.add("control")
-    engine.step("control", "a")
-    engine.step("a")
-    assert (gate.seen[0].may_draft.tolist(), gate.seen[1].may_draft) == ([0, 1], 1)
 
 
 def test_short_and_missing_drafts_are_filled_up_gate_open_or_closed():
@@ -468,7 +463,7 @@ class Drafts:
         return np.full((len(self.engine.texts), 2), 40, np.int32), None
 
 
-def looks(drafts: Drafts, *, pays: bool = True) -> list[bool]:
+def looks(drafts: Drafts) -> list[bool]:
     """Step by step, whether a gate that only looks was told what was offered."""
     sources = SourcesConfig.from_mapping(
         {name: {"enabled": name == "own"} for name in NAMES}
@@ -476,12 +471,8 @@ def looks(drafts: Drafts, *, pays: bool = True) -> list[bool]:
     )
     after = 1 + len(drafts.asked)
     engine = Engine("a", sources=sources, gate=GateConfig("auto"), made=drafts, made_after=after)
-    gate, price = on_record(engine), engine.session._price
+    gate = on_record(engine)
     drafts.engine, gate.least_chance = engine, LOOK
-    if not pays:
-        price._choose(TEXTS)
-        for octave in price._octaves:
-            octave.best = TEXTS
     for _ in range(5):
         engine.step("a")
     return [step.offered is not None for step in gate.seen]
@@ -497,6 +488,14 @@ def test_it_is_patient_where_steps_are_scheduled_ahead():
     assert looks(Drafts(after=3, works=False)) == [False, False, False, False, True]
 
 
-def test_looks_go_on_where_the_model_cannot_draft_or_is_too_dear():
+def test_looks_go_on_where_the_model_cannot_draft():
     assert looks(Drafts(works=False)) == [False, False, True, True, True]
-    assert looks(Drafts(), pays=False) == [False, True, True, True, True]
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_a_look_waits_for_a_model_only_where_its_passes_pay(pays):
+    price = SimpleNamespace(pays=pays, observe=lambda step, is_open: None)
+    made = MadeDrafts(ModelSourceConfig(enabled=True, method="ngram"), EngineHooks(), price)
+    assert made.take() is None
+    waits = made.ask(decode(1), was_open=False, is_open=False, looks=True)
+    assert (waits, made.wanted) == (pays, pays)

@@ -13,12 +13,11 @@ TEXTS = DraftTexts(ROUND, prompt_tokens=100, response_tokens=1000)
 
 
 def test_each_source_has_what_its_texts_need():
-    sources = sources_of("own", "siblings", "history")
+    sources = sources_of("own", "prompt")
     assert TEXTS.response_tokens_of_engine == 384 * 1000
     assert TEXTS.bytes_of(sources) == {
         "own": 128 * 1100 * 60,
-        "siblings": 384 * 1000 * 60,
-        "history": 96 * 16 * 1000 * 36,
+        "prompt": (384 + 96 * 16) * 1000 * 60,
     }
 
 
@@ -32,9 +31,8 @@ def test_no_source_takes_more_than_it_may():
     sources = SamConfig().sources
     assert long.bytes_of(sources) == {
         "own": sources.own.max_bytes,
-        "siblings": sources.siblings.max_bytes,
+        "prompt": sources.prompt.max_bytes,
         "run": sources.run.max_bytes,
-        "history": sources.history.max_memory_bytes,
     }
 
 

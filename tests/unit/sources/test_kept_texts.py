@@ -1,6 +1,6 @@
 """Ended responses of a run: what is kept of them, and what an automaton is made of."""
 
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 
 import numpy as np
 import pytest
@@ -8,11 +8,10 @@ import pytest
 from sam_rollout.sources.contract import Limits
 from sam_rollout.sources.run import RunSourceConfig, RunTexts
 from sam_rollout.sources.support.kept_texts import KeptTexts
+from sam_rollout.sources.support.responses import Responses
 from tests.unit.drafting.texts import identity
 
-LIMITS = Limits(max_rows=8, max_model_len=1 << 17)
 MIB = 1 << 20
-SPLITS = ("train", "val")
 
 
 class Later(Executor):
@@ -36,14 +35,11 @@ def later():
     return Later()
 
 
-def ended(kept, name, length, split="train", step=1):
-    """A request comes, generates so many tokens and ends; returns its text."""
-    kept.bind([name], [identity(name, step=step, split=split)])
-    text = np.random.default_rng([length, *name.encode()]).integers(0, 1000, (1, length), np.int32)
-    for tokens in (1, length):  # the prompt is one token
-        kept.record(text, np.array([tokens], np.int32), np.ones(1, bool))
-    kept.finish([name])
-    return text[0]
+def ended(kept, name, length):
+    """A request of training generates so many tokens and ends; returns its text."""
+    text = np.random.default_rng([length, *name.encode()]).integers(0, 1000, length, np.int32)
+    kept.keep(text)
+    return text
 
 
 def made_of(kept, split, tokens=1 << 30):
@@ -55,7 +51,7 @@ def made_of(kept, split, tokens=1 << 30):
 
 @pytest.mark.parametrize("length", [100, 5000])
 def test_an_automaton_is_taken_over_though_texts_end_between_any_two_takes(later, length):
-    kept = KeptTexts(LIMITS, 8 * MIB, executor=later)
+    kept = KeptTexts(8 * MIB, executor=later)
     ended(kept, "first", length)
     kept.make("train", 60_000, 1 << 30, int)
     for number in range(3):
@@ -70,7 +66,7 @@ def test_an_automaton_is_taken_over_though_texts_end_between_any_two_takes(later
 
 
 def test_an_automaton_in_the_making_is_bounded_however_long_it_takes(later):
-    kept = KeptTexts(LIMITS, 4 * MIB, executor=later)
+    kept = KeptTexts(4 * MIB, executor=later)
     for number in range(40):
         ended(kept, f"a{number}", 1000)
     kept.make("train", 20_000, 1 << 30, int)
@@ -88,7 +84,7 @@ def test_an_automaton_in_the_making_is_bounded_however_long_it_takes(later):
 
 def test_short_texts_that_end_meanwhile_take_no_more_bytes_than_there_are(later):
     """Each takes whole blocks of memory: twenty tokens as much as some hundred."""
-    kept, most_bytes = KeptTexts(LIMITS, 4 * MIB, executor=later), MIB
+    kept, most_bytes = KeptTexts(4 * MIB, executor=later), MIB
     for number in range(4):
         ended(kept, f"long{number}", 1000)
     kept.make("train", 1 << 30, most_bytes, int)
@@ -102,66 +98,28 @@ def test_short_texts_that_end_meanwhile_take_no_more_bytes_than_there_are(later)
     assert 0.8 * most_bytes < seeded.pool.nbytes <= 1.02 * most_bytes
 
 
-def test_responses_of_validation_take_nothing_from_training():
-    kept = KeptTexts(LIMITS, MIB)  # 6553 tokens
-    for split in ("val", "train", "val"):
-        for number in range(8):
-            ended(kept, f"{split}{number}", 1000, split)
-    assert {split: made_of(kept, split) for split in SPLITS} == {"train": 6000, "val": 0}
+def test_a_corpus_is_older_than_all_that_the_run_writes():
+    kept = KeptTexts(MIB)  # 6553 tokens
+    kept.keep_corpus([np.full(1000, number, np.int32) for number in range(3)])
+    ended(kept, "a", 1000)
+    assert made_of(kept, "train") == 4000 and made_of(kept, "train", 2500) == 2000
+    for number in range(5):
+        ended(kept, f"r{number}", 1000)
+    assert made_of(kept, "train") == 6000
+    assert not kept._corpus, "newer texts have filled the memory"
 
 
-def test_validation_is_neither_written_nor_read(tmp_path):
-    first = KeptTexts(LIMITS, MIB, str(tmp_path))
+def test_older_texts_that_come_late_replace_nothing_that_is_already_there():
+    kept = KeptTexts(MIB)
+    assert kept.keep_older([np.zeros(1000, np.int32)])
     for number in range(8):
-        ended(first, f"v{number}", 1000, split="val")
-    ended(first, "t", 1000)
-    first.wait()
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 5000
-    again = KeptTexts(LIMITS, MIB, str(tmp_path))
-    ended(again, "v", 10, split="val", step=2)
-    ended(again, "t", 10, step=2)
-    again.wait()
-    assert {split: again.arrived(split) for split in SPLITS} == {"train": True, "val": False}
-    assert made_of(again, "train") == 1010
-
-
-def test_the_folder_does_not_outgrow_what_is_read_back(tmp_path):
-    kept = KeptTexts(LIMITS, 1 << 31, str(tmp_path))
-    for number in range(300):
-        ended(kept, f"r{number}", 65_000)
-        kept.wait()
-    size = sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert 32 * MIB < size <= 64 * MIB, "of 74 MiB"
-
-
-def test_of_a_response_that_is_too_long_for_the_disk_its_end_is_written(tmp_path):
-    first = KeptTexts(LIMITS, 1 << 31, str(tmp_path))
-    text = ended(first, "a", 131_000)
-    first.wait()
-    again = KeptTexts(LIMITS, 1 << 31, str(tmp_path))
-    again.bind(["b"], [identity("b", step=2)])
-    again.wait()
-    assert again.arrived("train")
-    again.make("train", 1 << 30, 1 << 30, int)
-    again.wait()
-    tokens = again.take("train").tokens
-    assert 60_000 < tokens < len(text)
-
-
-def test_a_late_disk_replaces_nothing_by_what_is_already_there(later, tmp_path):
-    first = KeptTexts(LIMITS, MIB, str(tmp_path), ThreadPoolExecutor(1))
-    ended(first, "old", 1000)
-    first.wait()
-    again = KeptTexts(LIMITS, MIB, str(tmp_path), later)
-    for number in range(8):
-        ended(again, f"r{number}", 1000, step=2)
-    later.run()
-    assert not again.arrived("train"), "newer texts have filled the memory"
+        ended(kept, f"r{number}", 1000)
+    assert not kept.keep_older([np.zeros(1000, np.int32)])
 
 
 @pytest.mark.parametrize("tokens", [0, -1000])
 def test_nothing_is_made_where_there_is_no_room(tokens):
-    kept = KeptTexts(LIMITS, MIB)
+    kept = KeptTexts(MIB)
     ended(kept, "a", 1000)
     kept.make("train", tokens, 1 << 30, int)
     assert not kept.is_making("train")
@@ -170,19 +128,25 @@ def test_nothing_is_made_where_there_is_no_room(tokens):
 def test_a_run_of_many_short_turns_turns_over():
     """Requests that end in every engine step: the successor takes over, nothing is given up."""
     config = RunSourceConfig(max_bytes=16 * MIB)
-    source = RunTexts(config, Limits(max_rows=64, max_model_len=4096))
+    limits = Limits(max_rows=64, max_model_len=4096)
+    responses = Responses(limits)
+    source = RunTexts(config, limits, responses)
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 1 << 20, (64, 4096), np.int32)
     names, born = [f"r{row}" for row in range(64)], 64
     lengths = np.linspace(1, 300, 64).astype(np.int32)
     eligible = np.ones(64, bool)
     for _ in range(600):
-        source.bind(names, [identity(name) for name in names])
+        identities = [identity(name) for name in names]
+        responses.bind(names, identities)
+        source.bind(names, identities)
+        responses.record(rows, lengths, eligible)
         source.catch_up(rows, lengths, eligible)
         source._kept.wait()  # an engine step takes longer
         source.settle()
         lengths += 6
         for row in np.flatnonzero(lengths > 300):
+            responses.finish([names[row]])
             source.finish([names[row]])
             names[row], born = f"r{born}", born + 1
             lengths[row], rows[row] = 1, rng.integers(0, 1 << 20, 4096, np.int32)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.settings import ConfigError
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.settings import ConfigError
 from sam_rollout.sources import SOURCES
 from sam_rollout.sources.model import ModelSourceConfig
-from tests.unit.drafting.texts import rows_of
+from tests.unit.drafting.texts import drive, rows_of
 
 MAX_ROWS, MAX_LENGTH, VOCABULARY, K = 4, 64, 50, 4
 
@@ -29,7 +30,7 @@ class Drafter(SamDrafter):
     """Texts and a model's drafts in, drafts out; requests are named by their rows."""
 
     def __init__(self, *names: str) -> None:
-        super().__init__(config_of(*names), MAX_ROWS, MAX_LENGTH, VOCABULARY)
+        super().__init__(config_of(*names), Limits(MAX_ROWS, MAX_LENGTH, VOCABULARY))
 
     def say(self, drafts: list[list[int]], chances: list[list[float]] | None = None) -> None:
         width = max(map(len, drafts))
@@ -42,7 +43,7 @@ class Drafter(SamDrafter):
         tokens, lengths = rows_of(texts, MAX_LENGTH)
         names = [f"{name} of row {row}" for row in range(len(texts))]
         eligible = np.ones(len(texts), bool)
-        return self.step(names, tokens, lengths, eligible, gate_open=True).to_lists()
+        return drive(self, names, tokens, lengths, eligible, gate_open=True).to_lists()
 
 
 def test_drafts_are_handed_on_for_the_step_they_were_made_for():

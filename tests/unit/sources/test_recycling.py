@@ -15,7 +15,7 @@ from sam_rollout.config import GateConfig, SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.sources.recycling import SOURCE, RecyclingSourceConfig, TokenRecycling
-from tests.unit.drafting.texts import int32, rows_of
+from tests.unit.drafting.texts import drive, int32, rows_of
 
 VOCABULARY, MAX_ROWS, MAX_LENGTH = 50, 4, 64
 ON = RecyclingSourceConfig(enabled=True)
@@ -30,14 +30,14 @@ def drafter_of(*names):
     config = SamConfig(
         max_draft_tokens=3, gate=GateConfig("threshold", MAX_ROWS), sources=sources_of(*names)
     )
-    return SamDrafter(config, MAX_ROWS, MAX_LENGTH, VOCABULARY)
+    return SamDrafter(config, Limits(MAX_ROWS, MAX_LENGTH, VOCABULARY))
 
 
 def draft(drafter, *texts):
     tokens, lengths = rows_of(texts, MAX_LENGTH)
     names = [f"request {row}" for row in range(len(texts))]
     eligible = np.ones(len(texts), bool)
-    return drafter.step(names, tokens, lengths, eligible, gate_open=True).to_lists()
+    return drive(drafter, names, tokens, lengths, eligible).to_lists()
 
 
 def hear(listener, tokens, likeliest, widths=()):
@@ -88,4 +88,4 @@ def test_it_holds_one_table_whatever_it_hears(source):
 
 
 def test_without_a_known_vocabulary_there_is_none():
-    assert SOURCE.make(ON, Limits(MAX_ROWS, MAX_LENGTH, UNKNOWN_VOCABULARY)) is None
+    assert SOURCE.make(ON, Limits(MAX_ROWS, MAX_LENGTH, UNKNOWN_VOCABULARY), None) is None

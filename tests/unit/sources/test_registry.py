@@ -28,9 +28,9 @@ from pathlib import Path
 import numpy as np
 
 import sam_rollout
-from sam_rollout.bench.sides import all_sides
 from sam_rollout.config import ConfigError, SamConfig
-from sam_rollout.dashboard.layout import SECTIONS
+from sam_rollout.core.limits import Limits
+from sam_rollout.report.panels import SECTIONS
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry import docs
@@ -53,7 +53,6 @@ found["metrics"] = [metric.name for metric in METRICS if "toy" in metric.name]
 found["page of metrics"] = [line for line in docs.render().splitlines() if "toy" in line]
 settings = docs.with_source_settings(Path(sys.argv[1]).read_text())
 found["page of settings"] = [line for line in settings.splitlines() if "sources.toy" in line]
-found["sides"] = [side.name for side in all_sides() if "toy" in side.name]
 found["panels"] = [
     panel.title
     for section in SECTIONS
@@ -69,11 +68,11 @@ class Requests:
     def identity(self, request_id):
         return None
 
-    def is_control(self, request_id):
+    def takes_no_drafts(self, request_id):
         return False
 
 
-session = DraftSession(config, Requests(), max_rows=2, max_model_len=20)
+session = DraftSession(config, Requests(), Limits(2, 20))
 texts = np.zeros((2, 20), np.int32)
 texts[0, 5:10] = 9, 9, 9, 1, 1
 for lengths, sampled in (([5, 5], [1, 1]), ([9, 6], [4, 1])):
@@ -128,16 +127,12 @@ def test_it_has_a_section_of_the_configuration(found):
 
 
 def test_it_has_metrics_and_rows_on_their_page(found):
-    expected = ["sam/draft/drafted_toy", "sam/draft/accepted_toy", "sam/draft/toy_drafts"]
-    assert sorted(found["metrics"]) == sorted(expected)
-    for name in expected:
-        assert any(line.startswith(f"| `{name}`") for line in found["page of metrics"])
+    assert found["metrics"] == ["sam/draft/toy_drafts"]
     assert "Drafts of one token." in "".join(found["page of metrics"])
 
 
-def test_it_has_a_place_in_the_records_and_a_side_in_the_benchmark(found):
+def test_it_has_a_place_in_the_records(found):
     assert found["column"] == ",".join([*NAMES, "toy"])
-    assert found["sides"] == ["own + toy"]
 
 
 def test_it_has_a_curve_on_the_dashboard(found):

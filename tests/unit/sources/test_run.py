@@ -6,23 +6,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sam_rollout.config import SamConfig, sources_of
+from sam_rollout.config import SamConfig, TextsConfig, sources_of
+from sam_rollout.core.identity import OUTSIDE_TRAINING
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.identity import OUTSIDE_TRAINING
 from sam_rollout.sources.run import RunSourceConfig
-from sam_rollout.sources.support import kept_texts, moving
+from sam_rollout.sources.support import kept_texts, text_moves
 from tests.unit.drafting.texts import counter, identity, step
 
 
-def make_drafter(*others, **options):
+def make_drafter(*others, path="", **options):
     """A drafter with the source and no own text, but with other sources by their names."""
     run = RunSourceConfig(when="always", **options)
     sources = replace(sources_of(*others), run=run)
-    return SamDrafter(SamConfig(max_draft_tokens=3, sources=sources), 8, 1 << 20)
+    config = SamConfig(max_draft_tokens=3, sources=sources, texts=TextsConfig(path=path))
+    return SamDrafter(config, Limits(8, 1 << 20))
 
 
 def automata(drafter):
-    return len(drafter.sources[0]._groups)
+    return len(list(drafter.sources[0]._all()))
 
 
 @pytest.mark.parametrize(
@@ -45,20 +47,20 @@ def test_all_requests_of_a_split_share_and_longer_than_a_step(other, shares):
     assert step(drafter, {"b": [8, 6, 2, 3]})["b"] == ([4, 5] if shares else [])
 
 
-def test_it_stands_beside_siblings():
+def test_it_stands_beside_the_prompts_source():
     """Each votes: of other prompts one knows, of this step the other."""
-    drafter = make_drafter("siblings")
-    assert [source.name for source in drafter.sources] == ["siblings", "run"]
+    drafter = make_drafter("prompt")
+    assert [source.name for source in drafter.sources] == ["prompt", "run"]
     ended(drafter, "h", [9, 1, 2, 3, 4, 5])
     assert continued(drafter, "a", [8, 6, 2, 3], step=2) == [4, 5]
     drafter.admit("b", identity("a", 1, step=2))
     assert step(drafter, {"b": [8, 6]})["b"] == [2, 3, 4], "the sibling's, then the run's"
-    assert counter(drafter, "siblings_bytes") > 0 and counter(drafter, "run_bytes") > 0
+    assert counter(drafter, "prompt_bytes") > 0 and counter(drafter, "run_bytes") > 0
 
 
 def test_without_a_run_nobody_knows_what_fits():
     sources = sources_of("own", "run")
-    drafter = SamDrafter(SamConfig(sources=sources), 8, 1 << 20)
+    drafter = SamDrafter(SamConfig(sources=sources), Limits(8, 1 << 20))
     assert [source.name for source in drafter.sources] == ["own"]
 
 
@@ -137,7 +139,7 @@ def test_no_engine_step_waits_for_a_successor(monkeypatch):
 
 
 def test_live_requests_move_a_few_tokens_at_a_time_and_never_lose_their_drafts(monkeypatch):
-    monkeypatch.setattr(moving, "TOKENS_PER_STEP", 100)
+    monkeypatch.setattr(text_moves, "TOKENS_PER_STEP", 100)
     drafter, (live, *others) = make_drafter(max_bytes=1 << 20), random_texts(12, 1000)
     drafter.admit("live", identity("live"))
     grown(drafter, "live", live)
@@ -166,7 +168,7 @@ def test_live_requests_move_a_few_tokens_at_a_time_and_never_lose_their_drafts(m
 
 
 def test_a_request_that_ends_or_pauses_on_its_way_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(moving, "TOKENS_PER_STEP", 100)
+    monkeypatch.setattr(text_moves, "TOKENS_PER_STEP", 100)
     drafter, texts = make_drafter(max_bytes=1 << 20), random_texts(15, 1000)
     names = {"stays": texts[12], "ends": texts[13], "pauses": texts[14]}
     for name in names:
@@ -266,12 +268,12 @@ def test_texts_that_cannot_be_read_or_written_cost_a_warning(tmp_path, caplog):
     ended(drafter, "a", text)
     ended(drafter, "b", other)
     assert continued(drafter, "c", [7, *text[50:54]]) == text[54:57]
-    assert counter(drafter, "run_failures") >= 1
+    assert counter(drafter, "texts_failures") == 1
     assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 1
 
 
 def test_a_successor_that_cannot_be_made_is_not_missed(monkeypatch, caplog):
-    monkeypatch.setattr(kept_texts, "_make", lambda *_: 1 / 0)
+    monkeypatch.setattr(kept_texts, "read_texts", lambda *_: 1 / 0)
     drafter, texts = make_drafter(max_bytes=1 << 20), random_texts(40, 1000)
     for number, text in enumerate(texts):
         ended(drafter, f"r{number}", text)

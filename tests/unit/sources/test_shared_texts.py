@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from sam_rollout.automaton.interface import AutomatonFullError
-from sam_rollout.config import SamConfig, SourcesConfig
+from sam_rollout.config import SamConfig, SourcesConfig, TextsConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.own import OwnSourceConfig
-from sam_rollout.sources.siblings import SiblingsSourceConfig
+from sam_rollout.sources.prompt import PromptSourceConfig
 from sam_rollout.sources.support.pieces import to_bytes
 from sam_rollout.sources.support.shared_texts import SILENT_TURNS, TOKENS_PER_STEP
 from tests.unit.drafting.texts import WIDTH, counter, identity, step
@@ -17,13 +18,14 @@ from tests.unit.drafting.texts import WIDTH, counter, identity, step
 VOCABULARY = 1000
 
 
-def make_engine(name: str, *, share=True, **options) -> SamDrafter:
+def make_engine(name: str, *, share=True, path="", **options) -> SamDrafter:
     """An engine's drafter that has met one response and takes part in sharing."""
     options = {"enabled": True, "share": share, **options}
     sources = SourcesConfig(
-        own=OwnSourceConfig(enabled=False), siblings=SiblingsSourceConfig(**options)
+        own=OwnSourceConfig(enabled=False), prompt=PromptSourceConfig(**options)
     )
-    drafter = SamDrafter(SamConfig(sources=sources), 8, WIDTH, VOCABULARY)
+    config = SamConfig(sources=sources, texts=TextsConfig(path=path))
+    drafter = SamDrafter(config, Limits(8, WIDTH, VOCABULARY))
     drafter.exchange(name, [])
     drafter.admit(name, identity(sibling=ord(name[0])))
     return drafter
@@ -37,7 +39,16 @@ def pass_on(sender: SamDrafter, receiver: SamDrafter, origin="x") -> list:
 
 
 def piece(tokens, *, start=0, response="x/1", group="g", is_last=False):
-    return ("train", 1, group, response, start, is_last, to_bytes(np.array(tokens, np.int32)))
+    return (
+        "train",
+        1,
+        group,
+        response,
+        start,
+        is_last,
+        False,
+        to_bytes(np.array(tokens, np.int32)),
+    )
 
 
 def test_a_response_drafts_what_a_sibling_on_another_engine_is_writing():
@@ -73,7 +84,7 @@ def test_what_a_response_ended_with_is_told_once():
     assert told.is_last
     assert step(b, {"b": [9, 2, 3]})["b"] == [4]
     assert a.exchange("x", []) == []
-    assert counter(b, "siblings_bytes") > 0
+    assert counter(b, "prompt_bytes") > 0
     b.finish(["b"])
     b.end_step()
     assert b.usage().bytes == b.usage().live_requests == 0
@@ -166,7 +177,7 @@ def test_own_texts_do_not_give_way_to_those_of_others():
     for number in range(200):
         b.exchange("y", [piece(np.arange(500), response=f"x/{number}")])
         step(b, {"b": text})
-    assert counter(b, "siblings_evictions") == 0
+    assert counter(b, "prompt_evictions") == 0
     assert counter(b, "shared_missed_tokens") > 0
     assert b.usage().bytes < 1 << 20
 
@@ -174,7 +185,7 @@ def test_own_texts_do_not_give_way_to_those_of_others():
 def test_texts_of_others_that_wait_go_before_any_group():
     most_bytes, number = 1 << 20, 0
     b, rng = make_engine("b", max_bytes=most_bytes), np.random.default_rng(0)
-    while counter(b, "siblings_bytes") < 0.92 * most_bytes:
+    while counter(b, "prompt_bytes") < 0.92 * most_bytes:
         name, number = f"h{number}", number + 1
         b.admit(name, identity(name))
         step(b, {name: rng.integers(0, VOCABULARY, 500).tolist()})
@@ -182,7 +193,7 @@ def test_texts_of_others_that_wait_go_before_any_group():
     waiting = [piece(np.arange(WIDTH) % VOCABULARY, response=f"x/{place}") for place in range(8)]
     b.exchange("y", waiting)  # an eighth of the memory
     step(b, {"b": [9]})
-    assert counter(b, "siblings_evictions") == 0
+    assert counter(b, "prompt_evictions") == 0
     assert counter(b, "shared_missed_tokens") == 8 * WIDTH
     assert b.usage().bytes <= most_bytes
     b.exchange("y", [piece([1, 2, 3], start=WIDTH - 3)])
@@ -198,7 +209,7 @@ def test_a_group_that_was_given_up_takes_nothing_in():
     for number, tokens in enumerate(text):
         b.admit(f"big {number}", identity(f"h{number}"))
         step(b, {f"big {number}": tokens})
-    assert counter(b, "siblings_evictions") > 0
+    assert counter(b, "prompt_evictions") > 0
     before = counter(b, "shared_missed_tokens")
     b.exchange("y", [piece([5, 6], start=4)])
     assert counter(b, "shared_missed_tokens") == before + 2
@@ -258,7 +269,7 @@ def test_others_texts_are_read_to_their_end_when_another_groups_automaton_is_ful
     monkeypatch.setattr(pool, "extend", full_once)
     assert step(b, texts) == {"b": [], "h": [4]}
     assert (counter(b, "shared_tokens"), counter(b, "shared_missed_tokens")) == (4, 4)
-    assert counter(b, "siblings_evictions") == 1
+    assert counter(b, "prompt_evictions") == 1
     assert len(pool) == 1, "no text of another engine is open"
 
 
@@ -271,12 +282,12 @@ def test_what_nobody_asks_for_is_bounded_counted_and_freed():
         a.admit(name, identity(sibling=number))
         step(a, {name: [9]})
         step(a, {name: [9] * 500})
-        assert a.usage().bytes == pool.nbytes + 4 * 500 * min(number + 1, 8)
+        assert counter(a, "prompt_bytes") == pool.nbytes + 4 * 500 * min(number, 8)
         if number < 19:
             a.finish([name])
     told = a.exchange("x", [])
-    assert [one.response for one in told] == [f"x/{number}" for number in range(13, 21)]
-    assert [one.is_last for one in told] == [True] * 7 + [False]
+    assert [one.response for one in told] == [f"x/{number}" for number in range(12, 21)]
+    assert [one.is_last for one in told] == [True] * 8 + [False]
     a.finish(["a19"])
     a.end_step()
     assert a.usage().bytes == 0
@@ -284,9 +295,9 @@ def test_what_nobody_asks_for_is_bounded_counted_and_freed():
 
 def test_where_memory_holds_no_text_nothing_is_shared_and_that_is_named_once(caplog):
     sources = SourcesConfig(
-        own=OwnSourceConfig(enabled=False), siblings=SiblingsSourceConfig(max_bytes=1 << 20)
+        own=OwnSourceConfig(enabled=False), prompt=PromptSourceConfig(max_bytes=1 << 20)
     )
-    drafter = SamDrafter(SamConfig(sources=sources), 8, 1 << 16)
+    drafter = SamDrafter(SamConfig(sources=sources), Limits(8, 1 << 16))
     drafter.admit("b", identity())
     for _ in range(2):
         assert drafter.exchange("y", [piece([1, 2, 3, 4])]) == []
@@ -294,7 +305,7 @@ def test_where_memory_holds_no_text_nothing_is_shared_and_that_is_named_once(cap
     assert step(drafter, {"b": [9, 1, 2, 1]})["b"], "its own texts are there"
     assert counter(drafter, "shared_missed_tokens") == 8
     (warning,) = caplog.records
-    assert "sam.sources.siblings.max_bytes = 1048576" in warning.getMessage()
+    assert "sam.sources.prompt.max_bytes = 1048576" in warning.getMessage()
 
 
 def test_a_name_that_was_given_twice_does_not_mix_groups():

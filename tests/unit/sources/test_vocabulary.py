@@ -5,13 +5,11 @@ import logging
 import numpy as np
 import pytest
 
-from sam_rollout.config import SamConfig, SourcesConfig
+from sam_rollout.config import SamConfig, SourcesConfig, TextsConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.settings import ConfigError
-from sam_rollout.sources import SOURCES, Limits
-from sam_rollout.sources.corpus import CorpusSource, CorpusSourceConfig
-from sam_rollout.sources.support.corpus_build import build_corpus
-from sam_rollout.sources.support.history_store import CLOSED, HistoryStore
+from sam_rollout.sources import SOURCES
+from sam_rollout.sources.support.text_store import CLOSED, TextStore
 from tests.unit.drafting.texts import counter, identity, step
 
 VOCABULARY, LARGER = 512, 1 << 20
@@ -21,9 +19,10 @@ ALL = 1 << 30
 def make_drafter(name, folder, vocabulary):
     sections = {entry.name: {"enabled": entry.name == name} for entry in SOURCES}
     more = {"when": "always"} if name == "run" else {}
-    sections[name] |= {"path": str(folder), **more}
-    config = SamConfig(max_draft_tokens=3, sources=SourcesConfig.from_mapping(sections))
-    return SamDrafter(config, 8, 4096, vocabulary)
+    sections[name] |= more
+    sources, texts = SourcesConfig.from_mapping(sections), TextsConfig(path=str(folder))
+    config = SamConfig(max_draft_tokens=3, sources=sources, texts=texts)
+    return SamDrafter(config, Limits(8, 4096, vocabulary))
 
 
 def write(drafter, request, text, number):
@@ -35,7 +34,7 @@ def write(drafter, request, text, number):
     drafter.wait()
 
 
-@pytest.mark.parametrize("name", ["run", "history"])
+@pytest.mark.parametrize("name", ["run", "prompt"])
 def test_texts_of_a_model_with_a_larger_vocabulary_are_dropped_counted_and_named_once(
     name, tmp_path, caplog
 ):
@@ -57,25 +56,25 @@ def test_texts_of_a_model_with_a_larger_vocabulary_are_dropped_counted_and_named
     (warning,) = caplog.messages
     for part in (str(tmp_path / "texts"), "(2 so far)", "100 to 5199", "the model has 512"):
         assert part in warning
-    assert counter(again, f"{name}_failures") == 0
+    assert counter(again, "texts_failures") == 0
 
 
 @pytest.mark.parametrize("id_", [-1, -(2**31), VOCABULARY, 2**31 - 1])
 def test_no_id_beside_the_vocabulary_comes_back(id_, tmp_path):
-    writer = HistoryStore(tmp_path, 1 << 20, 16, LARGER)
+    writer = TextStore(tmp_path, 1 << 20, 16, LARGER)
     for number, token in enumerate((VOCABULARY - 1, id_)):
         writer.append("g", number, np.array([0, token], np.int32))
-    reader = HistoryStore(tmp_path, 1 << 20, 16, VOCABULARY)
+    reader = TextStore(tmp_path, 1 << 20, 16, VOCABULARY)
     reader.refresh()
     assert [text.tolist() for text in reader.read("g", ALL, ALL)] == [[0, VOCABULARY - 1]]
     assert reader.refused == 1
 
 
 def test_texts_that_are_dropped_take_no_room_from_others(tmp_path):
-    writer = HistoryStore(tmp_path, 1 << 20, 16, LARGER)
+    writer = TextStore(tmp_path, 1 << 20, 16, LARGER)
     for number, token in enumerate((3, 4, 5000, 5000)):
         writer.append("g", number, np.full(10, token, np.int32))
-    reader = HistoryStore(tmp_path, 1 << 20, 16, VOCABULARY)
+    reader = TextStore(tmp_path, 1 << 20, 16, VOCABULARY)
     reader.refresh()
     assert [text[0] for text in reader.read("g", ALL, max_tokens=20)] == [3, 4]
 
@@ -83,7 +82,7 @@ def test_texts_that_are_dropped_take_no_room_from_others(tmp_path):
 @pytest.mark.parametrize("place", ["magic", "text", "end"])
 def test_damage_costs_the_engine_nothing_and_is_counted_once(place, tmp_path, caplog):
     """A file of another version, a flipped bit, and one that was cut short."""
-    writer = HistoryStore(tmp_path, 1 << 20, 16, LARGER)
+    writer = TextStore(tmp_path, 1 << 20, 16, LARGER)
     writer.append("g", 1, np.arange(50, dtype=np.int32))
     writer.close()
     (segment,) = tmp_path.glob(f"*{CLOSED}")
@@ -93,7 +92,7 @@ def test_damage_costs_the_engine_nothing_and_is_counted_once(place, tmp_path, ca
     elif place == "text":
         content[-1] ^= 1
     segment.write_bytes(content[:-5] if place == "end" else content)
-    drafter = make_drafter("history", tmp_path, VOCABULARY)
+    drafter = make_drafter("prompt", tmp_path, VOCABULARY)
     drafter.admit("a", identity(step=2))
     step(drafter, {"a": [1, 2]})
     drafter.wait()
@@ -102,15 +101,6 @@ def test_damage_costs_the_engine_nothing_and_is_counted_once(place, tmp_path, ca
     step(drafter, {"b": [1, 2]})  # the folder is looked at anew
     drafter.wait()
     assert counter(drafter, "refused_texts") == 1
-    assert counter(drafter, "history_failures") == 0
+    assert counter(drafter, "texts_failures") == 0
     (warning,) = caplog.messages
     assert str(tmp_path) in warning and segment.name in warning
-
-
-def test_a_corpus_of_a_larger_vocabulary_is_refused_in_one_line(tmp_path):
-    np.save(tmp_path / "texts.npy", np.arange(5000))
-    build_corpus([tmp_path / "texts.npy"], tmp_path / "corpus.sam")
-    config = CorpusSourceConfig(enabled=True, path=str(tmp_path / "corpus.sam"))
-    with pytest.raises(ConfigError, match="ids up to 4999, the model knows 512"):
-        CorpusSource(config, Limits(4, 100, VOCABULARY))
-    CorpusSource(config, Limits(4, 100, 5000))

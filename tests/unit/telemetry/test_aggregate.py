@@ -2,25 +2,18 @@
 
 import math
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from sam_rollout.sources import NAMES
-from sam_rollout.telemetry.aggregate import Rollout, aggregate, head_gain
+from sam_rollout.telemetry.aggregate import Rollout, aggregate
 from sam_rollout.telemetry.records import SCHEMA_VERSION
-from sam_rollout.telemetry.schema import COMPUTED, GATE_RATIOS, METRICS
-from tests.records import engine_step, engine_steps, request, requests
-
-
-def by_source(**tokens: int) -> list[int]:
-    """A step's tokens, source by source in the registry's order."""
-    return [tokens.get(name, 0) for name in NAMES]
+from sam_rollout.telemetry.schema import declared
+from tests.records import by_source, engine_step, engine_steps, request, requests
 
 
 def replica_zero() -> pa.Table:
-    """Head of 2 s (one step short but with a queue), then a tail of 3 s with drafts."""
+    """Bulk of 2 s (one step short but with a queue), then a tail of 3 s with drafts."""
     return engine_steps(
         engine_step(
             time_s=1.0, duration_s=1.0, running=4, waiting=2, prompt_tokens=40, generation_tokens=4,
@@ -33,8 +26,8 @@ def replica_zero() -> pa.Table:
         engine_step(
             time_s=3.5, duration_s=1.5, running=2, generation_tokens=5,
             draft_requests=2, draft_tokens=6, accepted_tokens=3, accepted_per_position=(2, 1, 0),
-            drafted_per_source=by_source(own=4, siblings=2),
-            accepted_per_source=by_source(own=2, siblings=1),
+            drafted_per_source=by_source(own=4, prompt=2),
+            accepted_per_source=by_source(own=2, prompt=1),
             gate_open=True, drafter_us=60.0, sampler_us=100.0, telemetry_us=8.0,
         ),
         engine_step(
@@ -78,13 +71,9 @@ def metrics():
     ("name", "value"),
     [
         ("engine/rollout_s", 5.0),  # replica 0
-        ("engine/rollout_sum_s", 9.0),
         ("engine/steps", 7),
         ("engine/generation_tokens", 19),
-        ("engine/prompt_tokens", 60),
         ("engine/tokens_per_s", 19 / 5),
-        ("engine/mean_running", (4 + 2 + 3 + 1.5 + 24 + 1 + 0.5) / 9),
-        ("engine/max_running", 8),
         ("engine/preempted", 1),
         ("engine/replicas", 2),
         ("tail/time_s", 3.0),  # the second step of replica 0 has a queue, so it is no tail
@@ -92,19 +81,12 @@ def metrics():
         ("tail/share", 4 / 9),
         ("tail/tokens", 10),
         ("tail/time_per_token_ms", 400.0),
-        ("tail/steps", 4),
-        ("tail/tokens_per_s", 10 / 4),
-        ("engine/telemetry_us_per_step", 14 / 7),
         ("sampler/time_us_per_step", 120 / 7),
-        ("sampler/time_s", 100e-6),  # replica 0
-        ("tail/index", 2.0),  # 6 / mean(1, 2, 6)
-        ("head/time_s", 2.0),
-        ("head/time_sum_s", 5.0),
-        ("head/tokens", 9),
-        ("head/time_per_token_ms", 5000 / 9),
-        ("head/steps", 3),
+        ("bulk/time_s", 2.0),
+        ("bulk/time_sum_s", 5.0),
+        ("bulk/tokens", 9),
+        ("bulk/time_per_token_ms", 5000 / 9),
         ("draft/acceptance_length", 1 + 4 / 3),
-        ("draft/acceptance_rate", 4 / 9),
         ("draft/drafted_tokens", 9),
         ("draft/accepted_tokens", 4),
         ("draft/accepted_position_1", 1.0),
@@ -112,16 +94,12 @@ def metrics():
         ("draft/accepted_position_3", 0.0),
         ("draft/drafted_own", 7),
         ("draft/accepted_own", 3),
-        ("draft/drafted_siblings", 2),
-        ("draft/accepted_siblings", 1),
-        ("draft/drafted_corpus", 0),
+        ("draft/drafted_prompt", 2),
+        ("draft/accepted_prompt", 1),
+        ("draft/drafted_run", 0),
         ("draft/time_us_per_step", 170 / 7),
-        ("draft/time_s", 120e-6),  # replica 0
-        ("draft/catch_up_us_per_step", 40 / 4),
         ("gate/open_share", 3 / 7),
-        ("gate/open_time_share", 3.5 / 9),
         ("routing/imbalance", 1.0),
-        ("gate/transitions", 3),  # one on replica 0, two on replica 1, none between them
     ],
 )
 def test_by_hand(metrics, name, value):
@@ -153,11 +131,11 @@ def test_validation_traffic_is_kept_apart():
     assert train["sam/engine/rollout_s"] == 5.0
     held_out = aggregate(tables, [three_requests()], tail_threshold=2, split="val")
     assert held_out["sam_val/engine/rollout_s"] == 8.0
-    assert held_out["sam_val/tail/index"] == 0.0  # the requests are of the train split
+    assert held_out["sam_val/routing/imbalance"] == 0.0  # the requests are of the train split
     assert all(name.startswith("sam_val/") for name in held_out)
 
 
-def test_head_and_tail_add_up_when_the_longest_tail_is_not_on_the_busiest_replica():
+def test_bulk_and_tail_add_up_when_the_longest_tail_is_not_on_the_busiest_replica():
     steps = engine_steps(
         engine_step(time_s=9.0, duration_s=9.0, running=9),
         engine_step(replica=1, time_s=5.0, duration_s=5.0, running=1),
@@ -165,16 +143,12 @@ def test_head_and_tail_add_up_when_the_longest_tail_is_not_on_the_busiest_replic
     metrics = aggregate([steps], [], tail_threshold=2)
     assert metrics["sam/tail/time_s"] == 0.0
     assert metrics["sam/tail/time_sum_s"] == 5.0
-    assert metrics["sam/head/time_s"] == metrics["sam/engine/rollout_s"] == 9.0
+    assert metrics["sam/bulk/time_s"] == metrics["sam/engine/rollout_s"] == 9.0
 
 
-def test_a_metric_of_the_records_needs_one_row(metrics):
-    """What is computed is declared, and all of it is written; nothing is computed beside it."""
-    ratios = {name for name, *_ in GATE_RATIOS}
-    full = {f"sam/{name}" for name in COMPUTED}
-    assert full < {metric.name for metric in METRICS} and not ratios & COMPUTED.keys()
-    positions = {f"sam/draft/accepted_position_{position}" for position in (1, 2, 3)}
-    assert metrics.keys() == full | positions
+def test_all_that_is_written_is_declared(metrics):
+    for name, value in metrics.items():
+        assert declared(name) and math.isfinite(value), name
 
 
 def test_every_column_is_at_hand_for_a_metric():
@@ -182,7 +156,7 @@ def test_every_column_is_at_hand_for_a_metric():
     assert rollout.draft_tokens.tolist() == [0, 0, 6, 3]
     assert rollout.sampler_us.tolist() == [0.0, 0.0, 100.0, 0.0], "0 where it is null"
     assert rollout.tail.tolist() == [False, False, True, True]
-    assert np.array_equal(rollout.by_source("accepted"), by_source(own=3, siblings=1))
+    assert list(rollout.by_source("accepted").values()) == by_source(own=3, prompt=1)
     with pytest.raises(AttributeError, match="no numeric column 'drafts'"):
         rollout.drafts  # noqa: B018
 
@@ -207,50 +181,31 @@ def counted(*counters: dict[str, float]) -> dict[str, float]:
     return aggregate([], [], tail_threshold=2, drafter_counters=dict(enumerate(counters)))
 
 
-def test_counters_are_summed_over_replicas():
+def test_counters_are_summed_over_replicas_and_those_that_are_no_metric_left_out():
+    by_length = {"draft/verify_context_4096": 5, "draft/accepted_context_4096": 3}
     metrics = counted(
-        {"draft/failures": 1, "draft/proposed_tokens": 7},
-        {"draft/failures": 2, "draft/proposed_tokens": 5},
+        {"draft/failures": 1, "draft/run_bytes": 7, "draft/drafter_steps": 9, **by_length},
+        {"draft/failures": 2, "draft/run_bytes": 9, **by_length},
     )
     assert metrics["sam/draft/failures"] == 3
-    assert metrics["sam/draft/proposed_tokens"] == 12
-    assert metrics["sam/draft/drafted_tokens"] == 0  # verified, of which there are no records
-    assert "sam/draft/bytes" not in metrics
-    metrics = counted(*({"draft/corpus_bytes": n, "draft/history_bytes": n} for n in (7, 9)))
-    assert metrics["sam/draft/corpus_bytes"] == 9  # one file, mapped by both
-    assert metrics["sam/draft/history_bytes"] == 16
-    by_length = {"draft/verify_context_4096": 5, "draft/accepted_context_4096": 3}
-    metrics = counted(by_length, by_length)
+    assert metrics["sam/draft/run_bytes"] == 16
     assert metrics["sam/draft/verify_context_4096"] == 10
     assert metrics["sam/draft/accepted_context_4096"] == 6
-    assert "sam/draft/verify_context_0" not in metrics
-
-
-def test_a_counter_that_is_not_declared_is_refused():
-    with pytest.raises(KeyError, match="'sam/draft/misses' is not declared"):
-        counted({"draft/misses": 1})
+    assert metrics["sam/draft/drafted_tokens"] == 0  # verified, of which there are no records
+    for unknown in ("drafter_steps", "bytes", "verify_context_0", "evictions"):
+        assert f"sam/draft/{unknown}" not in metrics
 
 
 def test_what_the_measuring_gate_says_in_proportion_is_of_all_replicas():
-    sums = {above: 1.0 for _, _, above, _, _ in GATE_RATIOS}
-    sums |= {below: 4.0 for _, _, _, below, _ in GATE_RATIOS}
-    metrics = counted(sums, {name: 2 * value for name, value in sums.items()})
-    for name, _, _, _, factor in GATE_RATIOS:
-        assert metrics[f"sam/{name}"] == factor * 0.25
+    ratios = {
+        "calibration": ("right_tokens", "expected_tokens", 1.0),
+        "measured_ms_per_token": ("measured_s", "measured_tokens", 1e3),
+        "trial_loss_share": ("trial_loss_s", "decoding_s", 1.0),
+    }
+    one = {f"gate/{above}": 1.0 for above, _, _ in ratios.values()}
+    one |= {f"gate/{below}": 4.0 for _, below, _ in ratios.values()}
+    metrics = counted(one | {"gate/predicted_s": 1}, {name: 2 * n for name, n in one.items()})
+    for name, (_, _, factor) in ratios.items():
+        assert metrics[f"sam/gate/{name}"] == factor * 0.25
     without = counted({"gate/failures": 0})
-    assert not any(f"sam/{name}" in without for name, *_ in GATE_RATIOS), "other gates have none"
-
-
-def test_what_a_heads_training_brings_is_what_the_first_head_would_not_have():
-    """100 steps in 10 s in which the head alone drafts: 300 tokens, and 200 with the first head."""
-    known = {
-        "sam/head_training/length": 3.0, "sam/head_training/first_length": 2.0,
-        "sam/draft/accepted_model": 200.0, "sam/engine/rollout_s": 10.0,
-    }  # fmt: skip
-    name = "sam/head_training/gained_tokens_per_s"
-    assert head_gain(known) == {name: 10.0}
-    assert head_gain(known | {"sam/head_training/first_length": 4.0}) == {name: -10.0}
-    for nothing in ({"sam/head_training/length": 1.0}, {"sam/draft/accepted_model": 0.0}):
-        assert head_gain(known | nothing) == {name: 0.0}
-    for key in known:
-        assert head_gain({k: v for k, v in known.items() if k != key}) == {}, key
+    assert not any(f"sam/gate/{name}" in without for name in ratios), "other gates have none"

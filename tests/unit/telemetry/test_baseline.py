@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sam_rollout.report.fairness import comparable
+from sam_rollout.report.run_differences import comparable
 from sam_rollout.telemetry.baseline import COMPARED_SETTINGS, Baseline
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
 from sam_rollout.telemetry.schema import METRICS

@@ -22,7 +22,7 @@ from sam_rollout.telemetry.records import (
 from tests.records import engine_step, engine_steps
 
 RECORDS = {"engine_steps": StepRecord, "requests": RequestRecord, "traces": TraceRecord}
-SOURCES_THEN = ("corpus", "gone", "own")
+SOURCES_THEN = ("siblings", "gone", "own", "history")
 
 
 def names_of(record: type) -> list[str]:
@@ -70,12 +70,12 @@ def test_a_new_column_is_written_with_its_type_meaning_and_default():
 
 
 def test_lists_by_source_of_another_registry_come_in_todays_order():
-    """A source that there is no more is left out, one that is new has none; null stays null."""
-    then = [[1, 2, 3], [], None]
+    """One that was renamed is added up, one that is gone left out; null stays null."""
+    then = [[1, 2, 3, 4], [], None]
     metadata = {"sources": ",".join(SOURCES_THEN)}
     schema = pa.schema([pa.field("drafted_per_source", pa.list_(pa.int32()), metadata=metadata)])
     table = records._by_todays_sources(pa.table([then], schema=schema))
-    expected = [{"own": 3, "corpus": 1}.get(name, 0) for name in NAMES]
+    expected = [{"own": 3, "prompt": 5}.get(name, 0) for name in NAMES]
     assert table["drafted_per_source"].to_pylist() == [expected, [], None]
 
 

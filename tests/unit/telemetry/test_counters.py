@@ -1,13 +1,12 @@
-"""What a drafting session counts has a declared metric each, whatever it drafts from."""
+"""What a drafting session counts is of its stretch, whatever it drafts from, and told."""
 
 import math
 
 import pytest
 
 from sam_rollout.config import GateConfig, SourcesConfig
-from sam_rollout.sources import SOURCES
 from sam_rollout.telemetry.aggregate import aggregate
-from sam_rollout.telemetry.schema import COMPUTED, METRICS, declared
+from sam_rollout.telemetry.schema import METRICS
 from tests.unit.session.engine import Engine, K
 
 
@@ -20,20 +19,17 @@ def roll_out(engine: Engine, steps: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["threshold", "auto", "closed"])
-def test_every_counter_of_a_session_is_declared_and_of_its_stretch(tmp_path, kind):
-    without_data_of_users = {
-        entry.name: {"enabled": True, **entry.benchmark(tmp_path)}
-        for entry in SOURCES
-        if entry.benchmark is not None
-    }
-    sources = SourcesConfig.from_mapping(without_data_of_users)
-    engine = Engine(sources=sources, gate=GateConfig(kind), pad_drafts="always")
+def test_a_session_counts_what_is_told_and_only_its_stretch(tmp_path, kind):
+    sections = {"run": {"when": "always"}, "recycling": {"enabled": True}}
+    sources = SourcesConfig.from_mapping(sections)
+    engine = Engine(
+        sources=sources, folder=str(tmp_path), gate=GateConfig(kind), pad_drafts="always"
+    )
     engine.add_siblings([5, 6, 7, 8] * 2, "a", "b")
     roll_out(engine, 9)
     counters = engine.drain()["counters"]
     for name, value in counters.items():
         assert math.isfinite(value) and value >= 0, name
-        assert declared(f"sam/{name}") in METRICS and name not in COMPUTED, name
     assert counters["draft/drafter_steps"] == 9 and counters["draft/failures"] == 0
     filled = counters["draft/padding_tokens"]
     if kind == "threshold":  # drafts have k tokens from the first step on
@@ -42,6 +38,9 @@ def test_every_counter_of_a_session_is_declared_and_of_its_stretch(tmp_path, kin
     if kind == "closed":
         assert filled == 8 * 2 * K and "draft/verify_context_0" not in counters
     metrics = aggregate([], [], tail_threshold=2, drafter_counters={0: counters})
-    assert {f"sam/{name}" for name in counters} <= metrics.keys()
+    computed = {metric.name for metric in METRICS if metric.compute is not None}
+    assert not computed & {f"sam/{name}" for name in counters}, "one home each"
+    told = {"bytes", "run_bytes", "evictions", "prompt_evictions", "texts_failures", "run_restarts"}
+    assert {f"sam/draft/{name}" for name in told} <= metrics.keys()
     roll_out(engine, 3)
     assert engine.counter("drafter_steps") == 3, "not since the start"

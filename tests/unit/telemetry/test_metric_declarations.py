@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sam_rollout.telemetry.docs import render
-from sam_rollout.telemetry.schema import GROUPS, METRICS, declared, metric_name
+from sam_rollout.telemetry.schema import GROUPS, METRICS, declared, metric_name, todays_name
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -14,10 +14,11 @@ def test_page_is_what_the_declarations_render():
     assert PAGE.read_text(encoding="utf-8") == render(), "run sam-rollout reference"
 
 
-def test_page_shows_every_metric_once():
+def test_page_shows_every_metric_once_and_there_are_no_more_than_somebody_acts_on():
     page = render()
     for metric in METRICS:
         assert page.count(f"| `{metric.name}` |") == 1
+    assert len(METRICS) <= 80
 
 
 def test_names_are_unique_and_in_a_known_group():
@@ -36,6 +37,8 @@ def test_validation_and_positions_resolve_to_their_declaration():
     assert declared("sam_val/tail/time_s").name == "sam/tail/time_s"
     assert declared("sam/draft/accepted_position_12").unit == "1"
     assert declared("sam/draft/verify_context_16384").unit == "requests"
+    assert declared("sam/draft/accepted_own").name == "sam/draft/accepted_<source>"
+    assert declared("sam_val/draft/run_bytes").unit == "bytes"
     assert metric_name("val", "gate/open_share") == "sam_val/gate/open_share"
 
 
@@ -45,9 +48,17 @@ def test_validation_and_positions_resolve_to_their_declaration():
         "sam/tail/time",
         "sam/draft/accepted_position_0",
         "sam/draft/verify_context_7",
+        "sam/draft/accepted_nothing",
+        "sam/draft/accepted_<source>",
         "timing_s/gen",
     ],
 )
 def test_undeclared_names_are_refused(name):
     with pytest.raises(KeyError, match="not declared"):
         declared(name)
+
+
+def test_names_of_recorded_runs_are_read_as_todays():
+    assert todays_name("sam/head/time_s") == "sam/bulk/time_s"
+    assert todays_name("sam_val/head/tokens") == "sam_val/bulk/tokens"
+    assert todays_name("sam/head_training/length") == "sam/head_training/length"

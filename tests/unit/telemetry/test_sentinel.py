@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import ConfigError, GateConfig, RolloutTelemetryConfig, SentinelConfig
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.statistics import share
 from sam_rollout.gating.auto import AutoGate
-from sam_rollout.statistics import share
 from sam_rollout.telemetry.records import NOTE_COLUMNS, RequestTotals
 from sam_rollout.telemetry.schema import declared
 from sam_rollout.telemetry.sentinel import FINDINGS, Sentinel, TrainingStep
@@ -238,7 +239,7 @@ FEW, MANY, LONG_TAIL = np.full(6, 800.0), np.full(48, 600.0), tail(48, 100)
     ids=["load goes up", "load goes down", "breakdown"],
 )
 def test_a_price_that_changes_with_the_load_is_no_fall_and_a_breakdown_is(sizes, fulfilled, said):
-    gate, sentinel = Counting(64, 8, 0.005), Sentinel(SentinelConfig())
+    gate, sentinel = Counting(Limits(64, 1 << 20, k=8), 0.005), Sentinel(SentinelConfig())
     found = []
     for seed, (lengths, right) in enumerate(zip(sizes, fulfilled, strict=True)):
         world = SyntheticEngines(
@@ -250,7 +251,8 @@ def test_a_price_that_changes_with_the_load_is_no_fall_and_a_breakdown_is(sizes,
 
 def test_trials_of_a_gate_that_stays_closed_are_not_held_against_the_drafts():
     """On hopeless texts it looks again now and then; to switch drafts off would gain nothing."""
-    gate, sentinel = Counting(64, 8, 0.005), Sentinel(SentinelConfig(least_acceptance=0.05))
+    gate = Counting(Limits(64, 1 << 20, k=8), 0.005)
+    sentinel = Sentinel(SentinelConfig(least_acceptance=0.05))
     world = SyntheticEngines(linear, lambda rows, now: 0.8, lengths=[LONG_TAIL], fulfilled=1e-6)
     drafts = 0
     for seed in range(6):
@@ -265,7 +267,7 @@ def test_trials_of_a_gate_that_stays_closed_are_not_held_against_the_drafts():
         ("draft/failures", "part_failed", 1),
         ("gate/failures", "part_failed", 1),
         ("draft/record_failures", "part_failed", 1),
-        ("draft/history_failures", "part_failed", 1),
+        ("draft/texts_failures", "part_failed", 1),
         ("draft/run_failures", "source_impaired", 0),
         ("draft/anything_failures", "source_impaired", 0),
     ],

@@ -16,7 +16,7 @@ import torch
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from sam_rollout.integrations.vllm.settings import has_settings, settings_of
+from sam_rollout.integrations.vllm.engine_settings import has_settings, settings_of
 from sam_rollout.verification import expand_batch_to_tokens
 
 logger = logging.getLogger(__name__)

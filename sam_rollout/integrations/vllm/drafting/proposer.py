@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sam_rollout.config import ConfigError
-from sam_rollout.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
-from sam_rollout.integrations.vllm.drafting.corpus_check import check_corpus_fits
+from sam_rollout.core.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
+from sam_rollout.core.limits import Limits
 from sam_rollout.integrations.vllm.drafting.likeliest import LikeliestTokens
+from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY, settings_of
 from sam_rollout.integrations.vllm.sampling.sampler_clock import SamplerClock
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import (
     DpExchange,
@@ -28,7 +29,7 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     has_places,
     why_synchronous,
 )
-from sam_rollout.integrations.vllm.settings import CONTROL_KEY, settings_of
+from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import Piece, check_sources
@@ -78,13 +79,13 @@ class RunnerRequests:
         prompt_ids = request.prompt_token_ids or []
         return identify(prompt_ids, seed=0, step=OUTSIDE_TRAINING, sibling=0, split=TRAIN_SPLIT)
 
-    def is_control(self, request_id: str) -> bool:
+    def takes_no_drafts(self, request_id: str) -> bool:
         """Whether it asks to be sampled without drafts, or can have none."""
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
         if sampling is None:
             return False
         has_grammar = self._no_grammars and sampling.structured_outputs is not None
-        return has_grammar or bool((sampling.extra_args or {}).get(CONTROL_KEY))
+        return has_grammar or bool((sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY))
 
 
 class SamProposer:
@@ -112,14 +113,13 @@ class SamProposer:
                 engine_k,
                 f"must equal sam.max_draft_tokens = {self.config.max_draft_tokens}",
             )
-        check_sources(self.config.sources)
-        check_corpus_fits(self.config, vllm_config.model_config)
-        self._limits = {
-            "max_rows": vllm_config.scheduler_config.max_num_seqs,
-            "max_model_len": vllm_config.model_config.max_model_len,
-            "max_batched_tokens": vllm_config.scheduler_config.max_num_batched_tokens,
-            "vocab_size": vllm_config.model_config.get_vocab_size(),
-        }
+        check_sources(self.config.sources, vllm_config.model_config.get_vocab_size())
+        self._limits = Limits(
+            max_rows=vllm_config.scheduler_config.max_num_seqs,
+            max_model_len=vllm_config.model_config.max_model_len,
+            vocab_size=vllm_config.model_config.get_vocab_size(),
+            max_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+        )
         # On every rank, whether its drafts are used or not: all of a group send the same tensors.
         self.exchange: DpExchange | None = None
         if steps_in_lockstep(vllm_config):
@@ -216,11 +216,10 @@ class SamProposer:
         return DraftSession(
             self.config,
             RunnerRequests(self._runner),
-            **self._limits,
-            **hooks,
+            self._limits,
             exchange=self.exchange,
             record=record,
-            graph_of=self._graph_of,
+            hooks=EngineHooks(graph_of=self._graph_of, **hooks),
         )
 
     def propose(

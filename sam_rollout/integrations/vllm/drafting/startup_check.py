@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS
+from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS
 from sam_rollout.session.padding import NO_PADDING
 
 

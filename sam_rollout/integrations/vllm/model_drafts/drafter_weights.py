@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from sam_rollout.integrations.vllm.settings import has_model
+from sam_rollout.integrations.vllm.engine_settings import has_model
 
 _HEADS = ("eagle", "eagle3")  # that read the embedding of the policy
 _READ_AGAIN = ("draft_model", "medusa")  # that vLLM loads like the policy

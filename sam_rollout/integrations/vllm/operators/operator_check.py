@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sam_rollout.config import MAX_DRAFT_TOKENS, GateConfig, SamConfig
+from sam_rollout.config import GateConfig, SamConfig
+from sam_rollout.core.json_values import dumps, measured
+from sam_rollout.core.limits import MAX_DRAFT_TOKENS
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
-from sam_rollout.json_values import dumps, measured
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIRST_BUCKET = 128  # tokens; every following bucket of context lengths is twice as long
-DECODED_AGAIN = 0  # drafts per step of the control
+DECODED_AGAIN = 0  # drafts per step where texts are only decoded once more
 # By name: importing the module imports vLLM, which must not happen before its environment is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
@@ -206,7 +207,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     token_ids, reference = _sample(check, prompts, arguments)
     rows: list[dict[str, Any]] = []
     for k in check.draft_tokens:
-        # The control runs in the engine of the first k: the same texts, one token at a time.
+        # Decoded once more in the engine of the first k: the same texts, one token at a time.
         widths = [DECODED_AGAIN, k] if not rows else [k]
         for drafts, verified in zip(
             widths, _verify(check, prompts, token_ids, k, widths, arguments), strict=True

@@ -16,7 +16,7 @@ import torch
 from vllm.v1.sample.logits_processor import LogitsProcessor, LogitsProcessors
 from vllm.v1.sample.logits_processor.interface import BatchUpdate
 
-from sam_rollout.identity import OUTSIDE_TRAINING, RequestIdentity, group_of, key_of
+from sam_rollout.core.identity import OUTSIDE_TRAINING, RequestIdentity, group_of, key_of
 from sam_rollout.verification import keyed_bits
 
 # Prompts whose arrivals are counted, for requests that come without an identity.

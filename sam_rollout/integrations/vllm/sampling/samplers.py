@@ -22,8 +22,8 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
+from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV
 from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows
-from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV
 from sam_rollout.verification import (
     NO_TOKEN,
     DraftLayout,

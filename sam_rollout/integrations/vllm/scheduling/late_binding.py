@@ -34,9 +34,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from sam_rollout.automaton.compilation import warm_up
 from sam_rollout.integrations.vllm.sampling.samplers import is_active
 from sam_rollout.integrations.vllm.scheduling.async_scheduler import Note, attach
-from sam_rollout.session.arrivals import take_in, warm_up
+from sam_rollout.session.arrivals import take_in
 from sam_rollout.session.session import DraftSession
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class LateBinding:
         group: Any = None,
         drafter: EngineDrafter | None = None,
     ) -> None:
-        warm_up()
+        warm_up(take_in)
         self._runner = runner
         self._session = session
         self._group = group

@@ -21,15 +21,15 @@ from typing import Any, Literal, get_args
 from packaging.version import Version
 
 from sam_rollout.config import ConfigError
-from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_engines_drafter
-from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
-from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
-from sam_rollout.integrations.vllm.settings import (
+from sam_rollout.integrations.vllm.engine_settings import (
     MODEL_RUNNER_ENV,
     drafts_here,
     has_model,
     settings_of,
 )
+from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_engines_drafter
+from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
+from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.sources.model import BY_PASSES
 
 # Releases that the contract rows of both schedulers are checked against.
@@ -120,8 +120,12 @@ def scheduler_of(vllm_config: Any, vllm_version: str) -> str | None:
     return SYNC_SCHEDULER_CLASS if known and alone else None
 
 
-def _settle_for_model(vllm_config: Any, vllm_version: str) -> None:
-    """What an engine needs for drafts of a model that are joined with ours, whatever vLLM would."""
+def settle_for_model(vllm_config: Any, vllm_version: str) -> None:
+    """Settle what an engine needs where drafts of a model are joined with ours.
+
+    Raises:
+        ConfigError: The engine cannot run such a model, or the model does not fit the policy.
+    """
     runner = os.environ.setdefault(MODEL_RUNNER_ENV, "0")
     if runner == "1":
         raise ConfigError(
@@ -161,7 +165,7 @@ def choose_schedulers() -> None:
         if has_model(self):
             if not ahead:  # vLLM itself may have nothing against it
                 self.scheduler_config.async_scheduling = False
-            _settle_for_model(self, vllm.__version__)
+            settle_for_model(self, vllm.__version__)
         names = module.NgramGPUTypes
         if ahead:
             method = self.speculative_config.method

@@ -16,7 +16,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV, drafts_here
+from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, drafts_here
 
 # Releases that the contract rows of the second runner are checked against.
 SECOND_RUNNER_RELEASES = ((0, 31),)

@@ -20,10 +20,10 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
 from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
+from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, settings_of
 from sam_rollout.integrations.vllm.sampling.keyed_rows import RowKeys
 from sam_rollout.integrations.vllm.sampling.samplers import cut
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
-from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV, settings_of
 from sam_rollout.verification import (
     NO_TOKEN,
     DraftLayout,

@@ -6,7 +6,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from sam_rollout.integrations.vllm.settings import settings_of
+from sam_rollout.integrations.vllm.engine_settings import settings_of
 from sam_rollout.integrations.vllm_ascend.versions import installed
 
 # What the contract rows of late binding are checked against: vllm-ascend, vLLM.

@@ -9,7 +9,7 @@ from ray.exceptions import ActorDiedError
 from tensordict import NonTensorData, TensorDict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from sam_rollout.identity import RequestIdentity, group_of, identify
+from sam_rollout.core.identity import RequestIdentity, group_of, identify
 from sam_rollout.integrations.verl import agent_loop
 from sam_rollout.integrations.verl.agent_loop import IdentityClient, SamAgentLoopManager
 from sam_rollout.integrations.verl.failures import DeadPartError

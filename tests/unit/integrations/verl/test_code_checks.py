@@ -1,5 +1,7 @@
 """Code that cannot be loaded ends a run before it begins."""
 
+import re
+
 import pytest
 
 from sam_rollout.config import ConfigError
@@ -43,27 +45,19 @@ def test_the_recipes_reward_and_ones_own_load(written, tmp_path):
     check(composed(f"{REWARD}.path=null"))
 
 
-def test_a_file_that_is_not_there():
-    with pytest.raises(ConfigError, match=rf"^{REWARD}\.path = '/nope\.py': there is no such"):
-        check(composed(f"{REWARD}.path=/nope.py"))
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("import no_such_package\n", "cannot be loaded: ModuleNotFoundError: No module named"),
-        ("def compute_score(:\n", "cannot be loaded: SyntaxError"),
-        ("raise ValueError('no key')\n", "cannot be loaded: ValueError: no key"),
-        ("import sys; sys.exit('ended')\n", "cannot be loaded: ended"),
+        ("import no_such_package\n", "path = .*ModuleNotFoundError: No module named"),
+        ("def compute_score(:\n", "path = .*SyntaxError"),
+        ("raise ValueError('no key')\n", "path = .*ValueError: no key"),
+        ("import sys; sys.exit('ended')\n", "path = .*ended"),
+        ("def score(): pass\ndel compute_score\n", "name = 'compute_score': .*score"),
     ],
 )
 def test_a_module_that_cannot_be_loaded(written, text, said):
-    assert said in refused(written(text + GOOD))
-
-
-def test_a_function_that_is_not_in_it(written):
-    said = refused(written(GOOD, f"{REWARD}.name=score"))
-    assert said.startswith(f"{REWARD}.name = 'score': is no function or class of it; it has comp")
+    assert re.match(rf"{REWARD}\.{said}", refused(written(GOOD + text)))
+    assert refused(composed(f"{REWARD}.path=/nope.py")).startswith(f"{REWARD}.path = '/nope.py'")
 
 
 def test_a_module_that_takes_long_is_a_note(written, monkeypatch):
@@ -130,25 +124,20 @@ def test_a_file_of_agent_loops_that_is_missing_or_something_else(tmp_path):
         loops(f"{field}={tmp_path}/loops.yaml")
 
 
-@pytest.mark.slow
 def test_an_agent_loop_class_that_cannot_be_loaded(tmp_path, monkeypatch):
-    pytest.importorskip("verl")
     field, file = f"{AGENT}.agent_loop_config_path", tmp_path / "loops.yaml"
     (tmp_path / "my_loops.py").write_text("class MyLoop:\n    pass\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     file.write_text("- name: mine\n  _target_: my_loops.MyLoop\n")
     (fact,) = loops(f"{field}={file}", f"{AGENT}.default_agent_loop=mine")
     assert fact.text == "mine"
-    file.write_text("- name: mine\n  _target_: my_loops.OtherLoop\n")
-    with pytest.raises(ConfigError, match=r"mine: my_loops\.OtherLoop cannot be loaded"):
-        loops(f"{field}={file}")
+    for target, shown in (("my_loops.OtherLoop", "OtherLoop"), ("gone.Loop", "gone")):
+        file.write_text(f"- name: mine\n  _target_: {target}\n")
+        with pytest.raises(ConfigError, match=re.escape(f"{field}[mine] = {shown!r}: ")):
+            loops(f"{field}={file}")
 
 
 def test_data_sets_of_the_users_own_and_files_of_tools():
-    for override in (
-        "data.custom_cls.path=/nope.py",
-        "actor_rollout_ref.rollout.multi_turn.tool_config_path=/nope.yaml",
-    ):
-        field = override.partition("=")[0]
+    for field in ("data.custom_cls.path", "actor_rollout_ref.rollout.multi_turn.tool_config_path"):
         with pytest.raises(ConfigError, match=f"^{field} = "):
-            list(code_checks.check_other_code(composed(override)))
+            list(code_checks.check_other_code(composed(f"{field}=/nope.py")))

@@ -55,77 +55,55 @@ def test_enough_rows_pass(checked, tmp_path):
     ]
 
 
-def test_fewer_rows_than_a_batch(checked, tmp_path):
-    said = refused(checked, rows(4))
-    file = f"{tmp_path}/train.parquet"
-    assert said == f"data.train_files = {file!r}: has 4 rows, data.train_batch_size = 6"
-
-
-def test_a_limit_of_samples_counts(checked):
-    assert "has 5 rows" in refused(checked, rows(9), "data.train_max_samples=5")
-    checked(rows(9), "data.train_max_samples=6")
-
-
-def test_prompts_that_are_all_too_long(checked):
-    filtered = ("data.filter_overlong_prompts=true", "data.max_prompt_length=8")
-    said = refused(checked, rows(20), *filtered)
-    assert "has 0 of 20 rows with prompts of at most data.max_prompt_length = 8 tokens" in said
-    checked(rows(20), filtered[0])
-
-
-def test_too_few_prompts_that_are_short_enough(checked):
-    mixed = pd.concat([rows(4), rows(9, "1 + " * 200)], ignore_index=True)
-    said = refused(checked, mixed, "data.filter_overlong_prompts=true")
-    assert "has 4 of 13 rows" in said and said.endswith("data.train_batch_size = 6")
-
-
-def test_validation_files_need_a_row(checked):
-    said = refused(checked, rows(BATCH), val=rows(0))
-    assert said.startswith("data.val_files = ") and said.endswith("at least one is needed")
-
-
-@pytest.mark.parametrize("value", ["null", "3", "[]"])
-def test_validation_files_that_are_none(checked, value):
-    with pytest.raises(ConfigError, match=r"^data\.val_files = .*must be a path or a list"):
-        checked(rows(BATCH), f"data.val_files={value}")
+FILTERED = "data.filter_overlong_prompts=true"
+LONG = pd.concat([rows(4), rows(9, "1 + " * 200)], ignore_index=True)
+OWN = rows(BATCH).rename(columns={"prompt": "question"})
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("train", "overrides", "said"),
     [
-        ({"prompt": "1 + 1 = ?"}, "column 'prompt' must hold a list of messages"),
-        ({"reward_model": {"style": "rule"}}, "has no column reward_model.ground_truth"),
-        ({"reward_model": "2"}, "has no column reward_model.ground_truth"),
+        (rows(4), [], "has 4 rows, data.train_batch_size = 6"),
+        (rows(9), ["data.train_max_samples=5"], "has 5 rows"),
+        (rows(20), [FILTERED, "data.max_prompt_length=8"], "has 0 of 20 rows"),
+        (LONG, [FILTERED], "has 4 of 13 rows"),
+        (rows(BATCH, prompt="1 + 1 = ?"), [], "column 'prompt' must hold a list of messages"),
+        (rows(BATCH, reward_model={"style": "rule"}), [], "reward_model.ground_truth"),
+        (rows(BATCH, reward_model="2"), [], "reward_model.ground_truth"),
+        (rows(BATCH).drop(columns="data_source"), [], "data_source"),
+        (OWN, [], "data.prompt_key = 'prompt'"),
     ],
 )
-def test_columns_that_verl_reads(checked, changed, said):
-    assert said in refused(checked, rows(BATCH, **changed))
+def test_training_files_that_hold_too_little(checked, train, overrides, said):
+    assert said in refused(checked, train, *overrides)
 
 
-def test_columns_that_are_missing(checked):
-    table = rows(BATCH)
-    assert "has no column data_source" in refused(checked, table.drop(columns="data_source"))
-    said = refused(checked, table.rename(columns={"prompt": "question"}))
-    assert said.startswith("data.prompt_key = 'prompt'") and "question" in said
-    checked(table.rename(columns={"prompt": "question"}), "data.prompt_key=question", val=table
-            .rename(columns={"prompt": "question"}))  # fmt: skip
+@pytest.mark.parametrize(
+    ("train", "overrides"),
+    [
+        (rows(9), ["data.train_max_samples=6"]),
+        (rows(20), [FILTERED]),
+        (OWN, ["data.prompt_key=question"]),
+        (rows(BATCH).drop(columns="data_source"), ["reward.reward_manager.source=importlib"]),
+        (
+            rows(BATCH, reward_model={"style": "model"}),
+            ["reward.reward_model.enable=true", "reward.custom_reward_function.path=null"],
+        ),
+    ],
+)
+def test_training_files_that_hold_enough(checked, train, overrides):
+    checked(train, *overrides, val=train)
 
 
-def test_a_managers_own_columns_are_left_to_it(checked):
-    table = rows(BATCH).drop(columns="data_source")
-    checked(table, "reward.reward_manager.source=importlib", val=table)
-
-
-def test_a_reward_model_needs_no_answers(checked):
-    table = rows(BATCH, reward_model={"style": "model"})
-    judged = ("reward.reward_model.enable=true", "reward.custom_reward_function.path=null")
-    checked(table, *judged, val=table)
+def test_validation_files_need_a_row(checked):
+    assert refused(checked, rows(BATCH), val=rows(0)).startswith("data.val_files = ")
+    for value in ("null", "3", "[]"):
+        assert refused(checked, rows(BATCH), f"data.val_files={value}").startswith("data.val_files")
 
 
 def test_a_tokenizer_that_cannot_be_loaded_is_left_to_verl(checked, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "no_such_kind"}')
-    filtered = ("data.filter_overlong_prompts=true", f"actor_rollout_ref.model.path={tmp_path}")
-    checked(rows(BATCH), *filtered)
+    checked(rows(BATCH), FILTERED, f"actor_rollout_ref.model.path={tmp_path}")
 
 
 def test_files_that_are_missing_cut_or_something_else(checked, tmp_path):

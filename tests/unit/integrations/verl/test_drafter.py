@@ -9,10 +9,14 @@ from omegaconf import OmegaConf, open_dict
 from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import ConfigError
 from sam_rollout.heads.checkpoint import check_belongs, read_head
-from sam_rollout.integrations.verl.drafter import drafter_size, with_first_head, write_first_head
 from sam_rollout.integrations.verl.graphs import capture_sizes, covered_requests
 from sam_rollout.integrations.verl.layouts import check_layout
-from sam_rollout.integrations.verl.names import FIRST_HEAD_FOLDER
+from sam_rollout.integrations.verl.model_drafter import (
+    drafter_size,
+    with_first_head,
+    write_first_head,
+)
+from sam_rollout.integrations.verl.registered_names import FIRST_HEAD_FOLDER
 from sam_rollout.integrations.verl.run_config import read_run_config
 from tests.settings_checks import check
 from tests.unit.test_configs import changed

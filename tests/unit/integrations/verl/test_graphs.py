@@ -14,7 +14,7 @@ from sam_rollout.integrations.verl.graphs import (
 )
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.verl.translation import translate
-from sam_rollout.report.fairness import comparable, differences
+from sam_rollout.report.run_differences import comparable, differences
 from tests.unit.test_configs import CONFIGS, changed, composed
 
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -16,8 +16,8 @@ from sam_rollout.heads.writing import load_head
 from sam_rollout.integrations.verl import policy_part
 from sam_rollout.integrations.verl.head_training import HeadTraining
 from sam_rollout.integrations.verl.server_adapter import SamServerAdapter
+from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from sam_rollout.integrations.vllm.model_drafts.head_update import PREFIX
-from sam_rollout.integrations.vllm.settings import EngineSettings
 
 POLICY = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
 HEAD = Path(f"{POLICY}_eagle3")

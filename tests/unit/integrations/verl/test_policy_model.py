@@ -93,16 +93,12 @@ def test_weights_of_another_format_are_left_to_their_loader(model):
     assert "not looked into" in check(model)[0].text
 
 
-@pytest.mark.parametrize("path", ["null", "''"])
-def test_no_model_at_all(path):
-    with pytest.raises(ConfigError, match="must be a folder, or a name on the hub"):
+@pytest.mark.parametrize("path", ["null", "''", "/nowhere/model", "./gone"])
+def test_a_model_that_is_not_there(path):
+    with pytest.raises(ConfigError) as caught:
         check(path)
-
-
-@pytest.mark.parametrize("path", ["/nowhere/model", "./gone"])
-def test_a_folder_that_is_not_there(path):
-    with pytest.raises(NotHereError, match="no such folder"):
-        check(path)
+    assert caught.value.field == policy_model.PATH
+    assert isinstance(caught.value, NotHereError) == ("/" in path)
 
 
 def test_a_model_of_the_hub(model, monkeypatch, tmp_path):
@@ -159,32 +155,20 @@ def test_a_kind_that_the_formulas_do_not_cover_is_left_to_model_shape(model, kin
 
 
 @pytest.mark.parametrize(
-    ("changed", "longest"),
+    ("changed", "field"),
     [
-        ({"max_position_embeddings": 1024}, False),
-        ({"text_config": {"max_position_embeddings": 1024}}, False),
-        (
-            {"max_position_embeddings": 1024, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-            True,
-        ),
+        ({"max_position_embeddings": 1024}, policy_model.MAX_MODEL_LEN),
+        ({"text_config": {"max_position_embeddings": 1024}}, policy_model.MAX_MODEL_LEN),
+        ({"max_position_embeddings": 1024, "rope_scaling": {"rope_type": "yarn"}}, ""),
+        ({"head_dim": 16}, policy_model.PATH),
     ],
 )
-def test_texts_longer_than_the_model_reads_are_refused(model, changed, longest):
+def test_what_the_engine_cannot_run_is_refused(model, changed, field):
     (model / "config.json").write_text(json.dumps(SIZES | changed))
-    if longest:
-        check(model)
-        return
-    with pytest.raises(ConfigError) as caught:
-        check(model)
-    said = str(caught.value)
-    assert said.startswith("actor_rollout_ref.rollout.max_model_len = 1168: must be at most 1024")
-
-
-def test_a_head_size_that_cpus_lack_is_refused(model):
-    (model / "config.json").write_text(json.dumps(SIZES | {"head_dim": 16}))
-    with pytest.raises(ConfigError, match=r"its head_dim is 16, and vLLM's attention on CPUs"):
-        check(model)
-    check(model, "trainer.device=cuda")
+    if field:
+        with pytest.raises(ConfigError, match=f"^{field} = "):
+            check(model)
+    check(model, "trainer.device=cuda", "actor_rollout_ref.rollout.max_model_len=1024")
 
 
 def test_the_head_sizes_are_those_of_the_engine():
@@ -197,6 +181,6 @@ def test_the_head_sizes_are_those_of_the_engine():
     "override", ["lora_rank=8", "lora_adapter_path=/x", "lora.rank=4", "lora.adapter_path=/x"]
 )
 def test_lora_is_refused(model, override):
-    with pytest.raises(ConfigError, match=r"model\.lora.*the engine refuses the first weight sync"):
+    with pytest.raises(ConfigError, match=r"^actor_rollout_ref\.model\.lora"):
         check(model, f"actor_rollout_ref.model.{override}")
     check(model, f"actor_rollout_ref.model.{override}", "actor_rollout_ref.model.lora.merge=true")

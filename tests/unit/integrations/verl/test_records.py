@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sam_rollout.config import CompareConfig, RunConfig
-from sam_rollout.identity import RequestIdentity, group_of, identify
+from sam_rollout.core.identity import RequestIdentity, group_of, identify
 from sam_rollout.integrations.verl.replica_records import FinishedRequest, Place, join_records
-from sam_rollout.integrations.verl.step_records import COLLECT_S, CURVE_S, StepRecords
+from sam_rollout.integrations.verl.step_records import StepRecords
 from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
 from sam_rollout.telemetry.records import DraftNote, RunFolder, RunInfo
 from sam_rollout.telemetry.schema import declared
@@ -139,7 +139,7 @@ def test_records_that_are_lost_cost_no_training_and_are_missed(records, caplog):
 def test_a_step_is_laid_beside_the_baselines_and_kept(records, folder):
     metrics = {"sam/engine/rollout_s": 3.0, "timing_s/step": 4.0, "a table": object()}
     records.complete(STEP, metrics, BATCH, nothing)
-    records.write(STEP, metrics, step_s=4.0)
+    records.write(STEP, metrics)
     assert metrics["compare/speedup_rollout"] == metrics["compare/speedup_step"] == 2.0
     del metrics["a table"]
     assert folder.read_train_steps()[STEP] == metrics
@@ -151,22 +151,8 @@ def test_what_fails_costs_its_own_metrics_alone(records, folder, monkeypatch, ca
     with caplog.at_level(logging.WARNING):
         records.complete(STEP, metrics, BATCH, fails)
         monkeypatch.setattr(folder, "append_train_step", fails)
-        records.write(STEP, metrics, step_s=1.0)
+        records.write(STEP, metrics)
     assert metrics["compare/speedup_rollout"] == 2.0
     assert not any("sentinel" in name for name in metrics)
     for said in ("metrics of speculation", "by the sentinel", "is not in the run folder"):
         assert said in caplog.text
-
-
-def test_what_recording_costs_is_a_metric_of_the_step(records):
-    records.collect(0, "val", list)
-    records.write(0, {}, step_s=None)  # before training: of no step
-    for _ in range(2):
-        for part, seconds in ((COLLECT_S, 0.02), (CURVE_S, 0.01)):
-            with records.timed(part):
-                time.sleep(seconds)
-        metrics = {}
-        records.write(STEP, metrics, step_s=4.0)
-        spent = [metrics[f"sam/{part}"] for part in (COLLECT_S, CURVE_S)]
-        assert 0.02 <= spent[0] < 1 and 0.01 <= spent[1] < 1
-        assert metrics["sam/telemetry/share"] == pytest.approx(sum(spent) / 4)

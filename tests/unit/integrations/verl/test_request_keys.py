@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sam_rollout.identity import group_of
+from sam_rollout.core.identity import group_of
 from sam_rollout.integrations.verl.request_keys import RequestKeys
 
 PROMPT = [1, 2, 3]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sam_rollout.config import ARTICLE, GateConfig, SamConfig, SourcesConfig
-from sam_rollout.hardware import cpu_model
+from sam_rollout.core.hardware import cpu_model
 from sam_rollout.integrations.verl import run_info
 from sam_rollout.integrations.verl.run_info import git_state
 from sam_rollout.sources.model import ModelSourceConfig

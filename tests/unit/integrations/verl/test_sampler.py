@@ -167,12 +167,10 @@ def test_rounds_repeat_until_there_are_enough_groups(make, seed):
         "surplus_groups": 1,
         "failed_groups": 1,
     }
-    assert metrics["time_max_s"] >= metrics["time_mean_s"] > 0
+    assert metrics["time_mean_s"] > 0
     means = [1.0, 2 / 3, 0.0, 2 / 3, 2 / 3]  # of every finished group
     mean = sum(means) / 5
-    variance = sum((m - mean) ** 2 for m in means) / 4
     assert metrics["accuracy_unfiltered"] == pytest.approx(mean)
-    assert metrics["accuracy_unfiltered_stderr"] == pytest.approx((variance / 5) ** 0.5)
     assert set(trainer.queue.tags["train"]) == set(batch.keys), "the rest is cleared"
     trainer.queue.tags["train"].clear()  # trained on
     batch, metrics = rounds_step(trainer)

@@ -3,24 +3,25 @@
 import asyncio
 import logging
 
+import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from sam_rollout.integrations.verl import sharing
 from sam_rollout.integrations.verl.piece_queue import PIECE_BYTES
-from sam_rollout.integrations.verl.sharing import TextSharing
+from sam_rollout.integrations.verl.sharing import IS_WHOLE, TextSharing, find_name
 from tests.unit.drafting.texts import identity
 
 
 def piece(group="g", response="x/1", start=0, tokens=b"1234"):
-    return ["train", 1, group, response, start, False, tokens]  # a list, as msgpack makes it
+    return ["train", 1, group, response, start, False, False, tokens]  # a list, as msgpack makes it
 
 
 class Server:
     """A replica: its part of the sharing, and engines that note what they get."""
 
-    def __init__(self, replica: int, engines: int = 1) -> None:
-        self.replica, self.engines = replica, engines
+    def __init__(self, replica: int, engines: int = 1, folder: str = "") -> None:
+        self.replica, self.engines, self.folder = replica, engines, folder
         self.sampled = [[] for _ in range(engines)]  # what each engine will tell next
         self.got = [[] for _ in range(engines)]
         self.asked = 0
@@ -29,7 +30,8 @@ class Server:
 
     def meet(self, *servers: "Server") -> TextSharing:
         handles = {server.replica: server for server in (self, *servers)}
-        self.sharing = TextSharing(self.replica, handles, self.engines, self.exchange)
+        arguments = (self.replica, handles, self.engines, self.exchange, self.folder)
+        self.sharing = TextSharing(*arguments)
         return self.sharing
 
     async def exchange(self, pieces):
@@ -204,7 +206,7 @@ def test_a_malformed_message_changes_nothing(run):
                     b.sharing.hear(*message)
                 except TypeError:
                     continue  # its sender is told
-            b.sharing.hear(0, None, [piece()])
+            b.sharing.hear(0, "", None, [piece()])
             await turn(b)
         assert b.got == [[piece()]]
 
@@ -218,10 +220,10 @@ def test_what_waits_for_an_engine_is_bounded_and_handed_over_in_parts(run, monke
 
     async def test(a, b):
         with running(b):
-            b.sharing.hear(0, None, [piece(start=start) for start in range(5)])
-            b.sharing.hear(0, None, [piece(tokens=b"1" * 4 * size)])  # longer than all room
+            b.sharing.hear(0, "", None, [piece(start=start) for start in range(5)])
+            b.sharing.hear(0, "", None, [piece(tokens=b"1" * 4 * size)])  # longer than all room
             assert b.sharing.take_counters() == {"draft/shared_lost": 6}
-            b.sharing.hear(0, None, [piece(start=start) for start in range(4)])
+            b.sharing.hear(0, "", None, [piece(start=start) for start in range(4)])
             await turn(b)
             assert [one[4] for one in b.got[0]] == [0, 1, 2]
             await turn(b)
@@ -237,7 +239,7 @@ def test_a_turn_that_fails_is_named_once_and_the_next_one_tried(run, monkeypatch
             raise RuntimeError("the engine does not answer")
 
         async def go_on():
-            a.sharing.hear(1, [("train", 1, "g")], [piece()])
+            a.sharing.hear(1, "", [("train", 1, "g")], [piece()])
             await asyncio.sleep(0.05)
 
         with running(a), running(b):
@@ -269,3 +271,44 @@ def test_turns_come_less_often_with_many_responses_or_servers(run):
             assert a.sharing.interval_s == 1 / sharing.MESSAGES_PER_S
 
     run(test, Server(0), Server(1))
+
+
+def test_ended_responses_go_to_one_server_of_every_other_folder(run):
+    async def test(a, b, c, d, e):
+        servers = (a, b, c, d, e)
+        await turn(*servers)  # they say where they keep what has ended
+        for who in (None, identity(split="val"), identity(step=-1)):
+            a.sharing.ended(who, [1], [2])
+        a.sharing.ended(identity(), [1], [])
+        a.sharing.ended(identity(), list(range(20)), [7, 8])
+        await turn(*servers)
+        await turn(*servers)
+        (kept,) = c.got[0]
+        assert np.frombuffer(kept[-1], "<i4").tolist() == [*range(12, 20), 7, 8]
+        assert kept[IS_WHOLE] and c.got[1:] == [[]], "one of the server's engines keeps it"
+        assert (a.got, b.got, d.got, e.got) == ([[]], [[]], [[]], [[]])
+        c.fails = ActorDiedError()
+        await turn(a)
+        a.sharing.ended(identity(), [1], [9])
+        await turn(*servers)
+        a.sharing.ended(identity(), [1], [10])
+        for _ in range(3):
+            await turn(a, b, d, e)
+        assert [one[-1][-4:] for one in d.got[0]] == [bytes([10, 0, 0, 0])], "in its place"
+
+    run(
+        test,
+        Server(0, folder="x"),
+        Server(1, folder="x"),
+        Server(2, engines=2, folder="y"),
+        Server(3, folder="y"),
+        Server(4),
+    )
+
+
+def test_a_folder_has_one_name_that_all_find(tmp_path, caplog):
+    names = [find_name(tmp_path / one) for one in ("a", "b", "a")]
+    assert names[0] == names[2] != names[1] and all(names)
+    (tmp_path / "file").write_text("")
+    assert find_name(tmp_path / "file") == ""
+    assert "Ended responses reach no other folder" in caplog.text

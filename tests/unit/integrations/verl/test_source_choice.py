@@ -39,12 +39,18 @@ def test_what_a_run_shares_follows_from_what_fits(response_tokens, overrides, sh
     config = sized(response_tokens, *overrides)
     run = check(config)
     sources = run.sam.sources
-    assert sources.run.enabled is shared and sources.siblings.enabled
+    assert sources.run.enabled is shared and sources.prompt.enabled
     assert sources.run.when == "always" or not shared
     told = [line for line in run.decisions if line.startswith(RUN)]
     decided = "always" not in str(overrides) and "enabled" not in str(overrides)
     said = f"{RUN}.when = always: " if shared else f"{RUN}.enabled = false: "
     assert [line.startswith(said) for line in told] == [True] * decided
+
+
+def test_with_a_corpus_it_is_on_whatever_fits(tmp_path):
+    (tmp_path / "a.jsonl").write_text("[1, 2]")
+    sources = check(sized(LONGEST + 1, f"{RUN}.corpus={tmp_path}/a.jsonl")).sam.sources
+    assert (sources.run.enabled, sources.run.when) == (True, "always")
 
 
 def write_prompts(folder, rows: int) -> str:
@@ -58,17 +64,17 @@ def write_prompts(folder, rows: int) -> str:
     [
         (100, (), True, ""),
         (100, ("trainer.total_epochs=1",), False, "no prompt comes back"),
-        (100, ("trainer.total_epochs=1", "sam.sources.history.path=kept"), True, ""),
+        (100, ("trainer.total_epochs=1", "sam.texts.path=kept"), True, ""),
         # 8 responses of 1024 tokens at 4 bytes to each prompt.
-        (2048, ("sam.sources.history.max_bytes=67108864",), True, ""),
-        (2049, ("sam.sources.history.max_bytes=67108864",), False, "2049 prompts may take 0.1 GB"),
+        (2048, ("sam.texts.max_bytes=67108864",), True, ""),
+        (2049, ("sam.texts.max_bytes=67108864",), False, "2049 prompts may take 0.1 GB"),
     ],
 )
-def test_history_is_kept_where_it_can_serve(tmp_path, rows, overrides, enabled, said):
+def test_earlier_steps_serve_where_prompts_come_back(tmp_path, rows, overrides, enabled, said):
     config = composed(f"data.train_files={write_prompts(tmp_path, rows)}", *overrides)
     run = check(config)
-    assert run.sam.sources.history.enabled is enabled
-    told = [line for line in run.decisions if "history" in line]
+    assert run.sam.sources.prompt.earlier_steps is enabled
+    told = [line for line in run.decisions if "earlier_steps" in line]
     assert len(told) == (not enabled) and said in "".join(told)
 
 
@@ -80,12 +86,12 @@ def test_copies_of_a_prompt_come_back_within_an_epoch(tmp_path, kind):
         system = {"role": "system", "content": "Think."}
         prompts = [[system, {"role": "user", "content": prompt}] for prompt in prompts]
     # Room for one response to each distinct prompt and sibling, not for those to all rows.
-    once = ("trainer.total_epochs=1", "sam.sources.history.max_bytes=67108864")
+    once = ("trainer.total_epochs=1", "sam.texts.max_bytes=67108864")
     for copies, enabled in ((1, False), (2, True)):
         path = tmp_path / f"train{copies}.parquet"
         pq.write_table(pa.table({"prompt": prompts * copies}), path)
         config = composed(f"data.train_files={path}", *once)
-        assert check(config).sam.sources.history.enabled is enabled
+        assert check(config).sam.sources.prompt.earlier_steps is enabled
 
 
 WIDE = pa.large_list(pa.struct([("role", pa.large_string()), ("content", pa.large_string())]))
@@ -109,12 +115,12 @@ def test_prompts_of_every_kind_are_counted_or_decide_nothing(tmp_path, prompts, 
     path = tmp_path / "train.parquet"
     pq.write_table(pa.table({"prompt": pa.array(prompts, kind)}), path)
     config = composed(f"data.train_files={path}", "trainer.total_epochs=1")
-    assert check(config).sam.sources.history.enabled is enabled
+    assert check(config).sam.sources.prompt.earlier_steps is enabled
 
 
 def test_files_that_cannot_be_read_decide_nothing():
     config = composed("data.train_files=hdfs://elsewhere/train.parquet")
-    assert check(config).sam.sources.history.enabled
+    assert check(config).sam.sources.prompt.earlier_steps
 
 
 @pytest.mark.parametrize(("files", "shown"), [("[null]", "[None]"), ("7", "7")])

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from sam_rollout.automaton import static, static_file
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.verl import translation
 from sam_rollout.integrations.verl.translation import translate
-from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, EngineSettings, settings_of
+from sam_rollout.integrations.vllm.engine_settings import (
+    PROPOSER_CLASS,
+    EngineSettings,
+    settings_of,
+)
 from sam_rollout.telemetry.records import RunFolder, RunInfo
 from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import ENGINE, ROLLOUT, composed
@@ -88,33 +91,25 @@ def test_every_side_has_the_same_baseline(experiment):
     assert engines[0] == engines[1] == engines[2]
 
 
-def test_the_history_lies_in_the_run_folder_unless_it_has_a_path(tmp_path, monkeypatch):
+def test_ended_responses_lie_in_the_run_folder_unless_they_have_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    history = ["sam.sources.history.enabled=true"]
-    config = translated(*history, "run_dir=outputs/mine")
-    assert config.sam.sources.history.path == str(tmp_path / "outputs" / "mine" / "sam" / "history")
-    assert received(config).sam.sources.history.path == config.sam.sources.history.path
-    config = translated(*history, "sam.sources.history.path=kept")
-    assert config.sam.sources.history.path == str(tmp_path / "kept")
+    config = translated("sam=on", "run_dir=outputs/mine")
+    assert config.sam.texts.path == str(tmp_path / "outputs" / "mine" / "sam" / "texts")
+    ours = received(config).sam
+    assert ours.texts.path == config.sam.texts.path and ours.sources.run.when == "always"
+    config = translated("sam=on", "sam.texts.path=kept")
+    assert config.sam.texts.path == str(tmp_path / "kept")
     # A path that differs from run to run would make vLLM compile again.
-    without = translated("sam.sources.history.enabled=false", "run_dir=outputs/mine")
-    assert without.sam.sources.history.path == ""
-
-
-def test_what_a_run_shares_is_kept_in_the_run_folder_where_it_fits(tmp_path):
-    config = translated("sam=on", f"run_dir={tmp_path}")
-    run = received(config).sam.sources.run
-    assert (run.when, run.path) == ("always", str(tmp_path / "sam/run"))
-    config = translated("sam=on", f"run_dir={tmp_path}", "sam.sources.run.max_bytes=1048576")
-    assert (config.sam.sources.run.enabled, config.sam.sources.run.path) == (False, "")
+    small = ("sam.sources.run.max_bytes=1048576", "sam.sources.prompt.enabled=false")
+    without = translated("sam=on", *small, "run_dir=outputs/mine")
+    assert (without.sam.sources.run.enabled, without.sam.texts.path) == (False, "")
 
 
 def test_the_path_of_a_corpus_becomes_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    automaton = static.build(static.join([[1, 2]]), vocabulary=512)
-    static_file.save(automaton, Path("a.sam"), documents=1)
-    config = translated("sam.sources.corpus.enabled=true", "sam.sources.corpus.path=a.sam")
-    assert config.sam.sources.corpus.path == str(tmp_path / "a.sam")
+    Path("a.jsonl").write_text("[1, 2]")
+    config = translated("sam.sources.run.corpus=a.jsonl")
+    assert config.sam.sources.run.corpus == str(tmp_path / "a.jsonl")
 
 
 def test_engine_arguments_of_others_stay():

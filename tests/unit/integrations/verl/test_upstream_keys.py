@@ -15,7 +15,7 @@ FILTER = "algorithm.filter_groups"
     [
         ("data.gen_batch_size=24", "set dynamic_sampling.gen_batch_size"),
         (f"{FILTER}.max_num_gen_batches=1", "set dynamic_sampling.max_rounds"),
-        (f"{FILTER}.enable=false", "dynamic_sampling=none trains on every group"),
+        (f"{FILTER}.enable=false", "set dynamic_sampling=none"),
         (f"{FILTER}.max_inflight_gen_batches=2", "is for dynamic_sampling=refill"),
         ("custom_reward_function.path=/x.py", "set reward.custom_reward_function.path"),
         ("custom_reward_function.name=f", "set reward.custom_reward_function.name"),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from sam_rollout.config import GateConfig
+from sam_rollout.core.limits import Limits
 from sam_rollout.gating import make_gate
 from sam_rollout.gating.agreement import IDLE, Report
 from sam_rollout.integrations.vllm.scheduling import dp_exchange
@@ -116,7 +117,7 @@ def test_a_release_that_sums_up_elsewhere_leaves_the_gate_to_decide_alone(monkey
     for name in dp_exchange.SYNC_MODULES:
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     exchange = join_group(SimpleNamespace(data_parallel_rank=0, data_parallel_size=RANKS))
-    gate = make_gate(GateConfig("threshold", 2), max_rows=8, max_draft_tokens=K, exchange=exchange)
+    gate = make_gate(GateConfig("threshold", 2), Limits(8, 64, k=K), exchange)
     assert [gate.next_budget(decode(rows)) for rows in (2, 3)] == [K, 0]
     assert gate.drain()["gate/lone_steps"] == 2
     assert "exchanged nothing" in caplog.text
@@ -131,7 +132,7 @@ def test_a_sum_that_fails_fails_as_without_us_and_the_gate_goes_on_alone():
 
     module = SimpleNamespace(dist=Broken())
     exchange = ride_along(module, rank=0, ranks=RANKS)
-    gate = make_gate(GateConfig("threshold", 2), max_rows=8, max_draft_tokens=K, exchange=exchange)
+    gate = make_gate(GateConfig("threshold", 2), Limits(8, 64, k=K), exchange)
     with pytest.raises(RuntimeError, match="closed by peer"):
         module.dist.all_reduce(of_a_step(0), group=None)
     assert [gate.next_budget(decode(rows)) for rows in (2, 3)] == [K, 0]

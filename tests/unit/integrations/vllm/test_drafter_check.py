@@ -9,9 +9,9 @@ import pytest
 
 from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import ConfigError, SamConfig, SourcesConfig
+from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, engine_arguments
 from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter
-from sam_rollout.integrations.vllm.scheduling.scheduler_choice import _settle_for_model
-from sam_rollout.integrations.vllm.settings import MODEL_RUNNER_ENV, engine_arguments
+from sam_rollout.integrations.vllm.scheduling.scheduler_choice import settle_for_model
 from sam_rollout.sources.model import ModelSourceConfig
 
 RECIPE = REPOSITORY / "recipes" / "dapo_qwen3"
@@ -100,7 +100,7 @@ def first_runner(monkeypatch):
 
 
 def test_an_engine_takes_its_own_head_without_a_word(caplog):
-    _settle_for_model(engine(section(), {}), RELEASE)
+    settle_for_model(engine(section(), {}), RELEASE)
     assert caplog.text == ""
 
 
@@ -108,21 +108,21 @@ def test_an_engine_takes_its_own_head_without_a_word(caplog):
 def test_an_engine_refuses_a_head_of_another_model(path):
     """From the hub vLLM has read the configuration by then."""
     sizes = {"hidden_size": 64, "target_hidden_size": 128, "vocab_size": 512}
-    _settle_for_model(engine(section(path), sizes), RELEASE)
+    settle_for_model(engine(section(path), sizes), RELEASE)
     with pytest.raises(ConfigError, match=REFUSED + "hidden_size = 128, not 256"):
-        _settle_for_model(engine(section(path), sizes, hidden_size=256), RELEASE)
+        settle_for_model(engine(section(path), sizes, hidden_size=256), RELEASE)
     with pytest.raises(ConfigError, match=REFUSED + "vocab_size = 512, not 600"):
-        _settle_for_model(engine(section(path), sizes, vocab_size=600), RELEASE)
+        settle_for_model(engine(section(path), sizes, vocab_size=600), RELEASE)
 
 
 def test_texts_longer_than_the_drafter_reads_are_warned_of(caplog):
-    _settle_for_model(engine(section(), {}, positions=512), RELEASE)
+    settle_for_model(engine(section(), {}, positions=512), RELEASE)
     (record,) = caplog.records
     assert "reads up to 512 tokens" in record.message and "has up to 1024" in record.message
 
 
 def test_an_engine_that_searches_in_the_text_is_not_asked_for_files():
-    _settle_for_model(engine(section("", "ngram"), {"vocab_size": 1}), RELEASE)
+    settle_for_model(engine(section("", "ngram"), {"vocab_size": 1}), RELEASE)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_an_engine_that_searches_in_the_text_is_not_asked_for_files():
 )
 def test_engines_that_a_model_cannot_draft_in_are_refused(asked, release, reason):
     with pytest.raises(ConfigError, match=reason):
-        _settle_for_model(engine(section(), {}, **asked), release)
+        settle_for_model(engine(section(), {}, **asked), release)
 
 
 def test_what_our_settings_say_is_no_option():

@@ -7,7 +7,7 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors
 
-from sam_rollout.identity import identify
+from sam_rollout.core.identity import identify
 from sam_rollout.integrations.vllm.sampling.keyed_rows import KeyedRows, RowKeys
 from sam_rollout.verification import keyed_bits
 

@@ -7,15 +7,15 @@ import pytest
 from vllm.v1.structured_output import StructuredOutputManager
 
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
-from sam_rollout.identity import identify
+from sam_rollout.core.identity import identify
+from sam_rollout.core.settings import ConfigError
 from sam_rollout.integrations.vllm.drafting.proposer import (
     RunnerRequests,
     SamProposer,
 )
+from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
-from sam_rollout.integrations.vllm.settings import engine_arguments
-from sam_rollout.settings import ConfigError
-from sam_rollout.sources.siblings import SiblingsSourceConfig
+from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.session.engine import MAX_LENGTH, MAX_ROWS, START, K, next_of_period
 
 
@@ -49,7 +49,7 @@ class Runner:
             max_draft_tokens=K,
             gate=GateConfig("threshold", 2),
             scheduling="sync",
-            sources=SourcesConfig(siblings=SiblingsSourceConfig(enabled=siblings)),
+            sources=SourcesConfig(prompt=PromptSourceConfig(enabled=siblings)),
         )
         self.proposer = SamProposer(vllm_config(config))
         self.requests: dict[str, Request] = {}
@@ -145,7 +145,7 @@ def test_siblings_are_known_by_their_identity_or_by_their_prompt(step):
 
 
 def test_a_control_request_is_known_by_its_extra_arguments(runner):
-    runner.requests["a"] = Request(START, {"sam_control": True})
+    runner.requests["a"] = Request(START, {"sam_without_drafts": True})
     drafts = runner.propose(a=[6], b=[6])
     assert drafts == [[], next_of_period(runner.requests["b"])]
 
@@ -209,5 +209,5 @@ def test_a_grammar_has_no_drafts_that_it_would_not_see(ahead, begins_anywhere, d
         for name, grammar in (("with", object()), ("without", None))
     }
     requests = RunnerRequests(SimpleNamespace(requests=asked, use_async_scheduling=ahead))
-    assert requests.is_control("with") != drafts
-    assert not requests.is_control("without")
+    assert requests.takes_no_drafts("with") != drafts
+    assert not requests.takes_no_drafts("without")

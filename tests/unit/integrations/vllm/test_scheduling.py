@@ -5,13 +5,17 @@ from types import SimpleNamespace
 import pytest
 
 from sam_rollout.config import SamConfig, SourcesConfig
+from sam_rollout.integrations.vllm.engine_settings import (
+    PROPOSER_CLASS,
+    drafts_here,
+    engine_arguments,
+)
 from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
     SCHEDULER_CLASS,
     SYNC_SCHEDULER_CLASS,
     scheduler_of,
     why_synchronous,
 )
-from sam_rollout.integrations.vllm.settings import PROPOSER_CLASS, drafts_here, engine_arguments
 from sam_rollout.integrations.vllm_ascend.scheduling import scheduler_choice as ascend
 from sam_rollout.sources.model import BY_PASSES, METHODS, WITH_FILES, ModelSourceConfig
 

@@ -12,7 +12,7 @@ from sam_rollout.integrations.vllm.drafting.startup_check import (
     check_drafters,
     check_samplers,
 )
-from sam_rollout.integrations.vllm.settings import (
+from sam_rollout.integrations.vllm.engine_settings import (
     PROPOSER_CLASS,
     EngineSettings,
     engine_arguments,

@@ -1,6 +1,5 @@
 """The record of every engine step: durations, and how the session's half finds its step."""
 
-
 import pytest
 
 from sam_rollout.integrations.vllm.serving import step_recorder

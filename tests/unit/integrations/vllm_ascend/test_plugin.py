@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.settings import engine_arguments
+from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm_ascend import hooks, plugin, versions
 from sam_rollout.integrations.vllm_ascend.versions import UnsupportedVersionError
 

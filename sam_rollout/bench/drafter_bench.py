@@ -1,0 +1,151 @@
+"""`sam-rollout bench drafter`: how good drafts are and what they cost, ours beside every other.
+
+All sides see the same texts in the same order, in one process, and take turns wherever time is
+measured. Acceptance is greedy replay (`replay.py`) and does not depend on the machine; times do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sam_rollout.bench import sides
+from sam_rollout.bench.draft_costs import CostSizes, joined, measure_calls
+from sam_rollout.bench.machine_record import machine
+from sam_rollout.bench.replay import Replay, read_through, replay
+from sam_rollout.bench.sides import Side
+from sam_rollout.telemetry.traces import Trace, groups_of
+
+KS = (3, 8)
+SIBLINGS = 16  # texts of a group whose calls are timed
+TIMED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.DEFAULT, sides.FIRST,
+               sides.NGRAM, sides.NGRAM_24, sides.ARCTIC_4)  # fmt: skip
+QUICK = CostSizes(steps=30, slow_tokens=65_536)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Texts sampled together, with or without drafts."""
+
+    traces: list[Trace]
+    step: int = 0
+    drafting: bool = True
+
+
+@dataclass(frozen=True)
+class Data:
+    """A set of texts: the episodes that one session sees, in order."""
+
+    name: str
+    episodes: list[Episode]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text."""
+        return max(len(trace.tokens) for episode in self.episodes for trace in episode.traces)
+
+    @property
+    def rows(self) -> int:
+        """Most requests at once."""
+        return max(len(episode.traces) for episode in self.episodes)
+
+    def size(self) -> dict[str, Any]:
+        """How much there is. JSON values."""
+        drafted = [t for episode in self.episodes if episode.drafting for t in episode.traces]
+        read = [t for episode in self.episodes if not episode.drafting for t in episode.traces]
+        return {
+            "name": self.name,
+            "groups": len({trace.group for trace in drafted}),
+            "siblings": self.rows,
+            "responses": len(drafted),
+            "tokens": sum(len(trace.response) for trace in drafted),
+            "read_before": len(read),
+        }
+
+
+@dataclass
+class Bench:
+    """One measurement: sets of texts, sizes, sides that are there.
+
+    `progress` is called with the name of each part before it is measured.
+    """
+
+    sets: dict[str, list[Trace]]
+    costs: CostSizes = field(default_factory=CostSizes)
+    there: dict[str, Side] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    progress: Callable[[str], object] = lambda part: None
+
+    def __post_init__(self) -> None:
+        if not self.there:
+            self.there, self.missing = sides.available()
+
+    def run(self) -> dict[str, Any]:
+        """Measure everything. JSON values."""
+        datasets = [Data(name, episodes_of(texts)) for name, texts in self.sets.items()]
+        acceptance = self.acceptance(datasets)
+        self.progress("calls")
+        known = [trace for texts in self.sets.values() for trace in texts]
+        texts = [joined(known, self.costs.longest, place) for place in range(SIBLINGS)]
+        calls = measure_calls(self._of(TIMED_SIDES), texts, self.costs)
+        return {
+            "machine": {**machine("numpy", "numba"), **sides.versions()},
+            "setting": {"siblings": SIBLINGS, "costs": asdict(self.costs)},
+            "missing": self.missing,
+            "sets": [data.size() for data in datasets],
+            "acceptance": acceptance,
+            "calls": calls,
+        }
+
+    def acceptance(self, datasets: list[Data]) -> list[dict[str, Any]]:
+        """Rows of every set, k and side."""
+        rows = []
+        for data in datasets:
+            self.progress(data.name)
+            for k in KS:
+                rows += [_row(data, side, k, accept(side, data, k)) for side in self.there.values()]
+        return rows
+
+    def _of(self, names: tuple[str, ...]) -> list[Side]:
+        return [self.there[name] for name in names if name in self.there]
+
+
+def accept(side: Side, data: Data, k: int) -> Replay:
+    """Replay all texts of a set."""
+    result = Replay()
+    session = side.open(k, data.rows, data.longest + 64)
+    for episode in data.episodes:
+        if episode.drafting:
+            replay(session, episode.traces, result, episode.step)
+        else:
+            read_through(session, episode.traces, episode.step)
+    return result
+
+
+def episodes_of(traces: list[Trace]) -> list[Episode]:
+    """Groups in order of their steps.
+
+    Where the same prompt comes back, its earlier responses are read without drafting: an earlier
+    epoch, which serves every side that remembers it, and is measured of none. Turns of one
+    conversation have prompts of their own, and all are measured.
+    """
+    groups = groups_of(traces)
+    prompts = [(group[0].group, group[0].prompt.tobytes()) for group in groups]
+    last = {prompt: place for place, prompt in enumerate(prompts)}
+    return [
+        Episode(group, group[0].step, last[prompt] == place)
+        for place, (group, prompt) in enumerate(zip(groups, prompts, strict=True))
+    ]
+
+
+def _row(data: Data, side: Side, k: int, result: Replay) -> dict[str, Any]:
+    return {
+        "data": data.name,
+        "side": side.name,
+        "k": k,
+        "mean_acceptance_length": result.mean_acceptance_length,
+        "drafted_per_step": result.drafted_per_step,
+        "steps": result.steps,
+        "tokens": result.tokens,
+    }

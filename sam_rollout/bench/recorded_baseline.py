@@ -1,0 +1,182 @@
+"""What a run without drafts recorded: how long its steps took, and who sampled which text when."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from sam_rollout.telemetry.records import RunFolder
+from sam_rollout.telemetry.traces import Trace
+
+SAME = 1.25  # steps whose numbers of tokens differ by less are alike
+MIN_STEPS = 3  # that are alike, to know what such a step takes
+MANY_TOKENS = 64  # of prompts, in a step that tells what computing takes
+DEFAULT_LIMIT = 256  # requests of an engine, where the configuration does not say
+
+
+class BaselineError(ValueError):
+    """The run cannot be replayed; the text says what is missing."""
+
+
+class StepTimes:
+    """Seconds of an engine step, from steps that only decode and steps that compute prompts.
+
+    Decoding takes what it took with the same number of requests: linear between recorded numbers,
+    never less with more, and beyond the largest as over its upper three quarters. A run without
+    drafts does not show what d draft tokens add to a step. Two prices are worked out, that of d
+    more requests and that of d more tokens of prompts, and the higher one counts.
+
+    Args:
+        steps: engine steps of training, without drafts.
+
+    Raises:
+        BaselineError: too few steps.
+    """
+
+    def __init__(self, steps: pd.DataFrame) -> None:
+        steps = steps[steps["scheduled"] > 0]
+        decoding = steps[steps["prompt_tokens"] == 0]
+        alike = decoding.groupby((np.log(decoding["scheduled"]) / np.log(SAME)).round())
+        means = alike[["scheduled", "duration_s"]].mean()[alike.size() >= MIN_STEPS]
+        if means.empty:
+            raise BaselineError(f"no {MIN_STEPS} engine steps that decode about as many requests")
+        self._rows = means["scheduled"].to_numpy(float)
+        self._seconds = np.maximum.accumulate(means["duration_s"].to_numpy(float))
+        wide = decoding[decoding["scheduled"] >= self._rows[-1] / 4]
+        spread = wide["scheduled"].var() or np.inf  # of one number of requests: nothing is known
+        self._slope = max(float(wide["scheduled"].cov(wide["duration_s"]) / spread), 0.0)
+        prompts = steps[steps["prompt_tokens"] >= MANY_TOKENS]
+        rates = prompts["duration_s"] / prompts["prompt_tokens"]
+        self._prompt_s = 0.0 if rates.empty else float(rates.median())
+
+    def __call__(self, requests: int, drafts: int = 0, prompts: int = 0) -> float:
+        """Return the seconds of a step, given its decoding requests, draft and prompt tokens."""
+        wider, longer = self._decode(requests + drafts), self._decode(requests)
+        return max(wider, longer + self._prompt_s * drafts) + self._prompt_s * prompts
+
+    def _decode(self, requests: int) -> float:
+        if not requests:  # a step of prompts alone
+            return 0.0
+        beyond = max(requests - float(self._rows[-1]), 0.0)
+        return float(np.interp(requests, self._rows, self._seconds)) + self._slope * beyond
+
+
+@dataclasses.dataclass(frozen=True)
+class Response:
+    """A recorded response, and the engine that sampled it."""
+
+    trace: Trace
+    engine: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """One training step: its generation rounds, each in order of arrival.
+
+    Attributes:
+        recorded_s: what its slowest engine took, added up over the rounds.
+    """
+
+    step: int
+    rounds: tuple[tuple[Response, ...], ...]
+    recorded_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """A run without drafts.
+
+    Attributes:
+        engines: that sampled its responses.
+        max_num_seqs: requests that one of them runs at once.
+        tail_threshold: with this number of running requests or fewer, a step is of the long tail.
+    """
+
+    times: StepTimes
+    rollouts: tuple[Rollout, ...]
+    engines: int
+    max_num_seqs: int
+    tail_threshold: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with its response."""
+        return max(
+            len(response.trace.tokens)
+            for rollout in self.rollouts
+            for one in rollout.rounds
+            for response in one
+        )
+
+
+def read_baseline(path: Path, most: int | None = None) -> Baseline:
+    """Read a run folder.
+
+    Args:
+        path: the folder.
+        most: training steps, from the first on.
+
+    Raises:
+        BaselineError: the run drafted, or recorded no texts or no steps.
+        RunFolderError: no run folder.
+    """
+    folder = RunFolder(path)
+    config = folder.read_starts()[0].config
+    if (config.get("sam") or {}).get("enabled"):
+        raise BaselineError(f"{path}: drafts were made in this run; name one with sam=off")
+    texts = folder.read("traces").to_pandas()
+    texts = texts[(texts["split"] == "train") & (texts["response_ids"].map(len) > 0)]
+    if texts.empty:
+        raise BaselineError(
+            f"{path}: no texts were recorded; set rollout_telemetry.record_traces=true"
+        )
+    steps = folder.read("engine_steps").to_pandas()
+    steps = steps[steps["split"] == "train"]
+    try:
+        times = StepTimes(steps)
+    except BaselineError as error:
+        raise BaselineError(f"{path}: {error}") from error
+    engines = {replica: number for number, replica in enumerate(sorted(texts["replica"].unique()))}
+    rollouts = [
+        Rollout(
+            int(step),
+            tuple(_rounds(rows, engines)),
+            float(steps[steps["step"] == step].groupby("replica")["duration_s"].sum().max()),
+        )
+        for step, rows in texts.groupby("step")
+    ]
+    rollout = (config.get("actor_rollout_ref") or {}).get("rollout") or {}
+    telemetry = config.get("rollout_telemetry") or {}
+    return Baseline(
+        times,
+        tuple(rollouts[:most]),
+        len(engines),
+        int(rollout.get("max_num_seqs") or DEFAULT_LIMIT),
+        int(telemetry.get("tail_threshold", 8)),
+    )
+
+
+def _rounds(rows: pd.DataFrame, engines: dict[int, int]) -> Iterator[tuple[Response, ...]]:
+    """Responses of a training step by generation round: one begins when all before have ended."""
+    rows = rows.sort_values("start_s", kind="stable")
+    starts, ended = rows["start_s"].to_numpy(), np.maximum.accumulate(rows["end_s"].to_numpy())
+    begins = np.flatnonzero(np.concatenate([[True], starts[1:] >= ended[:-1]]))
+    responses = [
+        Response(
+            Trace(
+                row.group,
+                int(row.sibling),
+                np.array(row.prompt_ids, np.int32),
+                np.array(row.response_ids, np.int32),
+                int(row.step),
+            ),
+            engines[row.replica],
+        )
+        for row in rows.itertuples()
+    ]
+    for start, stop in zip(begins, [*begins[1:], len(responses)], strict=True):
+        yield tuple(responses[start:stop])

@@ -1,0 +1,263 @@
+"""What verifying drafts costs per call: our ways against the samplers in use.
+
+Every request brings k drafts that the target accepts with probability 0.7 each, without a draft
+distribution (one-hot), at temperature > 0. Random numbers are part of every call. Samplers take
+turns, so that other work on the machine meets all of them; the time to read all target
+probabilities once, and to copy one row per request, is measured in the same turns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sam_rollout.bench import stock_samplers
+from sam_rollout.bench.counting import count
+from sam_rollout.bench.machine_record import machine
+from sam_rollout.verification import (
+    DraftLayout,
+    draw_gumbel,
+    draw_tokens,
+    keyed_bits,
+    verify_coupled,
+    verify_vectorised,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ACCEPTANCE = 0.7  # of each draft
+DISTINCT_ROWS = 32  # contents repeat, memory does not: caches see every row's own
+MIN_REPEATS, MAX_REPEATS = 3, 31
+READ, COPY = "read all", "copy a row each"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes and limits of a measurement."""
+
+    batches: tuple[int, ...] = (1, 8, 32, 128)
+    ks: tuple[int, ...] = (1, 3, 4, 8)
+    vocabulary: int = 151_936  # Qwen3
+    device: str = "cpu"
+    threads: int = 1
+    budget_s: float = 3.0  # per sampler and size
+
+
+@dataclass
+class Timing:
+    """One sampler at one size."""
+
+    name: str
+    source: str
+    median_ms: float
+    q1_ms: float
+    q3_ms: float
+    repeats: int
+    kernels: int | None  # None: not countable
+    synchronisations: int | None
+    mb_touched: float | None
+
+
+@dataclass
+class Case:
+    """One size, and what the samplers are given."""
+
+    batch: int
+    k: int
+    probabilities: torch.Tensor  # float32 [batch * (k + 1), vocabulary]
+    draft_ids: torch.Tensor  # int64 [batch * k]
+    cumulative: torch.Tensor  # int64 [batch]
+    keys: torch.Tensor  # int64 [batch]
+    positions: torch.Tensor  # int64 [batch]
+    scratch: torch.Tensor  # float32 [batch, vocabulary]
+    stock: stock_samplers.StockInput = field(init=False)
+
+    def __post_init__(self) -> None:
+        vocabulary = self.probabilities.shape[1]
+        rows = self.probabilities.view(self.batch, self.k + 1, vocabulary)
+        self.stock = stock_samplers.StockInput(
+            rows[:, :-1].reshape(-1, vocabulary),
+            self.draft_ids,
+            self.cumulative,
+            self.draft_ids.new_zeros(self.batch, 1),
+            self.k,
+        )
+
+
+def make_case(batch: int, k: int, setting: Setting) -> Case:
+    """Random distributions whose draft has probability ``ACCEPTANCE``."""
+    device, vocabulary = setting.device, setting.vocabulary
+    generator = torch.Generator().manual_seed(0)
+    distinct = min(DISTINCT_ROWS, batch * (k + 1))
+    pool = torch.randn(distinct, vocabulary, generator=generator).mul_(2).softmax(dim=-1)
+    pool.mul_(1 - ACCEPTANCE)
+    likely = torch.randint(vocabulary, (distinct,), generator=generator)
+    pool[torch.arange(distinct), likely] += ACCEPTANCE
+    which = torch.arange(batch * (k + 1)) % distinct
+    drafts = likely[which].view(batch, k + 1)[:, :-1].reshape(-1)
+    return Case(
+        batch,
+        k,
+        pool.to(device)[which.to(device)],
+        drafts.to(device),
+        (torch.arange(1, batch + 1) * k).to(device),
+        torch.randint(1 << 62, (batch,), generator=generator).to(device),
+        torch.randint(1 << 15, (batch,), generator=generator).to(device),
+        torch.empty(batch, vocabulary, device=device),
+    )
+
+
+def _row_keys(case: Case, layout: DraftLayout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Key and position of every row: a request's rows are consecutive positions of its text."""
+    request = layout.request_of_row
+    place = torch.arange(layout.num_rows, device=request.device) - layout.first_row[request]
+    return case.keys[request], case.positions[request] + place
+
+
+def run_vectorised(case: Case) -> torch.Tensor:
+    """A whole call of the vectorised way."""
+    layout = DraftLayout(case.cumulative, case.batch * case.k, case.k)
+    keys, positions = _row_keys(case, layout)
+    accept, draw = (keyed_bits(keys, positions, stream) for stream in range(2))
+    return verify_vectorised(
+        layout, case.draft_ids, case.probabilities, accept, draw, scratch=case.scratch
+    )
+
+
+def run_coupled(case: Case) -> torch.Tensor:
+    """A whole call of the coupled way."""
+    layout = DraftLayout(case.cumulative, case.batch * case.k, case.k)
+    tokens = draw_tokens(case.probabilities, keyed_bits(*_row_keys(case, layout)))
+    return verify_coupled(layout, case.draft_ids, tokens)
+
+
+def run_coupled_gumbel(case: Case) -> torch.Tensor:
+    """A whole call of the coupled way with Gumbel noise."""
+    layout = DraftLayout(case.cumulative, case.batch * case.k, case.k)
+    tokens = draw_gumbel(case.probabilities, keyed_bits(*_row_keys(case, layout)))
+    return verify_coupled(layout, case.draft_ids, tokens)
+
+
+OURS: dict[str, Callable[[Case], torch.Tensor]] = {
+    "vectorised": run_vectorised,
+    "coupled": run_coupled,
+    "coupled_gumbel": run_coupled_gumbel,
+}
+
+
+def measure_case(
+    case: Case, others: Iterable[stock_samplers.Stock], setting: Setting
+) -> list[Timing]:
+    """Time all samplers in turns, slow ones fewer times; reading and copying come first."""
+    called: list[tuple[str, str, Callable[[], Any], bool]] = [
+        (READ, "torch", case.probabilities.sum, True),
+        (COPY, "torch", lambda: case.scratch.copy_(case.probabilities[: case.batch]), True),
+        *((name, "sam_rollout", partial(run, case), True) for name, run in OURS.items()),
+        *((one.name, one.source, partial(one.sample, case.stock), one.countable) for one in others),
+    ]
+    times_s: dict[str, list[float]] = {name: [] for name, *_ in called}
+    for _, _, call, _ in called:
+        call()  # fills caches and the allocator
+    for _ in range(MAX_REPEATS):
+        for name, _, call, _ in called:
+            taken = times_s[name]
+            if len(taken) < MIN_REPEATS or sum(taken) < setting.budget_s:
+                taken.append(_time_s(call, setting.device))
+    timings = []
+    for name, source, call, countable in called:
+        counted: tuple[int | None, int | None, float | None] = (None, None, None)
+        if countable:
+            counts = count(call)
+            counted = (counts.kernels, counts.synchronisations, counts.nbytes / 1e6)
+        q1, median, q3 = (1e3 * value for value in statistics.quantiles(times_s[name], n=4))
+        timings.append(Timing(name, source, median, q1, q3, len(times_s[name]), *counted))
+    return timings
+
+
+def _time_s(call: Callable[[], Any], device: str) -> float:
+    _wait(device)
+    started = time.perf_counter()
+    call()
+    _wait(device)
+    return time.perf_counter() - started
+
+
+def _wait(device: str) -> None:
+    if device != "cpu":
+        getattr(torch, device).synchronize()
+
+
+def default_device() -> str:
+    """The accelerator of this machine, or its CPU."""
+    try:
+        import torch_npu
+    except (ImportError, OSError):
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return "npu" if torch_npu.npu.is_available() else "cpu"
+
+
+def measure(setting: Setting) -> dict[str, Any]:
+    """Every size. JSON values."""
+    torch.set_num_threads(setting.threads)
+    others = stock_samplers.available(setting.device)
+    cases = []
+    for batch, k in itertools.product(setting.batches, setting.ks):
+        case = make_case(batch, k, setting)
+        cases.append(_describe(case, measure_case(case, others, setting)))
+        del case  # the next one needs the memory
+    return {"machine": _machine(setting), "setting": asdict(setting), "cases": cases}
+
+
+def _describe(case: Case, timings: list[Timing]) -> dict[str, Any]:
+    return {
+        "batch": case.batch,
+        "k": case.k,
+        "target_mb": case.probabilities.nbytes / 1e6,
+        "timings": [asdict(timing) for timing in timings],
+    }
+
+
+def _machine(setting: Setting) -> dict[str, Any]:
+    described = machine("torch")
+    if setting.device != "cpu":
+        described["device"] = getattr(torch, setting.device).get_device_name()
+    return described
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Print the measurement as one table."""
+    from rich.table import Table
+
+    setting = result["setting"]
+    console.print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
+    console.print(
+        f"{setting['device']}, {setting['threads']} CPU thread(s), vocabulary "
+        f"{setting['vocabulary']:,}, fp32, one-hot drafts, random numbers included."
+    )
+    table = Table("batch", "k", "sampler", "from")
+    for head in ("ms", "quartiles", "kernels", "syncs", "MB touched"):
+        table.add_column(head, justify="right")
+    for case in result["cases"]:
+        for timing in case["timings"]:
+            table.add_row(
+                str(case["batch"]),
+                str(case["k"]),
+                timing["name"],
+                timing["source"],
+                f"{timing['median_ms']:.3g}",
+                f"{timing['q1_ms']:.3g} .. {timing['q3_ms']:.3g}",
+                *(
+                    "-" if timing[name] is None else f"{timing[name]:.4g}"
+                    for name in ("kernels", "synchronisations", "mb_touched")
+                ),
+            )
+        table.add_section()
+    console.print(table)

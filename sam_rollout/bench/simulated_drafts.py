@@ -1,0 +1,112 @@
+"""The drafter and the gate of `sam=on`, as an engine has them, by the clock of a simulation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sam_rollout.config import SamConfig
+from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.core.limits import Limits
+from sam_rollout.gating import EngineStep, Gate, GuardedGate
+from sam_rollout.gating.auto import AutoGate
+from sam_rollout.session.session import DraftSession
+from sam_rollout.sources import Piece
+from sam_rollout.telemetry.traces import Trace
+
+
+class Drafts:
+    """One engine's drafting.
+
+    Args:
+        folder: of ended responses.
+        name: of the engine.
+        max_rows: requests that run at once.
+        max_length: tokens of the longest text.
+        now_s: the engine's clock.
+
+    Attributes:
+        k: most draft tokens of a request.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, max_rows: int, max_length: int, now_s: Callable[[], float]
+    ) -> None:
+        config = SamConfig.from_mapping(
+            {"sources": {"run": {"when": "always"}}, "texts": {"path": str(folder)}}
+        )
+        self.k = config.max_draft_tokens
+        self._name = name
+        self._identities: dict[str, RequestIdentity] = {}
+        limits = Limits(max_rows, max_length + self.k + 1, k=self.k)
+        self._session = DraftSession(config, self, limits, record=False)
+        gate = AutoGate(limits, config.gate.exploration)
+        self._session.gate = GuardedGate(_Timed(gate, now_s))
+
+    @property
+    def live(self) -> Collection[str]:
+        """Requests that have not ended."""
+        return self._identities
+
+    def identity(self, request_id: str) -> RequestIdentity:
+        """A request's group and sibling."""
+        return self._identities[request_id]
+
+    def takes_no_drafts(self, request_id: str) -> bool:
+        """All are drafted for."""
+        return False
+
+    def admit(self, request_id: str, trace: Trace) -> None:
+        """Tell who a request is, before its first step."""
+        identity = RequestIdentity(trace.group, trace.sibling, trace.step, TRAIN_SPLIT, key=0)
+        self._identities[request_id] = identity
+
+    def finish(self, request_id: str) -> None:
+        """Forget a request."""
+        del self._identities[request_id]
+
+    def step(
+        self, request_ids: list[str], token_ids: np.ndarray, known: np.ndarray, gained: np.ndarray
+    ) -> tuple[list[list[int]], float]:
+        """Drafts for the next step, and the seconds that this thread took to make them."""
+        begun = time.thread_time()
+        batch = self._session.step(request_ids, token_ids, known, gained)
+        took = time.thread_time() - begun
+        if self._session.drafter is None:
+            raise RuntimeError("the drafter failed; the log says why")
+        return batch.to_lists(), took
+
+    def exchange(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Read what other engines sample, and tell what is new here."""
+        return self._session.exchange_texts(self._name, pieces)
+
+    def end_step(self) -> None:
+        """A training step has ended."""
+        self._session.end_step()
+        if self._session.drafter is not None:
+            self._session.drafter.wait()
+
+
+class _Timed:
+    """A gate that reads a simulated clock instead of the machine's."""
+
+    def __init__(self, gate: Gate, now_s: Callable[[], float]) -> None:
+        self._gate, self._now_s = gate, now_s
+        self.budget, self.drain = gate.budget, gate.drain
+
+    @property
+    def is_trial(self) -> bool:
+        """As `Gate`."""
+        return self._gate.is_trial
+
+    @property
+    def least_chance(self) -> float:
+        """As `Gate`."""
+        return self._gate.least_chance
+
+    def observe(self, step: EngineStep) -> None:
+        """As `Gate`, at the simulated time."""
+        self._gate.observe(step._replace(now_ns=round(1e9 * self._now_s())))

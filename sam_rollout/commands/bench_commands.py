@@ -1,0 +1,80 @@
+"""The commands below `sam-rollout bench`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sam_rollout.commands.command_line import (
+    FiguresOption,
+    PrintJsonOption,
+    one_line_errors,
+    wide_console,
+    write_json,
+)
+from sam_rollout.core.json_values import dumps
+
+app = typer.Typer(help="Measure parts of the rollout on this machine.", no_args_is_help=True)
+
+TINY_TEXTS = Path("benchmarks/results/traces/tiny_qwen3.parquet")  # seen from the repository's root
+# Defaults of options that may be repeated.
+BATCHES, DRAFTS = [1, 8, 32, 128], [1, 3, 4, 8]
+
+
+@app.command()
+def sampler(
+    batch: Annotated[list[int], typer.Option(min=1, help="Requests; may be repeated.")] = BATCHES,
+    k: Annotated[
+        list[int], typer.Option(min=1, help="Drafts per request; may be repeated.")
+    ] = DRAFTS,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or npu; what is there unless given.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    budget_s: Annotated[float, typer.Option(help="Seconds per sampler and size.")] = 3.0,
+    vocabulary: Annotated[int, typer.Option(min=2, hidden=True)] = 151_936,
+    as_json: PrintJsonOption = False,
+) -> None:
+    """Time the verification of drafts: ours, vLLM-Ascend's and vLLM's."""
+    try:
+        from sam_rollout.bench import sampler_bench as program
+    except ModuleNotFoundError as error:
+        typer.echo(f"sam-rollout: {error}; install the profile of a device", err=True)
+        raise typer.Exit(2) from error
+    device = device or program.default_device()
+    if device not in ("cpu", "cuda", "npu"):
+        raise typer.BadParameter(f"{device}: cpu, cuda or npu", param_hint="--device")
+    setting = program.Setting(tuple(batch), tuple(k), vocabulary, device, threads, budget_s)
+    result = program.measure(setting)
+    if as_json:
+        typer.echo(dumps(result, indent=1))
+    else:
+        program.show(result, wide_console())
+
+
+@app.command()
+def drafter(
+    json_path: FiguresOption = None,
+    traces: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Sets of your texts: .npy, .jsonl or .parquet of token ids, folders of such "
+            "files, run folders. May be repeated. Those of the tiny model unless given."
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Less is timed.")] = False,
+) -> None:
+    """Measure drafts and what they cost: ours, vLLM's n-grams, Arctic's suffix trees."""
+    from sam_rollout.bench import draft_tables
+    from sam_rollout.bench import drafter_bench as program
+    from sam_rollout.telemetry.traces import TraceError, read_sets
+
+    with one_line_errors(TraceError):
+        if json_path is not None and not json_path.parent.is_dir():  # not when all is measured
+            raise NotADirectoryError(f"{json_path}: {json_path.parent} is no folder")
+        texts = read_sets(traces or [TINY_TEXTS])
+        costs = program.QUICK if quick else program.CostSizes()
+        with wide_console().status("starting") as status:
+            result = program.Bench(texts, costs, progress=status.update).run()
+        draft_tables.show(result, wide_console())
+        write_json(json_path, result)

@@ -1,0 +1,129 @@
+"""The commands that look at this machine: `sam-rollout check-operators` and `doctor`."""
+
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sam_rollout.commands.command_line import (
+    FiguresOption,
+    PrintJsonOption,
+    one_line_errors,
+    wide_console,
+    with_options,
+)
+
+TINY_MODEL = "recipes/dapo_qwen3/tiny_qwen3"  # as seen from the repository's root
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """What `check-operators` is asked for."""
+
+    model: Annotated[str, typer.Option(help="Checkpoint folder or hub name.")] = TINY_MODEL
+    dtype: Annotated[
+        str, typer.Option(help="float32 (fp32), bfloat16 (bf16) or float16 (fp16).")
+    ] = "bfloat16"
+    draft_tokens: Annotated[
+        list[int], typer.Option(min=1, max=32, help="Drafts per step; may be repeated.")
+    ] = field(default_factory=lambda: [1, 3, 8])
+    max_tokens: Annotated[int, typer.Option(min=1, help="Length of each text, tokens.")] = 512
+    prompts: Annotated[int, typer.Option(min=1, help="Number of texts, all at once.")] = 8
+    seed: Annotated[int, typer.Option(help="Of the sampled texts.")] = 0
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Devices.")] = 1
+    json_path: FiguresOption = None
+    limit: Annotated[
+        float | None, typer.Option(help="Exit 1 when the maximum difference exceeds it.")
+    ] = None
+
+
+@with_options(CheckOptions)
+def check_operators(asked: CheckOptions) -> None:
+    """Compare verifying k + 1 tokens at a time with decoding one at a time, on this device.
+
+    Exit status 1: above the limit; 2: the check could not be made.
+    """
+    from sam_rollout.integrations.vllm.operators import operator_check as program
+
+    try:
+        check = program.OperatorCheck(
+            asked.model,
+            program.SHORT_DTYPES.get(asked.dtype, asked.dtype),
+            tuple(asked.draft_tokens),
+            asked.max_tokens,
+            asked.prompts,
+            asked.seed,
+            asked.tensor_parallel_size,
+        )
+        if asked.model == TINY_MODEL and not Path(asked.model).is_dir():
+            raise ValueError(f"no folder {asked.model}: run in the repository, or name a --model")
+        result = program.run(check)
+    except Exception as error:  # whatever it was: 1 would say that the check failed
+        if not isinstance(error, ValueError | OSError):
+            traceback.print_exc()
+        typer.echo(f"sam-rollout: {error}", err=True)
+        raise typer.Exit(2) from error
+    program.show(result, wide_console(), asked.limit)
+    if asked.json_path is not None:
+        with one_line_errors():
+            asked.json_path.write_text(program.to_json(result) + "\n", encoding="utf-8")
+    if asked.limit is not None and program.exceeds(result, asked.limit):
+        raise typer.Exit(1)
+
+
+def doctor(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Of the recipe, as for a run: run_dir=... trainer.nnodes=4."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="ascend_910c, cuda or cpu; the experiment's or what is installed."),
+    ] = None,
+    experiment: Annotated[
+        str | None, typer.Option(help="Check for this one; short for experiment=NAME.")
+    ] = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Check every node of the running Ray cluster.")
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option(help="Of the cluster; RAY_ADDRESS or this machine's by default.")
+    ] = None,
+    as_json: PrintJsonOption = False,
+) -> None:
+    """Check whether this machine, or a cluster, is ready for a run.
+
+    Exit status 1: something would make a run fail; warnings do not count. 2: wrong usage.
+    """
+    from sam_rollout import doctor as program
+    from sam_rollout.doctor import printed_checks
+    from sam_rollout.doctor.scope import EXPERIMENT, UnknownExperimentError, ask
+
+    if device is not None and device not in program.DEVICES:
+        allowed = ", ".join(program.DEVICES)
+        raise typer.BadParameter(f"{device}: one of {allowed}", param_hint="--device")
+    if address is not None and not cluster:
+        raise typer.BadParameter("only together with --cluster", param_hint="--address")
+    words = [*([f"{EXPERIMENT}{experiment}"] if experiment else []), *(overrides or [])]
+    try:
+        question, findings = ask(device, words, cluster)
+    except UnknownExperimentError as error:
+        raise typer.BadParameter(str(error), param_hint="experiment") from error
+
+    def progress(doing: str) -> None:
+        typer.echo(f"... {doing}", err=True)
+
+    if cluster:
+        from sam_rollout.doctor.nodes import examine_cluster
+
+        findings.extend(examine_cluster(question, address, progress))
+    else:
+        findings.extend(program.examine(question, progress))
+    if as_json:
+        typer.echo(printed_checks.to_json(question.device, question.experiment, findings))
+    else:
+        about = f"{question.device} {question.experiment}".strip()
+        typer.echo("\n".join(printed_checks.to_text(about, findings)))
+    raise typer.Exit(1 if printed_checks.overall(findings) is program.Status.FAIL else 0)

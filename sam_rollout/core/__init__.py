@@ -1,0 +1,1 @@
+"""What every room may import: settings, identity, limits, metrics and other small values."""

@@ -1,0 +1,138 @@
+"""How an experiment is composed by Hydra, and what is said where it cannot be.
+
+`configs/` is part of a checkout and completed by verl's own configuration, which is located and
+never imported: verl settles on a device while it is imported, and which one is part of the
+configuration. Hydra is imported inside functions.
+"""
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import sam_rollout
+from sam_rollout.core.settings import GONE, NEVER_FOR_ROLLOUTS, unknown
+
+CHECKOUT = Path(sam_rollout.__file__).resolve().parents[1]
+ROOT = "dapo_qwen3"
+
+
+class ExperimentError(RuntimeError):
+    """An experiment cannot be composed; the text says why in one line."""
+
+    fix = "scripts/install.sh, then run this from the checkout"
+
+
+class RefusedError(ExperimentError):
+    """Hydra refuses an override, or a configuration file."""
+
+    fix = "correct the override; python -m recipes.dapo_qwen3.main --cfg job ... shows all settings"
+
+
+class UnknownExperimentError(ExperimentError):
+    """There is no experiment of that name."""
+
+
+def prepare(checkout: Path) -> None:
+    """Make verl's configuration and the paths of a checkout known to Hydra.
+
+    Raises:
+        ExperimentError: verl is missing.
+    """
+    from omegaconf import OmegaConf
+
+    try:
+        verl = importlib.util.find_spec("verl")
+    except (ImportError, ValueError):  # of a half-removed installation
+        verl = None
+    if verl is None or not verl.submodule_search_locations:
+        raise ExperimentError(
+            "verl is not installed in this environment, and its configuration is part of every run"
+        )
+    folder = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
+    os.environ["VERL_CONFIG_DIR"] = str(folder)
+    # Paths inside the checkout, whatever the working directory.
+    OmegaConf.register_new_resolver("repo", lambda path: str(checkout / path), replace=True)
+
+
+def compose(*overrides: str) -> tuple[dict[str, Any], str]:
+    """The run that these overrides start, as plain values, everything resolved, and its device.
+
+    Args:
+        overrides: as the recipe takes them, ``experiment=NAME`` among them.
+
+    Raises:
+        UnknownExperimentError: Lists those that exist.
+        RefusedError: An override or a configuration file is wrong.
+        ExperimentError: Configurations or verl, whose configuration ours completes, are missing.
+    """
+    configs = CHECKOUT / "configs"
+    if not (configs / f"{ROOT}.yaml").is_file():
+        raise ExperimentError(
+            f"no configs/ beside the installed package ({CHECKOUT}): experiments are part of a "
+            "checkout, installed with scripts/install.sh or pip install -e"
+        )
+    prepare(CHECKOUT)
+
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        with initialize_config_dir(str(configs), version_base="1.3"):
+            config = compose(ROOT, list(overrides), return_hydra_config=True)
+        device = str(config.hydra.runtime.choices.device)
+        # Hydra's own settings hold values that exist in a run only.
+        ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        return cast(dict[str, Any], OmegaConf.to_container(ours, resolve=True)), device
+    except (HydraException, OmegaConfBaseException) as error:
+        missing = getattr(error, "missing_cfg_file", None) or ""
+        kind = UnknownExperimentError if missing.startswith("experiment/") else RefusedError
+        raise kind(explain(error)) from error
+
+
+def explain(error: Exception) -> str:
+    """One line about what Hydra or OmegaConf refuses: the name, the nearest one, those allowed."""
+    from hydra.errors import MissingConfigException, OverrideParseException
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        why = NEVER_FOR_ROLLOUTS.get(option) or unknown("option", option, sorted(error.options))
+        return f"{group} = {option!r}: {why}"
+    if isinstance(error, OverrideParseException):
+        return _explain_override(error)
+    cause = error.__cause__ or error
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
+        known = {str(key) for key in getattr(cause.parent_node, "keys", list)()}
+        if "." not in str(cause.full_key):
+            known |= _groups()
+        if not known:
+            parent = str(cause.full_key).rpartition(".")[0]
+            return f"{cause.full_key}: {parent} holds no keys; set it as a whole: {parent}=..."
+        why = GONE.get(str(cause.full_key)) or unknown("key", str(cause.key), sorted(known))
+        return f"{cause.full_key}: {why}"
+    said = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
+    return " ".join(" ".join(said).split())
+
+
+def _explain_override(error: Any) -> str:
+    """Say which argument Hydra cannot parse, and how a value with special characters is quoted."""
+    key, is_assigned, value = error.override.partition("=")
+    if not is_assigned:
+        said = " ".join(str(error).split())
+        return f"{key}: must be KEY=VALUE, or an option that --help lists ({said})"
+    if set(value) & set("=:,(){}[] ") and not value.startswith(("'", '"', "{", "[", "(")):
+        quoted = value.replace('"', '\\"')
+        return (
+            f"{key} = {value!r}: a value with = : , ( ) {{ }} [ ] or a space needs quotes for "
+            f"Hydra, and others for the shell: '{key}=\"{quoted}\"'"
+        )
+    said = " ".join(str(error.__cause__ or error).split())
+    return f"{key} = {value!r}: is not written as Hydra reads values ({said})"
+
+
+def _groups() -> set[str]:
+    """Our Hydra groups: keys of the command line that the composed configuration may lack."""
+    return {path.name for path in (CHECKOUT / "configs").iterdir() if path.is_dir()}

@@ -1,0 +1,186 @@
+"""What a section of settings is: typed fields with limits, checked when the section is made.
+
+Every choice a user has is a field of such a section (`config.py`, and one section per draft source
+in `sources/`), so that a wrong value stops a run before a model is loaded, under the name its user
+typed.
+"""
+
+import dataclasses
+import difflib
+import functools
+import math
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+MOST_LISTED = 24  # names in one error
+
+
+class ConfigError(ValueError):
+    """A configured value that cannot be run with.
+
+    Attributes:
+        field: full path of the field, such as `sam.gate.threshold`.
+        value: what it was set to.
+        allowed: what it may be, in words.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(field, value, allowed)  # all three, so that it survives pickling
+        self.field, self.value, self.allowed = field, value, allowed
+
+    def __str__(self) -> str:
+        return f"{self.field} = {self.value!r}: {self.allowed}"
+
+
+# Ways to sample that are asked for in vain -> why.
+NEVER_FOR_ROLLOUTS = {
+    "arbitrage": "keeps steps of a draft model and so changes what is sampled; it is for "
+    "evaluating checkpoints and making data: python -m recipes.arbitrage (docs/arbitrage.md)"
+}
+
+# Keys that there were -> what takes their place.
+GONE = {
+    "sam.sources.siblings": "it is sam.sources.prompt now",
+    "sam.sources.history": "it is sam.sources.prompt.earlier_steps and sam.texts now",
+    "sam.sources.corpus": "it is sam.sources.run.corpus now, token ids",
+    "sam.sources.run.path": "it is sam.texts.path now, one folder for all sources",
+}
+
+
+def unknown(what: str, name: str, known: Sequence[str]) -> str:
+    """Why a name is refused: the nearest one there is, and all unless they are very many.
+
+    Args:
+        what: is named, "key" say.
+    """
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" did you mean {close[0]!r}?" if close else ""
+    if close and len(known) > MOST_LISTED:
+        return f"unknown {what};{hint}"
+    return f"unknown {what};{hint} known {what}s: {', '.join(known) or 'none'}"
+
+
+def setting(default: Any, *, meaning: str = "", allowed: str = "", **limits: Any) -> Any:
+    """A dataclass field with its limits: minimum, maximum (integers) or choices (strings).
+
+    Args:
+        default: its one home.
+        meaning: for the reference page; sections whose rows are written by hand have none.
+        allowed: for the reference page, where limits do not say it.
+        limits: what is checked.
+    """
+    metadata = {"meaning": meaning, "allowed": allowed, **limits}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """What all sections share: checks on construction, and the way from and to plain mappings."""
+
+    PATH: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        kinds = self._kinds()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            allowed = _violation(value, kinds[field.name], field.metadata)
+            if allowed:
+                raise ConfigError(f"{self.PATH}.{field.name}", value, allowed)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], path: str | None = None) -> Self:
+        """Build the section from a plain mapping; absent keys take their defaults.
+
+        Args:
+            mapping: a dict, or what OmegaConf.to_container makes of a config group.
+            path: what errors call this section; by default the name of its Hydra group.
+
+        Raises:
+            ConfigError: an unknown key, a wrong type (a bool is no int, "3" is no int) or a value
+                out of range.
+        """
+        path = cls.PATH if path is None else path
+        if not isinstance(mapping, Mapping):
+            raise ConfigError(path, mapping, "must be a mapping")
+        kinds = cls._kinds()
+        values = {}
+        for key, value in mapping.items():
+            if key not in kinds:
+                why = GONE.get(f"{path}.{key}") or unknown("key", str(key), list(kinds))
+                raise ConfigError(f"{path}.{key}", value, why)
+            kind = kinds[key]
+            if kind is dict and value is None:
+                value = {}  # Hydra sets an unset mapping as a whole; into an empty one it adds keys
+            if isinstance(kind, type) and issubclass(kind, Section):
+                value = kind.from_mapping(value, f"{path}.{key}")
+            values[key] = value
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            field = path + error.field.removeprefix(cls.PATH)
+            raise ConfigError(field, error.value, error.allowed) from None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The section as nested dicts of JSON values; `from_mapping` restores an equal object."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    @functools.cache
+    def _kinds(cls) -> dict[str, Any]:
+        """Field -> type; annotations may be written as text."""
+        hints = typing.get_type_hints(cls)
+        return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _violation(value: Any, kind: Any, limits: Mapping[str, Any]) -> str:
+    """What a value should have been; empty if it is right."""
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        return f"must be {_KIND_NAMES.get(kind, kind.__name__)}, not {type(value).__name__}"
+    if isinstance(value, float) and not math.isfinite(value):  # in no order with any limit
+        return "must be a finite number"
+    if "choices" in limits and value not in limits["choices"]:
+        return "must be one of " + ", ".join(map(repr, limits["choices"]))
+    minimum, maximum = limits.get("minimum"), limits.get("maximum")
+    below = minimum is not None and value < minimum
+    above = maximum is not None and value > maximum
+    if not below and not above:
+        return ""
+    return f"must be at least {minimum}" if maximum is None else f"must be {minimum}..{maximum}"
+
+
+_KIND_NAMES = {
+    bool: "true or false",
+    dict: "a mapping",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+}
+
+
+def reference_rows(section: type[Section]) -> list[str]:
+    """The section's rows of the reference page: key, type, default, what is allowed, meaning."""
+    rows = []
+    for field in dataclasses.fields(section):
+        kind, limits = section._kinds()[field.name], field.metadata
+        if issubclass(kind, Section):
+            rows += reference_rows(kind)
+            continue
+        default = getattr(section(), field.name)
+        default = str(default).lower() if kind is bool else default
+        rows.append(
+            f"| `{section.PATH}.{field.name}` | {kind.__name__} | `{default}` | "
+            f"{_allowed(kind, limits)} | {limits['meaning']} |"
+        )
+    return rows
+
+
+def _allowed(kind: type, limits: Mapping[str, Any]) -> str:
+    """What a field may be, in words."""
+    if kind is bool:
+        return "true, false"
+    if "choices" in limits:
+        return ", ".join(f"`{choice}`" for choice in limits["choices"])
+    if "maximum" in limits:
+        return f"{limits['minimum']} to {limits['maximum']}"
+    return f"at least {limits['minimum']}" if "minimum" in limits else limits["allowed"]

@@ -1,0 +1,74 @@
+"""All checks in their order, and the way to run them that nothing on a machine can break."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from omegaconf import OmegaConf
+
+from sam_rollout.config import ConfigError
+from sam_rollout.doctor import host, installation, network
+from sam_rollout.doctor.printed_checks import Finding, Line, fail, ok, skip, warn
+from sam_rollout.doctor.scope import Question
+from sam_rollout.integrations.verl.check_results import Fact
+from sam_rollout.integrations.verl.checks import ALL_CHECKS, FILES, ask, settled
+
+Check = Callable[[Question], Iterable[Line]]
+
+
+def check_run(question: Question) -> Iterator[Line]:
+    """Ask every check of the run; one that fails does not keep the others from being asked.
+
+    The nodes of a cluster are asked for what every node must have; the rest is about the machine
+    that the run is started on.
+    """
+    if not question.config:
+        yield skip("run", "not looked at without --experiment")
+        return
+    config = OmegaConf.create(dict(question.config))
+    try:
+        run = settled(config)
+    except ConfigError as error:
+        yield fail("settings", error, fix="")
+        return
+    for check in FILES if question.cluster else ALL_CHECKS:
+        facts, noted = [], False
+        try:
+            for said in ask(check, config, run):
+                if isinstance(said, Fact):
+                    facts.append(said.text)
+                else:
+                    noted = True
+                    yield warn(check.what, said.text, fix="")
+        except ConfigError as error:
+            yield fail(check.what, error, fix="")
+        else:
+            if facts or not noted:
+                yield ok(check.what, "; ".join(facts) or "nothing to object to")
+
+
+def checks_of(device: str) -> list[tuple[str, Check]]:
+    """The checks that are for a device, in their order, each with its group."""
+    ascend = device == "ascend_910c"
+    return [
+        ("versions", installation.check_versions),
+        *([("versions", installation.check_cann)] if ascend else []),
+        ("plugins", installation.check_plugins),
+        ("drafter", host.check_kernels),
+        ("devices", host.check_cpu if device == "cpu" else host.check_accelerators),
+        ("network", network.check_ray_ports),
+        ("network", network.check_interfaces),
+        ("host", host.check_shared_memory),
+        ("host", host.check_open_files),
+        ("run", check_run),
+    ]
+
+
+def examine(question: Question, progress: Callable[[str], None]) -> Iterator[Finding]:
+    """Run every check that is for the device; one that fails itself becomes a failing line."""
+    for group, check in checks_of(question.device):
+        name = check.__name__.removeprefix("check_").replace("_", " ")
+        progress(f"{group}: {name}")
+        try:
+            yield from [Finding(group, line) for line in check(question)]
+        except (Exception, SystemExit) as error:  # a module that exits while it is imported, too
+            found = f"the check itself ended with {type(error).__name__}: {error}"
+            yield Finding(group, fail(name, found, "the other checks went on; please report this"))

@@ -1,0 +1,133 @@
+"""The machine: its devices, the drafter's kernels on it, and what its operating system grants."""
+
+import json
+import os
+import re
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from sam_rollout.doctor.printed_checks import Line, fail, judge, ok
+from sam_rollout.doctor.probe import ProbeError, run_python
+from sam_rollout.doctor.scope import Question
+from sam_rollout.sizing import GIB
+
+DEVICE_FILES = Path("/dev")
+VISIBLE = {"ascend_910c": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
+# Prints free and total bytes of every device that may be seen.
+ASK_TORCH = """
+import json, torch
+{imports}
+print(json.dumps([torch.{kind}.mem_get_info(n) for n in range(torch.{kind}.device_count())]))
+"""
+TORCH_PROGRAMS = {
+    "ascend_910c": ASK_TORCH.format(imports="import torch_npu", kind="npu"),
+    "cuda": ASK_TORCH.format(imports="", kind="cuda"),
+}
+CPU_RUN_GIB = 10  # README: what a run of the tiny experiment needs
+SHARED_MEMORY = Path("/dev/shm")
+LEAST_SHARED_GIB = 1.0  # without an experiment: more than the 64 MiB a container gets by default
+BIGGER_SHM = "mount -o remount,size=... /dev/shm; for a container docker run --shm-size=..."
+OPEN_FILES = 32768  # as in verl's instructions for several nodes: Ray holds a socket for each peer
+WARM_UP = """
+import dataclasses, json
+from sam_rollout.automaton import kernels
+print(json.dumps(dataclasses.asdict(kernels.warm_up())))
+"""
+
+
+TOOLS = {
+    "ascend_910c": ("npu-smi", "info"),
+    "cuda": ("nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"),
+}
+VISIBLE = {"ascend_910c": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
+TORCH_PROGRAMS = {
+    "ascend_910c": "import torch, torch_npu; print(torch.npu.device_count())",
+    "cuda": "import torch; print(torch.cuda.device_count())",
+}
+DRIVER = "install the vendor's driver, or start the container with its devices"
+
+
+def count_devices() -> int:
+    """Accelerators of this machine or container, whether or not a process may see them."""
+    names = (path.name for path in DEVICE_FILES.iterdir())
+    return sum(re.fullmatch(r"(davinci|nvidia)\d+", name) is not None for name in names)
+
+
+def check_cpu(_question: Question) -> Iterator[Line]:
+    """Cores and memory of the machine: the device of the CPU profile."""
+    memory, cores = psutil.virtual_memory(), len(os.sched_getaffinity(0))
+    found = f"{cores} cores; {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB are free"
+    fix = f"a run of tiny_cpu needs about {CPU_RUN_GIB} GB over all its processes"
+    yield judge("memory", found, fix, warns=memory.available < CPU_RUN_GIB * GIB)
+
+
+def check_accelerators(question: Question) -> Iterator[Line]:
+    """Let torch count devices and their memory, in a process of its own: it may crash."""
+    fix = f"install the driver, then bash scripts/install.sh {question.profile}; a container needs "
+    fix += "the device files, an NPU CANN's set_env.sh"
+    try:
+        found = json.loads(run_python(TORCH_PROGRAMS[question.device]))
+    except (ProbeError, ValueError) as error:
+        yield fail("torch", error, fix)
+        return
+    wanted, variable = int(question.setting("trainer.n_gpus_per_node", 1)), VISIBLE[question.device]
+    said = f"torch sees {len(found)} of {count_devices()}, {wanted} are needed"
+    if named := os.environ.get(variable):
+        fix = f"{variable}={named} limits them; {fix}"
+    yield judge("devices", said, fix, fails=len(found) < wanted)
+    if not found:
+        return
+    share = question.setting("actor_rollout_ref.rollout.gpu_memory_utilization", 0.9)
+    free, total = min(found, key=lambda device: device[0] / device[1])
+    said = f"{(total - free) / GIB:.1f} of {total / GIB:.0f} GiB are taken on the fullest device"
+    fix = f"end what holds it: the engine takes {share:.0%} of a device and starts no other way"
+    yield judge("memory in use", said, fix, fails=free < share * total)
+
+
+def check_kernels(_question: Question) -> Iterator[Line]:
+    """Load the drafter's kernels as a run's workers will, which compiles them the first time."""
+    try:
+        found = json.loads(run_python(WARM_UP))
+    except ProbeError as error:
+        yield fail("kernels", error, "scripts/install.sh: is there a llvmlite for this machine?")
+        return
+    how = f"{found['compiled']} compiled" if found["compiled"] else "all from the cache"
+    yield ok("kernels", f"{found['seconds']:.1f} s, {how}")
+    fix = "each process compiles for itself: set NUMBA_CACHE_DIR to a local, writable folder"
+    problem = found["problem"]
+    yield judge("kernel cache", problem or found["cache_path"], fix, warns=bool(problem))
+
+
+def check_shared_memory(question: Question) -> Iterator[Line]:
+    """Compare /dev/shm with what weights and Ray's object store take of it."""
+    usage = shutil.disk_usage(SHARED_MEMORY)
+    found = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB are free"
+    wanted = LEAST_SHARED_GIB * GIB
+    if question.config:
+        engine = "actor_rollout_ref.rollout.checkpoint_engine"
+        bucket_mib = question.setting(f"{engine}.update_weights_bucket_megabytes", 0)
+        weights = bucket_mib * 2**20 * int(question.setting("trainer.n_gpus_per_node", 1))
+        if question.device == "cuda":  # there weights do not pass through the host's memory
+            weights = 0
+        store = int(question.setting("ray_kwargs.ray_init.object_store_memory", 0))
+        wanted = weights + store
+        found += f"; {weights / GIB:.2f} for weights and {store / GIB:.2f} for Ray are wanted"
+    # With a new enough driver weights do not pass through the host's memory on NPUs either.
+    fails = bool(question.config) and question.device == "cpu"
+    small = usage.free < wanted
+    yield judge(str(SHARED_MEMORY), found, BIGGER_SHM, fails=small and fails, warns=small)
+
+
+def check_open_files(question: Question) -> Iterator[Line]:
+    """Compare the limit of open files with what a cluster needs."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (OPEN_FILES if n == resource.RLIM_INFINITY else n for n in limits)
+    fix = f"ulimit -n {OPEN_FILES} before ray start; scripts/node.sh does that by itself"
+    if hard < OPEN_FILES:
+        fix = f"raise the hard limit ({hard}) in /etc/security/limits.conf; {fix}"
+    fails = question.many_nodes and hard < OPEN_FILES
+    yield judge("open files", soft, fix, fails=fails, warns=soft < OPEN_FILES)

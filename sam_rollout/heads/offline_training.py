@@ -1,0 +1,189 @@
+"""The command `sam-rollout head train`: texts in, a head's folder out."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from sam_rollout.core.settings import ConfigError
+from sam_rollout.heads.checkpoint import CONFIG, read_head, read_json
+from sam_rollout.heads.devices import joined, load_split
+from sam_rollout.heads.expected_acceptance import acceptance
+from sam_rollout.heads.hidden_states import Policy, Sample
+from sam_rollout.heads.peers import Peers
+from sam_rollout.heads.training import Learner, TrainingSettings, train
+from sam_rollout.heads.writing import TrainableHead, fresh_head, load_head, write_head
+from sam_rollout.telemetry.traces import Trace, groups_of, read_traces
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+HELD_OUT = 0.05  # share of the prompts
+LEAST_HELD_OUT = 4
+EVALUATIONS = 10  # during training, evenly spread
+READ_TOGETHER = 240  # texts that processes with parts of a policy read before they share them out
+LOGGED = 100  # losses kept in training.json: means over as many parts of the training
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadRequest:
+    """What is asked for.
+
+    Attributes:
+        model: the policy's checkpoint folder.
+        texts: run folders with recorded traces, or files of traces.
+        draft_vocabulary: the head drafts this many tokens, those most frequent in the responses;
+            None: all.
+        start: a head to begin with, which decides its vocabulary itself; None: random weights.
+        max_tokens: of a text; what follows is not read.
+        split_model: every process of torchrun holds a part of the policy, not all of it.
+    """
+
+    model: str
+    texts: Sequence[Path]
+    output: Path
+    settings: TrainingSettings
+    draft_vocabulary: int | None = None
+    start: Path | None = None
+    max_tokens: int = 2048
+    split_model: bool = False
+
+
+def train_head(request: HeadRequest, console: Console) -> None:
+    """Train a head, say how it does on texts it was not trained on, and write it.
+
+    Processes started by torchrun train one head; the first of them speaks and writes.
+
+    Raises:
+        ConfigError: the model or a number cannot be used.
+        TraceError, OSError: texts that cannot be read.
+    """
+    with joined() as (device, peers):
+        _train_head(request, console, device, peers)
+
+
+def _train_head(request: HeadRequest, console: Console, device: torch.device, peers: Peers) -> None:
+    settings = request.settings
+    model_config = read_json(Path(request.model) / CONFIG, "--model", request.model)
+    head, shape, vocabulary, output = _begin(request, model_config)
+    learning, held_out = split([t for path in request.texts for t in read_traces(path)])
+    together = request.split_model and peers.size > 1
+    policy = (load_split if together else Policy.load)(request.model, device)
+    reader = _Reader(policy, shape.target_layers, request.max_tokens, peers, together)
+    samples = reader.read(learning, "reading texts")
+    tests = reader.read(held_out, "reading held-out texts")
+    if vocabulary is None and shape.draft_vocabulary < shape.vocabulary:
+        vocabulary = frequent_tokens(learning, shape.draft_vocabulary, shape.vocabulary)
+    learner = Learner(head.to(device), policy, settings.steps, vocabulary, output)
+    history = _train(learner, samples, tests, settings, peers)
+    if peers.rank != 0:
+        return
+    record = {
+        "texts": {"learning": len(learning), "held_out": len(held_out)},
+        "settings": dataclasses.asdict(settings),
+        **history,
+    }
+    rows = learner.output if vocabulary is not None else output
+    trained = TrainableHead(learner.head, shape, vocabulary, rows)
+    write_head(request.output, trained, model_config, request.model, settings.steps, record)
+    written, found = read_head(request.output), history["held_out"][-1]
+    chances = " / ".join(f"{chance:.3f}" for chance in found["per_position"])
+    console.print(
+        f"{request.output}: {written.parameters:,} parameters, {written.nbytes / 1e6:,.2f} MB. "
+        f"Held-out texts: drafts accepted with probability {chances} by position, "
+        f"{found['length']:.2f} tokens per verify step.",
+        soft_wrap=True,
+    )
+
+
+def _begin(request: HeadRequest, model_config: dict[str, Any]) -> TrainableHead:
+    if request.start is None:
+        place = f"--model {request.model}"
+        return fresh_head(model_config, request.settings.seed, request.draft_vocabulary, place)
+    if request.draft_vocabulary is not None:
+        allowed = "decides its vocabulary itself: leave --draft-vocab out"
+        raise ConfigError("--start", str(request.start), allowed)
+    return load_head(request.start, model_config, "--start")
+
+
+def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
+    """Traces to learn from and traces held out; all responses to a prompt are on one side.
+
+    Which prompts are held out depends on the texts alone, not on a seed: heads trained on the same
+    texts are tested on the same texts.
+
+    Raises:
+        ConfigError: too few prompts.
+    """
+    groups = groups_of(traces)
+    count = max(LEAST_HELD_OUT, round(HELD_OUT * len(groups)))
+    if len(groups) < 2 * LEAST_HELD_OUT:
+        allowed = f"must be at least {2 * LEAST_HELD_OUT}: some are held out to test the head"
+        raise ConfigError("prompts in the traces", len(groups), allowed)
+    random.Random(0).shuffle(groups)
+    parts = groups[count:], groups[:count]
+    learning, held_out = ([trace for group in part for trace in group] for part in parts)
+    return learning, held_out
+
+
+def frequent_tokens(traces: Sequence[Trace], count: int, vocabulary: int) -> torch.Tensor:
+    """The `count` tokens most frequent in responses, ascending."""
+    seen = np.bincount(np.concatenate([t.response for t in traces]), minlength=vocabulary)
+    return torch.as_tensor(np.sort(np.argsort(-seen, kind="stable")[:count]))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """Lets a policy read this process's share of texts; processes `together` read all of them."""
+
+    policy: Policy
+    layers: Sequence[int]
+    max_tokens: int
+    peers: Peers
+    together: bool
+
+    def read(self, traces: Sequence[Trace], title: str) -> list[Sample]:
+        peers = self.peers
+        if not self.together:
+            traces = traces[peers.rank :: peers.size]
+        at_once = READ_TOGETHER if self.together else max(1, len(traces))
+        samples: list[Sample] = []
+        total = sum(min(self.max_tokens, len(trace.tokens)) for trace in traces)
+        silent = peers.rank != 0
+        with tqdm(total=total, desc=title, unit="token", unit_scale=True, disable=silent) as bar:
+            for start in range(0, len(traces), at_once):
+                part = traces[start : start + at_once]
+                found = self.policy.read(part, self.layers, self.max_tokens, bar.update)
+                samples += found[peers.rank :: peers.size] if self.together else found
+        return [sample for sample in samples if len(sample.tokens) > sample.prompt + 1]
+
+
+def _train(
+    learner: Learner, samples: Sequence[Sample], tests: Sequence[Sample],
+    settings: TrainingSettings, peers: Peers,
+) -> dict[str, Any]:  # fmt: skip
+    """Train with a bar; losses and held-out figures over the share of the training done."""
+    losses: list[list[float]] = [[] for _ in range(LOGGED)]
+    tested: list[dict[str, Any]] = []
+    with tqdm(total=settings.updates, desc="training", disable=peers.rank != 0) as bar:
+        for update, loss in enumerate(train(learner, samples, settings, peers), start=1):
+            share = update / settings.updates
+            losses[min(LOGGED - 1, int(share * LOGGED))].append(loss)
+            if share >= (len(tested) + 1) / EVALUATIONS or share == 1:
+                found = acceptance(learner, tests, peers)
+                tested.append({"updates": update, "share": share, **found.figures()})
+            length = f"{tested[-1]['length']:.2f}" if tested else "-"
+            bar.set_postfix_str(f"loss {loss:.3f}, acceptance length {length}")
+            bar.update()
+    return {
+        "updates": settings.updates,
+        "loss": [sum(part) / len(part) for part in losses if part],
+        "held_out": tested,
+    }

@@ -1,0 +1,224 @@
+"""The model that drafts beside a run's policy: whether it belongs to it, and what it takes.
+
+Needs the composed configuration, and reads the folder of the drafter where it is on this machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from sam_rollout.config import ConfigError, SamConfig
+from sam_rollout.heads.checkpoint import HeadShape, read_head, shape_for
+from sam_rollout.integrations.verl import graphs
+from sam_rollout.integrations.verl.layouts import RunLayout
+from sam_rollout.integrations.verl.policy_model import read_config
+from sam_rollout.integrations.verl.registered_names import FIRST_HEAD_FOLDER
+from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter, positions_note
+from sam_rollout.sizing import DrafterSize, ModelShape, RolloutLayout
+from sam_rollout.sizing.memory import BF16, rollout_weights
+
+# Tokens that a head of unknown sizes drafts, as most public ones do (docs/model_drafters.md).
+USUAL_VOCABULARY = 32_000
+# In the config.json of models that read more than text; their language model is a part of them.
+_OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "thinker_config")
+
+
+def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape) -> None:
+    """Refuse a drafter that was made for another policy, by the policy's sizes and its files.
+
+    Raises:
+        ConfigError: names `sam.sources.model.path`.
+    """
+    if sam.drafts_with_model:
+        for policy in _policy_configs(config, shape):
+            check_drafter(sam.sources.model, policy)
+
+
+def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -> None:
+    """Refuse to train a head where its policy's hidden states are not to be had.
+
+    Raises:
+        ConfigError: names `sam.sources.model.train.enabled`, or the path of a head that is not
+            here or of a kind that cannot be trained.
+    """
+    model, strategy = sam.sources.model, config.actor_rollout_ref.actor.strategy
+    if not (sam.enabled and model.trains):
+        return
+    correction = config.algorithm.get("rollout_correction") or {}
+    policy = config.actor_rollout_ref.model
+    lora = policy.get("lora_rank") or policy.get("lora_adapter_path")
+    lora = lora or (policy.get("lora") or {}).get("rank")
+    backend = config.actor_rollout_ref.rollout.checkpoint_engine.backend
+    for reason, holds in (
+        (f"actor_rollout_ref.actor.strategy = fsdp2 or megatron, not {strategy}",
+         strategy in ("fsdp2", "megatron")),
+        ("algorithm.rollout_correction.bypass_mode = false: its hidden states are those of the "
+         "pass over old log-probabilities", not correction.get("bypass_mode")),
+        ("a policy without LoRA", not lora),
+        (f"actor_rollout_ref.rollout.checkpoint_engine.backend = naive, not {backend}",
+         backend == "naive"),
+        *_rules_of_megatron(config),
+        *_rules_of_matrices(config, shape),
+    ):  # fmt: skip
+        if not holds:
+            raise ConfigError(f"{model.train.PATH}.enabled", True, f"needs {reason}")
+    if model.path and model.folder is None:
+        allowed = "must be a folder here to be trained: fetch it first"
+        raise ConfigError(f"{model.PATH}.path", model.path, allowed)
+    if model.folder is not None:
+        from sam_rollout.heads.writing import check_trainable
+
+        check_trainable(model.folder, _config_of(shape), f"{model.PATH}.path")
+
+
+def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
+    """What a head's training asks of Megatron's settings."""
+    for name in (
+        "dynamic_context_parallel", "use_megatron_fsdp",
+        # A graph that is replayed runs no hooks.
+        "override_transformer_config.cuda_graph_impl",
+        "override_transformer_config.enable_cuda_graph",
+        "override_transformer_config.external_cuda_graph",
+    ):  # fmt: skip
+        place = f"actor_rollout_ref.actor.megatron.{name}"
+        value = str(OmegaConf.select(config, place) or "none").lower()
+        yield f"{place} unset or off, not {value}", value == "none"
+
+
+def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[str, bool]]:
+    """What a head's training asks of the policy's matrices: those of a text model, unpacked."""
+    run = config.actor_rollout_ref
+    path, packs = run.model.path, run.rollout.get("quantization")
+    yield f"actor_rollout_ref.rollout.quantization = null, not {packs}", packs is None
+    for engine in ("fsdp_config", "megatron"):
+        qat = ((run.actor.get(engine) or {}).get("qat") or {}).get("enable")
+        yield f"actor_rollout_ref.actor.{engine}.qat.enable = false, not true", not qat
+    for files in _policy_configs(config, shape):
+        others = [key for key in _OTHER_INPUTS if files.get(key)]
+        yield f"a policy that reads text alone: {path} has {', '.join(others)}", not others
+        packed = files.get("quantization_config") or {}
+        how = packed.get("quant_method")
+        yield f"a policy that is not quantised: {path} has quantization_config ({how})", not packed
+
+
+def begins_with_nothing(sam: SamConfig) -> bool:
+    """Whether the run trains a head that knows nothing yet."""
+    return sam.enabled and sam.sources.model.trains and not sam.sources.model.path
+
+
+def with_first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
+    """The settings for engines and trainer, where a head that knows nothing has a folder, too."""
+    if not begins_with_nothing(sam):
+        return sam
+    sources: Any = sam.sources  # its fields are those of the registry
+    model = replace(sources.model, path=str(_first_head_folder(config)))
+    return replace(sam, sources=replace(sources, model=model))
+
+
+def write_first_head(config: DictConfig, sam: SamConfig) -> None:
+    """Write that head, where the run begins with one."""
+    if not begins_with_nothing(sam):
+        return
+    from transformers import AutoConfig
+
+    from sam_rollout.heads.writing import write_fresh_head
+
+    policy = config.actor_rollout_ref.model.path
+    sizes = AutoConfig.from_pretrained(policy).to_dict()
+    folder = _first_head_folder(config)
+    write_fresh_head(folder, sizes, policy, sam.sources.model.max_tokens)
+
+
+def _first_head_folder(config: DictConfig) -> Path:
+    return Path(config.trainer.default_local_dir).absolute() / FIRST_HEAD_FOLDER
+
+
+def _policy_configs(config: DictConfig, shape: ModelShape) -> Iterator[Mapping[str, Any]]:
+    yield _config_of(shape)
+    if own := read_config(config):
+        yield own
+
+
+def _config_of(shape: ModelShape) -> dict[str, int]:
+    """By the names of `config.json`."""
+    return {
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
+    }
+
+
+def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
+    """What runs with this drafter, but not as it should."""
+    if not sam.drafts_with_model:
+        return
+    model, rollout = sam.sources.model, config.actor_rollout_ref.rollout
+    files = model.read_files_config()
+    layer = files.get("transformer_layer_config") or files
+    positions = layer.get("max_position_embeddings")
+    if note := positions_note(model, positions, rollout.max_model_len):
+        yield note
+    covered = graphs.covered_requests(config, sam)
+    if graphs.graph_mode(config) != "NONE" and covered < rollout.max_num_seqs:
+        yield (
+            f"sam.sources.model: captured graphs hold {covered} of {rollout.max_num_seqs} requests "
+            f"with {graphs.tokens_per_request(sam)} tokens each; steps with more run without, "
+            f"which may cost more than drafts bring: see {graphs.SIZES} and sam.max_draft_tokens"
+        )
+
+
+def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
+    """Memory of the drafter on one device, and how it is known."""
+    model = sam.sources.model
+    tensor = model.options.get("draft_tensor_parallel_size") or layout.rollout.tensor
+    if sam.drafts_with_model:
+        if model.trains and not model.path:
+            first = shape_for(_sizes_of(layout.shape), (), None)
+            return _head_size(first, 0, tensor), "memory of the head that the run begins with"
+        if model.method == "eagle3" and model.folder is None:
+            return _head_size(_usual_head(layout.shape), 0, tensor), (
+                f"memory estimated: one layer of the policy's sizes, {USUAL_VOCABULARY:,} tokens"
+            )
+        if model.method == "eagle3":
+            head = read_head(model.folder, f"{model.PATH}.path")
+            # The embedding is the policy's, and a whole output layer, too, if the files have none.
+            own = head.shape.vocabulary * head.shape.hidden_size
+            whole = head.shape.draft_vocabulary == head.shape.vocabulary
+            output = own if whole and "lm_head.weight" in head.own_policy_weights else 0
+            return _head_size(head.shape, output, tensor), "memory by its files"
+        if model.method == "draft_model" and (
+            shape := ModelShape.of_model(model.read_files_config())
+        ):
+            weights = rollout_weights(shape, RolloutLayout(tensor, tensor))
+            size = DrafterSize(weights, shape.kv_cache_bytes(tensor))
+            return size, "memory by its config.json"
+    return DrafterSize(), "memory unknown, not counted"
+
+
+def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
+    """Of a head with so many more parameters; `fc` is whole on every rank."""
+    whole = math.prod(shape.weights["fc.weight"])
+    maps = ("t2d", "d2t")
+    divided = more + sum(math.prod(d) for n, d in shape.weights.items() if n not in maps) - whole
+    kv_heads = max(1, shape.kv_heads // tensor)
+    return DrafterSize(BF16 * (whole + divided / tensor), 2 * BF16 * kv_heads * shape.head_dim)
+
+
+def _usual_head(policy: ModelShape) -> HeadShape:
+    return shape_for(_sizes_of(policy), (), min(USUAL_VOCABULARY, policy.vocab))
+
+
+def _sizes_of(policy: ModelShape) -> dict[str, int]:
+    """Of a head as wide as the policy."""
+    # Qwen3's with experts have none; their config.json names three times the hidden size.
+    intermediate = policy.intermediate or 3 * policy.hidden
+    return {**_config_of(policy), "intermediate_size": intermediate}

@@ -1,0 +1,151 @@
+"""Draws one panel with matplotlib: metrics over training steps, a colour per side."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import pyarrow.compute as pc
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from sam_rollout.report.panels import Panel
+from sam_rollout.report.runs import Run, flat
+from sam_rollout.telemetry.curve import RunningCurve, plot, running_curve
+
+# Okabe and Ito: told apart by readers with any colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+INK, MUTED, RULE = "#1A1F26", "#5B6570", "#E2E5E9"
+LINES = ("-", "--", ":", "-.")
+WIDTHS = (3.5, 1.3)  # the first side stays visible below others that are equal to it
+REST = 0.3  # opacity of what is stacked below the first metric
+MAX_BARS = 24  # per side; more steps than that share bars
+_MARKED = 60  # points; longer lines carry no markers
+STYLE = {
+    "font.size": 8, "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "legend.fontsize": 7, "legend.frameon": False, "axes.grid": True, "axes.grid.axis": "y",
+    "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
+    "grid.color": RULE, "text.color": INK, "axes.titlecolor": INK, "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Side:
+    """What has one colour in a chart: a run, or several that are repeats of each other.
+
+    `runs` holds a frame per run, index: training step, columns: metrics. `steps` are shown, all if
+    None. `curve` is that of one training step's rollout.
+    """
+
+    name: str
+    colour: str
+    runs: Sequence[pd.DataFrame]
+    steps: Sequence[int] | None = None
+    curve: RunningCurve | None = None
+
+    def shown(self, panel: Panel) -> list[str]:
+        """The metrics of a panel that every run has."""
+        known = set.intersection(*(set(run.columns) for run in self.runs))
+        if panel.pattern:
+            return sorted(name for name in known if re.fullmatch(panel.pattern, name))
+        return [name for name in panel.metrics if name in known]
+
+    def labels(self, panel: Panel) -> list[tuple[str, str]]:
+        """What each of those metrics is called in the legend, and its name."""
+        names = self.shown(panel)
+        if len(names) == 1:
+            return [(self.name, names[0])]
+        groups = {name.rpartition("/")[0] for name in names}
+        prefix = f"{groups.pop()}/" if len(groups) == 1 else "sam/"
+        return [(f"{self.name}: {name.removeprefix(prefix)}", name) for name in names]
+
+    def values(self, name: str) -> pd.DataFrame:
+        """A metric, [training steps, runs], without steps that no run knows it of."""
+        table = pd.concat([run[name] for run in self.runs], axis=1, ignore_index=True)
+        return (table if self.steps is None else table.reindex(self.steps)).dropna(how="all")
+
+
+def rollout_curve(run: Run, step: int) -> RunningCurve | None:
+    """The running requests of a run's rollout, as charts draw them."""
+    table = run.read_table("engine_steps", run.problems)
+    threshold = flat(run.start.config or {}).get("rollout_telemetry.tail_threshold", 0)
+    rows = table.filter(pc.equal(table["step"], step))
+    return running_curve([rows], tail_threshold=threshold)
+
+
+def draw(axis: Axes, panel: Panel, sides: Sequence[Side]) -> Mapping[str, pd.Series]:
+    """Draw the panel without title and legend; says so where no side has it.
+
+    Returns what is drawn over training steps, by its label.
+    """
+    if panel.picture:
+        return _running(axis, sides)
+    tables = {
+        (number, place, label): values
+        for number, side in enumerate(sides)
+        for place, (label, name) in enumerate(side.labels(panel))
+        if len(values := side.values(name))
+    }
+    if not tables:
+        nothing(axis)
+        return {}
+    if panel.stacked:
+        _bars(axis, sides, tables)
+    else:
+        _lines(axis, sides, tables)
+    if panel.zero_based:
+        axis.set_ylim(bottom=0)
+    axis.set_ylabel(panel.unit)
+    axis.set_xlabel("training step")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return {label: table.mean(axis=1) for (_, _, label), table in tables.items()}
+
+
+def nothing(axis: Axes) -> None:
+    """Say that there is nothing to draw."""
+    axis.set_axis_off()
+    axis.text(0.5, 0.5, "not recorded", ha="center", transform=axis.transAxes, color=MUTED)
+
+
+_Tables = Mapping[tuple[int, int, str], pd.DataFrame]  # by number of the side, of the metric, label
+
+
+def _lines(axis: Axes, sides: Sequence[Side], tables: _Tables) -> None:
+    """Means over the runs of a side; where it has several, each of them as a thin line."""
+    for (number, place, label), table in tables.items():
+        colour = sides[number].colour
+        if table.shape[1] > 1:
+            axis.plot(table.index, table, color=colour, linewidth=0.6, alpha=0.4)
+        axis.plot(
+            table.index, table.mean(axis=1), LINES[place % len(LINES)], color=colour, label=label,
+            linewidth=WIDTHS[number > 0], marker="o" if len(table) <= _MARKED else "", markersize=3,
+        )  # fmt: skip
+    axis.margins(y=0.2)
+
+
+def _bars(axis: Axes, sides: Sequence[Side], tables: _Tables) -> None:
+    """Sides next to each other, the first metric in full colour on top of the others."""
+    size = -(-max(map(len, tables.values())) // MAX_BARS)  # steps that share a bar
+    width, bottoms = 0.8 * size / len(sides), dict[int, pd.Series]()
+    for (number, place, label), table in sorted(tables.items(), key=lambda item: -item[0][1]):
+        steps = table.mean(axis=1).rename("value").rename_axis("step").reset_index()
+        bins = steps.groupby(steps.index // size).mean()
+        bottom = bottoms.get(number, 0)
+        axis.bar(
+            bins["step"] + (number - (len(sides) - 1) / 2) * width, bins["value"], width,
+            bottom=bottom, color=sides[number].colour, alpha=REST if place else 1, label=label,
+        )  # fmt: skip
+        bottoms[number] = bottom + bins["value"]
+
+
+def _running(axis: Axes, sides: Sequence[Side]) -> Mapping[str, pd.Series]:
+    curves = [(side, side.curve) for side in sides if side.curve is not None]
+    if not curves:
+        nothing(axis)
+    for side, curve in curves:
+        plot(curve, axis, name=side.name, colour=side.colour)
+    if curves:
+        axis.set_xlim(0, max(curve.time_s[-1] for _, curve in curves))
+        axis.set_ylim(0, 1.05 * max(curve.top for _, curve in curves))
+    return {}

@@ -1,0 +1,211 @@
+"""Which curves stand where, and what each section answers: the one declaration of panels.
+
+The workspace of wandb, the layout of TensorBoard, the pictures and the page of a comparison all
+read it. Names of ours are those that sam_rollout.telemetry declares; the others are verl's, of its
+version 0.9.1.
+"""
+
+from dataclasses import dataclass, replace
+
+from sam_rollout.sources import NAMES
+from sam_rollout.telemetry.curve import CURVE_NAME
+
+# A pattern of names; the trainer puts the data set's name and the number of samples into these.
+HELD_OUT = r"val-core/.+/acc/mean@\d+"
+POSITIONS = r"sam/draft/accepted_position_\d+"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart: `metrics` as lines, or every metric that matches `pattern`, or a `picture`.
+
+    `reading` says how to read it. `row` names the row of a comparison whose figures head the chart;
+    the panels that have one make the picture of a comparison.
+    """
+
+    title: str
+    metrics: tuple[str, ...] = ()
+    unit: str = ""
+    pattern: str = ""
+    picture: str = ""
+    zero_based: bool = False  # times and counts, so that ratios can be seen
+    stacked: bool = False  # the metrics are parts of a whole, the first one is the point
+    reading: str = ""
+    row: str = ""
+
+    @property
+    def shows(self) -> str:
+        """Its metrics in words."""
+        return self.picture or self.pattern or ", ".join(self.metrics)
+
+    def of_both_sides(self) -> "Panel":
+        """The panel for charts that have the baseline in them: without its figures beside a run."""
+        own = (name for name in self.metrics if not name.startswith("compare/"))
+        return replace(self, metrics=tuple(own))
+
+
+@dataclass(frozen=True)
+class Section:
+    """Charts that answer one question; the first one is to be looked at first."""
+
+    title: str
+    question: str
+    panels: tuple[Panel, ...]
+
+
+SECTIONS = (
+    Section(
+        "Compare",
+        "Is the run with drafts faster than the baseline, at equal text?",
+        (
+            Panel(
+                "Speed-up over the baseline",
+                ("compare/speedup_rollout", "compare/speedup_tail", "compare/speedup_step"),
+            ),
+            Panel(
+                "Gain at equal tokens (speed-up - 1 per token)", ("compare/gain_at_equal_tokens",)
+            ),
+            Panel("Speed-up of all rollouts so far", ("compare/speedup_rollout_so_far",)),
+            Panel(
+                "Speed-up estimated within the run", ("sam/gain/speedup",),
+                reading="Where there is no baseline to lay beside it.",
+            ),
+            Panel(
+                "Rollout", ("sam/engine/rollout_s", "compare/rollout_s_baseline"), "s",
+                zero_based=True, reading="Busy time of the slowest engine; lower is faster.",
+            ),
+            Panel(
+                "Long tail", ("sam/tail/time_s", "compare/tail_time_baseline"), "s",
+                zero_based=True,
+            ),
+            Panel(
+                "Training step", ("timing_s/step", "compare/step_s_baseline"), "s",
+                zero_based=True, reading="Rollout, training and the rest.", row="step",
+            ),
+        ),
+    ),
+    Section(
+        "Long tail",
+        "How much of the rollout waits for a few long responses?",
+        (
+            Panel(
+                "Running requests over time", picture=CURVE_NAME,
+                reading="Shaded: the long tail. The side whose line ends first is the faster.",
+            ),
+            Panel("Long tail / rollout", ("sam/tail/share",), "share", zero_based=True),
+            Panel(
+                "Time inside and outside the tail", ("sam/tail/time_s", "sam/bulk/time_s"), "s",
+                zero_based=True, stacked=True, row="rollout",
+                reading="Dark: the long tail; light: the rest.",
+            ),
+            Panel(
+                "Time per token inside the tail", ("sam/tail/time_per_token_ms",), "ms",
+                zero_based=True, row="tail",
+            ),
+            Panel(
+                "Time per token outside the tail", ("sam/bulk/time_per_token_ms",), "ms",
+                zero_based=True, reading="Falls where drafts pay with many requests, too.",
+            ),
+            Panel(
+                "Responses", ("response_length/mean", "response_length/max"), "tokens",
+                zero_based=True,
+            ),
+        ),
+    ),
+    Section(
+        "Speculation",
+        "Are drafts accepted, when is the gate open, and what do drafts cost?",
+        (
+            Panel(
+                "Acceptance length (1 = no drafts)", ("sam/draft/acceptance_length",), "tokens",
+                row="acceptance_length",
+                reading="Tokens of a request per step that verifies its draft.",
+            ),
+            Panel("Accepted at position k", unit="share", pattern=POSITIONS, zero_based=True),
+            Panel(
+                "Draft tokens verified and accepted",
+                ("sam/draft/drafted_tokens", "sam/draft/accepted_tokens"), "tokens",
+                zero_based=True,
+            ),
+            Panel("Gate open", ("sam/gate/open_share",), "share", zero_based=True),
+            Panel(
+                "Drafter per engine step", ("sam/draft/time_us_per_step",), "us", zero_based=True
+            ),
+            Panel(
+                "Accepted by source", tuple(f"sam/draft/accepted_{name}" for name in NAMES),
+                "tokens", zero_based=True,
+            ),
+            Panel(
+                "Draft head that the run trains",
+                ("sam/head_training/length", "sam/head_training/first_length"), "tokens",
+                reading="Per verify step, over responses it has not learned from; beside it the "
+                "head that the run began with, over the same.",
+            ),
+        ),
+    ),
+    Section(
+        "Learning",
+        "Does the policy learn, whatever the speed?",
+        (
+            Panel(
+                "Accuracy before filtering", ("sam/rounds/accuracy_unfiltered",), "share",
+                reading="Share of right responses in training.",
+            ),
+            Panel("Held-out accuracy", unit="share", pattern=HELD_OUT),
+            Panel(
+                "Reward of the training batch",
+                ("critic/rewards/mean", "compare/reward_baseline"), row="reward",
+                reading="Lines that part: the sides trained on other responses.",
+            ),
+            Panel(
+                "Response length", ("response_length/mean", "compare/response_length_baseline"),
+                "tokens", row="response_length",
+                reading="Lines that lie on each other: both sides did the same work.",
+            ),
+            Panel("Entropy", ("actor/entropy",), "nats"),
+            Panel("Gradient norm", ("actor/grad_norm",)),
+        ),
+    ),
+    Section(
+        "Losslessness",
+        "Do drafts leave alone what is sampled and learned?",
+        (
+            Panel(
+                "Rollout against trainer: probability of a token",
+                ("training/rollout_probs_diff_mean",), "mean difference", zero_based=True,
+            ),
+            Panel(
+                "Correlation of both", ("training/rollout_actor_probs_pearson_corr",)
+            ),
+            Panel("KL of rollout and trainer", ("rollout_corr/kl",)),
+            Panel("Drafter errors survived", ("sam/draft/failures",), zero_based=True),
+        ),
+    ),
+    Section(
+        "Engine",
+        "What does the engine do, and where does the step's time go?",
+        (
+            Panel("Throughput", ("sam/engine/tokens_per_s",), "tokens/s", zero_based=True),
+            Panel(
+                "Parts of the training step",
+                (
+                    "timing_s/gen", "timing_s/old_log_prob", "timing_s/update_actor",
+                    "timing_s/update_weights",
+                ), "s",
+                zero_based=True,
+            ),
+            Panel("Generation rounds", ("sam/rounds/count",), zero_based=True),
+            Panel("Preemptions", ("sam/engine/preempted",), "requests", zero_based=True),
+            Panel("Memory of drafter state", ("sam/draft/bytes",), "bytes", zero_based=True),
+        ),
+    ),
+)  # fmt: skip
+
+
+# The panels that sum up a comparison.
+SUMMARY = tuple(panel for section in SECTIONS for panel in section.panels if panel.row)
+
+
+def names() -> list[str]:
+    """Every metric that a panel shows by its name."""
+    return sorted({name for section in SECTIONS for p in section.panels for name in p.metrics})

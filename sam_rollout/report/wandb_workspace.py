@@ -1,0 +1,118 @@
+"""The layout as a workspace of Weights & Biases, built with its package wandb-workspaces.
+
+Building needs no network and no account; saving does.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from sam_rollout.report.panels import SECTIONS, Panel, Section
+
+if TYPE_CHECKING:
+    import wandb_workspaces.workspaces as ws
+
+STEP_AXIS = "training/global_step"
+COLUMNS = 3
+
+
+class DashboardError(Exception):
+    """The workspace cannot be built or saved; the text says what to do."""
+
+
+def build(entity: str, project: str, name: str, group: str = "") -> "ws.Workspace":
+    """A workspace of every section.
+
+    Args:
+        entity: user or team that owns the project.
+        project: `trainer.project_name` of the runs.
+        name: what the workspace is called.
+        group: show the runs of this comparison only, one line a side with the spread over its runs.
+
+    Raises:
+        DashboardError: wandb-workspaces is not installed.
+    """
+    try:
+        import wandb_workspaces.workspaces as ws
+        from wandb_workspaces import expr
+    except ImportError as error:
+        raise DashboardError(
+            f"{error}: install it with pip install 'sam_rollout[dashboard]'"
+        ) from error
+
+    runs = ws.RunsetSettings(
+        pinned_columns=[
+            "run:displayName",
+            "run:jobType",
+            "summary:sam/engine/rollout_s.mean",
+            "summary:sam/tail/time_s.mean",
+            "summary:sam/draft/acceptance_length.mean",
+        ]
+    )
+    if group:
+        runs.filters = expr.And(expr.Metric("Group") == group)
+        runs.groupby = [expr.Metric("JobType")]
+    return ws.Workspace(
+        entity=entity,
+        project=project,
+        name=name,
+        sections=[_section(section, number == 0) for number, section in enumerate(SECTIONS)],
+        settings=ws.WorkspaceSettings(x_axis=STEP_AXIS, max_runs=20),
+        runset_settings=runs,
+        auto_generate_panels=False,
+    )
+
+
+def _section(section: Section, first: bool) -> "ws.Section":
+    import wandb_workspaces.reports.v2 as wr
+    import wandb_workspaces.workspaces as ws
+
+    question = wr.MarkdownPanel(markdown=f"**{section.question}**\n\nLook first: the next panel.")
+    return ws.Section(
+        name=section.title,
+        panels=[question, *(_panel(panel) for panel in section.panels)],
+        is_open=True,
+        pinned=first,
+        layout_settings=ws.SectionLayoutSettings(columns=COLUMNS, rows=3),
+        panel_settings=ws.SectionPanelSettings(x_axis=STEP_AXIS),
+    )
+
+
+def _panel(panel: Panel) -> Any:
+    import wandb_workspaces.reports.v2 as wr
+
+    if panel.picture:
+        return wr.MediaBrowser(
+            title=panel.title, media_keys=[panel.picture], gallery_axis="step", num_columns=2
+        )
+    shown: dict[str, Any] = {"y": list(panel.metrics)}
+    if panel.pattern:
+        shown = {"metric_regex": panel.pattern}
+    return wr.LinePlot(
+        title=panel.title,
+        x=STEP_AXIS,
+        title_x="training step",
+        title_y=panel.unit or None,
+        range_y=(0 if panel.zero_based else None, None),
+        plot_type="stacked-area" if panel.stacked else None,
+        **shown,
+    )
+
+
+def specification(workspace: "ws.Workspace") -> dict[str, Any]:
+    """What would be sent to the server, as plain JSON values."""
+    return workspace._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def save(workspace: "ws.Workspace") -> str:
+    """Save on the server; returns the address.
+
+    Raises:
+        DashboardError: no account, no network, or the server refuses.
+    """
+    try:
+        workspace.save()
+    except Exception as error:  # of wandb, its GraphQL client or the connection
+        raise DashboardError(
+            f"the workspace cannot be saved ({type(error).__name__}: {error}); log in with "
+            "wandb login, or write it to a file with --json"
+        ) from error
+    return workspace.url

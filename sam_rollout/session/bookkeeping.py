@@ -1,0 +1,144 @@
+"""A session's record of its steps and requests, and what the record itself costs."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+import numpy as np
+
+from sam_rollout.core.limits import Limits
+from sam_rollout.gating import EngineStep
+from sam_rollout.session.ledger import BY_PLACE, KEPT, REQUESTS, TOKENS, RequestLedger
+from sam_rollout.sources import NAMES
+from sam_rollout.telemetry.records import NOTE_COLUMNS
+
+logger = logging.getLogger(__name__)
+
+
+class Bookkeeping:
+    """Books every engine step; notes on steps that fail end alone, the ledger goes on.
+
+    Args:
+        limits: of the engine.
+        sources: names of the drafter's sources.
+        sampler_us: host time in the samplers since the last call.
+        record: whether steps are noted and `drain` is called.
+
+    Attributes:
+        failures: of notes on engine steps.
+        ledger: totals by request and by length of context.
+    """
+
+    def __init__(
+        self, limits: Limits, sources: Sequence[str], sampler_us: Callable[[], float], record: bool
+    ) -> None:
+        self.failures = 0
+        self.ledger = RequestLedger(limits, len(sources))
+        self._k = limits.k
+        self._places = [NAMES.index(name) for name in sources]
+        self._notes: list[tuple[Any, ...]] = []
+        self._sampler_us = sampler_us
+        self._record = record
+        self._spent_ns = 0  # on the ledger in the step under way
+
+    def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
+        """Follow a changed batch; return the requests that have ended."""
+        started_ns = time.perf_counter_ns()
+        ended = self.ledger.follow(request_ids, live)
+        if not self._record:
+            self.ledger.drain()  # nobody will: keep totals of ended requests from piling up
+        self._spent_ns += time.perf_counter_ns() - started_ns
+        return ended
+
+    def book(self, step: EngineStep, *, drafted: bool) -> None:
+        """Add up what became of a step's drafts; `drafted`: anything was to be verified."""
+        started_ns = time.perf_counter_ns()
+        self.ledger.book(step.verified, step.num_tokens, drafted=drafted)
+        self._spent_ns += time.perf_counter_ns() - started_ns
+
+    def end(self, started_ns: int, offered: np.ndarray | None, budget: int) -> None:
+        """End the session's part of a step, which began at `started_ns`.
+
+        Args:
+            started_ns: of `time.perf_counter_ns`.
+            offered: bool[B], rows that may draft; None for none.
+            budget: draft tokens.
+        """
+        records_from_ns = time.perf_counter_ns() - self._spent_ns
+        self.ledger.offer(offered)
+        if self._record and not self.failures:
+            try:
+                self._note(started_ns, records_from_ns, budget)
+            except Exception:
+                self.failures += 1
+                self._notes = []  # no half of a note is handed over
+                logger.warning(
+                    "Engine steps cannot be recorded any more and count as without drafts; "
+                    "drafting goes on.",
+                    exc_info=True,
+                )
+        self._spent_ns = 0
+
+    def _note(self, started_ns: int, records_from_ns: int, budget: int) -> None:
+        """Note a step that ends now, as cheap as a tuple."""
+        time_s, sums, sampler_us = time.monotonic(), self.ledger.step.tobytes(), self._sampler_us()
+        now_ns = time.perf_counter_ns()
+        drafter_us, telemetry_us = (now_ns - started_ns) / 1000, (now_ns - records_from_ns) / 1000
+        self._notes.append((time_s, budget > 0, budget, drafter_us, sampler_us, telemetry_us, sums))
+
+    def end_training_step(self) -> None:
+        """What was spent since the last engine step is part of none."""
+        self._spent_ns = 0
+
+    def drain(self) -> dict[str, Any]:
+        """See `DraftSession.drain`; `counters` are those of the ledger."""
+        return {
+            "steps": self._columns(),
+            "clock_s": time.monotonic(),
+            "host": platform.node(),
+            "requests": {name: tuple(one) for name, one in self.ledger.drain().items()},
+            "counters": self.ledger.take_counters(),
+        }
+
+    def _columns(self) -> dict[str, list[Any]]:
+        """The columns of `DraftNote` since the last call, and when each note was taken.
+
+        `noted_s` is CLOCK_MONOTONIC, comparable across the processes of a host.
+        """
+        notes, self._notes = self._notes, []
+        if not notes:
+            return {name: [] for name in ("noted_s", *NOTE_COLUMNS)}
+        noted_s, gate_open, budget, drafter_us, sampler_us, telemetry_us, verified = zip(
+            *notes, strict=True
+        )
+        sums = np.frombuffer(b"".join(verified), np.int64).reshape(len(notes), -1)
+        by_source = np.zeros((2, len(notes), len(NAMES)), np.int64)
+        width = len(self._places)
+        for kind in range(2):
+            first = BY_PLACE + self._k + kind * width
+            by_source[kind][:, self._places] = sums[:, first : first + width]
+        drafted = sums[:, REQUESTS] > 0
+        columns = {
+            "gate_open": gate_open,
+            "draft_budget": budget,
+            "drafter_us": drafter_us,
+            "sampler_us": sampler_us,
+            "telemetry_us": telemetry_us,
+            "draft_requests": sums[:, REQUESTS].tolist(),
+            "draft_tokens": sums[:, TOKENS].tolist(),
+            "accepted_tokens": sums[:, KEPT].tolist(),
+            "accepted_per_position": _lists(sums[:, BY_PLACE : BY_PLACE + self._k], drafted),
+            "drafted_per_source": _lists(by_source[0], drafted),
+            "accepted_per_source": _lists(by_source[1], drafted),
+        }
+        return {"noted_s": list(noted_s), **{name: list(columns[name]) for name in NOTE_COLUMNS}}
+
+
+def _lists(table: np.ndarray, drafted: np.ndarray) -> list[list[int]]:
+    """A list per step; an empty one where the step verified no draft."""
+    both = zip(table.tolist(), drafted.tolist(), strict=True)
+    return [row if known else [] for row, known in both]

@@ -1,0 +1,242 @@
+"""The source `prompt`: the responses to one prompt draft from each other.
+
+All responses to a prompt, running or finished, share one automaton while the training step lasts.
+They grow in turns, so a row finds what its siblings wrote one engine step ago. The prompt is read
+once for all of them. Siblings that other engines sample are read beside these
+(`support/shared_texts.py`).
+
+Epochs repeat their prompts, and a policy changes slowly: responses of earlier steps share long
+passages with today's. When a prompt's first request comes, they are read from disk in a thread,
+into an automaton that takes the place of the first one when it is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.core.identity import GroupKey, RequestIdentity
+from sam_rollout.core.metric import Metric
+from sam_rollout.core.settings import Section, setting
+from sam_rollout.sources.contract import Limits, Piece, SourceEntry, Usage
+from sam_rollout.sources.support.grouped import Group, GroupedTexts
+from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
+from sam_rollout.sources.support.responses import Responses, is_of_training
+from sam_rollout.sources.support.seeds import Seed
+from sam_rollout.sources.support.shared_texts import Place, SharedTexts
+
+# Of the memory, for the earlier responses to one prompt.
+_SHARE_OF_ONE = 1 / 4
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptSourceConfig(Section):
+    """Settings of the drafts from other responses to the same prompt."""
+
+    PATH: ClassVar[str] = "sam.sources.prompt"
+
+    enabled: bool = setting(
+        True,
+        meaning="Draft from the other responses to the same prompt that this engine samples or has "
+        "sampled in the same training step, or, with `share`, others do.",
+    )
+    earlier_steps: bool = setting(
+        True,
+        meaning="Draft from those of earlier training steps, too, and keep those of this one (in "
+        "`sam.texts.path`). A run in which no prompt can come back does without, unless that path "
+        "is set ([defaults.md](defaults.md#earlier-steps)); so does plain vLLM without that path.",
+    )
+    max_bytes: int = setting(
+        4_000_000_000,
+        minimum=1 << 20,
+        meaning=f"Memory of one engine, about {LIVE_BYTES_PER_TOKEN} bytes per token of the step's "
+        "responses and of earlier ones, beside that of own text. Beyond it responses of earlier "
+        "steps go first, then whole prompts, those that are not running first; their requests go "
+        "on without until they end.",
+    )
+    share: bool = setting(
+        True,
+        meaning="Where a rollout has several engines: tell each what the others sample of the "
+        "prompts it samples itself, many times per second while they do. Then it hardly matters on "
+        "which engines siblings run. An engine reads at most 512 tokens of others per step, "
+        "and none beyond three quarters of `max_bytes`; a text that gets lost costs acceptance, "
+        "nothing else. Where engines do not see the same folder of `sam.texts`, each response is "
+        "told once more when it has ended, to one engine of every other folder. "
+        "See [many nodes](multinode.md#texts-of-other-replicas).",
+    )
+
+
+class PromptTexts(GroupedTexts[GroupKey]):
+    """One automaton per prompt, kept until its training step is over and its requests have ended.
+
+    A request without identity shares none. Where a group was given up, requests that join it in
+    the same training step do without, too. Requests outside training steps or of validation draft
+    from no earlier step.
+
+    Args:
+        config: its settings.
+        limits: of the engine.
+        responses: what the engine's requests write and have written.
+    """
+
+    name = "prompt"
+
+    def __init__(self, config: PromptSourceConfig, limits: Limits, responses: Responses) -> None:
+        super().__init__(limits, config.max_bytes, responses)
+        self._share = config.share
+        self._shared = SharedTexts(self.pool, limits, config.max_bytes, responses, self._place_of)
+        self._reads_earlier = config.earlier_steps
+        if config.earlier_steps:
+            responses.want()
+        self._reading: dict[GroupKey, Future[Seed | None]] = {}
+        self._counts = dict.fromkeys(("found", "missing", "evictions"), 0)
+
+    def key_of(self, identity: RequestIdentity | None) -> GroupKey | None:
+        """As `GroupedTexts`."""
+        return None if identity is None else identity.group_key
+
+    def bind(
+        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
+    ) -> None:
+        """As `GroupedTexts`."""
+        super().bind(request_ids, identities)
+        self._shared.bind(request_ids, identities)
+
+    def settle(self) -> None:
+        """As `GroupedTexts`; what was read of earlier steps is taken over."""
+        for key in [key for key, reading in self._reading.items() if reading.done()]:
+            self._take_over(key, self._reading.pop(key))
+        super().settle()
+
+    def finish(self, request_ids: Iterable[str]) -> None:
+        """As `GroupedTexts`; other engines are told how the responses ended."""
+        ended = list(request_ids)
+        self._shared.finish(ended)
+        super().finish(ended)
+
+    def end_step(self) -> None:
+        """The training step is over: free groups, those with live requests when these end."""
+        self._given_up.clear()
+        self._reading.clear()
+        self._shared.end_step()
+        for group in list(self._groups.values()):
+            self._end(group)
+
+    def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
+        """As `Source.exchange`; nothing unless texts are shared."""
+        return self._shared.exchange(origin, pieces) if self._share else []
+
+    def wait(self) -> None:
+        """As `Source.wait`: what is being read of earlier steps is taken over."""
+        self._responses.wait()
+        self.settle()
+
+    def usage(self) -> Usage:
+        """As `GroupedTexts`; texts of other engines are no requests."""
+        usage = super().usage()
+        return usage._replace(live_requests=usage.live_requests - self._shared.slots)
+
+    def counters(self) -> Mapping[str, int]:
+        """What became of automata, of earlier responses, and of other engines' texts."""
+        earlier = {f"earlier_{name}": count for name, count in self._counts.items()}
+        return {"prompt_evictions": self.evictions} | earlier | self._shared.counters()
+
+    def levels(self) -> Mapping[str, int]:
+        """Automata, and all memory."""
+        groups = len(self._groups) + len(self._replaced)
+        return {"prompt_groups": groups, "prompt_bytes": self._nbytes}
+
+    @property
+    def _nbytes(self) -> int:
+        return super()._nbytes + self._shared.nbytes
+
+    def _make_room(self) -> None:
+        """As `GroupedTexts`; texts of other engines that wait go first, then earlier responses."""
+        self._shared.forget_others()
+        for group in [one for one in self._groups.values() if one.seeded_tokens]:
+            if self._nbytes <= self._max_bytes:
+                return
+            self._do_without_earlier(group)
+        super()._make_room()
+
+    def _do_without_earlier(self, group: Group[GroupKey]) -> None:
+        """Free a group at once; live requests are read anew, a few tokens per engine step."""
+        self._succeed(group, self.pool.create())
+        self._counts["evictions"] += 1
+        if group.slots:  # or it is free
+            self._give_up(group)
+
+    def _take_over(self, key: GroupKey, reading: Future[Seed | None]) -> None:
+        """Let a prompt's requests draft from its earlier responses."""
+        if (error := reading.exception()) is not None:
+            return self._responses.fail(error)
+        seed = reading.result()
+        self._counts["missing" if seed is None else "found"] += 1
+        group = self._groups.get(key)
+        if seed is None or group is None or group.is_over:
+            return
+        live = sum(self.pool.length(slot) for slot in group.slots.values())
+        needed = seed.pool.nbytes + self.pool.nbytes_of_text(group.automaton, live)
+        if self._nbytes + needed > self._max_bytes:
+            self._counts["evictions"] += 1
+            return
+        self._succeed(group, self.pool.adopt(seed.pool, seed.automaton), seed.tokens)
+
+    def _place_of(self, piece: Piece) -> Place | None:
+        """Where a piece belongs; None if its group is given up."""
+        key = piece.group_key
+        if key in self._given_up:
+            return None
+        group = self._groups.get(key)
+        return key, None if group is None else group.automaton
+
+    def _read(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
+        super()._read(token_ids, num_tokens, eligible)
+        self._shared.step()
+
+    def _begin(self, key: GroupKey, identity: RequestIdentity | None) -> Group[GroupKey]:
+        group = super()._begin(key, identity)
+        self._shared.attach(key, group.automaton)
+        if self._reads_earlier and self._responses.keeps and is_of_training(identity):
+            _, step, name = key
+            most = int(self._max_bytes * _SHARE_OF_ONE) // LIVE_BYTES_PER_TOKEN
+            self._reading[key] = self._responses.read_earlier(name, step, most)
+        return group
+
+    def _succeed(self, group: Group[GroupKey], automaton: int, seeded_tokens: int = 0) -> None:
+        self._shared.detach(group.key)
+        super()._succeed(group, automaton, seeded_tokens)
+        self._shared.attach(group.key, automaton)
+
+    def _free(self, group: Group[GroupKey]) -> None:
+        if group not in self._replaced:
+            self._shared.forget(group.key)
+        super()._free(group)
+
+
+SOURCE = SourceEntry(
+    "prompt",
+    PromptSourceConfig,
+    PromptTexts,
+    order=10,
+    metrics=(
+        Metric(
+            "shared_tokens",
+            "tokens",
+            "Tokens that other engines sampled and that were read here, once by each engine that "
+            "did. 0 with several engines: they do not reach each other.",
+        ),
+        Metric(
+            "shared_lost",
+            "pieces",
+            "Pieces that did not reach another engine, or could not be handed to one: it was gone, "
+            "or slower than they came. Not counted: responses that nobody asked for between their "
+            "end and the training step's, or before their place was needed.",
+        ),
+    ),
+)

@@ -1,0 +1,88 @@
+"""Files of token ids that a run drafts from before it has written anything itself.
+
+Lines of JSON (`.jsonl`), each a list of token ids, or the traces of a run (`.parquet` with the
+columns `prompt_ids` and `response_ids`; a run folder or a folder stands for all such files in it).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.core.settings import ConfigError
+from sam_rollout.sources.support.vocabulary import is_known
+
+_TRACES = ["prompt_ids", "response_ids"]
+
+
+def read_corpus(field: str, path: str, most_tokens: int, vocab_size: int) -> list[Int32Array]:
+    """Read a corpus.
+
+    Args:
+        field: that names the file, for errors.
+        path: of a file or folder.
+        most_tokens: that it may have.
+        vocab_size: tokens of the model.
+
+    Raises:
+        ConfigError: it cannot be read, holds too much or nothing, or token ids of another model.
+    """
+    texts: list[Int32Array] = []
+    tokens = 0
+    try:
+        for text in _texts_of(Path(path).expanduser()):
+            if not is_known(text, vocab_size):
+                raise ValueError(
+                    f"token ids from {text.min()} to {text.max()}; the model has {vocab_size}"
+                )
+            texts.append(text)
+            tokens += len(text)
+            if tokens > most_tokens:
+                allowed = f"holds more than the {most_tokens} tokens that fit in sam.sources.run"
+                raise ConfigError(field, path, f"{allowed}.max_bytes and 2^24 places")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        allowed = "must be a .jsonl file of lists of token ids, or traces of a run (.parquet)"
+        raise ConfigError(field, path, f"{allowed}: {error}") from None
+    if not tokens:
+        raise ConfigError(field, path, "holds no tokens")
+    return texts
+
+
+def _texts_of(path: Path) -> Iterator[Int32Array]:
+    if path.is_dir():
+        traces = path / "sam" / "traces"
+        for file in sorted((traces if traces.is_dir() else path).glob("*.parquet")):
+            yield from _texts_of(file)
+    elif path.suffix == ".parquet":
+        yield from _of_traces(path)
+    else:
+        with open(path, encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _ids(json.loads(line), f"line {number}")
+
+
+def _of_traces(path: Path) -> Iterator[Int32Array]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        if missing := set(_TRACES) - set(file.schema_arrow.names):
+            raise ValueError(f"{path} has no column {', '.join(sorted(missing))}")
+        for rows in file.iter_batches(batch_size=64, columns=_TRACES):
+            for row in rows.to_pylist():
+                yield _ids([*row[_TRACES[0]], *row[_TRACES[1]]], str(path))
+
+
+def _ids(value: object, place: str) -> Int32Array:
+    ids = np.array(value)
+    if ids.size == 0:
+        return np.zeros(0, np.int32)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 1 << 31:
+        raise ValueError(f"{place}: no list of token ids: {value!s:.60}")
+    return ids.astype(np.int32)

@@ -1,0 +1,42 @@
+"""Automata made of ended texts, in a thread and a pool of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from sam_rollout.automaton.interface import Int32Array
+
+if TYPE_CHECKING:
+    from sam_rollout.automaton.pool import AutomatonPool
+
+
+class Seed(NamedTuple):
+    """An automaton that live requests will share, its pool's only one."""
+
+    pool: AutomatonPool
+    automaton: int
+    tokens: int
+
+
+def empty_seed() -> Seed:
+    """Make an automaton of no text."""
+    from sam_rollout.automaton.pool import AutomatonPool  # compiles
+
+    pool = AutomatonPool()
+    return Seed(pool, pool.create(), 0)
+
+
+def read_texts(seed: Seed, texts: Iterable[Int32Array]) -> Seed:
+    """Read texts into an automaton, each by itself; most of it without the GIL."""
+    pool, automaton, tokens = seed
+    first = np.zeros(1, np.int32)
+    for text in texts:
+        slot = pool.open(automaton)
+        lengths = np.array([len(text)], np.int32)
+        pool.extend(np.array([slot], np.int32), first, text[None], lengths)
+        pool.close(slot)
+        tokens += len(text)
+    return Seed(pool, automaton, tokens)

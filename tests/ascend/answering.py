@@ -1,0 +1,302 @@
+"""Engines of vllm-ascend that answer the same prompts with and without drafts; prints JSON.
+
+A program of its own (``python -m tests.ascend.answering [ENGINE...]``): it bends vLLM's process to
+the CPU. What is ours gets into the engines as it does on an NPU: by the plugin or by a patch of
+vllm-ascend's source, and by the worker extension. What a step sampled reaches the host when
+somebody waits for it, and no earlier.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+# Before torch and vLLM are imported: all in this process, where the stand-in is.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+from npu_stand_in import engine as stand_in
+
+stand_in.prepare()
+
+# ruff: noqa: E402
+import numpy as np
+import torch
+from transformers import AutoTokenizer
+from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
+
+from recipes.dapo_qwen3.synthetic_math import draw_problems
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
+from sam_rollout.integrations.vllm.offline import EXTENSION, ON_ASCEND, offline_engine
+from sam_rollout.integrations.vllm_ascend.scheduling.late_binding import AscendLateBinding
+from sam_rollout.sources.model import ModelSourceConfig
+from tests.ascend.conftest import MODEL
+from tests.integration.responses import (
+    come_and_go,
+    core_of,
+    counted,
+    drafts,
+    generate,
+    runner_of,
+    texts,
+)
+
+WAYS: Counter[str] = Counter()  # how often each way of late binding is gone
+NOT_YET = 5  # a token like any other: who reads it too early samples something else
+K = 3  # where it is not 8
+SIBLINGS, LONGEST = 2, 110  # of prompts of the synthetic task
+# Texts that repeat themselves. While all four run, a gate that opens for two requests is closed.
+REPEATED = [[5, 6, 7, 8, 9] * 4, [1, 2, 3] * 5, [4] * 10, [9, 8, 7, 1]]
+LENGTHS = [12, 90, 20, 60]
+SAMPLING = {"cut": {"temperature": 0.8, "top_p": 0.95, "logprobs": 0}, "greedy": {"temperature": 0}}
+# For statistics: tokens after a text that repeats itself, so that drafts are kept and rejected.
+COPIES, COPIED_TOKENS = 256, 4
+FAILS_AT = 40  # call of the head
+
+
+@dataclass(frozen=True)
+class Side:
+    """What drafts, what samples, and further arguments of the engine."""
+
+    sam: SamConfig
+    sampler: str = "coupled"
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+def texts_alone(threshold: int, k: int = K, **options: Any) -> SamConfig:
+    """Drafts of texts, for so many requests at most."""
+    return SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", threshold), **options)
+
+
+def head(*names: str, k: int = K, gate: str = "threshold", **model: Any) -> SamConfig:
+    """A head and the named sources; the gate is open for any batch unless it is closed."""
+    drafter = ModelSourceConfig(True, path=f"{MODEL}_eagle3", max_tokens=K, **model)
+    sources = replace(sources_of(*names), model=drafter)
+    return SamConfig(max_draft_tokens=k, gate=GateConfig(gate, 10_000), sources=sources)
+
+
+OFF = SamConfig(enabled=False)
+CLOSED = SamConfig(gate=GateConfig("closed"))
+AUTO = SamConfig(gate=GateConfig("auto", exploration=0.1))
+# Requests are preempted, and no step holds all prompts.
+SMALL = {"max_num_seqs": 6, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 6}
+ENGINES = {
+    "off": Side(OFF, engine={"async_scheduling": False}),
+    "closed": Side(CLOSED),
+    "opens": Side(texts_alone(12)),
+    "auto": Side(AUTO),
+    "filled up": Side(texts_alone(12, k=8, pad_drafts="always")),
+    "preempted": Side(texts_alone(1_000, k=8), engine=SMALL),
+    # Or an engine's steps would not be those that the gate saw last.
+    "sync": Side(texts_alone(2, scheduling="sync")),
+    "sync, filled up": Side(texts_alone(2, scheduling="sync", pad_drafts="always")),
+    "off, stock": Side(OFF, "stock"),
+    "on, stock": Side(texts_alone(1_000, pad_drafts="always"), "stock"),
+    "head": Side(head()),
+    "head and texts": Side(head("own", "prompt", k=8), engine=SMALL),
+    "head, closed": Side(head("own", gate="closed")),
+    "head, fails": Side(head("own")),
+    # At the end: it changes the model.
+    "head, drawn": Side(head(sampled=True), "coupled_gumbel"),
+}
+
+
+class Arrival:
+    """The event of a copy to the host that takes place when somebody waits for it."""
+
+    def __init__(self, sampled: torch.Tensor, on_host: torch.Tensor) -> None:
+        self._sampled, self._on_host = sampled, on_host
+        self._asked, self._over, self._lock = 0, False, threading.Lock()
+
+    def query(self) -> bool:
+        self._asked += 1
+        if self._asked > 1:
+            self.synchronize()
+        return self._over
+
+    def synchronize(self) -> None:
+        with self._lock:
+            if not self._over:
+                self._on_host.numpy()[:] = self._sampled.numpy()
+            self._over = True
+
+
+def let_tokens_arrive_late() -> None:
+    """Without this they are on the host at once: the device is the host."""
+    made = AsyncGPUModelRunnerOutput.__init__
+
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
+        made(self, *arguments, **options)
+        sampled = self.sampled_token_ids_cpu
+        self.sampled_token_ids_cpu = torch.full_like(sampled, NOT_YET)
+        self.async_copy_ready_event = Arrival(sampled, self.sampled_token_ids_cpu)
+
+    AsyncGPUModelRunnerOutput.__init__ = init
+
+
+def count_ways() -> None:
+    """Count the ways of late binding from here on."""
+    for name in ("_bind", "_follow", "_fill"):
+        method = getattr(AscendLateBinding, name)
+
+        def call(*arguments: Any, _name: str = name, _method: Any = method, **options: Any) -> Any:
+            WAYS[_name] += 1
+            return _method(*arguments, **options)
+
+        setattr(AscendLateBinding, name, call)
+
+
+@contextmanager
+def started(side: Side) -> Iterator[Any]:
+    """The engine of a side."""
+    arguments = {
+        "worker_extension": ON_ASCEND[EXTENSION],
+        "record": True,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": 256,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 1024,
+        "num_gpu_blocks_override": 64,
+        "logprobs_mode": "processed_logprobs",
+        "seed": 1,
+        "disable_log_stats": False,
+        **side.engine,
+    }
+    # Eight times in an engine's life, a third of a second each among all modules.
+    with (
+        mock.patch.object(gc, "collect", lambda *_: 0),
+        offline_engine(MODEL, side.sam, RolloutSamplerConfig(side.sampler), **arguments) as llm,
+    ):
+        yield llm
+    gc.collect()
+
+
+def watched(runner: Any) -> list[list[int]]:
+    """Note the number of drafts of every request, step by step."""
+    sample, steps = runner._sample, []
+
+    def note(logits: Any, metadata: Any) -> Any:
+        rows = runner.input_batch.num_reqs
+        steps.append([0] * rows if metadata is None else list(metadata.num_draft_tokens))
+        return sample(logits, metadata)
+
+    runner._sample = note
+    return steps
+
+
+def count_calls(drafter: Any, fails_at: int) -> list[None]:
+    """Note every forward pass of a head, and have it fail in one."""
+    forward, calls = drafter.forward, []
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(None)
+        if len(calls) == fails_at:
+            raise RuntimeError("broken on purpose")
+        return forward(*args, **kwargs)
+
+    drafter.forward = noted
+    return calls
+
+
+def know_nothing(*models: Any) -> None:
+    """Have models say that every token is as likely: noise alone draws."""
+    for model in models:
+        type(model).compute_logits = lambda _self, hidden, *_: torch.zeros(len(hidden), 512)
+
+
+def task() -> list[list[int]]:
+    """Token ids of prompts of the synthetic task: drafts are kept from the whole distribution."""
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": problem.question}], add_generation_prompt=True
+        )["input_ids"]
+        for problem in draw_problems(seed=7, count=8)
+    ]
+
+
+def try_out(name: str) -> dict[str, Any]:
+    """Answer the prompts in an engine: texts, and how they came about."""
+    side, prompts = ENGINES[name], task()
+    drawn, with_head = name == "head, drawn", side.sam.drafts_with_model
+    with started(side) as llm:
+        runner, scheduler = runner_of(llm), core_of(llm).scheduler
+        found: dict[str, Any] = llm.collective_rpc("sam_bind")[0] | {
+            "runner": type(runner).__qualname__, "scheduler": type(scheduler).__name__
+        }  # fmt: skip
+        if with_head:
+            drafter, policy = runner.drafter.model, runner.model
+            calls = count_calls(drafter, FAILS_AT if name == "head, fails" else 0)
+            found["shared"] = [
+                drafter.lm_head is policy.lm_head,
+                drafter.model.embed_tokens is policy.model.embed_tokens,
+            ]
+        if drawn:
+            know_nothing(drafter, policy)
+        WAYS.clear()
+        # From the whole distribution, as in training.
+        lengths = np.linspace(LONGEST // 6, LONGEST, len(prompts) * SIBLINGS).astype(int).tolist()
+        outputs = generate(llm, prompts, SIBLINGS, max_tokens=lengths, ignore_eos=drawn)
+        report = llm.collective_rpc("sam_drain")[0] or {"requests": {}, "counters": {}}
+        drafted, accepted = drafts(report)
+        found |= {
+            "plain": texts(outputs),
+            "ways": list(WAYS),
+            "drafted": drafted,
+            "accepted": accepted,
+            "counters": report["counters"],
+            "kept": counted(llm, "spec_decode_num_accepted_tokens"),
+            "preemptions": counted(llm, "num_preemptions"),
+        }
+        if with_head:
+            found["calls"] = len(calls)
+            found["left_behind"] = [
+                runner.drafter.num_speculative_tokens != side.sam.max_draft_tokens,
+                "compute_logits" in vars(drafter),
+            ]
+            if name == "head, closed":
+                llm.collective_rpc("sam_probe", args=(True,))
+                generate(llm, prompts, max_tokens=32, temperature=0.0)
+                found["probe"] = llm.collective_rpc("sam_probe", args=(False,))
+            return found
+        if side.sampler == "coupled":
+            found["one by one"] = come_and_go(
+                llm, prompts, longest=LONGEST, aborts=side.sam.enabled
+            )
+        steps = watched(runner)
+        for kind, sampling in SAMPLING.items():
+            llm.collective_rpc("sam_drain")
+            steps.clear()
+            outputs = generate(llm, REPEATED, max_tokens=LENGTHS, ignore_eos=True, **sampling)
+            found[kind] = {
+                "texts": texts(outputs),
+                "logprobs": [
+                    next(iter(at.values())).logprob
+                    for output in outputs
+                    for at in output.logprobs or []
+                ],
+                "steps": [list(step) for step in steps],
+                "records": llm.collective_rpc("sam_drain")[0],
+            }
+        if side.sampler == "stock":
+            text = REPEATED[1] + found["greedy"]["texts"][1][:60]
+            options = {"max_tokens": COPIED_TOKENS, "ignore_eos": True, "top_k": 8}
+            found["copies"] = texts(generate(llm, [text], COPIES, **options))
+            report = llm.collective_rpc("sam_drain")[0]
+            found["copied"] = report and drafts(report)
+        return found
+
+
+if __name__ == "__main__":
+    count_ways()
+    let_tokens_arrive_late()
+    json.dump({name: try_out(name) for name in sys.argv[1:] or ENGINES}, sys.stdout)

@@ -1,0 +1,153 @@
+"""Whole engines: vllm-ascend's platform, worker, runner and samplers, with ours by the plugin.
+
+Drafts of texts bound late or synchronously, and of a head, leave every text as it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import chi2_contingency
+
+from sam_rollout.config import SamConfig
+from sam_rollout.integrations.vllm.drafting.startup_check import check_alive
+from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS
+from tests.ascend.conftest import MODEL
+
+AHEAD = ("closed", "opens", "auto", "filled up", "preempted")
+SYNC = ("sync", "sync, filled up")
+HEADS = ("head", "head and texts", "head, closed", "head, fails")
+THRESHOLD, K, LENGTHS = 2, 3, (12, 20, 60, 90)  # of the engines that are scheduled synchronously
+PVALUE = 1e-4
+RARE = 10  # tokens that fewer copies have, in both engines together, are taken as one
+
+
+@pytest.fixture(scope="module")
+def engines(answers):
+    return answers["engines"]
+
+
+def test_ours_is_in_vllm_ascends_runner_by_the_plugin(engines):
+    for name, found in engines.items():
+        assert found["runner"] == "NPUModelRunner" and found["way_in"] == "plugin"
+        sampler = "coupled_gumbel" if "drawn" in name else "coupled"
+        assert found["sampler"] == ("stock" if "stock" in name else sampler)
+        assert found["proposer"] == (None if name.startswith("off") else PROPOSER_CLASS)
+
+
+@pytest.mark.parametrize("name", AHEAD + SYNC + HEADS)
+def test_texts_are_those_without_drafts(engines, name):
+    """At temperature 1, against an engine that schedules synchronously."""
+    found, off = engines[name], engines["off"]
+    assert found["plain"] == off["plain"]
+    counters = found["counters"]
+    assert counters["draft/failures"] == counters["draft/rebuilds"] == 0
+    assert (found["accepted"] > 0) == ("closed" not in name)
+    assert off["scheduler"] != "AsyncScheduler"
+    assert (found["scheduler"] == "LateBindingScheduler") == (name in AHEAD)
+    assert bool(found["why_synchronous"]) == (name not in AHEAD)
+    if name in AHEAD:
+        assert set(found["ways"]) == ({"_follow"} if name == "closed" else {"_follow", "_bind"})
+        # Places that no draft was bound to are no drafts: vLLM counts what our ledger counts.
+        assert found["kept"] == found["accepted"] + counters["draft/accepted_padding_tokens"]
+    assert (found["preemptions"] > 0) == (name in ("preempted", "head and texts"))
+
+
+@pytest.mark.parametrize("name", AHEAD + SYNC)
+def test_texts_are_the_same_where_requests_come_and_go(engines, name):
+    """With aborts, minimum lengths, penalties and grammars."""
+    expected, found = engines["off"]["one by one"], engines[name]["one by one"]
+    assert 0.6 * len(expected) <= len(found) < len(expected)
+    assert found == {name: expected[name] for name in found}
+
+
+@pytest.mark.parametrize("sampling", ["cut", "greedy"])
+@pytest.mark.parametrize("name", AHEAD + SYNC)
+def test_drafts_change_the_number_of_steps_and_no_text(engines, name, sampling):
+    off, found = engines["off"][sampling], engines[name][sampling]
+    assert not any(map(any, off["steps"]))
+    assert found["texts"] == off["texts"]
+    # Processed ones, at a temperature and with a cut: vllm-ascend alone returns raw ones.
+    np.testing.assert_allclose(found["logprobs"], off["logprobs"], atol=1e-4)
+    if name not in ("closed", "auto", "preempted"):
+        assert len(found["steps"]) < len(off["steps"])
+
+
+def test_greedy_texts_are_the_same_through_vllm_ascends_own_samplers(engines):
+    off, on = (engines[name]["greedy"] for name in ("off, stock", "on, stock"))
+    assert on["texts"] == off["texts"] == engines["off"]["greedy"]["texts"]
+    assert len(on["steps"]) < len(off["steps"])
+
+
+def test_vllm_ascends_own_samplers_keep_the_distribution(engines):
+    """Hundreds of copies of a request at temperature 1; what precedes a token counts, too."""
+    off, on = (engines[name]["copies"] for name in ("off, stock", "on, stock"))
+    drafted, accepted = engines["on, stock"]["copied"]
+    assert 0 < accepted < drafted
+    for length in range(1, len(off[0]) + 1):
+        starts, counts = np.unique(
+            ["-".join(map(str, text[:length])) for text in off + on], return_inverse=True
+        )
+        table = np.stack([np.bincount(part, minlength=len(starts)) for part in np.split(counts, 2)])
+        rare = table.sum(axis=0) < RARE
+        table = np.column_stack([table[:, ~rare], table[:, rare].sum(axis=1)])
+        table = table[:, table.sum(axis=0) > 0]
+        if table.shape[1] > 1:
+            assert chi2_contingency(table).pvalue > PVALUE
+
+
+def test_the_gate_opens_during_a_generation(engines):
+    """Closed while four or three requests run, open for the last two."""
+    found = engines["sync"]["cut"]
+    steps = found["steps"]
+    assert all(len(step) <= THRESHOLD for step in steps if any(step))
+    assert [len(step) for step in steps] == sorted(map(len, steps), reverse=True)
+    closed = [not any(step) for step in steps if len(step) > THRESHOLD]
+    assert len(closed) >= LENGTHS[-THRESHOLD - 1] and all(closed)
+    # The first step of two sampled before anybody drafted for two.
+    noted = found["records"]["steps"]["gate_open"]
+    assert noted == [len(step) <= THRESHOLD for step in steps]
+
+
+@pytest.mark.parametrize("sampling", ["cut", "greedy"])
+def test_filled_up_steps_keep_their_shape_gate_open_or_closed(engines, sampling):
+    prompts, *steps = engines["sync, filled up"][sampling]["steps"]
+    assert not any(prompts)
+    assert {count for step in steps for count in step} == {K}
+    ragged = engines["sync"][sampling]["steps"]
+    assert any(set(step) == {0, K} for step in ragged), "without filling they do not"
+
+
+@pytest.mark.parametrize("name", ["head", "head and texts"])
+def test_what_the_head_says_is_accepted(engines, name):
+    found = engines[name]
+    assert found["counters"]["draft/model_tokens"] > 500
+    assert found["accepted"] > 0.4 * found["drafted"]
+    # As many passes a step as it may draft, also where more tokens are verified.
+    assert found["calls"] == K * found["counters"]["draft/drafter_steps"]
+    assert found["shared"] == [True, True], "embedding and output layer are the policy's"
+    assert not any(found["left_behind"])
+
+
+def test_a_closed_gate_leaves_the_heads_first_pass_alone(engines):
+    found = engines["head, closed"]
+    assert found["drafted"] == 0
+    steps = found["counters"]["draft/drafter_steps"]
+    assert found["calls"] == steps + 2, "nobody has said anything before the first step"
+    model = {"enabled": True, "path": f"{MODEL}_eagle3"}
+    (judged, right), *_ = found["probe"]
+    said = check_alive(found["probe"], SamConfig.from_mapping({"sources": {"model": model}}))
+    assert "were right" in said and right > 0.4 * judged
+
+
+def test_a_head_that_fails_leaves_drafts_from_texts(engines, answers):
+    found = engines["head, fails"]
+    assert found["counters"]["draft/model_failures"] == 1 and found["calls"] == 40
+    assert answers["warnings"].count("is not asked any more") == 1
+    assert found["drafted"] > found["counters"]["draft/model_tokens"]
+
+
+def test_drawn_drafts_have_the_noise_of_what_verifies_them(engines):
+    """Head and policy know nothing: tokens are equal where the noise is."""
+    found = engines["head, drawn"]
+    assert found["accepted"] == found["drafted"] > 500

@@ -1,0 +1,122 @@
+"""Devices from what torch says of them, and the host."""
+
+import json
+import resource
+from types import SimpleNamespace
+
+import pytest
+
+from sam_rollout.doctor import Question, host
+from sam_rollout.doctor.probe import ProbeError
+from sam_rollout.sizing import GIB
+
+
+def answer(said):
+    if isinstance(said, Exception):
+        raise said
+    return said
+
+
+def ask(device="ascend_910c", **trainer):
+    rollout = {"gpu_memory_utilization": 0.8}
+    rollout["checkpoint_engine"] = {"update_weights_bucket_megabytes": 2048}
+    return Question(
+        device,
+        {
+            "trainer": {"n_gpus_per_node": 4, **trainer},
+            "actor_rollout_ref": {"rollout": rollout},
+            "ray_kwargs": {"ray_init": {"object_store_memory": 4 * GIB}},
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "variable"),
+    [("ascend_910c", "ASCEND_RT_VISIBLE_DEVICES"), ("cuda", "CUDA_VISIBLE_DEVICES")],
+)
+@pytest.mark.parametrize(
+    ("free_gib", "named", "statuses"),
+    [
+        ([60, 60, 61, 60], "", ["ok", "ok"]),
+        ([60, 60, 6, 60], "", ["ok", "fail"]),  # the engine takes 0.8 of 64
+        ([60, 60], "0,1", ["fail", "ok"]),
+        ([], "", ["fail"]),
+        (ProbeError("no torch_npu"), "", ["fail"]),
+    ],
+)
+def test_accelerators(monkeypatch, device, variable, free_gib, named, statuses):
+    said = free_gib
+    if isinstance(free_gib, list):
+        said = json.dumps([[free * GIB, 64 * GIB] for free in free_gib])
+    monkeypatch.setattr(host, "run_python", lambda *_: answer(said))
+    monkeypatch.setenv(variable, named)
+    lines = list(host.check_accelerators(ask(device)))
+    assert [line.status for line in lines] == statuses
+    assert (f"{variable}=" in lines[0].fix) == bool(named)
+
+
+def test_devices_are_counted_by_their_files(monkeypatch, tmp_path):
+    for name in ("davinci_manager", "null", "nvidiactl", *(f"davinci{n}" for n in range(4))):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(host, "DEVICE_FILES", tmp_path)
+    assert host.count_devices() == 4
+
+
+def test_the_cpu_profile_needs_memory(monkeypatch, question):
+    monkeypatch.setattr(host, "CPU_RUN_GIB", 10**6)
+    assert [line.status for line in host.check_cpu(question)] == ["warn"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "status"), [("", "ok"), ("RuntimeError: no locator available", "warn")]
+)
+def test_a_cache_of_kernels_that_cannot_be_used_is_a_warning(
+    monkeypatch, question, about, problem, status
+):
+    found = {"seconds": 4.2, "loaded": 0, "compiled": 3, "cache_path": "/", "problem": problem}
+    monkeypatch.setattr(host, "run_python", lambda *_: json.dumps(found))
+    lines = list(host.check_kernels(question))
+    assert about(lines, "kernels").status == "ok"
+    assert about(lines, "kernel cache").status == status
+
+
+def test_kernels_that_do_not_compile_fail(monkeypatch, question):
+    monkeypatch.setattr(host, "run_python", lambda *_: answer(ProbeError("ImportError: numba")))
+    (line,) = host.check_kernels(question)
+    assert line.status == "fail" and "ImportError: numba" in line.found
+
+
+def disk(monkeypatch, free_gib, total_gib=100):
+    usage = SimpleNamespace(free=int(free_gib * GIB), total=int(total_gib * GIB))
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda _: usage)
+
+
+@pytest.mark.parametrize(
+    ("asked", "free_gib", "status"),
+    [
+        (ask("cpu"), 13, "ok"),  # 4 ranks of 2 GiB, 4 for Ray
+        (ask("cpu"), 11, "fail"),
+        (ask(), 11, "warn"),
+        (ask("cuda"), 5, "ok"),
+        (Question("cpu"), 0.06, "warn"),  # a container's default
+    ],
+)
+def test_shared_memory_against_weights_and_object_store(monkeypatch, asked, free_gib, status):
+    disk(monkeypatch, free_gib)
+    assert [line.status for line in host.check_shared_memory(asked)] == [status]
+
+
+@pytest.mark.parametrize(
+    ("limits", "nodes", "status"),
+    [
+        ((1024, 1048576), 2, "warn"),  # scripts/node.sh raises it
+        ((1024, resource.RLIM_INFINITY), 2, "warn"),
+        ((1024, 4096), 1, "warn"),
+        ((1024, 4096), 2, "fail"),
+        ((65536, 65536), 2, "ok"),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 1, "ok"),
+    ],
+)
+def test_open_files(monkeypatch, limits, nodes, status):
+    monkeypatch.setattr(host.resource, "getrlimit", lambda _: limits)
+    assert [line.status for line in host.check_open_files(ask(nnodes=nodes))] == [status]

@@ -1,0 +1,279 @@
+"""Responses of earlier steps: whose are drafted from, what is kept, and what a bad disk costs."""
+
+from concurrent.futures import Executor, Future
+
+import numpy as np
+import pytest
+
+from sam_rollout.config import SamConfig, sources_of
+from sam_rollout.core.limits import Limits
+from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.sources import UNKNOWN_VOCABULARY
+from sam_rollout.sources.support import responses, text_moves
+from sam_rollout.sources.support.text_store import TextStore
+from tests.unit.drafting.texts import counter, identity, step
+
+PROMPT = list(range(100, 120))
+RESPONSE = list(range(200, 260))
+
+
+class Later(Executor):
+    """Does nothing before it is told to."""
+
+    def __init__(self):
+        self.tasks = []
+
+    def submit(self, task, *arguments):
+        future = Future()
+        self.tasks.append((future, task, arguments))
+        return future
+
+    def work(self):
+        tasks, self.tasks = self.tasks, []
+        for future, task, arguments in tasks:
+            future.set_result(task(*arguments))
+
+
+def make_drafter(folder, *, max_rows=8, executor=None, **options):
+    sources = sources_of("prompt").to_mapping()
+    sources["prompt"] |= options
+    config = {"max_draft_tokens": 3, "sources": sources, "texts": {"path": str(folder)}}
+    drafter = SamDrafter(SamConfig.from_mapping(config), Limits(max_rows, 1 << 20))
+    if executor is not None:
+        drafter.responses._executor = executor
+    return drafter
+
+
+def responded(drafter, name, who, text=RESPONSE, prompt=PROMPT):
+    """A request from its first step to its end, and the end of its training step."""
+    if who:
+        drafter.admit(name, who)
+    for end in (1, 3, len(text)):
+        step(drafter, {name: prompt + text[:end]})
+    drafter.finish([name])
+    drafter.end_step()
+    drafter.wait()
+
+
+def continued(drafter, name, who, text):
+    """What a request gets for a draft once what there is of earlier steps was read."""
+    if who:
+        drafter.admit(name, who)
+    step(drafter, {name: text[:1]})
+    drafter.wait()
+    step(drafter, {name: text})
+    return step(drafter, {name: text})[name]
+
+
+def kept(folder, group="g", before_step=9):
+    reader = TextStore(folder, 1 << 26, 16, UNKNOWN_VOCABULARY)
+    reader.refresh()
+    return [text.tolist() for text in reader.read(group, before_step, 1 << 20)]
+
+
+def test_the_next_epoch_drafts_from_the_last_one(tmp_path):
+    drafter = make_drafter(tmp_path)
+    responded(drafter, "a", identity(step=1))
+    # At the first token already: a few tokens of the prompt are kept with the response.
+    assert continued(drafter, "b", identity(step=2), PROMPT + RESPONSE[:1]) == RESPONSE[1:4]
+    drafter.admit("c", identity(step=2, sibling=1))
+    assert step(drafter, {"c": [7, *RESPONSE[18:20]]})["c"] == RESPONSE[20:23]
+    assert continued(drafter, "d", identity("other", step=2), RESPONSE[:20]) == []
+    assert counter(drafter, "earlier_found") == 1, "read once for both"
+    assert counter(drafter, "earlier_missing") >= 1
+    drafter.finish("bcd")
+    drafter.end_step()
+    assert counter(drafter, "prompt_groups") == counter(drafter, "prompt_bytes") == 0
+
+
+def test_siblings_of_this_step_are_found_beside_earlier_responses(tmp_path):
+    drafter = make_drafter(tmp_path)
+    responded(drafter, "a", identity(step=1))
+    live = [*PROMPT, *range(300, 340)]
+    drafter.admit("b", identity(step=2))
+    step(drafter, {"b": live})
+    drafter.wait()
+    step(drafter, {"b": live})
+    texts = {"b": live, "c": [7, *live[30:34]], "d": [7, *RESPONSE[30:34]]}
+    for sibling, name in enumerate("cd", start=1):
+        drafter.admit(name, identity(step=2, sibling=sibling))
+    drafts = step(drafter, texts)
+    assert drafts["c"] == live[34:37] and drafts["d"] == RESPONSE[34:37]
+
+
+def test_the_current_step_is_not_an_earlier_one(tmp_path):
+    drafter = make_drafter(tmp_path)
+    responded(drafter, "a", identity(step=5))
+    for again in (4, 5):  # a resumed run may come to earlier steps again
+        assert continued(drafter, "b", identity(step=again), RESPONSE[:9]) == []
+        drafter.finish(["b"])
+        drafter.end_step()
+    assert continued(drafter, "b", identity(step=6), RESPONSE[:9]) == RESPONSE[9:12]
+
+
+def test_a_restart_and_another_engine_see_the_same_folder(tmp_path):
+    responded(make_drafter(tmp_path), "a", identity(step=1))
+    responded(make_drafter(tmp_path), "b", identity(step=1, sibling=1), RESPONSE[::-1])
+    again = make_drafter(tmp_path)
+    for text in (RESPONSE, RESPONSE[::-1]):
+        assert continued(again, str(text), identity(step=2), text[:9]) == text[9:12]
+
+
+@pytest.mark.parametrize(
+    "who", [None, identity(split="val"), identity(step=-1)], ids=["nobody", "val", "no step"]
+)
+def test_other_traffic_is_neither_kept_nor_drafted_for(tmp_path, who):
+    drafter = make_drafter(tmp_path)
+    responded(drafter, "a", who)
+    assert not list(tmp_path.glob("0*"))
+    responded(drafter, "b", identity(step=1))
+    assert continued(drafter, "c", who, RESPONSE[:9]) == []
+
+
+def test_without_earlier_steps_nothing_is_read(tmp_path):
+    responded(make_drafter(tmp_path), "a", identity(step=1))
+    drafter = make_drafter(tmp_path, earlier_steps=False)
+    assert continued(drafter, "b", identity(step=2), RESPONSE[:9]) == []
+
+
+def test_no_engine_step_waits_for_the_disk_and_live_requests_move_bit_by_bit(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_moves, "TOKENS_PER_STEP", 100)
+    responded(make_drafter(tmp_path), "a", identity(step=1))
+    executor = Later()
+    drafter = make_drafter(tmp_path, executor=executor)
+    live = np.random.default_rng(0).permutation(1000).tolist()
+    text = [*live, *live[20:24]]
+    drafter.admit("b", identity(step=2))
+    assert step(drafter, {"b": text})["b"] == live[24:27], "as without earlier responses"
+    executor.work()
+    step(drafter, {"b": text})
+    for _ in range(12):
+        before = drafter.usage().catch_up_tokens
+        assert step(drafter, {"b": text})["b"] == live[24:27], "no step is without drafts"
+        assert drafter.usage().catch_up_tokens - before <= 100
+    text += RESPONSE[20:24]
+    assert step(drafter, {"b": text})["b"] == RESPONSE[24:27]
+    assert counter(drafter, "prompt_groups") == 1
+
+
+def test_a_group_that_ends_before_its_responses_are_read(tmp_path):
+    responded(make_drafter(tmp_path), "a", identity(step=1))
+    executor = Later()
+    drafter = make_drafter(tmp_path, executor=executor)
+    drafter.admit("b", identity(step=2))
+    step(drafter, {"b": RESPONSE[:9]})
+    drafter.finish(["b"])
+    drafter.end_step()
+    executor.work()
+    drafter.admit("c", identity("other", step=2))
+    assert step(drafter, {"c": RESPONSE[:9]})["c"] == []
+    drafter.finish(["c"])
+    drafter.end_step()
+    assert counter(drafter, "prompt_bytes") == 0
+
+
+def test_under_pressure_earlier_responses_go_first_then_ended_ones_then_running_ones(tmp_path):
+    most = 3 << 19
+    texts = np.random.default_rng(0).permutation(48_000).reshape(12, 4000).tolist()
+    writer = make_drafter(tmp_path)
+    for number in range(3):
+        responded(writer, "w", identity(str(number), step=1), texts[number])
+    drafter = make_drafter(tmp_path, max_bytes=most)
+    running = {str(number): texts[3 + number][:3900] for number in range(3)}
+    for name in running:
+        drafter.admit(name, identity(name, step=2))
+    step(drafter, {name: text[:100] for name, text in running.items()})
+    drafter.wait()
+    step(drafter, running)
+    assert counter(drafter, "earlier_found") == 3
+    gone = []
+    for number in range(6):  # one after the other comes and ends
+        name, text = f"ended {number}", texts[6 + number][:3900]
+        drafter.admit(name, identity(name, step=2))
+        step(drafter, {**running, name: text})
+        drafter.finish([name])
+        for _ in range(9):
+            step(drafter, running)
+        assert counter(drafter, "prompt_bytes") <= most
+        found = step(drafter, {name: [*text, *text[20:24]] for name, text in running.items()})
+        assert found == {name: text[24:27] for name, text in running.items()}
+        here = {group.key[2] for group in drafter.sources[0]._groups.values()}
+        ended = [one for one in range(number + 1) if f"ended {one}" not in here]
+        gone.append((counter(drafter, "earlier_evictions"), len(ended)))
+    assert gone[0] == (0, 0) and gone == sorted(gone)
+    assert all(earlier == 3 for earlier, ended in gone if ended), "before ended ones"
+    assert gone[-1][1] > 0
+
+
+def test_what_is_read_of_one_prompt_is_bounded_and_the_newest(tmp_path):
+    rng = np.random.default_rng(0)
+    writer = TextStore(tmp_path, 1 << 26, 16, UNKNOWN_VOCABULARY)
+    texts = [rng.integers(0, 1000, 3000).astype(np.int32) for _ in range(8)]
+    for number, text in enumerate(texts):
+        writer.append("g", number, text)
+    drafter = make_drafter(tmp_path, max_bytes=1 << 20)
+    first, last = texts[0][:50].tolist(), texts[-1][:50].tolist()
+    assert continued(drafter, "a", identity(step=9), first)[:1] != [texts[0][50]]
+    drafter.admit("b", identity(step=9, sibling=1))
+    assert step(drafter, {"a": first, "b": last})["b"] == texts[-1][50:53].tolist()
+    assert drafter.sources[0]._nbytes <= 1 << 20
+
+
+def test_a_slow_disk_drops_responses_instead_of_keeping_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(responses, "MOST_WAITING_BYTES", 1000)
+    executor = Later()
+    drafter = make_drafter(tmp_path, executor=executor)
+    for number in range(9):
+        drafter.admit("r", identity(step=1, sibling=number))
+        for end in (1, len(RESPONSE)):
+            step(drafter, {"r": PROMPT + RESPONSE[:end]})
+        drafter.finish(["r"])
+    assert counter(drafter, "dropped_texts") == 6  # 68 tokens each: three fit
+    executor.work()
+    assert len(kept(tmp_path)) == 3
+
+
+def test_preempted_requests_are_kept_whole(tmp_path):
+    drafter = make_drafter(tmp_path, max_rows=2)
+    for name, group in (("a", "g"), ("b", "h")):
+        drafter.admit(name, identity(group, step=1))
+    step(drafter, {"a": PROMPT + RESPONSE[:1], "b": PROMPT + RESPONSE[:1]})
+    step(drafter, {"b": PROMPT + RESPONSE[:30]})
+    step(drafter, {"b": PROMPT + RESPONSE[:31], "a": PROMPT + RESPONSE[:20]})
+    drafter.finish(["b", "a", "never seen"])
+    drafter.wait()
+    assert kept(tmp_path) == [PROMPT[-8:] + RESPONSE[:20]]
+    assert kept(tmp_path, "h") == [PROMPT[-8:] + RESPONSE[:31]]
+
+
+@pytest.mark.parametrize("method", ["append", "refresh", "__init__"])
+def test_a_disk_that_fails_costs_a_warning_and_drafting_goes_on(
+    tmp_path, monkeypatch, caplog, method
+):
+    def fail(self, *arguments):
+        raise OSError(28, "No space left on device")
+
+    responded(make_drafter(tmp_path), "a", identity(step=1))
+    monkeypatch.setattr(TextStore, method, fail)
+    drafter = make_drafter(tmp_path)
+    for name in "bcd":
+        responded(drafter, name, identity(step=2))
+    drafter.admit("e", identity(step=3))
+    drafter.admit("f", identity(step=3, sibling=1))
+    found = step(drafter, {"e": RESPONSE, "f": RESPONSE[:9]})
+    assert found["f"] == RESPONSE[9:12], "of the siblings"
+    assert counter(drafter, "texts_failures") == 1
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "the rollout continues without" in caplog.text
+
+
+def test_a_response_that_ended_beside_another_folder_is_kept_here_too(tmp_path):
+    from sam_rollout.sources.support.pieces import whole_response
+
+    told = whole_response(identity(step=1), "x/whole/1", PROMPT, RESPONSE)
+    drafter = make_drafter(tmp_path)
+    drafter.exchange("y", [told, told._replace(split="val"), told._replace(start=3)])
+    assert continued(drafter, "b", identity(step=2), RESPONSE[:9]) == RESPONSE[9:12]
+    assert kept(tmp_path) == [PROMPT[-8:] + RESPONSE]
+    assert counter(drafter, "heard_texts") == 1
+    assert counter(drafter, "shared_refused") == 2, "of validation, and not whole"

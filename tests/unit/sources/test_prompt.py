@@ -1,0 +1,189 @@
+"""Responses to one prompt draft from each other: who belongs together, and for how long."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sam_rollout.config import SamConfig, SourcesConfig
+from sam_rollout.core.limits import Limits
+from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.sources.own import OwnSourceConfig
+from sam_rollout.sources.prompt import PromptSourceConfig
+from tests.unit.drafting.texts import counter, identity, step
+
+
+def make_drafter(*names, k=3, max_rows=8, own=True, max_bytes=1 << 30):
+    """A drafter that has met requests of these names, siblings."""
+    sources = SourcesConfig(
+        own=OwnSourceConfig(enabled=own),
+        prompt=PromptSourceConfig(enabled=True, max_bytes=max_bytes),
+    )
+    drafter = SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), Limits(max_rows, 1 << 20))
+    admitted(drafter, "g", *names)
+    return drafter
+
+
+def admitted(drafter, group, *names, **who):
+    for sibling, name in enumerate(names):
+        drafter.admit(name, identity(group, sibling, **who))
+
+
+def test_a_response_drafts_what_its_sibling_wrote():
+    drafter = make_drafter("a", "b")
+    texts = {"a": [9, 1, 2, 3, 4, 5], "b": [9, 6, 2, 3]}
+    assert step(drafter, texts) == {"a": [], "b": [4, 5]}
+
+
+def test_finished_responses_stay_until_the_step_ends():
+    drafter = make_drafter("a", "b")
+    step(drafter, {"a": [9, 1, 2, 3, 4, 5]})
+    drafter.finish(["a"])
+    assert step(drafter, {"b": [9, 6, 2, 3]}) == {"b": [4, 5]}
+    drafter.end_step()
+    assert counter(drafter, "prompt_groups") == 1, "b is still running"
+    drafter.finish(["b"])
+    assert counter(drafter, "prompt_groups") == 0
+    drafter.end_step()
+    assert drafter.usage().bytes == 0
+
+
+def test_groups_without_live_requests_end_with_the_step():
+    drafter = make_drafter("a")
+    step(drafter, {"a": [9, 1, 2, 3]})
+    drafter.finish(["a"])
+    assert counter(drafter, "prompt_groups") == 1
+    assert counter(drafter, "prompt_bytes") > 0
+    drafter.end_step()
+    assert counter(drafter, "prompt_groups") == counter(drafter, "prompt_bytes") == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [identity("h"), identity("g", step=2), identity("g", split="val"), None],
+)
+def test_a_request_of_another_prompt_step_or_split_shares_nothing(other):
+    drafter = make_drafter("a")
+    step(drafter, {"a": [9, 1, 2, 3, 4, 5]})
+    if other:
+        drafter.admit("b", other)
+    assert step(drafter, {"b": [8, 6, 2, 3]})["b"] == []
+
+
+def test_a_closed_gate_reads_all_the_same():
+    drafter = make_drafter("a", "b")
+    texts = {"a": [9, 1, 2, 3, 4, 5], "b": [9, 6, 2, 3]}
+    assert step(drafter, texts, gate_open=False) == {"a": [], "b": []}
+    assert step(drafter, texts)["b"] == [4, 5]
+
+
+def test_an_id_used_again_is_another_sibling():
+    drafter = make_drafter("a", "b")
+    step(drafter, {"a": [9, 1, 2, 3, 4, 5], "b": [9]})
+    drafter.finish(["a"])
+    drafter.admit("a", identity("g", 2))
+    assert step(drafter, {"b": [9, 6], "a": [9, 7, 2, 3]})["a"] == [4, 5]
+    assert drafter.usage().rebuilds == 0
+
+
+def test_an_id_used_again_without_notice_keeps_its_group():
+    drafter = make_drafter("a", "b")
+    step(drafter, {"a": [9, 1, 2, 3, 4, 5], "b": [9]})
+    assert step(drafter, {"a": [8, 2, 3], "b": [9]})["a"] == [4, 5]
+
+
+def test_max_bytes_gives_up_the_group_absent_longest_and_leaves_it_given_up():
+    drafter = make_drafter(max_bytes=1 << 20)
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(0, 1000, 9000).tolist() for _ in range(3)]
+    for number, text in enumerate(texts):
+        drafter.admit(str(number), identity(f"g{number}"))
+        step(drafter, {str(number): text}, width=9001)
+    assert counter(drafter, "prompt_evictions") == 1
+    assert counter(drafter, "prompt_bytes") <= 1 << 20
+    drafter.admit("late", identity("g0", 1))
+    step(drafter, {"0": texts[0], "late": texts[0][:10]}, width=9001)
+    assert counter(drafter, "prompt_groups") == 2
+    drafter.finish(["0", "late"])
+    drafter.end_step()
+    assert counter(drafter, "prompt_groups") == 2, "1 and 2 are alive"
+    drafter.admit("new", identity("g0", 1))
+    step(drafter, {"new": [1, 2]}, width=9001)
+    assert counter(drafter, "prompt_groups") == 3
+
+
+def test_requests_of_a_group_that_was_given_up_are_never_read_again():
+    drafter = make_drafter("a", "late", own=False, max_bytes=1 << 20)
+    text = np.random.default_rng(0).integers(0, 1000, 40_000).tolist()
+    step(drafter, {"a": text}, width=len(text))
+    step(drafter, {"a": text, "late": [1]}, width=len(text))
+    read = drafter.usage().catch_up_tokens
+    drafter.end_step()
+    admitted(drafter, "g", "next")
+    texts = {"next": [1, 2, 3], "a": text, "late": [1, 2]}
+    assert step(drafter, texts, width=len(text)) == {"next": [], "a": [], "late": []}
+    assert drafter.usage().catch_up_tokens == read + 3
+    drafter.finish(list(texts))
+    assert counter(drafter, "prompt_groups") == 1, "its step is not over"
+
+
+def test_a_present_group_that_is_too_large_is_given_up_and_own_text_goes_on():
+    drafter = make_drafter("a", "b", max_bytes=1 << 20)
+    rng = np.random.default_rng(0)
+    texts = {name: rng.integers(0, 1000, 20_000).tolist() for name in "ab"}
+    step(drafter, texts, width=20_001)
+    assert counter(drafter, "prompt_bytes") == 0
+    assert counter(drafter, "prompt_evictions") == 1
+    assert all(step(drafter, texts, width=20_001).values())
+    drafter.finish(["a", "b"])
+    assert drafter.usage().live_requests == 0
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["grow", "leave", "return", "finish", "new", "end_step"]),
+        st.integers(0, 3),
+        st.lists(st.integers(0, 2), max_size=4),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(EVENTS, st.lists(st.integers(0, 2), max_size=4))
+def test_any_schedule_drafts_what_followed_in_the_group(events, prompt):
+    """Requests of one group that grow, pause, return, end: drafts go on as one of them did."""
+    drafter = make_drafter(k=2, own=False)
+    known, present, ended, born = {}, [], [], 0
+    for event, number, tokens in events:
+        if event == "new" and len(known) < 5:
+            name, born = f"r{born}", born + 1
+            drafter.admit(name, identity("g", born))
+            known[name] = list(prompt)
+            present.append(name)
+        elif event == "end_step" and not known:
+            drafter.end_step()
+            ended.clear()
+        elif known:
+            name = list(known)[number % len(known)]
+            if event == "grow" and name in present:
+                known[name] += tokens
+            elif event == "leave" and name in present:
+                present.remove(name)
+            elif event == "return" and name not in present:
+                present.append(name)
+            elif event == "finish":
+                # The engine hands over no text that was sampled last.
+                drafter.finish([name])
+                ended.append(known.pop(name))
+                if name in present:
+                    present.remove(name)
+        drafts = step(drafter, {name: known[name] for name in present}, width=200)
+        written = {pair for text in (*known.values(), *ended) for pair in pairwise(text)}
+        for name, draft in drafts.items():
+            last = known[name][-1:]
+            assert bool(draft) == any([before] == last for before, _ in written)
+            assert {*pairwise([*last, *draft])} <= written
+    assert drafter.usage().rebuilds == 0
