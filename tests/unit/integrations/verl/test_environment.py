@@ -37,14 +37,9 @@ def test_every_node_gets_the_devices_variables(tmp_path):
     assert set(composed().environment) <= set(workers)
 
 
-def test_the_shell_wins():
-    here, workers = exported({"OMP_NUM_THREADS": "7", "WANDB_DIR": "elsewhere"})
+def test_the_shell_wins_and_its_modules_are_kept():
+    here, workers = exported({"OMP_NUM_THREADS": "7", "VERL_USE_EXTERNAL_MODULES": "theirs"})
     assert here["OMP_NUM_THREADS"] == workers["OMP_NUM_THREADS"] == "7"
-    assert workers["WANDB_DIR"] == "elsewhere"
-
-
-def test_modules_named_in_the_shell_are_kept():
-    _, workers = exported({"VERL_USE_EXTERNAL_MODULES": "theirs"})
     assert workers["VERL_USE_EXTERNAL_MODULES"] == "theirs,sam_rollout.integrations.verl.plugin"
 
 

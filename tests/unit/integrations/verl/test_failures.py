@@ -130,14 +130,6 @@ def test_what_the_next_response_would_meet_ends_the_run_at_once(error):
             watch.look()
 
 
-def test_workers_are_not_asked_at_every_look():
-    watch = FailureWatch([worker := Worker(*[[failure_of(ValueError())]] * 9)])
-    for _ in range(9):
-        watch.look()
-    assert len(worker.answers) == 8
-    assert watch.book.count == 1
-
-
 def test_a_worker_that_died_ends_the_run():
     watch = FailureWatch([Worker(ray.exceptions.ActorDiedError())])
     with pytest.raises(DeadPartError, match="an agent-loop worker died"):

@@ -77,7 +77,3 @@ def test_a_log_gets_a_line_now_and_then(servers, capsys):
 def test_the_run_ends_with_its_own_error(servers):
     with pytest.raises(KeyError, match="of the run"), follow_rollouts("on"):
         raise KeyError("of the run")
-
-
-def test_without_ray_there_is_nobody_to_ask():
-    assert status_line.poll_servers() is None
