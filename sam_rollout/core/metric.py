@@ -8,7 +8,6 @@ from typing import Any
 SUM = "sum over replicas"
 SLOWEST = "of the replica that was busy longest"
 MEAN = "ratio of sums over replicas"
-MAX = "maximum over replicas"
 STEP = "one value per training step"
 SO_FAR = "over the training steps up to this one, those before a resume included"
 

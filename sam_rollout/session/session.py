@@ -337,7 +337,7 @@ class DraftSession:
         """Hand over and reset what was recorded since the last call; a training step has ended.
 
         Returns:
-            ``steps``: the columns of ``StepLog.drain``; ``clock_s`` and ``host``: the clock of
+            ``steps``: the columns of ``Bookkeeping``; ``clock_s`` and ``host``: the clock of
             their times now, and whose it is; ``requests``: per request id the fields of
             ``RequestTotals``; ``counters``: by metric without ``sam/``, of this stretch alone or,
             where a metric says so, as they stand.

@@ -49,15 +49,15 @@ class PromptSourceConfig(Section):
         True,
         meaning="Draft from those of earlier training steps, too, and keep those of this one (in "
         "`sam.texts.path`). A run in which no prompt can come back does without, unless that path "
-        "is set ([defaults.md](defaults.md#earlier-steps)); so does plain vLLM without that path.",
+        "is set ([defaults.md](defaults.md#earlier-steps)); so does plain vLLM.",
     )
     max_bytes: int = setting(
         4_000_000_000,
         minimum=1 << 20,
         meaning=f"Memory of one engine, about {LIVE_BYTES_PER_TOKEN} bytes per token of the step's "
-        "responses and of earlier ones, beside that of own text. Beyond it responses of earlier "
-        "steps go first, then whole prompts, those that are not running first; their requests go "
-        "on without until they end.",
+        "responses and of earlier ones, beside that of own text. Beyond it a prompt does without "
+        "earlier responses and those that have ended first, then whole prompts go, those that are "
+        "not running first; their requests go on without until they end.",
     )
     share: bool = setting(
         True,
