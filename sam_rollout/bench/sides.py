@@ -10,7 +10,7 @@ import dataclasses
 import importlib.metadata
 import inspect
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
+from sam_rollout.bench.replayed_requests import ReplayedRequests
 from sam_rollout.config import SamConfig, sources_of
-from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.gating import EngineStep, GuardedGate
@@ -108,8 +108,9 @@ class OwnSession(Session):
         sources = {**sources_of("own").to_mapping(), **options.get("sources", {})}
         config = SamConfig.from_mapping({"max_draft_tokens": k, **options, "sources": sources})
         self._k = k
-        self._identities: dict[str, RequestIdentity] = {}
-        self._session = DraftSession(config, self, Limits(max_rows, max_length), record=False)
+        self._requests = ReplayedRequests()
+        limits = Limits(max_rows, max_length)
+        self._session = DraftSession(config, self._requests, limits, record=False)
         self._gate = _OpenGate()
         self._session.gate = GuardedGate(self._gate)
 
@@ -120,23 +121,9 @@ class OwnSession(Session):
             raise RuntimeError("the drafter failed; the log says why")
         return self._session.drafter
 
-    @property
-    def live(self) -> Collection[str]:
-        """Requests that have not ended."""
-        return self._identities
-
-    def identity(self, request_id: str) -> RequestIdentity:
-        """A request's group and sibling."""
-        return self._identities[request_id]
-
-    def takes_no_drafts(self, request_id: str) -> bool:
-        """All are drafted for."""
-        return False
-
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
         """The request's group and sibling."""
-        identity = RequestIdentity(trace.group, trace.sibling, step, TRAIN_SPLIT, key=0)
-        self._identities[request_id] = identity
+        self._requests.admit(request_id, trace, step)
 
     def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
         """A step with the gate open."""
@@ -156,7 +143,7 @@ class OwnSession(Session):
     def finish(self, request_ids: Iterable[str]) -> None:
         """As in an engine: the session notices."""
         for request_id in request_ids:
-            self._identities.pop(request_id, None)
+            self._requests.pop(request_id, None)
 
     def end_step(self) -> None:
         """As in an engine."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from sam_rollout.bench.replayed_requests import ReplayedRequests
 from sam_rollout.config import SamConfig
-from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.gating import EngineStep, Gate, GuardedGate
 from sam_rollout.gating.auto import AutoGate
@@ -40,33 +40,19 @@ class Drafts:
         )
         self.k = config.max_draft_tokens
         self._name = name
-        self._identities: dict[str, RequestIdentity] = {}
+        self._requests = ReplayedRequests()
         limits = Limits(max_rows, max_length + self.k + 1, k=self.k)
-        self._session = DraftSession(config, self, limits, record=False)
+        self._session = DraftSession(config, self._requests, limits, record=False)
         gate = AutoGate(limits, config.gate.exploration)
         self._session.gate = GuardedGate(_Timed(gate, now_s))
 
-    @property
-    def live(self) -> Collection[str]:
-        """Requests that have not ended."""
-        return self._identities
-
-    def identity(self, request_id: str) -> RequestIdentity:
-        """A request's group and sibling."""
-        return self._identities[request_id]
-
-    def takes_no_drafts(self, request_id: str) -> bool:
-        """All are drafted for."""
-        return False
-
     def admit(self, request_id: str, trace: Trace) -> None:
         """Tell who a request is, before its first step."""
-        identity = RequestIdentity(trace.group, trace.sibling, trace.step, TRAIN_SPLIT, key=0)
-        self._identities[request_id] = identity
+        self._requests.admit(request_id, trace, trace.step)
 
     def finish(self, request_id: str) -> None:
         """Forget a request."""
-        del self._identities[request_id]
+        del self._requests[request_id]
 
     def step(
         self, request_ids: list[str], token_ids: np.ndarray, known: np.ndarray, gained: np.ndarray
