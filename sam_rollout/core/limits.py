@@ -11,7 +11,7 @@ UNKNOWN_VOCABULARY = (1 << 31) - 1  # every token id but the largest
 class Limits(NamedTuple):
     """One engine's limits, handed to all that keep a row for each request or a place for a token.
 
-    The drafter and the session set `k`; nobody else has to.
+    The drafter and the session set `k` themselves; other callers may leave it out.
     """
 
     max_rows: int  # most requests in one batch (max_num_seqs)

@@ -230,7 +230,7 @@ class SamDrafter:
             source.wait()
 
     def usage(self) -> Usage:
-        """Of all sources: sums, but the most live requests of any; and what requests write."""
+        """Add up what all sources and the requests' texts take; `live_requests` is the largest."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
         return total._replace(

@@ -128,7 +128,7 @@ class AutoGate:
             self._lost_s += max(0.0, expected - gained * self._fair_s_per_token)
 
     def _hear(self, offered: Offered, rows: int) -> None:
-        """Learn what could have been drafted in a step of so many requests."""
+        """Learn what could have been drafted in a step with `rows` requests."""
         self._calibration.observe(offered)
         self._supply.observe(offered)
         self._told += offered.tokens

@@ -41,7 +41,10 @@ class Context:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Of one side, over its runs and the compared steps; a list is empty if nothing tells of it."""
+    """The drafts of one side, over its runs and the compared steps.
+
+    A list is empty where the runs recorded nothing for it.
+    """
 
     positions: list[Position]
     sources: list[SourceRow]

@@ -88,6 +88,6 @@ class DrafterProbe:
                 pass
         for workers in await ask_engines(self._engine, "sam_probe", [(False,)] * engines):
             print(check_alive(workers, self._sam), flush=True)
-        await ask_engines(self._engine, "sam_drain")  # nobody's rollout, as the warm-up
+        await ask_engines(self._engine, "sam_drain")  # the probe belongs to no rollout
         for recorder in self._recorders.recorders:
             recorder.drain(step=0, split=TRAIN_SPLIT, replica=0, session_steps=None)

@@ -130,7 +130,7 @@ class SamHttpServer(vLLMHttpServer):
         self._recorders = EngineRecorders(len(bound))
         if needs_probe(settings.sam):
             self._probe = DrafterProbe(self.engine, settings.sam, self._recorders)
-        await ask_engines(self.engine, "sam_drain")  # the warm-up is nobody's rollout
+        await ask_engines(self.engine, "sam_drain")  # the warm-up belongs to no rollout
         if self.engine.logger_manager is None:
             raise RuntimeError(
                 "rollout.disable_log_stats=True leaves no per-step statistics to record: "

@@ -77,7 +77,7 @@ class StepRecords:
 
     @property
     def engine_steps(self) -> list[pa.Table]:
-        """Of the training step, engine by engine."""
+        """The training step's engine steps, one table per engine."""
         return [records.engine_steps for records in self._reports]
 
     def complete(
