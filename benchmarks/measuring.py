@@ -64,15 +64,10 @@ def load_prompts(count: int, seed: int = 2) -> list[list[int]]:
     """Token ids of synthetic problems, as the tiny model is asked them."""
     from transformers import AutoTokenizer
 
-    from recipes.dapo_qwen3.synthetic_math import draw_problems
+    from recipes.dapo_qwen3.synthetic_math import draw_problems, prompts_of
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": problem.question}], add_generation_prompt=True
-        )["input_ids"]
-        for problem in draw_problems(seed=seed, count=count)
-    ]
+    return prompts_of(draw_problems(seed=seed, count=count), tokenizer)
 
 
 def requests_of(

@@ -19,7 +19,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipes.dapo_qwen3.synthetic_math import draw_problems, draw_split
+from recipes.dapo_qwen3.synthetic_math import draw_problems, draw_split, prompts_of
 
 MODEL = Path(__file__).parent / "tiny_qwen3"
 SEED = 1901  # of the problems: no test and no benchmark draws from it
@@ -36,12 +36,7 @@ def sample(count: int, max_tokens: int, seed: int) -> list[dict[str, list[int]]]
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     known = [problem.question for split in ("train", "test") for problem in draw_split(split)]
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": problem.question}], add_generation_prompt=True
-        )["input_ids"]
-        for problem in draw_problems(seed, count, known)
-    ]
+    prompts = prompts_of(draw_problems(seed, count, known), tokenizer)
     with offline_engine(str(MODEL), SamConfig(enabled=False), seed=seed, max_num_seqs=64) as engine:
         outputs = engine.generate(
             [TokensPrompt(prompt_token_ids=ids) for ids in prompts],

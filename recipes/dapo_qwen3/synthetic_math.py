@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 DATA_SOURCE = "synthetic_math"
 FAMILIES = ("total", "modular_total", "modular_product", "sum_of_products")
@@ -195,6 +196,16 @@ def draw_problems(seed: int, count: int, exclude: Sequence[str] = ()) -> list[Pr
             seen.add(problem.question)
             problems.append(problem)
     return problems
+
+
+def prompts_of(problems: Iterable[Problem], tokenizer: Any) -> list[list[int]]:
+    """Token ids of problems as a model is asked them; ``tokenizer`` is one of transformers."""
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": problem.question}], add_generation_prompt=True
+        )["input_ids"]
+        for problem in problems
+    ]
 
 
 def draw_split(split: str) -> list[Problem]:

@@ -33,7 +33,7 @@ import torch
 from transformers import AutoTokenizer
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
-from recipes.dapo_qwen3.synthetic_math import draw_problems
+from recipes.dapo_qwen3.synthetic_math import draw_problems, prompts_of
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 from sam_rollout.integrations.vllm.offline import EXTENSION, ON_ASCEND, offline_engine
 from sam_rollout.integrations.vllm_ascend.scheduling.late_binding import AscendLateBinding
@@ -216,12 +216,7 @@ def know_nothing(*models: Any) -> None:
 def task() -> list[list[int]]:
     """Token ids of prompts of the synthetic task: drafts are kept from the whole distribution."""
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": problem.question}], add_generation_prompt=True
-        )["input_ids"]
-        for problem in draw_problems(seed=7, count=8)
-    ]
+    return prompts_of(draw_problems(seed=7, count=8), tokenizer)
 
 
 def try_out(name: str) -> dict[str, Any]:

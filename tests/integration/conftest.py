@@ -109,12 +109,7 @@ def prompts() -> list[list[int]]:
     """Token ids of 24 prompts of the synthetic task."""
     from transformers import AutoTokenizer
 
-    from recipes.dapo_qwen3.synthetic_math import draw_problems
+    from recipes.dapo_qwen3.synthetic_math import draw_problems, prompts_of
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": problem.question}], add_generation_prompt=True
-        )["input_ids"]
-        for problem in draw_problems(seed=7, count=24)
-    ]
+    return prompts_of(draw_problems(seed=7, count=24), tokenizer)
