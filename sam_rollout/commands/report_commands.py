@@ -40,7 +40,7 @@ class CompareCommand(TyperCommand):
 def compare(
     base: Annotated[
         list[Path] | None,
-        typer.Argument(help="Runs without drafts: run folders, or what a logger of verl left."),
+        typer.Argument(help="Run folders of runs without drafts."),
     ] = None,
     sam: Annotated[
         list[Path] | None, typer.Option("--with", help="Runs with drafts; several may follow.")

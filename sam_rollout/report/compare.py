@@ -41,8 +41,7 @@ class Compared(NamedTuple):
     tokens: tuple[str, ...] = ()
 
 
-# verl's own count has the prompts in it and only the responses trained on.
-_TOKENS = ("sam/engine/generation_tokens", "perf/total_num_tokens")
+_TOKENS = ("sam/engine/generation_tokens",)
 _GEN, _STEP, _BUSY = ("timing_s/gen",), ("timing_s/step",), ("sam/engine/rollout_s",)
 TIMES = (
     Compared("round", "mean generation round", ("sam/rounds/time_mean_s",)),
@@ -281,7 +280,6 @@ def _facts(run: Run) -> dict[str, Any]:
     start = run.start
     return {
         "path": str(run.path),
-        "source": run.source,
         "label": run.label,
         "training_steps": run.training_steps,
         "started_at": start.started_at,

@@ -158,7 +158,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         say(sentence, "bold")
     for side, runs in (("BASE", comparison.base), ("SAM", comparison.sam)):
         for run in runs:
-            say(f"{side:<4} {run.label}: {run.path} ({run.source})")
+            say(f"{side:<4} {run.label}: {run.path}")
     say(_steps_line(comparison))
     text, style = VERDICTS[comparison.fair]
     if comparison.caveat:

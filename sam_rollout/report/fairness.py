@@ -2,7 +2,7 @@
 
 Each rule below compares one thing, which its docstring names, and finds sentences with their
 figures. `unfair` findings make a comparison unfair; a `warning` may explain a part of a gain; a
-`note` has to be known to read the figures; `unknown` says what a source does not tell.
+`note` has to be known to read the figures; `unknown` says what is not recorded.
 docs/compare.md explains the bounds.
 """
 
@@ -19,7 +19,8 @@ from scipy import stats
 from sam_rollout.report.lossless import Losslessness
 from sam_rollout.report.pairing import SIDES, Both, common_steps, response_tokens, whole_steps
 from sam_rollout.report.run_differences import ABSENT, run_differences
-from sam_rollout.report.runs import Run, Start, flat
+from sam_rollout.report.runs import Run
+from sam_rollout.telemetry.records import value_at
 
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
 SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
@@ -100,8 +101,8 @@ def verdict(found: list[Finding]) -> bool | None:
     """True: fair. False: unfair. None: no reason against it, but too little is known."""
     if any(finding.severity == UNFAIR for finding in found):
         return False
-    unknown = {finding.name for finding in found if finding.severity == UNKNOWN}
-    return None if unknown & {"config", "prompts"} else True
+    unknown = ("prompts", UNKNOWN) in {(finding.name, finding.severity) for finding in found}
+    return None if unknown else True
 
 
 def caveat(found: list[Finding]) -> str | None:
@@ -170,11 +171,7 @@ def repeats(case: Case) -> _Told:
 @_rule
 def descriptions(case: Case) -> _Told:
     """Settings, versions and machine of both sides, each kind under its own name."""
-    one, other = case.base[0], case.sam[0]
-    for name in ("config", "versions", "host"):
-        if None in (getattr(one.start, name), getattr(other.start, name)):
-            yield Finding(name, UNKNOWN, f"the {name} of one side or both: not recorded")
-    yield from _apart(one, other, ("BASE", "SAM"))
+    yield from _apart(case.base[0], case.sam[0], ("BASE", "SAM"))
 
 
 def _apart(
@@ -185,19 +182,13 @@ def _apart(
         key = name.removeprefix(f"{kind} ")
         text = f"{name}: {left} in {names[0]}, {right} in {names[1]}"
         figures = {"key": key, names[0].lower(): left, names[1].lower(): right}
-        if kind in ("versions", "host") and ABSENT in (left, right) and one.source != other.source:
-            yield Finding(kind, UNKNOWN, f"{name}: known of one side only", {"key": key})
-        else:
-            yield Finding(kind, UNFAIR if unfair else WARNING, text, figures)
+        yield Finding(kind, UNFAIR if unfair else WARNING, text, figures)
 
 
 @_rule
 def seeds(case: Case) -> _Told:
     """Seeds; repeats may have their own, but both sides the same ones."""
-    if None in (run.start.seeds for run in case.runs):
-        yield UNKNOWN, "the seeds of one side or both are not recorded", {}
-        return
-    told = [[run.start.seeds or {} for run in runs] for runs in (case.base, case.sam)]
+    told = [[run.start.seeds for run in runs] for runs in (case.base, case.sam)]
     for name in sorted({name for side in told for own in side for name in own}):
         base, sam = (sorted({str(own.get(name, ABSENT)) for own in side}) for side in told)
         if base != sam:
@@ -306,8 +297,7 @@ def unfinished(case: Case) -> _Told:
     """A run's last step with the one it was last asked for."""
     for side, run in case.named:
         last = run.training_steps[-1]
-        latest = run.starts[-1] if run.starts else Start()
-        planned = flat(latest.config or {}).get("trainer.total_training_steps")
+        planned = value_at(run.starts[-1].config, "trainer.total_training_steps")
         if isinstance(planned, int) and last < planned:
             text = f"{side} ended at step {last} of {planned}: it crashed, or still runs"
             yield WARNING, text, {"run": side, "last": last, "planned": planned}

@@ -12,7 +12,8 @@ import pandas as pd
 
 from sam_rollout.config import COUPLED
 from sam_rollout.report.pairing import Both, whole_steps
-from sam_rollout.report.runs import Run, flat, partners, with_names
+from sam_rollout.report.runs import Run, partners, with_names
+from sam_rollout.telemetry.records import value_at
 
 TOKEN_IDS, LENGTHS = "token ids", "lengths"  # what responses are compared by
 IDENTITY = ["step", "group", "sibling"]
@@ -38,12 +39,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Losslessness:
-    """`coupled`: both sides sampled with the same coupled sampler; None: unknown.
+    """`coupled`: both sides sampled with the same coupled sampler.
 
     Two runs make two pairs where some steps can be compared by length only.
     """
 
-    coupled: bool | None
+    coupled: bool
     pairs: list[Pair]  # runs of the same seeds, where these are known
     controls: list[Pair]  # repeats of one side among each other
 
@@ -65,11 +66,9 @@ class Losslessness:
         if same == total:
             untold = "" if what == "responses" else "; not all texts are recorded"
             return f"All {total:,} {what} are identical{untold}."
-        why = {
-            True: "the coupled sampler should have made all of them so",
-            False: "this sampler keeps the distribution, not the texts",
-            None: "which sampler was used is not recorded",
-        }[self.coupled]
+        why = "this sampler keeps the distribution, not the texts"
+        if self.coupled:
+            why = "the coupled sampler should have made all of them so"
         return f"The texts differ: {same:,} of {total:,} {what} are identical; {why}."
 
 
@@ -79,18 +78,12 @@ def losslessness(both: Both) -> Losslessness:
     of_base, of_sam = with_names(base, []), with_names([], sam)
     pairs = [(of_base[one], of_sam[other]) for one, other in partners(base, sam)]
     controls = [(side[0], other) for side in (of_base, of_sam) for other in side[1:]]
+    kinds = {value_at(run.start.config, "rollout_sampler.kind") for run in both.runs}
     return Losslessness(
-        _coupled(both.runs),
+        len(kinds) == 1 and kinds <= set(COUPLED),
         [found for pair in pairs for found in _compared(pair, steps)],
         [found for pair in controls for found in _compared(pair, steps)],
     )
-
-
-def _coupled(runs: list[Run]) -> bool | None:
-    kinds = [flat(run.start.config or {}).get("rollout_sampler.kind") for run in runs]
-    if any(kind is None for kind in kinds):
-        return None
-    return len(set(kinds)) == 1 and kinds[0] in COUPLED
 
 
 def _compared(runs: Sequence[tuple[str, Run]], steps: list[int]) -> Iterator[Pair]:

@@ -55,15 +55,12 @@ def _bracketed(cell: str) -> Markup:
     return escape(value) + (Markup(" <small>[{}</small>").format(rest) if bracket else "")
 
 
-def _config_rows(comparison: Comparison) -> list[tuple[str, str, str, bool]] | None:
-    """Settings that differ: name, BASE, SAM, whether they may; None if a side has none recorded.
+def _config_rows(comparison: Comparison) -> list[tuple[str, str, str, bool]]:
+    """Settings that differ: name, BASE, SAM, whether they may.
 
     What a run is shown beside is none, nor are places: a page is handed on.
     """
-    told = [side[0].start.config for side in (comparison.base, comparison.sam)]
-    configs = [config for config in told if config is not None]
-    if len(configs) < len(told):
-        return None
+    configs = [side[0].start.config for side in (comparison.base, comparison.sam)]
     everything = [run_differences.in_place(config) for config in configs]
     judged = [run_differences.comparable(config) for config in configs]
     rows = []

@@ -13,8 +13,7 @@ from sam_rollout.report.charts import COLOURS, STYLE, Side, draw, rollout_curve
 from sam_rollout.report.compare import Comparison
 from sam_rollout.report.number_format import interval, number
 from sam_rollout.report.panels import SECTIONS, SUMMARY, Panel
-from sam_rollout.report.run_readers import load_run
-from sam_rollout.report.runs import Run
+from sam_rollout.report.runs import Run, load_run
 from sam_rollout.telemetry.baseline import Baseline
 
 BASE, SAM = COLOURS[:2]

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from sam_rollout.report.run_readers import load_run
-from sam_rollout.report.runs import Run
+from sam_rollout.report.runs import Run, load_run
 from sam_rollout.telemetry.records import RunFolderError
 
 _Side = dict[int, Run]  # by the run's place among those named for its side, from 1

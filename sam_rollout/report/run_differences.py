@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from sam_rollout.core.json_values import encode
-from sam_rollout.report.runs import Start, flat
-from sam_rollout.telemetry.records import ASKED
+from sam_rollout.report.runs import flat
+from sam_rollout.telemetry.records import ASKED, RunInfo
 
 ABSENT = "absent"
 PLACES = {
@@ -54,18 +54,15 @@ class Difference(NamedTuple):
     unfair: bool
 
 
-def run_differences(one: Start, other: Start, repeats: bool = False) -> Iterator[Difference]:
+def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iterator[Difference]:
     """Every difference of what two starts record of themselves; repeats draft alike, too."""
-    if one.config is not None and other.config is not None:
-        settings = comparable(one.config, repeats), comparable(other.config, repeats)
-        for name, *values in differences(*settings):
-            if name not in _TOLD_SEEDS:
-                yield _setting(name, *values)
+    settings = comparable(one.config, repeats), comparable(other.config, repeats)
+    for name, *values in differences(*settings):
+        if name not in _TOLD_SEEDS:
+            yield _setting(name, *values)
     for kind in ("versions", "host"):
-        left, right = (flat(getattr(start, kind) or {}) for start in (one, other))
-        if left and right:
-            for name, one_side, other_side in differences(left, right):
-                yield Difference(kind, f"{kind} {name}", one_side, other_side, True)
+        for name, left, right in differences(flat(getattr(one, kind)), flat(getattr(other, kind))):
+            yield Difference(kind, f"{kind} {name}", left, right, True)
     commits = _commit(one), _commit(other)
     if all(commits) and commits[0] != commits[1]:
         yield Difference("versions", "versions commit", *commits, False)
@@ -89,11 +86,10 @@ def _common_end(left: Any, right: Any) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], ends)))
 
 
-def _commit(start: Start) -> str:
+def _commit(start: RunInfo) -> str:
     """The commit in words; empty where none is known."""
-    git = start.git or {}
-    commit = (git.get("commit") or "")[:_COMMIT_DIGITS]
-    return f"{commit} with changes" if commit and git.get("dirty") else commit
+    commit = (start.git.get("commit") or "")[:_COMMIT_DIGITS]
+    return f"{commit} with changes" if commit and start.git.get("dirty") else commit
 
 
 def comparable(config: Mapping[str, Any], repeats: bool = False) -> dict[str, Any]:

@@ -1,55 +1,30 @@
-"""A run as the report sees it, whichever logger it is known by.
-
-A source fills in what it holds. What it does not hold is None or empty, never guessed: a comparison
-says so instead.
-"""
+"""A run as the report sees it: its starts, its metrics by training step, its records."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 
-from sam_rollout.telemetry.records import TABLES
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a start of a run says about itself; None where the source cannot tell."""
-
-    config: Mapping[str, Any] | None = None
-    versions: Mapping[str, str] | None = None
-    seeds: Mapping[str, int] | None = None
-    host: Mapping[str, Any] | None = None
-    started_at: str | None = None
-    git: Mapping[str, Any] | None = None
-
-
-def _no_table(name: str, problems: list[str]) -> pa.Table:
-    return TABLES[name][0].empty_table()
+from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
+from sam_rollout.telemetry.schema import todays_name
 
 
 @dataclass(frozen=True)
 class Run:
     """One run.
 
-    `source` names the format it was read from, `starts` holds every start, the first one first
-    (empty if unknown), `steps` one row a training step, NaN if unknown. `problems` says in words
-    what of the source could not be read. `read_table` reads a table of `TABLES`, empty if the
-    source has none, and adds to `problems`.
+    `starts` holds what every start said of itself, the first one first, `steps` one row a training
+    step, NaN if unknown. `problems` says in words what of the run's files could not be read.
     """
 
     path: Path
-    source: str
-    label: str
-    starts: list[Start]
+    starts: list[RunInfo]
     steps: pd.DataFrame  # index: training step, columns: metric names
-    problems: list[str] = field(default_factory=list)
-    read_table: Callable[[str, list[str]], pa.Table] = _no_table
+    problems: list[str]
     number: int | None = None
 
     def name(self, side: str) -> str:
@@ -68,9 +43,14 @@ class Run:
         return self.steps.reindex(index=steps, columns=[name])[name]
 
     @property
-    def start(self) -> Start:
-        """The first start; all unknown if the source tells of none."""
-        return self.starts[0] if self.starts else Start()
+    def start(self) -> RunInfo:
+        """The first start."""
+        return self.starts[0]
+
+    @property
+    def label(self) -> str:
+        """What the run calls itself, like "sam=on"."""
+        return self.start.label
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -91,8 +71,24 @@ class Run:
         return self._training_rows("traces")
 
     def _training_rows(self, name: str) -> pd.DataFrame:
-        rows = self.read_table(name, self.problems).to_pandas()
+        rows = RunFolder(self.path).read(name, self.problems).to_pandas()
         return rows[rows["split"] == "train"]
+
+
+def load_run(path: str | Path) -> Run:
+    """Reads the run folder at `path`; what is damaged in its logs is left out and named.
+
+    Raises RunFolderError if it is none, or has no training step.
+    """
+    folder, problems = RunFolder(path), list[str]()
+    starts = folder.read_starts()
+    steps = {
+        step: {todays_name(name): value for name, value in metrics.items()}
+        for step, metrics in folder.read_train_steps(problems).items()
+    }
+    if not steps:
+        raise RunFolderError(f"{folder.train_steps_path}: expected at least one training step")
+    return Run(folder.path, starts, pd.DataFrame.from_dict(steps, "index", float), problems)
 
 
 def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -307,8 +307,7 @@ class RunFolder:
         """All rows of "engine_steps", "requests" or "traces"; an empty table if none was written.
 
         Rows of training steps that a resumed run went through once more are left out. With
-        `problems` a damaged file, or a missing run.json, is named there and left out; without it
-        RunFolderError is raised.
+        `problems` a damaged file is named there and left out; without it RunFolderError is raised.
         """
         schema, time_column = TABLES[name]
         paths = sorted((self.root / name).glob("*.parquet"))
@@ -323,7 +322,7 @@ class RunFolder:
                     raise RunFolderError(f"{path}: unreadable ({error})") from error
                 problems.append(f"{path.relative_to(self.path)}: unreadable, left out ({error})")
         table = pa.concat_tables([schema.empty_table(), *tables])
-        for info in self._resumes(problems):
+        for info in self.read_starts()[1:]:
             resumed = datetime.fromisoformat(info.started_at).timestamp()
             for split in ("train", "val"):  # a resumed run may validate before it trains
                 after = pc.greater_equal(table[time_column], resumed)
@@ -333,17 +332,6 @@ class RunFolder:
                     again = pc.and_(of_split, pc.greater_equal(table["step"], first))
                     table = table.filter(pc.or_(after, pc.invert(again)))
         return table
-
-    def _resumes(self, problems: list[str] | None) -> list[RunInfo]:
-        """Every start but the first; none if they cannot be read and `problems` are collected."""
-        try:
-            return self.read_starts()[1:]
-        except RunFolderError as error:
-            if problems is None:
-                raise
-            if str(error) not in problems:
-                problems.append(str(error))
-            return []
 
     def append_train_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds an entry for a training step.

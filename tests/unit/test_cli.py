@@ -97,7 +97,7 @@ def test_folders_without_a_run_are_named(pair, tmp_path):
     assert str(steps) in error()
     (pair[0] / "sam" / "run.json").unlink()
     (pair[0] / "sam").rmdir()
-    assert "no run in it: expected " in error()
+    assert f"no file {pair[0] / 'sam' / 'run.json'}: expected " in error()
 
 
 def test_reference_writes_and_checks_its_pages(tmp_path):

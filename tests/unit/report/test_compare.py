@@ -5,8 +5,7 @@ import json
 import pytest
 
 from sam_rollout.report.compare import compare_folders
-from sam_rollout.report.run_readers import load_run
-from sam_rollout.report.runs import held_out_names, seeds_in_pairs
+from sam_rollout.report.runs import held_out_names, load_run, seeds_in_pairs
 from sam_rollout.telemetry.records import RunFolderError
 
 

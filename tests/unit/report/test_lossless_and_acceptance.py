@@ -4,7 +4,7 @@ import pytest
 
 from sam_rollout.report.compare import compare_folders
 from sam_rollout.report.draft_figures import acceptance
-from sam_rollout.report.run_readers import load_run
+from sam_rollout.report.runs import load_run
 from sam_rollout.telemetry.records import RunFolder
 from tests.records import trace, traces
 
