@@ -54,10 +54,10 @@ def test_a_pattern_finds_what_was_logged(pattern, recorded):
 
 @pytest.mark.parametrize("group", ["", "tiny_cpu"])
 def test_wandbs_own_model_reads_the_workspace(group):
-    built = workspace.build("me", "project", "mine", group)
+    built = workspace.build("me", "project", group)
     view = ws.internal.View.model_validate(workspace.specification(built))
     again = ws.Workspace._from_model(view)
-    assert (again.entity, again.project, again.name) == ("me", "project", "mine")
+    assert (again.entity, again.project) == ("me", "project")
     for shown, meant in zip(again.sections, layout.SECTIONS, strict=True):
         question, *panels = shown.panels
         assert shown.name == meant.title and meant.question in question.markdown
@@ -80,7 +80,7 @@ def test_saving_without_a_server_says_what_to_do(monkeypatch):
 
     monkeypatch.setattr(ws.Workspace, "save", refuse)
     with pytest.raises(workspace.DashboardError, match=r"ConnectionError: no network.*wandb login"):
-        workspace.save(workspace.build("me", "project", "mine"))
+        workspace.save(workspace.build("me", "project"))
 
 
 @pytest.fixture
