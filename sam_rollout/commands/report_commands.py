@@ -144,18 +144,15 @@ def reference(
     docs: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("docs"),
 ) -> None:
     """Write what the pages of metrics and settings take from declarations."""
-    from sam_rollout.telemetry.docs import render, with_source_settings
+    from sam_rollout.telemetry.docs import PAGES, filled
 
     with one_line_errors(ValueError):
-        settings = docs / "configuration.md"
-        pages = {
-            docs / "metrics.md": render(),
-            settings: with_source_settings(settings.read_text(encoding="utf-8")),
-        }
-        for path, text in pages.items():
+        for path in (docs / page for page in PAGES):
+            there = path.read_text(encoding="utf-8")
+            text = filled(path.name, there)
             if not check:
                 path.write_text(text, encoding="utf-8")
-            elif path.read_text(encoding="utf-8") != text:
+            elif there != text:
                 typer.echo(
                     f"sam-rollout: {path} is out of date: run sam-rollout reference", err=True
                 )

@@ -50,8 +50,8 @@ try:
 except ConfigError as error:
     found["refusal"] = str(error)
 found["metrics"] = [metric.name for metric in METRICS if "toy" in metric.name]
-found["page of metrics"] = [line for line in docs.render().splitlines() if "toy" in line]
-settings = docs.with_source_settings(Path(sys.argv[1]).read_text())
+found["page of metrics"] = [line for line in docs.metrics().splitlines() if "toy" in line]
+settings = docs.filled("configuration.md", Path(sys.argv[1]).read_text())
 found["page of settings"] = [line for line in settings.splitlines() if "sources.toy" in line]
 found["panels"] = [
     panel.title

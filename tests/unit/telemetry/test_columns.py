@@ -8,7 +8,7 @@ import pytest
 
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry import records
-from sam_rollout.telemetry.docs import render
+from sam_rollout.telemetry.docs import tables
 from sam_rollout.telemetry.records import (
     NOTE_COLUMNS,
     TABLES,
@@ -34,7 +34,7 @@ def test_schema_and_page_have_the_fields_of_the_record(name):
     schema, time_column = TABLES[name]
     assert sorted(schema.names) == sorted(names_of(RECORDS[name]))
     assert time_column in schema.names
-    _, _, page = render().partition(f"\n## {name}\n\n")
+    _, _, page = tables().partition(f"## {name}\n\n")
     _, _, *rows = page.split("\n\n")[0].splitlines()
     assert [row.split("`")[1] for row in rows] == schema.names
 
