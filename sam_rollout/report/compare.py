@@ -226,7 +226,7 @@ def compare_folders(
     shown = [(kind.key, name) for kind, name in times]
     shown += [(kind.key, name) for kind, name in quantities]
     found = [Finding("left_out", fairness.WARNING, text) for text in left_out]
-    found += fairness.findings(both, skipped, lossless)
+    found += fairness.findings(both, lossless)
     return Comparison(
         base=base_runs,
         sam=sam_runs,

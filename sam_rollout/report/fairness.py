@@ -9,7 +9,7 @@ docs/compare.md explains the bounds.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,6 @@ FEW_STEPS = 3
 _OF_A_RESUME = {  # where a start begins and ends
     "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",
 }  # fmt: skip
-_NUMBERS = ("critic/rewards/mean", "critic/score/mean", "timing_s/gen", "timing_s/step")
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,6 @@ class Finding:
 class Case(Both):
     """What the rules look at."""
 
-    skipped: list[int]
     lossless: Losslessness
 
     @cached_property
@@ -87,9 +85,9 @@ def _rule(find: Callable[[Case], _Told]) -> Callable[[Case], _Told]:
     return find
 
 
-def findings(both: Both, skipped: list[int], lossless: Losslessness) -> list[Finding]:
+def findings(both: Both, lossless: Losslessness) -> list[Finding]:
     """Everything that the rules find about runs that are compared."""
-    case = Case(both.base, both.sam, both.steps, skipped, lossless)
+    case = Case(both.base, both.sam, both.steps, lossless)
     return [
         told if isinstance(told, Finding) else Finding(name, *told)
         for name, rule in RULES.items()
@@ -146,16 +144,6 @@ def drafts(case: Case) -> _Told:
         yield NOTE if meant else UNFAIR, "SAM verified no draft token", {"sam": 0}
     if np.isnan([of_base, of_sam]).any():
         yield UNKNOWN, "whether drafts were verified is not recorded on both sides", {}
-
-
-@_rule
-def drafter_failures(case: Case) -> _Told:
-    """Errors of the drafter that SAM survived."""
-    name = "sam/draft/failures"
-    failures = max((run.steps[name].sum() for run in case.sam if name in run.steps), default=0)
-    if failures:
-        text = f"the drafter failed {failures:.0f} times; the rollout went on without drafts"
-        yield WARNING, text, {"failures": float(failures)}
 
 
 @_rule
@@ -366,29 +354,3 @@ def broken_log(case: Case) -> _Told:
         _ = run.engine_steps  # reading them may add to the problems
         for problem in dict.fromkeys(run.problems):
             yield WARNING, f"{side}: {problem}", {}
-
-
-@_rule
-def not_a_number(case: Case) -> _Told:
-    """Rewards and times that are no numbers."""
-    for (side, run), name in product(case.named, _NUMBERS):
-        if name in run.steps and (lost := int(run.values(name, case.steps).isna().sum())):
-            text = f"{side}: {name} is not a number in {lost} of {len(case.steps)} steps"
-            yield WARNING, text, {"metric": name, "steps": lost}
-
-
-@_rule
-def one_repeat(case: Case) -> _Told:
-    """The number of runs of each side."""
-    counts = {"base": len(case.base), "sam": len(case.sam)}
-    if min(counts.values()) == 1:
-        text = "one run on a side: intervals hold the noise within runs only, not that between them"
-        yield NOTE, text, counts
-
-
-@_rule
-def skipped(case: Case) -> _Told:
-    """Steps that were left out at the start."""
-    if case.skipped:
-        text = f"left out at the start: step {', '.join(map(str, case.skipped))}"
-        yield NOTE, text, {"steps": case.skipped}

@@ -95,29 +95,21 @@ def _commit(start: RunInfo) -> str:
 def comparable(config: Mapping[str, Any], repeats: bool = False) -> dict[str, Any]:
     """A configuration with dotted names, without what two fair runs may differ in.
 
-    Repeats of one side may not differ in the sam group either. What the launcher changed for the
-    drafts' sake, such as sizes of graphs, is compared as it was asked for.
+    <run_dir> stands for the run's own folder. Repeats of one side may not differ in the sam group
+    either. What the launcher changed for the drafts' sake, such as sizes of graphs, is compared as
+    it was asked for.
     """
-    named = in_place(config)
+    named = flat(encode(config))
+    run_dir = str(named.get("run_dir") or "<run_dir>")
     for name in [name for name in named if name.startswith(_ASKED)]:
         named[name.removeprefix(_ASKED)] = named.pop(name)
     hidden = (REPEATS_PARTS if repeats else SAM_PARTS) | (
         {SPECULATION} if named.get("sam.enabled") else set()
     )
     return {
-        name: value
+        name: value.replace(run_dir, "<run_dir>") if isinstance(value, str) else value
         for name, value in named.items()
         if not hidden & set(name.split(".")) and name.split(".")[-1] not in PLACES
-    }
-
-
-def in_place(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with dotted names and <run_dir> for the run's own folder."""
-    named = flat(encode(config))
-    run_dir = str(named.get("run_dir", ""))
-    return {
-        name: value.replace(run_dir, "<run_dir>") if run_dir and isinstance(value, str) else value
-        for name, value in named.items()
     }
 
 

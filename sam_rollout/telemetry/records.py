@@ -281,19 +281,8 @@ class RunFolder:
             )
         return [_read_info(path) for path in [first, *_numbered(self.root, "run", "json")]]
 
-    def write_engine_steps(self, replica: int, table: pa.Table) -> Path:
-        """Writes a table of schema `ENGINE_STEPS` as this replica's next file."""
-        return self._write("engine_steps", replica, table)
-
-    def write_requests(self, replica: int, table: pa.Table) -> Path:
-        """Writes a table of schema `REQUESTS` as this replica's next file."""
-        return self._write("requests", replica, table)
-
-    def write_traces(self, replica: int, table: pa.Table) -> Path:
-        """Writes a table of schema `TRACES` as this replica's next file."""
-        return self._write("traces", replica, table)
-
-    def _write(self, name: str, replica: int, table: pa.Table) -> Path:
+    def write(self, name: str, replica: int, table: pa.Table) -> Path:
+        """Writes a table of `TABLES` as this replica's next file."""
         folder = self.root / name
         folder.mkdir(parents=True, exist_ok=True)
         number = _next_number(folder, str(replica), "parquet")

@@ -26,8 +26,8 @@ def test_a_folder_without_any_run_names_what_was_looked_for(tmp_path):
         load_run(tmp_path / "missing")
 
 
-def problems(comparison, name: str = "broken_log") -> list[str]:
-    return [found.text for found in comparison.findings if found.name == name]
+def problems(comparison) -> list[str]:
+    return [found.text for found in comparison.findings if found.name == "broken_log"]
 
 
 def test_truncated_parquet_costs_that_file_only(pair):
@@ -82,7 +82,7 @@ def test_a_torn_line_and_a_damaged_one(pair):
     assert len(problems(comparison)) == 2
 
 
-def test_rewards_that_are_no_numbers_are_left_out_and_told(make_run):
+def test_rewards_that_are_no_numbers_are_left_out(make_run):
     steps = {n: {"timing_s/gen": 2.0, "critic/rewards/mean": 0.5} for n in range(1, 5)}
     holes = {n: metrics | {"critic/rewards/mean": math.nan} for n, metrics in steps.items()}
     base = make_run("off", steps)
@@ -90,8 +90,6 @@ def test_rewards_that_are_no_numbers_are_left_out_and_told(make_run):
     comparison = compare_folders(base, sam)
     assert comparison.quantity("reward").steps == 3
     assert comparison.quantity("reward").difference.value == 0.0
-    (text,) = problems(comparison, "not_a_number")
-    assert text.startswith("SAM: critic/rewards/mean is not a number in 1 of 4 steps")
     nothing = compare_folders(base, make_run("nan", holes, sam=True))
     assert nothing.quantity("reward") is None
 

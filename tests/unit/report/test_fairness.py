@@ -32,7 +32,7 @@ def base(synthetic):
 def test_a_fair_pair_is_fair(compared):
     comparison = compared(noise_seed=1)
     assert comparison.fair is True and comparison.unfair == []
-    assert found(comparison) == {"samples": "note", "one_repeat": "note"}
+    assert found(comparison) == {"samples": "note"}
     assert texts(comparison, "samples") == ["All 96 responses are identical."]
 
 

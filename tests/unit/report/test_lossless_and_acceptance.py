@@ -12,7 +12,7 @@ from tests.records import trace, traces
 def traced(make_run, name: str, texts: dict[int, list[int]], **fields):
     path = make_run(name, {1: {"timing_s/gen": 1.0}}, **fields)
     records = [trace(sibling=sibling, response_ids=ids) for sibling, ids in texts.items()]
-    RunFolder(path).write_traces(0, traces(*records))
+    RunFolder(path).write("traces", 0, traces(*records))
     return path
 
 

@@ -105,12 +105,3 @@ def test_a_side_without_records_of_engine_steps_is_drawn_without_a_curve(make_ru
     steps = {n: {"timing_s/step": 1.0} for n in (1, 2, 3)}
     page = render_page(compare_folders(make_run("off", steps), make_run("on", steps, sam=True)))
     assert ">Training step</h3>" in page and "Running requests over time" not in page
-
-
-def test_a_page_tells_no_folder_of_the_machine(compared):
-    def told(name, baseline):
-        config = {"trainer": {"rollout_data_dir": f"/runs/{name}/dump"}}
-        return {"fields": {"more_config": config | {"compare": {"baseline_run": baseline}}}}
-
-    page = render_page(compared(told("off", ""), **told("on", "/runs/off")))
-    assert "Settings that differ" in page and "/runs/" not in page

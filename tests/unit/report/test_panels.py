@@ -89,7 +89,7 @@ def run(tmp_path) -> Path:
     folder = RunFolder(tmp_path / "sam-1")
     folder.write_start(RunInfo("sam=on", CONFIG, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
     for step in (1, 2):
-        folder.write_engine_steps(0, engine_steps(engine_step(step=step)))
+        folder.write("engine_steps", 0, engine_steps(engine_step(step=step)))
         folder.append_train_step(
             step,
             {

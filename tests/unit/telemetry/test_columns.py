@@ -92,7 +92,7 @@ def test_lists_by_source_survive_the_disk_under_their_sources_names(tmp_path):
         records.RunInfo("sam=on", {}, {}, {}, {}, started_at="1970-01-01T00:00:00+00:00")
     )
     counts = list(range(len(NAMES)))
-    folder.write_engine_steps(0, engine_steps(engine_step(drafted_per_source=counts)))
+    folder.write("engine_steps", 0, engine_steps(engine_step(drafted_per_source=counts)))
     table = folder.read("engine_steps")
     assert table["drafted_per_source"].to_pylist() == [counts]
     path = tmp_path / "sam" / "engine_steps" / "0-000.parquet"
