@@ -18,7 +18,7 @@ def train(
         list[Path],
         typer.Option(
             help="Texts of this policy: a run folder with recorded traces, or a file "
-            "(.jsonl, .parquet, .npy); may be repeated."
+            "(.jsonl, .parquet); may be repeated."
         ),
     ],
     steps: Annotated[int, typer.Option(min=1, max=8, help="Drafts in a row that are trained.")] = 3,

@@ -18,7 +18,6 @@ import pandas as pd
 from sam_rollout.core.json_values import measured
 from sam_rollout.core.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.report import fairness
-from sam_rollout.report.draft_figures import Acceptance, acceptance
 from sam_rollout.report.fairness import Finding
 from sam_rollout.report.lossless import Losslessness, losslessness
 from sam_rollout.report.pairing import Both
@@ -132,7 +131,6 @@ class Comparison:
     findings: list[Finding]
     times: list[TimeRow]
     quantities: list[QuantityRow]
-    acceptance: Acceptance
     lossless: Losslessness
     series: dict[str, pd.DataFrame]
 
@@ -187,7 +185,6 @@ class Comparison:
                 "skipped": self.skipped,
                 "times": [asdict(row) for row in self.times],
                 "quantities": [asdict(row) for row in self.quantities],
-                "acceptance": asdict(self.acceptance),
                 "lossless": asdict(self.lossless),
                 "series": {
                     key: {"base": list(frame["base"]), "sam": list(frame["sam"])}
@@ -236,7 +233,6 @@ def compare_folders(
         findings=sorted(found, key=lambda one: fairness.SEVERITIES.index(one.severity)),
         times=[_time_row(kind, name, both) for kind, name in times],
         quantities=[_quantity_row(kind, name, both) for kind, name in quantities],
-        acceptance=acceptance(sam_runs, steps),
         lossless=lossless,
         series={key: both.means(name) for key, name in shown},
     )

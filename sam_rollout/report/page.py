@@ -40,7 +40,6 @@ def render_page(comparison: Comparison) -> str:
         tables=tables(comparison),
         sections=SECTIONS,
         charts=page_charts.charts(comparison),
-        extra=page_charts.lengths(comparison),
         runs=with_names(comparison.base, comparison.sam),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
