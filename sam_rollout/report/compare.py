@@ -21,8 +21,7 @@ from sam_rollout.report import fairness
 from sam_rollout.report.fairness import Finding
 from sam_rollout.report.lossless import Losslessness, losslessness
 from sam_rollout.report.pairing import Both
-from sam_rollout.report.run_choice import load_sides
-from sam_rollout.report.runs import Run, held_out_names
+from sam_rollout.report.runs import Run, held_out_names, load_side
 from sam_rollout.telemetry.records import RunFolderError
 
 
@@ -119,15 +118,14 @@ class QuantityRow(Row):
 class Comparison:
     """Two sides next to each other, over the training steps that all their runs have.
 
-    `left_out` says which runs are not part of it, and why. `series` maps the keys of `TIMES` and
-    `QUANTITIES` to frames with columns base and sam, means over runs, index training step.
+    `series` maps the keys of `TIMES` and `QUANTITIES` to frames with columns base and sam, means
+    over runs, index training step.
     """
 
     base: list[Run]
     sam: list[Run]
     steps: list[int]
     skipped: list[int]
-    left_out: list[str]
     findings: list[Finding]
     times: list[TimeRow]
     quantities: list[QuantityRow]
@@ -141,7 +139,7 @@ class Comparison:
 
     @property
     def caveat(self) -> str | None:
-        """Which runs ended early or are left out, to be said beside `fair`."""
+        """Which runs ended early, to be said beside `fair`."""
         return fairness.caveat(self.findings)
 
     @property
@@ -180,7 +178,6 @@ class Comparison:
                 "interval": f"95 %, noise {self.noise}",
                 "base": [_facts(run) for run in self.base],
                 "sam": [_facts(run) for run in self.sam],
-                "left_out": self.left_out,
                 "steps": self.steps,
                 "skipped": self.skipped,
                 "times": [asdict(row) for row in self.times],
@@ -201,11 +198,11 @@ def compare_folders(
 ) -> Comparison:
     """Compares the runs at these paths, one or several a side.
 
-    Over their common steps, without the first `skip_first` of them. Raises RunFolderError if a side
-    has no run that can be read, or no step is left.
+    Over their common steps, without the first `skip_first` of them. Raises RunFolderError if a run
+    cannot be read, or no step is left.
     """
     of_base, of_sam = ([side] if isinstance(side, str | Path) else side for side in (base, sam))
-    base_runs, sam_runs, left_out = load_sides(of_base, of_sam)
+    base_runs, sam_runs = load_side(of_base), load_side(of_sam)
     runs = [*base_runs, *sam_runs]
     common = sorted(set.intersection(*(set(run.training_steps) for run in runs)))
     skipped, steps = common[:skip_first], common[skip_first:]
@@ -222,14 +219,12 @@ def compare_folders(
     lossless = losslessness(both)
     shown = [(kind.key, name) for kind, name in times]
     shown += [(kind.key, name) for kind, name in quantities]
-    found = [Finding("left_out", fairness.WARNING, text) for text in left_out]
-    found += fairness.findings(both, lossless)
+    found = fairness.findings(both, lossless)
     return Comparison(
         base=base_runs,
         sam=sam_runs,
         steps=steps,
         skipped=skipped,
-        left_out=left_out,
         findings=sorted(found, key=lambda one: fairness.SEVERITIES.index(one.severity)),
         times=[_time_row(kind, name, both) for kind, name in times],
         quantities=[_quantity_row(kind, name, both) for kind, name in quantities],

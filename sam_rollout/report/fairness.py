@@ -108,18 +108,13 @@ def caveat(found: list[Finding]) -> str | None:
 
     A run may end early for what the other side does not do, then the steps it has flatter it.
     """
-    names = [finding.name for finding in found]
     ended = [finding.figures for finding in found if finding.name == "unfinished"]
-    told = []
     if len(ended) == 1:
-        told.append("{run} ended at step {last} of {planned}".format(**ended[0]))
-    elif ended:
-        told.append(f"{len(ended)} runs ended before their last step")
-    elif "step_counts" in names:
-        told.append("the runs have unequal numbers of steps")
-    if lost := names.count("left_out"):
-        told.append(f"{lost} {'runs are' if lost > 1 else 'run is'} left out")
-    return " and ".join(told) or None
+        return "{run} ended at step {last} of {planned}".format(**ended[0])
+    if ended:
+        return f"{len(ended)} runs ended before their last step"
+    unequal = any(finding.name == "step_counts" for finding in found)
+    return "the runs have unequal numbers of steps" if unequal else None
 
 
 def _beyond(relative: float, warning: float, unfair: float) -> str | None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,13 @@ def load_run(path: str | Path) -> Run:
     if not steps:
         raise RunFolderError(f"{folder.train_steps_path}: expected at least one training step")
     return Run(folder.path, starts, pd.DataFrame.from_dict(steps, "index", float), problems)
+
+
+def load_side(paths: Iterable[str | Path]) -> list[Run]:
+    """The runs of a side, numbered from 1 where there are several."""
+    runs = list(map(load_run, paths))
+    numbers = range(1, len(runs) + 1) if len(runs) > 1 else [None]
+    return [replace(run, number=number) for run, number in zip(runs, numbers, strict=True)]
 
 
 def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -114,16 +114,6 @@ def test_several_runs_a_side_are_averaged_and_resampled(synthetic):
     assert compare_folders(base[0], sam[0]).noise == "within runs"
 
 
-def test_a_repeat_with_few_steps_does_not_cost_the_others_theirs(synthetic):
-    base = [synthetic("off-1"), synthetic("off-2", steps=2)]
-    comparison = compare_folders(base, synthetic("on", sam=True))
-    assert comparison.steps == [1, 2, 3, 4, 5, 6]
-    assert comparison.left_out == [
-        "BASE 2 (off-2) is left out: it has 2 training steps, another repeat 6"
-    ]
-    assert any(found.name == "left_out" for found in comparison.findings)
-
-
 def test_shorter_responses_count_as_speed_raw_but_not_at_equal_tokens(synthetic):
     """The same engine without drafts on both sides: half the tokens is no faster a token."""
     base = synthetic("off", traces=False)
