@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from sam_rollout.report.panels import Panel
 from sam_rollout.report.runs import Run
 from sam_rollout.telemetry.curve import RunningCurve, plot, running_curve
-from sam_rollout.telemetry.records import RunFolder, value_at
+from sam_rollout.telemetry.records import value_at
 
 # Okabe and Ito: told apart by readers with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -69,9 +69,8 @@ class Side:
 
 def rollout_curve(run: Run, step: int) -> RunningCurve | None:
     """The running requests of a run's rollout, as charts draw them."""
-    table = RunFolder(run.path).read("engine_steps", run.problems)
     threshold = value_at(run.start.config, "rollout_telemetry.tail_threshold", 0)
-    rows = table.filter(pc.equal(table["step"], step))
+    rows = run.engine_steps.filter(pc.equal(run.engine_steps["step"], step))
     return running_curve([rows], tail_threshold=threshold)
 
 

@@ -202,7 +202,7 @@ def compare_folders(
     cannot be read, or no step is left.
     """
     of_base, of_sam = ([side] if isinstance(side, str | Path) else side for side in (base, sam))
-    base_runs, sam_runs = load_side(of_base), load_side(of_sam)
+    base_runs, sam_runs = load_side("BASE", of_base), load_side("SAM", of_sam)
     runs = [*base_runs, *sam_runs]
     common = sorted(set.intersection(*(set(run.training_steps) for run in runs)))
     skipped, steps = common[:skip_first], common[skip_first:]

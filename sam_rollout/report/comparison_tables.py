@@ -135,9 +135,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
     for sentence in sentences(comparison):
         say(sentence, "bold")
-    for side, runs in (("BASE", comparison.base), ("SAM", comparison.sam)):
-        for run in runs:
-            say(f"{side:<4} {run.label}: {run.path}")
+    for run in (*comparison.base, *comparison.sam):
+        say(f"{run.name:<4} {run.label}: {run.path}")
     say(_steps_line(comparison))
     text, style = VERDICTS[comparison.fair]
     if comparison.caveat:

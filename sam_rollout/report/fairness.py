@@ -146,7 +146,7 @@ def repeats(case: Case) -> _Told:
     """What the repeats of one side record of themselves."""
     for side, runs in (("BASE", case.base), ("SAM", case.sam)):
         for one, other in pairwise(runs):
-            for found in _apart(one, other, (one.name(side), other.name(side)), repeats=True):
+            for found in _apart(one, other, (one.name, other.name), repeats=True):
                 text = f"repeats of {side} differ: {found.text}"
                 yield found.severity, text, found.figures
 
@@ -182,7 +182,7 @@ def seeds(case: Case) -> _Told:
 @_rule
 def resumed(case: Case) -> _Told:
     """The starts of one run, but for where each begins and ends."""
-    for side, run in case.named:
+    for run in case.runs:
         for start in run.starts[1:]:
             changed = [
                 found.name
@@ -191,10 +191,10 @@ def resumed(case: Case) -> _Told:
             ]
             changed += ["seeds"] if start.seeds != run.starts[0].seeds else []
             if changed:
-                text = f"{side} was resumed with other {', '.join(changed)}"
+                text = f"{run.name} was resumed with other {', '.join(changed)}"
                 yield UNFAIR, text, {"changed": changed}
             else:
-                yield NOTE, f"{side} was resumed; each start has a warm-up step", {}
+                yield NOTE, f"{run.name} was resumed; each start has a warm-up step", {}
 
 
 @_rule
@@ -268,7 +268,7 @@ def few_steps(case: Case) -> _Told:
 @_rule
 def step_counts(case: Case) -> _Told:
     """Which training steps each run has."""
-    named = [(side, run.training_steps) for side, run in case.named]
+    named = [(run.name, run.training_steps) for run in case.runs]
     if len({tuple(own) for _, own in named}) > 1:
         told = ", ".join(f"{side} {len(own)} ({own[0]}-{own[-1]})" for side, own in named)
         text = f"{told}; only the {len(case.steps)} common ones are compared"
@@ -278,12 +278,12 @@ def step_counts(case: Case) -> _Told:
 @_rule
 def unfinished(case: Case) -> _Told:
     """A run's last step with the one it was last asked for."""
-    for side, run in case.named:
+    for run in case.runs:
         last = run.training_steps[-1]
         planned = value_at(run.starts[-1].config, "trainer.total_training_steps")
         if isinstance(planned, int) and last < planned:
-            text = f"{side} ended at step {last} of {planned}: it crashed, or still runs"
-            yield WARNING, text, {"run": side, "last": last, "planned": planned}
+            text = f"{run.name} ended at step {last} of {planned}: it crashed, or still runs"
+            yield WARNING, text, {"run": run.name, "last": last, "planned": planned}
 
 
 @_rule
@@ -304,13 +304,13 @@ def other_load(case: Case) -> _Told:
 def warm_up(case: Case) -> _Told:
     """The first compared step with the others of its run."""
     steps = case.steps
-    for side, run in case.named if len(steps) >= FEW_STEPS else ():
+    for run in case.runs if len(steps) >= FEW_STEPS else ():
         name = "timing_s/gen" if "timing_s/gen" in run.steps else "timing_s/step"
         times = run.values(name, steps)
         first, rest = times.iloc[0], times.iloc[1:].median()
         if rest > 0 and first > WARM_UP * rest:
             text = (
-                f"{side}: step {steps[0]} took {first / rest:.1f} times as long as the others "
+                f"{run.name}: step {steps[0]} took {first / rest:.1f} times as long as the others "
                 "(warm-up?); --skip-first 1 leaves it out"
             )
             yield WARNING, text, {"ratio": float(first / rest)}
@@ -334,10 +334,10 @@ def samples(case: Case) -> _Told:
 def lost_records(case: Case) -> _Told:
     """Steps of which a run lost requests, which it kept of others."""
     steps = case.steps
-    for side, run in case.named:
+    for run in case.runs:
         lost = sorted(set(steps) - set(whole_steps(run, run.requests, steps)))
         if 0 < len(lost) < len(steps):
-            text = f"{side}: not all requests of {len(lost)} steps are recorded, the first is "
+            text = f"{run.name}: not all requests of {len(lost)} steps are recorded, the first is "
             text += f"{lost[0]}; prompts and lengths are those of the others"
             yield WARNING, text, {"requests": lost}
 
@@ -345,7 +345,7 @@ def lost_records(case: Case) -> _Told:
 @_rule
 def broken_log(case: Case) -> _Told:
     """What of a run's files could not be read."""
-    for side, run in case.named:
+    for run in case.runs:
         _ = run.engine_steps  # reading them may add to the problems
         for problem in dict.fromkeys(run.problems):
-            yield WARNING, f"{side}: {problem}", {}
+            yield WARNING, f"{run.name}: {problem}", {}

@@ -12,7 +12,7 @@ import pandas as pd
 
 from sam_rollout.config import COUPLED
 from sam_rollout.report.pairing import Both, whole_steps
-from sam_rollout.report.runs import Run, partners, with_names
+from sam_rollout.report.runs import Run, partners
 from sam_rollout.telemetry.records import value_at
 
 TOKEN_IDS, LENGTHS = "token ids", "lengths"  # what responses are compared by
@@ -75,9 +75,8 @@ class Losslessness:
 def losslessness(both: Both) -> Losslessness:
     """Everything the runs tell about equal samples, over the compared steps."""
     base, sam, steps = both.base, both.sam, both.steps
-    of_base, of_sam = with_names(base, []), with_names([], sam)
-    pairs = [(of_base[one], of_sam[other]) for one, other in partners(base, sam)]
-    controls = [(side[0], other) for side in (of_base, of_sam) for other in side[1:]]
+    pairs = [(base[one], sam[other]) for one, other in partners(base, sam)]
+    controls = [(side[0], other) for side in (base, sam) for other in side[1:]]
     kinds = {value_at(run.start.config, "rollout_sampler.kind") for run in both.runs}
     return Losslessness(
         len(kinds) == 1 and kinds <= set(COUPLED),
@@ -86,20 +85,18 @@ def losslessness(both: Both) -> Losslessness:
     )
 
 
-def _compared(runs: Sequence[tuple[str, Run]], steps: list[int]) -> Iterator[Pair]:
+def _compared(runs: Sequence[Run], steps: list[int]) -> Iterator[Pair]:
     """Two runs by token ids where both recorded texts, in other steps by lengths."""
     left = steps
     for table, column, by in (
         ("traces", "response_ids", TOKEN_IDS),
         ("requests", "response_tokens", LENGTHS),
     ):
-        tables = [getattr(run, table) for _, run in runs]
-        known = [
-            set(whole_steps(run, rows, left)) for (_, run), rows in zip(runs, tables, strict=True)
-        ]
+        tables = [getattr(run, table) for run in runs]
+        known = [set(whole_steps(run, rows, left)) for run, rows in zip(runs, tables, strict=True)]
         both = sorted(set.intersection(*known))
         if both:
-            names = [name for name, _ in runs]
+            names = [run.name for run in runs]
             yield _compare(names, by, *(_responses(rows, column, both) for rows in tables))
         left = [step for step in left if step not in both]
 

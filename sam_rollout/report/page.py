@@ -11,7 +11,6 @@ from sam_rollout.report.compare import Comparison
 from sam_rollout.report.comparison_tables import tables
 from sam_rollout.report.number_format import interval, number
 from sam_rollout.report.panels import SECTIONS
-from sam_rollout.report.runs import with_names
 from sam_rollout.report.verdict_sentences import sentences
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -40,7 +39,7 @@ def render_page(comparison: Comparison) -> str:
         tables=tables(comparison),
         sections=SECTIONS,
         charts=page_charts.charts(comparison),
-        runs=with_names(comparison.base, comparison.sam),
+        runs=[*comparison.base, *comparison.sam],
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from sam_rollout.core.statistics import Sides
-from sam_rollout.report.runs import Run, seeds_in_pairs, with_names
+from sam_rollout.report.runs import Run, seeds_in_pairs
 
 SIDES = ("base", "sam")
 _REPLICAS = "sam/engine/replicas"
@@ -30,11 +30,6 @@ class Both:
         """The runs of BASE, then those of SAM."""
         return [*self.base, *self.sam]
 
-    @property
-    def named(self) -> list[tuple[str, Run]]:
-        """Every run with the name it goes by."""
-        return with_names(self.base, self.sam)
-
     def names(self) -> set[str]:
         """Metrics that every run carries."""
         return set.intersection(*(set(run.steps.columns) for run in self.runs))
@@ -47,10 +42,10 @@ class Both:
         )
 
     def every(self, name: str) -> pd.DataFrame:
-        """Columns (side, number of the run), index training step; NaN where it is unknown."""
+        """Columns (side, name of the run), index training step; NaN where it is unknown."""
         return pd.DataFrame(
             {
-                (side, run.number or 1): run.values(name, self.steps)
+                (side, run.name): run.values(name, self.steps)
                 for side, runs in zip(SIDES, (self.base, self.sam), strict=True)
                 for run in runs
             }

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
 from sam_rollout.telemetry.schema import todays_name
+from sam_rollout.telemetry.tables import of_split
 
 
 @dataclass(frozen=True)
@@ -18,18 +20,15 @@ class Run:
     """One run.
 
     `starts` holds what every start said of itself, the first one first, `steps` one row a training
-    step, NaN if unknown. `problems` says in words what of the run's files could not be read.
+    step, NaN if unknown. `problems` says in words what of the run's files could not be read. `name`
+    is that of its side, numbered where that has several.
     """
 
     path: Path
     starts: list[RunInfo]
     steps: pd.DataFrame  # index: training step, columns: metric names
     problems: list[str]
-    number: int | None = None
-
-    def name(self, side: str) -> str:
-        """What the run goes by: its side, numbered where that had several."""
-        return side if self.number is None else f"{side} {self.number}"
+    name: str = ""
 
     @property
     def training_steps(self) -> list[int]:
@@ -55,12 +54,7 @@ class Run:
     @cached_property
     def requests(self) -> pd.DataFrame:
         """One row a finished response of training."""
-        return self._training_rows("requests")
-
-    @cached_property
-    def engine_steps(self) -> pd.DataFrame:
-        """One row an engine step of training."""
-        return self._training_rows("engine_steps")
+        return self._training_rows("requests").to_pandas()
 
     @property
     def traces(self) -> pd.DataFrame:
@@ -68,11 +62,15 @@ class Run:
 
         Texts of a large run take gigabytes, 4 bytes a token: they are not kept.
         """
-        return self._training_rows("traces")
+        return self._training_rows("traces").to_pandas()
 
-    def _training_rows(self, name: str) -> pd.DataFrame:
-        rows = RunFolder(self.path).read(name, self.problems).to_pandas()
-        return rows[rows["split"] == "train"]
+    @cached_property
+    def engine_steps(self) -> pa.Table:
+        """One row an engine step of training."""
+        return self._training_rows("engine_steps")
+
+    def _training_rows(self, name: str) -> pa.Table:
+        return of_split(RunFolder(self.path).read(name, self.problems), "train")
 
 
 def load_run(path: str | Path) -> Run:
@@ -91,11 +89,12 @@ def load_run(path: str | Path) -> Run:
     return Run(folder.path, starts, pd.DataFrame.from_dict(steps, "index", float), problems)
 
 
-def load_side(paths: Iterable[str | Path]) -> list[Run]:
-    """The runs of a side, numbered from 1 where there are several."""
+def load_side(side: str, paths: Iterable[str | Path]) -> list[Run]:
+    """The runs of "BASE" or "SAM", with their names."""
     runs = list(map(load_run, paths))
-    numbers = range(1, len(runs) + 1) if len(runs) > 1 else [None]
-    return [replace(run, number=number) for run, number in zip(runs, numbers, strict=True)]
+    if len(runs) == 1:
+        return [replace(runs[0], name=side)]
+    return [replace(run, name=f"{side} {number}") for number, run in enumerate(runs, start=1)]
 
 
 def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -105,11 +104,6 @@ def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
         full = f"{above}{name}"
         found |= flat(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
     return found
-
-
-def with_names(base: list[Run], sam: list[Run]) -> list[tuple[str, Run]]:
-    """Every run of both sides with the name it goes by."""
-    return [(run.name(side), run) for side, runs in (("BASE", base), ("SAM", sam)) for run in runs]
 
 
 def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:
