@@ -108,18 +108,6 @@ def test_a_setting_that_is_not_finite_is_equal_to_itself_alone(compared, in_both
     assert texts(comparison, "config") == ([] if in_both else [other])
 
 
-def test_other_hardware_is_unfair(compared):
-    host = {"cpu": "Xeon", "accelerators": {"GPU": 8.0, "H100": 1.0}}
-    other = {"cpu": "EPYC", "accelerators": {"GPU": 8.0, "A100": 1.0}}
-    comparison = compared({"fields": {"host": host}}, fields={"host": other})
-    assert texts(comparison, "host") == [
-        "host accelerators.A100: absent in BASE, 1.0 in SAM",
-        "host accelerators.H100: 1.0 in BASE, absent in SAM",
-        "host cpu: Xeon in BASE, EPYC in SAM",
-    ]
-    assert comparison.fair is False
-
-
 def test_other_prompts_and_texts(compared):
     comparison = compared(seed=2)
     assert found(comparison)["prompts"] == "unfair"

@@ -1,6 +1,6 @@
 """The columns of a table are declared once, in a dataclass; everything else follows from it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,8 +16,6 @@ from sam_rollout.telemetry.records import (
     RequestRecord,
     StepRecord,
     TraceRecord,
-    column,
-    table_of,
 )
 from tests.records import engine_step, engine_steps
 
@@ -52,21 +50,6 @@ def test_an_engine_steps_null_columns_are_those_that_say_what_null_means():
 
 def test_a_sessions_notes_have_the_columns_of_its_half():
     assert list(NOTE_COLUMNS) == names_of(DraftNote) == names_of(StepRecord)[: len(NOTE_COLUMNS)]
-
-
-def test_a_new_column_is_written_with_its_type_meaning_and_default():
-    @dataclass(slots=True, kw_only=True)
-    class WithTemperature(StepRecord):
-        device_c: float | None = column(pa.float32(), "of the device, degrees", None)
-
-    known = {name: getattr(engine_step(), name) for name in names_of(StepRecord)}
-    rows = [WithTemperature(**known, device_c=71.5), WithTemperature(**known)]
-    table = table_of(WithTemperature, rows)
-    assert table.drop_columns("device_c").equals(engine_steps(engine_step(), engine_step()))
-    field = table.schema.field("device_c")
-    assert (field.type, field.nullable) == (pa.float32(), True)
-    assert field.metadata == {b"meaning": b"of the device, degrees"}
-    assert table["device_c"].to_pylist() == [71.5, None]
 
 
 def test_lists_by_source_of_another_registry_come_in_todays_order():
