@@ -102,11 +102,26 @@ class _OpenGate:
 
 
 class OwnSession(Session):
-    """Our drafter, configured by a mapping of the group `sam`: own text and what it names."""
+    """Our drafter with own text and further sources, in a folder that ends with the session.
 
-    def __init__(self, options: Mapping[str, Any], k: int, max_rows: int, max_length: int) -> None:
-        sources = {**sources_of("own").to_mapping(), **options.get("sources", {})}
-        config = SamConfig.from_mapping({"max_draft_tokens": k, **options, "sources": sources})
+    Args:
+        sources: fields by source.
+        policy: `sam.draft_policy`.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, Any], policy: str, k: int, max_rows: int, max_length: int
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        more = {name: {"enabled": True, **fields} for name, fields in sources.items()}
+        config = SamConfig.from_mapping(
+            {
+                "max_draft_tokens": k,
+                "draft_policy": policy,
+                "sources": {**sources_of("own").to_mapping(), **more},
+                "texts": {"path": self._folder.name},
+            }
+        )
         self._k = k
         self._requests = ReplayedRequests()
         limits = Limits(max_rows, max_length)
@@ -148,22 +163,6 @@ class OwnSession(Session):
     def end_step(self) -> None:
         """As in an engine."""
         self._session.end_step()
-
-
-class _SourcesSession(OwnSession):
-    """Our drafter with further sources, in a folder that ends with the session.
-
-    Args:
-        options: fields by source.
-    """
-
-    def __init__(
-        self, options: Mapping[str, Mapping[str, Any]], k: int, max_rows: int, max_length: int
-    ) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        sources = {name: {"enabled": True, **fields} for name, fields in options.items()}
-        texts = {"path": self._folder.name}
-        super().__init__({"sources": sources, "texts": texts}, k, max_rows, max_length)
 
 
 class _FirstOccurrence(Session):
@@ -295,12 +294,12 @@ ADAPTIVE = "own, adaptive k"
 def all_sides() -> list[Side]:
     """Every drafter that this program knows, there or not."""
     return [
-        Side(OWN, partial(OwnSession, {})),
-        Side(ADAPTIVE, partial(OwnSession, {"draft_policy": "confidence"})),
-        Side(OWN_SIBLINGS, partial(_SourcesSession, _SIBLINGS)),
-        Side(OWN_RUN, partial(_SourcesSession, _RUN)),
-        Side(ALL_SOURCES, partial(_SourcesSession, _PROMPT)),
-        Side(DEFAULT, partial(_SourcesSession, {**_PROMPT, **_RUN})),
+        Side(OWN, partial(OwnSession, {}, "fixed")),
+        Side(ADAPTIVE, partial(OwnSession, {}, "confidence")),
+        Side(OWN_SIBLINGS, partial(OwnSession, _SIBLINGS, "fixed")),
+        Side(OWN_RUN, partial(OwnSession, _RUN, "fixed")),
+        Side(ALL_SOURCES, partial(OwnSession, _PROMPT, "fixed")),
+        Side(DEFAULT, partial(OwnSession, {**_PROMPT, **_RUN}, "fixed")),
         Side(FIRST, _FirstOccurrence),
         Side(NGRAM, partial(_Ngram, NGRAM_DEFAULT)),
         Side(NGRAM_24, partial(_Ngram, NGRAM_SHORT)),

@@ -164,15 +164,6 @@ def _metadata(one: Field) -> dict[str, str]:
     return {"meaning": one.metadata["meaning"], **by_source}
 
 
-def _columns(record: type) -> list[Field]:
-    """The fields of a record, its own before what it inherits: when and where before what."""
-    declared = [vars(base).get("__annotations__", {}) for base in record.__mro__]
-    return sorted(
-        fields(record),
-        key=lambda one: next(depth for depth, own in enumerate(declared) if one.name in own),
-    )
-
-
 def _schema(record: type) -> pa.Schema:
     return pa.schema(
         [
@@ -182,7 +173,7 @@ def _schema(record: type) -> pa.Schema:
                 nullable=one.default is None,
                 metadata=_metadata(one),
             )
-            for one in _columns(record)
+            for one in fields(record)
         ]
     )
 

@@ -114,6 +114,6 @@ def test_the_plain_automaton_agrees_with_brute_force(alphabet):
 
 def test_our_drafter_replays_a_periodic_text_in_few_steps():
     result = Replay()
-    replay(OwnSession({}, 3, 1, 200), [trace([1, 2, 3], [1, 2, 3] * 20)], result)
+    replay(OwnSession({}, "fixed", 3, 1, 200), [trace([1, 2, 3], [1, 2, 3] * 20)], result)
     # 59 tokens behind the first: every step yields four once a token has repeated.
     assert (result.tokens, result.steps) == (59, 15)

@@ -37,10 +37,6 @@ def test_schema_and_page_have_the_fields_of_the_record(name):
     assert [row.split("`")[1] for row in rows] == schema.names
 
 
-def test_an_engine_step_says_first_when_and_where_it_was():
-    assert TABLES["engine_steps"][0].names[:4] == ["step", "split", "replica", "time_s"]
-
-
 def test_an_engine_steps_null_columns_are_those_that_say_what_null_means():
     """Requests and texts are always whole."""
     nullable = {one.name for one in TABLES["engine_steps"][0] if one.nullable}
