@@ -11,7 +11,6 @@ import pandas as pd
 import pyarrow as pa
 
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
-from sam_rollout.telemetry.schema import todays_name
 from sam_rollout.telemetry.tables import of_split
 
 
@@ -79,11 +78,7 @@ def load_run(path: str | Path) -> Run:
     Raises RunFolderError if it is none, or has no training step.
     """
     folder, problems = RunFolder(path), list[str]()
-    starts = folder.read_starts()
-    steps = {
-        step: {todays_name(name): value for name, value in metrics.items()}
-        for step, metrics in folder.read_train_steps(problems).items()
-    }
+    starts, steps = folder.read_starts(), folder.read_train_steps(problems)
     if not steps:
         raise RunFolderError(f"{folder.train_steps_path}: expected at least one training step")
     return Run(folder.path, starts, pd.DataFrame.from_dict(steps, "index", float), problems)

@@ -295,7 +295,7 @@ class RunFolder:
         for path in paths:
             try:
                 # ParquetFile reads one file as it stands; read_table looks for a data set.
-                table = _by_todays_sources(pq.ParquetFile(path).read())
+                table = _in_todays_order(pq.ParquetFile(path).read())
                 tables.append(table.select(schema.names).cast(schema))
             except (pa.ArrowException, OSError, ValueError) as error:
                 if problems is None:
@@ -362,12 +362,8 @@ class RunFolder:
         return dict(sorted(steps.items()))
 
 
-# Sources as they were called -> as they are.
-_RENAMED = {"siblings": "prompt", "history": "prompt", "corpus": "run"}
-
-
-def _by_todays_sources(table: pa.Table) -> pa.Table:
-    """Put lists by source into today's order: the registry may have changed since."""
+def _in_todays_order(table: pa.Table) -> pa.Table:
+    """Put lists by source into the order of the registry, which may have changed since."""
     for name in ("drafted_per_source", "accepted_per_source"):
         place = table.schema.get_field_index(name)
         if place < 0:
@@ -376,15 +372,12 @@ def _by_todays_sources(table: pa.Table) -> pa.Table:
         if b"sources" not in metadata:
             raise ValueError(f"{name} does not name its sources")
         then = metadata[b"sources"].decode().split(",")
-        if then == list(NAMES):
-            continue
-        now = [_RENAMED.get(one, one) for one in then]
-        columns = [[i for i, one in enumerate(now) if one == kind] for kind in NAMES]
-        lists = [
-            row and [sum(row[i] for i in those) for those in columns]
-            for row in table[name].to_pylist()
-        ]
-        table = table.set_column(place, name, pa.array(lists, _INTS))
+        if then != list(NAMES):
+            lists = [
+                row and [dict(zip(then, row, strict=True)).get(kind, 0) for kind in NAMES]
+                for row in table[name].to_pylist()
+            ]
+            table = table.set_column(place, name, pa.array(lists, _INTS))
     return table
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import fields
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -20,11 +19,17 @@ from sam_rollout.telemetry.records import (
 from tests.records import engine_step, engine_steps
 
 RECORDS = {"engine_steps": StepRecord, "requests": RequestRecord, "traces": TraceRecord}
-SOURCES_THEN = ("siblings", "gone", "own", "history")
 
 
 def names_of(record: type) -> list[str]:
     return [one.name for one in fields(record)]
+
+
+@pytest.fixture
+def folder(tmp_path) -> records.RunFolder:
+    folder = records.RunFolder(tmp_path)
+    folder.write_start(records.RunInfo("sam=on", {}, {}, {}, {}, "1970-01-01T00:00:00+00:00"))
+    return folder
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -48,32 +53,34 @@ def test_a_sessions_notes_have_the_columns_of_its_half():
     assert list(NOTE_COLUMNS) == names_of(DraftNote) == names_of(StepRecord)[: len(NOTE_COLUMNS)]
 
 
-def test_lists_by_source_of_another_registry_come_in_todays_order():
-    """One that was renamed is added up, one that is gone left out; null stays null."""
-    then = [[1, 2, 3, 4], [], None]
-    metadata = {"sources": ",".join(SOURCES_THEN)}
-    schema = pa.schema([pa.field("drafted_per_source", pa.list_(pa.int32()), metadata=metadata)])
-    table = records._by_todays_sources(pa.table([then], schema=schema))
-    expected = [{"own": 3, "prompt": 5}.get(name, 0) for name in NAMES]
-    assert table["drafted_per_source"].to_pylist() == [expected, [], None]
+def write_table(folder, metadata):
+    """A table as another registry of sources left it."""
+    rows = [engine_step(drafted_per_source=counts) for counts in ([1, 2, 3], [])]
+    path = folder.write("engine_steps", 0, engine_steps(*rows))
+    table = pq.ParquetFile(path).read()
+    place = table.schema.get_field_index("drafted_per_source")
+    field = table.schema.field(place).with_metadata(metadata)
+    pq.write_table(table.set_column(place, field, table["drafted_per_source"]), path)
 
 
-def test_lists_that_do_not_name_their_sources_are_refused():
-    table = pa.table({"accepted_per_source": pa.array([[4, 3]], pa.list_(pa.int32()))})
-    with pytest.raises(ValueError, match="accepted_per_source does not name its sources"):
-        records._by_todays_sources(table)
+def test_lists_by_source_of_another_registry_come_in_todays_order(folder):
+    """A source that is gone is left out."""
+    write_table(folder, {"sources": "run,gone,own"})
+    expected = [{"own": 3, "run": 1}.get(name, 0) for name in NAMES]
+    assert folder.read("engine_steps")["drafted_per_source"].to_pylist() == [expected, []]
 
 
-def test_lists_by_source_survive_the_disk_under_their_sources_names(tmp_path):
-    (tmp_path / "sam").mkdir()
-    folder = records.RunFolder(tmp_path)
-    folder.write_start(
-        records.RunInfo("sam=on", {}, {}, {}, {}, started_at="1970-01-01T00:00:00+00:00")
-    )
+def test_lists_that_do_not_name_their_sources_are_refused(folder):
+    write_table(folder, {})
+    with pytest.raises(records.RunFolderError, match="drafted_per_source does not name its source"):
+        folder.read("engine_steps")
+
+
+def test_lists_by_source_survive_the_disk_under_their_sources_names(folder):
     counts = list(range(len(NAMES)))
     folder.write("engine_steps", 0, engine_steps(engine_step(drafted_per_source=counts)))
     table = folder.read("engine_steps")
     assert table["drafted_per_source"].to_pylist() == [counts]
-    path = tmp_path / "sam" / "engine_steps" / "0-000.parquet"
+    path = folder.root / "engine_steps" / "0-000.parquet"
     written = pq.ParquetFile(path).read().schema.field("drafted_per_source")
     assert written.metadata[b"sources"].decode().split(",") == list(NAMES)

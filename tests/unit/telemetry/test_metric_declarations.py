@@ -3,7 +3,7 @@
 import pytest
 
 from sam_rollout.telemetry.docs import metrics
-from sam_rollout.telemetry.schema import GROUPS, METRICS, declared, metric_name, todays_name
+from sam_rollout.telemetry.schema import GROUPS, METRICS, declared, metric_name
 
 
 def test_page_shows_every_metric_once_and_there_are_no_more_than_somebody_acts_on():
@@ -48,9 +48,3 @@ def test_validation_and_positions_resolve_to_their_declaration():
 def test_undeclared_names_are_refused(name):
     with pytest.raises(KeyError, match="not declared"):
         declared(name)
-
-
-def test_names_of_recorded_runs_are_read_as_todays():
-    assert todays_name("sam/head/time_s") == "sam/bulk/time_s"
-    assert todays_name("sam_val/head/tokens") == "sam_val/bulk/tokens"
-    assert todays_name("sam/head_training/length") == "sam/head_training/length"
