@@ -21,17 +21,11 @@ class CompareCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Spell the folders behind one --with as one --with each."""
-        spread, after_with = [], False
-        for argument in args:
-            if argument.startswith("--with="):
-                argument, after_with = argument.removeprefix("--with="), True
-            elif argument.startswith("-") and argument != "-":
-                after_with = argument == "--with"
-                if after_with:
-                    continue
-            spread += ["--with", argument] if after_with else [argument]
-        if args and args[-1] == "--with":
-            spread.append("--with")  # click says that its value is missing
+        spread, behind = list[str](), False
+        for word in args:
+            behind = word == "--with" or (behind and not word.startswith("-"))
+            if word != "--with":
+                spread += ["--with", word] if behind else [word]
         return super().parse_args(ctx, spread)
 
 
