@@ -22,7 +22,6 @@ from sam_rollout.bench.replayed_requests import ReplayedRequests
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.session.session import DraftSession
 from sam_rollout.telemetry.traces import Int32Array, Trace
 
@@ -36,7 +35,7 @@ ARCTIC_SPEC_FACTOR = 1.0
 class Session:
     """One drafter at work on one batch of requests after the other.
 
-    `read` and `propose` are given B requests in row order, int32[R >= B, L] whose row i begins with
+    `propose` is given B requests in row order, int32[R >= B, L] whose row i begins with
     the text of request i, int32[B] known tokens of each row, and each row's tokens since the last
     call, at least one.
     """
@@ -53,16 +52,6 @@ class Session:
     ) -> list[list[int]]:
         """Read what is new and draft."""
         raise NotImplementedError
-
-    def read(
-        self,
-        request_ids: list[str],
-        token_ids: Int32Array,
-        lengths: Int32Array,
-        sampled: list[list[int]],
-    ) -> None:
-        """Read what is new. Peers have no closed gate: they draft whenever they read."""
-        self.propose(request_ids, token_ids, lengths, sampled)
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Forget requests that ended."""
@@ -82,25 +71,6 @@ class Side:
     open: Callable[[int, int, int], Session]
 
 
-class _OpenGate:
-    """Opens at the word of a replay."""
-
-    is_trial = False
-    least_chance = 0.0
-    k = 0
-
-    def observe(self, step: EngineStep) -> None:
-        """Nothing to learn."""
-
-    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """What was set last."""
-        return self.k
-
-    def drain(self) -> dict[str, float]:
-        """Nothing to tell."""
-        return {}
-
-
 class OwnSession(Session):
     """Our drafter with own text and further sources, in a folder that ends with the session.
 
@@ -118,16 +88,14 @@ class OwnSession(Session):
             {
                 "max_draft_tokens": k,
                 "draft_policy": policy,
+                "gate": {"kind": "threshold", "threshold": max_rows},  # always open
                 "sources": {**sources_of("own").to_mapping(), **more},
                 "texts": {"path": self._folder.name},
             }
         )
-        self._k = k
         self._requests = ReplayedRequests()
         limits = Limits(max_rows, max_length)
         self._session = DraftSession(config, self._requests, limits, record=False)
-        self._gate = _OpenGate()
-        self._session.gate = GuardedGate(self._gate)
 
     @property
     def drafter(self) -> SamDrafter:
@@ -142,14 +110,6 @@ class OwnSession(Session):
 
     def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
         """A step with the gate open."""
-        return self._step(self._k, request_ids, token_ids, lengths, sampled)
-
-    def read(self, request_ids, token_ids, lengths, sampled) -> None:
-        """A step with the gate closed."""
-        self._step(0, request_ids, token_ids, lengths, sampled)
-
-    def _step(self, k: int, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
-        self._gate.k = k
         gained = np.fromiter(map(len, sampled), np.int32, len(sampled))
         batch = self._session.step(request_ids, token_ids, lengths, gained)
         self.drafter.wait()

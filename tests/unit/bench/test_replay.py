@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
-from sam_rollout.bench.replay import Replay, accepted_tokens, read_through, replay
+from sam_rollout.bench.replay import Replay, accepted_tokens, replay
 from sam_rollout.bench.sides import OwnSession, Session
 from sam_rollout.telemetry.traces import Trace
 
@@ -73,18 +73,6 @@ def test_requests_advance_together_and_rows_close_up():
     assert session.texts == [[1, 2, 3]]
     assert (result.steps, result.tokens) == (3, 6)
     assert sorted(session.finished) == ["0/g/0", "0/g/1", "0/g/2"]
-
-
-def test_an_earlier_epoch_is_read_prompt_first():
-    reads = []
-
-    class Reader(Scripted):
-        def read(self, request_ids, token_ids, lengths, sampled):
-            reads.append((lengths.tolist(), sampled))
-
-    session = Reader({})
-    read_through(session, [trace([1, 2], [3, 4, 5])], step=4)
-    assert reads == [([3], [[3]]), ([5], [[4, 5]])] and session.finished == ["4/g/0"]
 
 
 def test_the_plain_automaton_drafts_what_followed_the_first_time():
