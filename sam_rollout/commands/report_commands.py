@@ -75,7 +75,6 @@ def dashboard(
     group: Annotated[
         str, typer.Option(help="Only the runs of this comparison (compare.group), by side.")
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be built.")] = False,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the workspace there instead of saving it.")
     ] = None,
@@ -88,7 +87,6 @@ def dashboard(
 ) -> None:
     """Build a wandb workspace of a run's metrics: comparison, long tail, drafts, learning."""
     from sam_rollout.report import wandb_workspace as workspace
-    from sam_rollout.report.panels import SECTIONS
 
     if runs or picture or tensorboard:
         if not runs or not (picture or tensorboard):
@@ -106,12 +104,7 @@ def dashboard(
     with one_line_errors(workspace.DashboardError):
         built = workspace.build(entity, project, group)
         write_json(json_path, workspace.specification(built))
-        if dry_run:
-            for section in SECTIONS:
-                typer.echo(f"{section.title}: {section.question}")
-                for panel in section.panels:
-                    typer.echo(f"    {panel.title}: {panel.shows}")
-        elif json_path is None:
+        if json_path is None:
             if not entity:
                 raise typer.BadParameter("whose project?", param_hint="--entity")
             typer.echo(workspace.save(built))

@@ -143,9 +143,9 @@ class Comparison:
         return fairness.caveat(self.findings)
 
     @property
-    def unfair(self) -> list[str]:
-        """Why the comparison is not fair, in words; empty unless it is."""
-        return [found.text for found in self.findings if found.severity == fairness.UNFAIR]
+    def unfair(self) -> list[Finding]:
+        """Why the comparison is not fair; empty unless it is."""
+        return [found for found in self.findings if found.severity == fairness.UNFAIR]
 
     @property
     def labels(self) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from sam_rollout.report import fairness, page_charts
+from sam_rollout.report import page_charts
 from sam_rollout.report.compare import Comparison
 from sam_rollout.report.comparison_tables import tables
 from sam_rollout.report.number_format import interval, number
@@ -35,7 +35,6 @@ def render_page(comparison: Comparison) -> str:
         comparison=comparison,
         sentences=sentences(comparison),
         tiles=[row for key in ("rollout", "tail", "step") if (row := comparison.time(key))],
-        unfair=[f for f in comparison.findings if f.severity == fairness.UNFAIR],
         tables=tables(comparison),
         sections=SECTIONS,
         charts=page_charts.charts(comparison),

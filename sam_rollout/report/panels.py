@@ -33,11 +33,6 @@ class Panel:
     reading: str = ""
     row: str = ""
 
-    @property
-    def shows(self) -> str:
-        """Its metrics in words."""
-        return self.picture or self.pattern or ", ".join(self.metrics)
-
     def of_both_sides(self) -> "Panel":
         """The panel for charts that have the baseline in them: without its figures beside a run."""
         own = (name for name in self.metrics if not name.startswith("compare/"))

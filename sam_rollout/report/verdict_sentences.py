@@ -1,7 +1,6 @@
 """What a comparison says, in two sentences to quote: the time, and whether the texts are equal."""
 
 from sam_rollout.core.statistics import Estimate
-from sam_rollout.report import fairness
 from sam_rollout.report.compare import TIMES, Comparison, TimeRow
 from sam_rollout.report.number_format import number
 from sam_rollout.report.pairing import Both
@@ -20,8 +19,7 @@ def sentences(comparison: Comparison) -> tuple[str, str]:
 def _doubt(comparison: Comparison) -> str:
     """How the sentence about the time begins."""
     if comparison.fair is False:
-        unfair = (found for found in comparison.findings if found.severity == fairness.UNFAIR)
-        kinds = list(dict.fromkeys(found.name.replace("_", " ") for found in unfair))
+        kinds = list(dict.fromkeys(found.name.replace("_", " ") for found in comparison.unfair))
         told = ", ".join(kinds[:_REASONS]) + (" and others" if kinds[_REASONS:] else "")
         return f"Not a fair comparison ({told}): with"
     if comparison.fair is None:

@@ -134,10 +134,8 @@ def test_a_check_that_cannot_be_made_is_status_2(monkeypatch, error):
 
 def test_the_dashboard_is_written_without_a_network(tmp_path):
     specification = tmp_path / "workspace.json"
-    result = run_cli("dashboard", "--project", "p", "--dry-run", "--json", specification)
+    result = run_cli("dashboard", "--project", "p", "--json", specification)
     assert result.exit_code == 0, result.output
-    assert "Long tail: How much of the rollout waits" in result.output
-    assert "Gain at equal tokens (speed-up - 1 per token): compare/gain" in result.output
     assert json.loads(specification.read_text())["project"] == "p"
 
 
@@ -154,9 +152,9 @@ def test_the_dashboard_says_what_it_lacks(arguments, message):
     assert result.exit_code == 2 and message in result.output
 
 
-def test_the_dashboard_names_the_extra_it_needs(monkeypatch):
+def test_the_dashboard_names_the_extra_it_needs(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
     monkeypatch.setitem(sys.modules, "wandb_workspaces.workspaces", None)
-    result = run_cli("dashboard", "--dry-run")
+    result = run_cli("dashboard", "--json", tmp_path / "workspace.json")
     assert result.exit_code == 2
     assert "pip install 'sam_rollout[dashboard]'" in result.output
