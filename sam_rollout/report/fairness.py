@@ -1,16 +1,14 @@
 """Whether the difference between two sides can be the drafts' doing, and if not, why.
 
-Each rule below compares one thing, which its docstring names, and finds sentences with their
-figures. `unfair` findings make a comparison unfair; a `warning` may explain a part of a gain; a
-`note` has to be known to read the figures; `unknown` says what is not recorded.
-docs/compare.md explains the bounds.
+Each rule below compares one thing, which its docstring names, and finds sentences. `unfair`
+findings make a comparison unfair; a `warning` may explain a part of a gain; a `note` has to be
+known to read the figures; `unknown` says what is not recorded. docs/compare.md explains the bounds.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,12 +36,11 @@ _OF_A_RESUME = {  # where a start begins and ends
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know about a comparison; `figures` are those in `text`, for programs."""
+    """One thing to know about a comparison."""
 
     name: str
     severity: str
     text: str
-    figures: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,8 +71,8 @@ class Case(Both):
         return means if all(map(all, means)) else []
 
 
-# Severity, sentence and figures; a finding of its own where the name is not the rule's.
-_Told = Iterator[tuple[str, str, dict[str, Any]] | Finding]
+# Severity and sentence; a finding of its own where the name is not the rule's.
+_Told = Iterator[tuple[str, str] | Finding]
 RULES: dict[str, Callable[[Case], _Told]] = {}
 
 
@@ -108,9 +105,9 @@ def caveat(found: list[Finding]) -> str | None:
 
     A run may end early for what the other side does not do, then the steps it has flatter it.
     """
-    ended = [finding.figures for finding in found if finding.name == "unfinished"]
+    ended = [finding.text for finding in found if finding.name == "unfinished"]
     if len(ended) == 1:
-        return "{run} ended at step {last} of {planned}".format(**ended[0])
+        return ended[0].partition(":")[0]
     if ended:
         return f"{len(ended)} runs ended before their last step"
     unequal = any(finding.name == "step_counts" for finding in found)
@@ -132,13 +129,13 @@ def drafts(case: Case) -> _Told:
         float(drafted[side].sum(min_count=1).mean(skipna=False)) for side in SIDES
     )
     if of_base > 0:
-        yield UNFAIR, f"BASE verified {of_base:.0f} draft tokens", {"base": of_base}
+        yield UNFAIR, f"BASE verified {of_base:.0f} draft tokens"
     if of_sam == 0:
         # sam=matched shows what our path costs without drafts.
         meant = all(run.label == "sam=matched" for run in case.sam)
-        yield NOTE if meant else UNFAIR, "SAM verified no draft token", {"sam": 0}
+        yield NOTE if meant else UNFAIR, "SAM verified no draft token"
     if np.isnan([of_base, of_sam]).any():
-        yield UNKNOWN, "whether drafts were verified is not recorded on both sides", {}
+        yield UNKNOWN, "whether drafts were verified is not recorded on both sides"
 
 
 @_rule
@@ -148,7 +145,7 @@ def repeats(case: Case) -> _Told:
         for one, other in pairwise(runs):
             for found in _apart(one, other, (one.name, other.name), repeats=True):
                 text = f"repeats of {side} differ: {found.text}"
-                yield found.severity, text, found.figures
+                yield found.severity, text
 
 
 @_rule
@@ -162,10 +159,8 @@ def _apart(
 ) -> Iterator[Finding]:
     """Every difference of two runs as a finding, by the names of the runs."""
     for kind, name, left, right, unfair in run_differences(one.start, other.start, repeats):
-        key = name.removeprefix(f"{kind} ")
         text = f"{name}: {left} in {names[0]}, {right} in {names[1]}"
-        figures = {"key": key, names[0].lower(): left, names[1].lower(): right}
-        yield Finding(kind, UNFAIR if unfair else WARNING, text, figures)
+        yield Finding(kind, UNFAIR if unfair else WARNING, text)
 
 
 @_rule
@@ -176,7 +171,7 @@ def seeds(case: Case) -> _Told:
         base, sam = (sorted({str(own.get(name, ABSENT)) for own in side}) for side in told)
         if base != sam:
             text = f"seeds {name}: {', '.join(base)} in BASE, {', '.join(sam)} in SAM"
-            yield UNFAIR, text, {"key": name, "base": base, "sam": sam}
+            yield UNFAIR, text
 
 
 @_rule
@@ -191,10 +186,9 @@ def resumed(case: Case) -> _Told:
             ]
             changed += ["seeds"] if start.seeds != run.starts[0].seeds else []
             if changed:
-                text = f"{run.name} was resumed with other {', '.join(changed)}"
-                yield UNFAIR, text, {"changed": changed}
+                yield UNFAIR, f"{run.name} was resumed with other {', '.join(changed)}"
             else:
-                yield NOTE, f"{run.name} was resumed; each start has a warm-up step", {}
+                yield NOTE, f"{run.name} was resumed; each start has a warm-up step"
 
 
 @_rule
@@ -202,7 +196,7 @@ def prompts(case: Case) -> _Told:
     """The prompts of the steps that all runs kept."""
     steps = case.whole
     if not steps:
-        yield UNKNOWN, "the prompts of one side or both are not recorded", {}
+        yield UNKNOWN, "the prompts of one side or both are not recorded"
         return
     left, right = (
         pd.concat([run.requests for run in runs]).groupby("step")["group"].agg(set)
@@ -215,8 +209,7 @@ def prompts(case: Case) -> _Told:
             f"they differ in {len(differ)} of {len(steps)} steps, first in step {differ[0]}; "
             f"{mean:.0%} of a step's prompts are on both sides"
         )
-        severity = UNFAIR if mean < SHARED_PROMPTS else WARNING
-        yield severity, text, {"shared": mean, "steps": differ}
+        yield UNFAIR if mean < SHARED_PROMPTS else WARNING, text
 
 
 @_rule
@@ -227,14 +220,14 @@ def response_lengths(case: Case) -> _Told:
     test = stats.ks_2samp(*case.lengths)
     distance, p_value = float(test.statistic), float(test.pvalue)
     if distance >= KS_UNFAIR and p_value < KS_P:
-        base, sam = (np.quantile(side, [0.1, 0.5, 0.9]).tolist() for side in case.lengths)
-        shown = ["/".join(f"{q:.0f}" for q in side) for side in (base, sam)]
+        quantiles = [np.quantile(side, [0.1, 0.5, 0.9]) for side in case.lengths]
+        shown = ["/".join(f"{q:.0f}" for q in side) for side in quantiles]
         text = (
             f"largest distance of the distributions {distance:.2f} "
             f"(Kolmogorov-Smirnov, p = {p_value:.1g}); 10/50/90 % quantiles {shown[0]} tokens "
             f"in BASE, {shown[1]} in SAM"
         )
-        yield UNFAIR, text, {"ks": distance, "p": p_value, "base": base, "sam": sam}
+        yield UNFAIR, text
 
 
 @_rule
@@ -245,7 +238,7 @@ def mean_length(case: Case) -> _Told:
     elif known := case.means_of("response_length/mean"):
         base, sam = known[0]
     else:
-        yield UNKNOWN, "response lengths are not recorded", {}
+        yield UNKNOWN, "response lengths are not recorded"
         return
     ratio = sam / base - 1
     if severity := _beyond(ratio, TOKENS_WARNING, TOKENS_UNFAIR):
@@ -253,7 +246,7 @@ def mean_length(case: Case) -> _Told:
             f"responses have {base:.0f} tokens in BASE, {sam:.0f} in SAM ({ratio:+.1%}); "
             "raw gains contain that difference, gains at equal tokens do not"
         )
-        yield severity, text, {"base": base, "sam": sam, "relative": ratio}
+        yield severity, text
 
 
 @_rule
@@ -261,8 +254,7 @@ def few_steps(case: Case) -> _Told:
     """The number of common steps."""
     count = len(case.steps)
     if count < FEW_STEPS:
-        text = f"{count} common training step(s): too few to tell anything"
-        yield UNFAIR, text, {"steps": count}
+        yield UNFAIR, f"{count} common training step(s): too few to tell anything"
 
 
 @_rule
@@ -271,8 +263,7 @@ def step_counts(case: Case) -> _Told:
     named = [(run.name, run.training_steps) for run in case.runs]
     if len({tuple(own) for _, own in named}) > 1:
         told = ", ".join(f"{side} {len(own)} ({own[0]}-{own[-1]})" for side, own in named)
-        text = f"{told}; only the {len(case.steps)} common ones are compared"
-        yield WARNING, text, {side: len(own) for side, own in named}
+        yield WARNING, f"{told}; only the {len(case.steps)} common ones are compared"
 
 
 @_rule
@@ -283,7 +274,7 @@ def unfinished(case: Case) -> _Told:
         planned = value_at(run.starts[-1].config, "trainer.total_training_steps")
         if isinstance(planned, int) and last < planned:
             text = f"{run.name} ended at step {last} of {planned}: it crashed, or still runs"
-            yield WARNING, text, {"run": run.name, "last": last, "planned": planned}
+            yield WARNING, text
 
 
 @_rule
@@ -297,7 +288,7 @@ def other_load(case: Case) -> _Told:
                 "the actor's update, which drafts do not touch, took "
                 f"{1 + ratio:.2f} times as long a token in SAM as in BASE"
             )
-            yield severity, text, {"relative": ratio}
+            yield severity, text
 
 
 @_rule
@@ -313,21 +304,15 @@ def warm_up(case: Case) -> _Told:
                 f"{run.name}: step {steps[0]} took {first / rest:.1f} times as long as the others "
                 "(warm-up?); --skip-first 1 leaves it out"
             )
-            yield WARNING, text, {"ratio": float(first / rest)}
+            yield WARNING, text
 
 
 @_rule
 def samples(case: Case) -> _Told:
     """The responses of both sides, token by token or by length."""
-    figures: dict[str, Any] = {
-        by: {"identical": same, "total": total}
-        for by, (same, total) in case.lossless.counts().items()
-    }
-    severity = NOTE if figures else UNKNOWN
-    first = [pair.first_step for pair in case.lossless.pairs if pair.first_step is not None]
-    if first and case.lossless.coupled:
-        severity, figures = WARNING, figures | {"first_step": min(first)}
-    yield severity, case.lossless.sentence(), figures
+    differ = any(pair.first_step is not None for pair in case.lossless.pairs)
+    severity = WARNING if differ and case.lossless.coupled else NOTE
+    yield severity if case.lossless.pairs else UNKNOWN, case.lossless.sentence()
 
 
 @_rule
@@ -338,8 +323,7 @@ def lost_records(case: Case) -> _Told:
         lost = sorted(set(steps) - set(whole_steps(run, run.requests, steps)))
         if 0 < len(lost) < len(steps):
             text = f"{run.name}: not all requests of {len(lost)} steps are recorded, the first is "
-            text += f"{lost[0]}; prompts and lengths are those of the others"
-            yield WARNING, text, {"requests": lost}
+            yield WARNING, text + f"{lost[0]}; prompts and lengths are those of the others"
 
 
 @_rule
@@ -348,4 +332,4 @@ def broken_log(case: Case) -> _Told:
     for run in case.runs:
         _ = run.engine_steps  # reading them may add to the problems
         for problem in dict.fromkeys(run.problems):
-            yield WARNING, f"{run.name}: {problem}", {}
+            yield WARNING, f"{run.name}: {problem}"

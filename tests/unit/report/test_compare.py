@@ -87,7 +87,7 @@ def test_json_has_every_figure_and_no_nan(make_run):
     assert rollout["raw"]["speed_up_minus_one"]["value"] == 0.0
     assert content["series"]["val-core/gsm8k/acc/mean@1"]["base"] == [0.5, None]
     assert content["fair"] is False  # two steps are too few
-    assert {"name", "severity", "text", "figures"} == set(content["findings"][0])
+    assert {"name", "severity", "text"} == set(content["findings"][0])
 
 
 def test_held_out_accuracy_prefers_the_main_figure():
