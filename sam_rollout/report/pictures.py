@@ -84,8 +84,6 @@ def plot_comparison(comparison: Comparison, path: str | Path) -> None:
             _title(axis, *heading(comparison, panel))
             draw(axis, panel.of_both_sides(), both)
             axis.set_ylabel(", ".join(filter(None, (panel.title, panel.unit))))
-            if panel.stacked:
-                axis.set_xlabel(panel.reading)
         handles = [Line2D([], [], color=side.colour, linewidth=3) for side in both]
         figure.legend(handles, comparison.labels, loc="outside upper left", ncols=2)
         if comparison.fair is False:

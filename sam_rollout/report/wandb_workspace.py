@@ -92,7 +92,6 @@ def _panel(panel: Panel) -> Any:
         title_x="training step",
         title_y=panel.unit or None,
         range_y=(0 if panel.zero_based else None, None),
-        plot_type="stacked-area" if panel.stacked else None,
         **shown,
     )
 

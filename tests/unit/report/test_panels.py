@@ -120,15 +120,6 @@ def test_a_side_is_drawn_as_the_mean_of_its_runs(axis):
     assert [line.get_linestyle() for line in thick] == ["-", "--", "-", "--"]
 
 
-def test_parts_are_stacked_the_first_on_top_and_many_steps_share_bars(axis):
-    steps = range(1, 51)
-    run = pd.DataFrame({"tail": [4.0 + step for step in steps], "head": 4.0}, index=steps)
-    draw(axis, Panel("", ("tail", "head"), stacked=True), [Side("off", "red", [run])])
-    heads, tails = axis.patches[:17], axis.patches[17:]  # means of three steps each
-    assert len(tails) == 17 and {bar.get_height() for bar in heads} == {4.0}
-    assert (tails[0].get_y(), tails[0].get_height()) == (4.0, 6.0)
-
-
 def test_every_section_is_drawn_even_where_metrics_are_missing(run, tmp_path):
     pictures = draw_sections([run], tmp_path / "pictures")
     assert [path.name for path in pictures] == [

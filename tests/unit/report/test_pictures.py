@@ -42,13 +42,12 @@ def test_comparison_picture_heads_the_panels_with_figures(make_run, tmp_path, mo
     plot_comparison(compare_folders(base, sam), tmp_path / "out.png")
     titles = [axis.get_title(loc="left") for axis in seen[0].axes]
     assert titles == [
-        "Whole step: 1.25x as fast", "Rollout per step: 1.25x as fast", "Long tail: 1.25x as fast",
+        "Rollout per step: 1.25x as fast", "Whole step: 1.25x as fast", "Long tail: 1.25x as fast",
         "Acceptance length: SAM higher", "Reward: identical", "Response length: identical",
     ]  # fmt: skip
-    step, rollout, *_ = seen[0].axes
+    _, step, *_ = seen[0].axes
     assert step.lines[1].get_ydata()[0] == pytest.approx(11 / 1.25)
     assert step.get_ylabel() == "Training step, s"
-    assert len(rollout.patches) == 4 * 17  # 50 steps share 17 bars a side, each in two parts
     assert [text.get_text() for text in seen[0].legends[0].texts] == ["sam=off", "sam=on"]
 
 
