@@ -79,8 +79,10 @@ class Case:
     positions: torch.Tensor  # int64 [batch]
     scratch: torch.Tensor  # float32 [batch, vocabulary]
     stock: stock_samplers.StockInput = field(init=False)
+    logits: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
+        self.logits = self.probabilities.log()
         vocabulary = self.probabilities.shape[1]
         rows = self.probabilities.view(self.batch, self.k + 1, vocabulary)
         self.stock = stock_samplers.StockInput(
@@ -142,7 +144,7 @@ def run_coupled(case: Case) -> torch.Tensor:
 def run_coupled_gumbel(case: Case) -> torch.Tensor:
     """A whole call of the coupled way with Gumbel noise."""
     layout = DraftLayout(case.cumulative, case.batch * case.k, case.k)
-    tokens = draw_gumbel(case.probabilities, keyed_bits(*_row_keys(case, layout)))
+    tokens = draw_gumbel(case.logits, keyed_bits(*_row_keys(case, layout)))
     return verify_coupled(layout, case.draft_ids, tokens)
 
 

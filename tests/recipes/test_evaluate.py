@@ -183,8 +183,9 @@ def test_random_numbers_are_those_of_the_samplers():
         bits = keyed_bits(torch.tensor([4711]), torch.tensor([position]))
         token = int(draw_tokens(torch.tensor(row)[None], bits)[0])
         assert distance_of_draw(row, uniform_of(4711, position), (token,)) < 1e-6
-        scores = np.log(row) + noise_of(4711, position, 50)
-        assert scores.max() - scores[int(draw_gumbel(torch.tensor(row)[None], bits)[0])] < 1e-5
+        logits = np.log(row)
+        scores = logits + noise_of(4711, position, 50)
+        assert scores.max() - scores[int(draw_gumbel(torch.tensor(logits)[None], bits)[0])] < 1e-5
 
 
 def test_problems_are_read_and_limited(tmp_path):
