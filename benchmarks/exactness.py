@@ -21,12 +21,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.measuring import MODEL, REPOSITORY, parser, write_record
+from benchmarks.measuring import MODEL, parser, write_record
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.verification import draw_gumbel, draw_tokens, keyed_bits
 
@@ -95,6 +96,8 @@ def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
                 bits = keyed_bits(torch.full_like(places, key), places)
                 changed[name] += int((draw(logits, bits) != draw(disturbed, bits)).sum())
         positions += len(p)
+    if not positions:  # a model without positions of these entropies
+        return {}
     mean = {name: total / positions for name, total in sums.items()}
     return {
         "positions": positions, "draws": draws, "entropy": mean["entropy"], "tv": mean["tv"],
@@ -255,21 +258,21 @@ def check() -> None:
 def main() -> None:
     """Measure, print, write; or check."""
     options = parser(__doc__, "exactness")
-    options.add_argument("--model", action="append", default=[], help="a model's folder")
+    options.add_argument("--model", type=Path, action="append", default=[], help="a folder")
     options.add_argument("--check", action="store_true", help="repeat two rows, write nothing")
     arguments = options.parse_args()
     if arguments.check:
         return check()
-    rows: dict[str, dict[str, Any]] = {"made-up distributions": {}}
-    for name, pairs in made_up_rows().items():
-        rows["made-up distributions"][name] = row = measure(pairs, DRAWS)
-        show(name, row)
-    for folder in (str(MODEL.relative_to(REPOSITORY)), *arguments.model):
-        model = folder.rstrip("/").rpartition("/")[2]
-        rows[model] = {}
-        for name, pairs in Reader(folder).rows().items():
-            rows[model][name] = row = measure(pairs, DRAWS)
-            show(f"{model}, {name}", row)
+    sources = {"made-up": made_up_rows}
+    for folder in (MODEL, *arguments.model):
+        sources[folder.name] = lambda folder=folder: Reader(str(folder)).rows()
+    rows: dict[str, dict[str, Any]] = {}
+    for source, pairs_of in sources.items():
+        rows[source] = {}
+        for name, pairs in pairs_of().items():
+            if row := measure(pairs, DRAWS):
+                rows[source][name] = row
+                show(f"{source}, {name}", row)
     setting = {
         "vocabulary": VOCABULARY, "draws": DRAWS, "response": RESPONSE,
         "texts": PROMPTS * SIBLINGS, "tokens": TOKENS,
