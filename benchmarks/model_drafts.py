@@ -12,7 +12,7 @@ head that is shipped beside the tiny model.
 
 Then the ways of drafting with a head's distribution q for a target's p, over the texts of the first
 round, each position with the tokens before it given: the likeliest token of q, a token drawn with
-the noise that draws the target's (`coupled_gumbel`), one drawn with noise of its own, and what
+the noise that draws the target's (`coupled`), one drawn with noise of its own, and what
 rejection sampling with q accepts, 1 - TV(p, q).
 """
 

@@ -32,7 +32,10 @@ INTRODUCTION = """# Results
 Every table is written from a record under `benchmarks/results` by `python -m
 benchmarks.results_page`; the command above a table makes its record again. All of it ran on two
 shared CPU cores with the tiny Qwen3: what is shown is that the road works and where time goes.
-Nothing here predicts a cluster; no GPU and no NPU was used."""
+Nothing here predicts a cluster; no GPU and no NPU was used.
+
+Records up to 2026-11-25 keep the samplers' names of their time: `coupled` drew by inversion
+(`coupled_inversion` now), `coupled_gumbel` with Gumbel noise (`coupled` now)."""
 
 # Records below benchmarks/results in the order of their sections.
 RECORDS = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sam_rollout.config import COUPLED
+from sam_rollout.config import coupling_of
 from sam_rollout.report.pairing import Both, whole_steps
 from sam_rollout.report.runs import Run, flat, partners, with_names
 
@@ -87,10 +87,12 @@ def losslessness(both: Both) -> Losslessness:
 
 
 def _coupled(runs: list[Run]) -> bool | None:
-    kinds = [flat(run.start.config or {}).get("rollout_sampler.kind") for run in runs]
-    if any(kind is None for kind in kinds):
+    configs = [flat(run.start.config or {}) for run in runs]
+    told = [(one.get("rollout_sampler.kind"), one.get("coupling")) for one in configs]
+    if any(kind is None for kind, _ in told):
         return None
-    return len(set(kinds)) == 1 and kinds[0] in COUPLED
+    couplings = {coupling_of(*sampler) for sampler in told}
+    return len(couplings) == 1 and couplings != {"none"}
 
 
 def _compared(runs: Sequence[tuple[str, Run]], steps: list[int]) -> Iterator[Pair]:

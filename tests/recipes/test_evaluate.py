@@ -169,7 +169,7 @@ def test_the_first_places_are_looked_at(monkeypatch):
 
 @pytest.mark.parametrize(("noise", "distance"), [([0.0, 1.0, 2.0], 0.01), ([0.0, 5.0, 0.0], 4.99)])
 def test_with_gumbel_noise_a_tie_is_one_once_it_is_added(monkeypatch, noise, distance):
-    options = parser().parse_args(["--rollout-sampler", "coupled_gumbel", "--samples", "2"])
+    options = parser().parse_args(["--rollout-sampler", "coupled", "--samples", "2"])
     parted, requests, off = partings(4)
     monkeypatch.setattr(ties, "noise_of", lambda *_: np.array(noise))
     look_at_ties(parted, requests, off, lambda *_: np.array([-1.0, -3.0, -2.99]), options)

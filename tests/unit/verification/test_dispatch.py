@@ -42,16 +42,16 @@ class Recorder(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def coupled(batch, counts, drafts, probabilities, draw=draw_tokens):
+def coupled_inversion(batch, counts, drafts, probabilities, draw=draw_tokens):
     layout = DraftLayout(counts.cumsum(0), len(drafts), 8)
     keys = torch.arange(batch)[layout.request_of_row]
     tokens = draw(probabilities, keyed_bits(keys, keys))
     verify_coupled(layout, drafts, tokens)
 
 
-def coupled_gumbel(batch, counts, drafts, probabilities):
+def coupled(batch, counts, drafts, probabilities):
     """Where a device has a kernel of its own, it is one operation."""
-    coupled(batch, counts, drafts, probabilities, draw_by_operations)
+    coupled_inversion(batch, counts, drafts, probabilities, draw_by_operations)
 
 
 def vectorised(batch, counts, drafts, probabilities, **options):
@@ -79,7 +79,7 @@ def expansion(batch, counts, drafts, probabilities):
     "call",
     [
         coupled,
-        coupled_gumbel,
+        coupled_inversion,
         vectorised,
         vectorised_greedy,
         vectorised_with_distributions,

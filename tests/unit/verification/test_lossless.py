@@ -20,7 +20,7 @@ from tests.unit.verification.distributions import (
     target,
 )
 
-DRAWS = {"coupled": draw_tokens, "coupled_gumbel": gumbel_draws}
+DRAWS = {"coupled": gumbel_draws, "coupled_inversion": draw_tokens}
 WAYS = [*DRAWS, "vectorised"]
 K = 3
 REQUESTS = 2000

@@ -42,7 +42,7 @@ def _invert(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
 
 
 # How each kind draws tokens, int64 [rows], from logits, float32 [rows, vocabulary], and bits.
-DRAW = {"vectorised": _invert, "coupled": _invert, "coupled_gumbel": draw_gumbel}
+DRAW = {"vectorised": _invert, "coupled": draw_gumbel, "coupled_inversion": _invert}
 
 
 def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
@@ -74,7 +74,7 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
 def shared_noise(model_runner: Any) -> KeyedTopKTopPSampler | None:
     """The runner's sampler, if a model that drafts can draw with its noise."""
     drawing = getattr(getattr(model_runner, "sampler", None), "topk_topp_sampler", None)
-    shares = isinstance(drawing, KeyedTopKTopPSampler) and drawing.config.kind == "coupled_gumbel"
+    shares = isinstance(drawing, KeyedTopKTopPSampler) and drawing.config.kind == "coupled"
     return drawing if shares else None
 
 
@@ -117,7 +117,7 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     Args:
         logprobs_mode: vLLM's; decides what is returned for log-probabilities.
         rows: Random bits of the step's rows.
-        config: What was asked for; ``coupled`` and ``vectorised`` draw alike without drafts.
+        config: What was asked for; without drafts ``vectorised`` draws as ``coupled_inversion``.
     """
 
     _cut = staticmethod(cut)
