@@ -10,6 +10,7 @@ double precision.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -43,13 +44,13 @@ def draw_on_cpu(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     tokens = np.empty(rows, dtype=np.int64)
     hashes = _hashes(vocabulary)
     given = logits.detach().contiguous().numpy(), bits.contiguous().numpy(), tokens
-    threads = min(rows, torch.get_num_threads(), rows * vocabulary // THREAD_TOKENS)
-    if threads <= 1:
+    threads = torch.get_num_threads()
+    parts = min(rows, threads, rows * vocabulary // THREAD_TOKENS)
+    if parts <= 1:
         _draw_rows(*given, hashes)
     else:
-        edges = [rows * part // threads for part in range(threads + 1)]
-        parts = [slice(*ends) for ends in itertools.pairwise(edges)]
-        some = [[array[part] for array in given] for part in parts]
+        edges = itertools.pairwise(rows * part // parts for part in range(parts + 1))
+        some = [[array[start:end] for array in given] for start, end in edges]
         list(_pool(threads).map(lambda arrays: _draw_rows(*arrays, hashes), some))
     return torch.from_numpy(tokens)
 
@@ -69,8 +70,11 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
     Engines bind the thread that samples to one core, and threads inherit that.
     """
-    every = set().union(*(os.sched_getaffinity(int(one)) for one in os.listdir("/proc/self/task")))
-    return ThreadPoolExecutor(threads, initializer=os.sched_setaffinity, initargs=(0, every))
+    cores: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            cores |= os.sched_getaffinity(int(thread))
+    return ThreadPoolExecutor(threads, initializer=os.sched_setaffinity, initargs=(0, cores))
 
 
 os.register_at_fork(after_in_child=_pool.cache_clear)  # threads stay with the parent
