@@ -16,8 +16,15 @@ from sam_rollout.core.settings import NEVER_FOR_ROLLOUTS, ConfigError, Section, 
 from sam_rollout.sources import SOURCES
 from sam_rollout.sources.support.responses import TextsConfig
 
-COUPLED = ("coupled", "coupled_gumbel")  # drafts leave texts the same, token for token
-SAMPLERS = ("stock", "vectorised", *COUPLED)
+# Samplers whose drafts leave texts the same, token for token -> what couples a position's draws.
+COUPLINGS = {"coupled": "gumbel", "coupled_inversion": "inversion"}
+SAMPLERS = ("stock", "vectorised", *COUPLINGS)
+_COUPLINGS_UNTOLD = {"coupled": "inversion", "coupled_gumbel": "gumbel"}  # of runs before
+
+
+def coupling_of(kind: Any, recorded: Any) -> str:
+    """What coupled a run's draws, given what it recorded of its sampler; "none" if nothing."""
+    return recorded or _COUPLINGS_UNTOLD.get(kind, "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,9 +184,8 @@ class RolloutSamplerConfig(Section):
     """What draws tokens and verifies drafts, with or without speculation; group `rollout_sampler`.
 
     `stock`: the engine's own. `vectorised`: rejection sampling without loops. `coupled`: every
-    token from the random number of its position, so that drafts do not change what is sampled.
-    `coupled_gumbel`: likewise from Gumbel noise, one number per token of the vocabulary, which a
-    model that drafts can share.
+    token from Gumbel noise of its position, so that drafts do not change what is sampled.
+    `coupled_inversion`: likewise from one random number per position, which rounding disturbs more.
     """
 
     PATH: ClassVar[str] = "rollout_sampler"
@@ -194,7 +200,12 @@ class RolloutSamplerConfig(Section):
     @property
     def is_coupled(self) -> bool:
         """Whether drafts leave texts the same, token for token."""
-        return self.kind in COUPLED
+        return self.kind in COUPLINGS
+
+    @property
+    def coupling(self) -> str:
+        """What couples the draws of a position; a run records it."""
+        return COUPLINGS.get(self.kind, "none")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sam_rollout.config import COUPLED
+from sam_rollout.config import coupling_of
 from sam_rollout.report.pairing import Both, whole_steps
 from sam_rollout.report.runs import Run, partners
 from sam_rollout.telemetry.records import value_at
@@ -77,9 +77,15 @@ def losslessness(both: Both) -> Losslessness:
     base, sam, steps = both.base, both.sam, both.steps
     pairs = [(base[one], sam[other]) for one, other in partners(base, sam)]
     controls = [(side[0], other) for side in (base, sam) for other in side[1:]]
-    kinds = {value_at(run.start.config, "rollout_sampler.kind") for run in both.runs}
+    couplings = {
+        coupling_of(
+            value_at(run.start.config, "rollout_sampler.kind"),
+            value_at(run.start.config, "coupling"),
+        )
+        for run in both.runs
+    }
     return Losslessness(
-        len(kinds) == 1 and kinds <= set(COUPLED),
+        len(couplings) == 1 and couplings != {"none"},
         [found for pair in pairs for found in _compared(pair, steps)],
         [found for pair in controls for found in _compared(pair, steps)],
     )

@@ -36,7 +36,7 @@ KINDS = {
     "batch_size": ("_batch_size", "dynamic_sampling.max_rounds", "ppo_mini_batch_size"),
     "responses_per_prompt": ("rollout.n",),
     "lengths": ("_length", "max_model_len", "prompt_length", "response_length"),
-    "sampler": ("temperature", "top_p", "top_k", "rollout_sampler.kind", "do_sample"),
+    "sampler": ("temperature", "top_p", "top_k", "rollout_sampler.kind", "coupling", "do_sample"),
     "seeds": (".seed", "_seed"),
     "tail": ("rollout_telemetry.tail_threshold",),
 }  # fmt: skip

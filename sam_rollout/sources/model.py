@@ -128,7 +128,7 @@ class ModelSourceConfig(Section):
     sampled: bool = setting(
         False,
         meaning="Draw its tokens with the noise that verifies them, which needs "
-        "`rollout_sampler=coupled_gumbel`; otherwise they are its likeliest ones. Worth it for a "
+        "`rollout_sampler=coupled`; otherwise they are its likeliest ones. Worth it for a "
         "drafter that is near the policy where the policy is undecided.",
     )
     options: dict = dataclasses.field(

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sam_rollout.config import coupling_of
 from sam_rollout.core.json_values import dumps, loads, measured
 from sam_rollout.sources import NAMES
 
@@ -394,9 +395,14 @@ def _read_info(path: Path) -> RunInfo:
             "versions)"
         )
     try:
-        return RunInfo(**content)
+        info = RunInfo(**content)
     except (ValueError, TypeError) as error:
         raise RunFolderError(f"{path}: not a run description: {error}") from error
+    kind = value_at(info.config, "rollout_sampler.kind")
+    if kind is None:
+        return info
+    coupling = coupling_of(kind, info.config.get("coupling"))  # some runs did not tell
+    return replace(info, config={**info.config, "coupling": coupling})
 
 
 def _numbered(folder: Path, stem: str, suffix: str) -> list[Path]:

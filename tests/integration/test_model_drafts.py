@@ -171,9 +171,9 @@ def test_drafts_that_share_the_noise_of_what_verifies_them_are_all_right(
     ahead, scored_ahead, start, some, without, monkeypatch
 ):
     monkeypatch.setattr(late_binding, "SCORED_AHEAD", scored_ahead)
-    engine = start(sam(sampled=True), "coupled_gumbel", ahead)
+    engine = start(sam(sampled=True), "coupled", ahead)
     outputs = generate(engine, some, SIBLINGS, max_tokens=TOKENS, top_p=0.95)
-    assert texts(outputs) == without(some, SIBLINGS, "coupled_gumbel", top_p=0.95)
+    assert texts(outputs) == without(some, SIBLINGS, "coupled", top_p=0.95)
     _, drafted, accepted = drained(engine)
     # As good as all: a sum over more rows at once rounds differently.
     assert drafted > 1000 and accepted > 0.995 * drafted

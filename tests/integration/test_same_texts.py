@@ -240,7 +240,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("sampler", "ahead"), [("coupled", False), ("coupled", True), ("coupled_gumbel", False)]
+    ("sampler", "ahead"), [("coupled", False), ("coupled", True), ("coupled_inversion", False)]
 )
 def test_every_sampling_parameter_is_kept_by_drafts(start, prompts, sampler, ahead):
     """Requests of all kinds share the batches."""

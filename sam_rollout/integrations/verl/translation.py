@@ -28,6 +28,7 @@ def translate(config: DictConfig, run: RunConfig) -> None:
     with open_dict(config):
         config.sam = run.sam.to_mapping()
         config.compare = run.compare.to_mapping()
+        config.coupling = run.sampler.coupling
         _configure_engine(config, run)
         _configure_sampling(config, run)
         _configure_validation(config)

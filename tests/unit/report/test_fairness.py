@@ -59,6 +59,10 @@ def model(**paths) -> dict:
          "responses_per_prompt", "unfair", "rollout.n: absent in BASE, 8 in SAM"),
         ({}, config(rollout_sampler={"kind": "stock"}),
          "sampler", "unfair", "rollout_sampler.kind: coupled in BASE, stock in SAM"),
+        (config(coupling="inversion"), config(coupling="gumbel"),
+         "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
+        ({}, config(coupling="gumbel"),  # before it was recorded, coupled meant inversion
+         "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
         ({}, config(trainer={"test_freq": 1}),
          "validation", "warning", "trainer.test_freq: absent in BASE, 1 in SAM"),
         ({}, model(path="/elsewhere/qwen3"),

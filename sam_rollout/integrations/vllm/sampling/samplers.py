@@ -35,8 +35,14 @@ from sam_rollout.verification import (
 
 ACCEPT_STREAM = 1  # of a position's random numbers; number 0 draws its token
 GREEDY_TEMPERATURE = 0.0
-# How each kind draws the tokens of whole rows.
-DRAW = {"vectorised": draw_tokens, "coupled": draw_tokens, "coupled_gumbel": draw_gumbel}
+
+
+def _invert(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    return draw_tokens(logits.softmax(dim=-1, dtype=torch.float32), bits)
+
+
+# How each kind draws tokens, int64 [rows], from logits, float32 [rows, vocabulary], and bits.
+DRAW = {"vectorised": _invert, "coupled": draw_gumbel, "coupled_inversion": _invert}
 
 
 def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
@@ -68,7 +74,7 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
 def shared_noise(model_runner: Any) -> KeyedTopKTopPSampler | None:
     """The runner's sampler, if a model that drafts can draw with its noise."""
     drawing = getattr(getattr(model_runner, "sampler", None), "topk_topp_sampler", None)
-    shares = isinstance(drawing, KeyedTopKTopPSampler) and drawing.config.kind == "coupled_gumbel"
+    shares = isinstance(drawing, KeyedTopKTopPSampler) and drawing.config.kind == "coupled"
     return drawing if shares else None
 
 
@@ -111,7 +117,7 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     Args:
         logprobs_mode: vLLM's; decides what is returned for log-probabilities.
         rows: Random bits of the step's rows.
-        config: What was asked for; ``coupled`` and ``vectorised`` draw alike without drafts.
+        config: What was asked for; without drafts ``vectorised`` draws as ``coupled_inversion``.
     """
 
     _cut = staticmethod(cut)
@@ -131,10 +137,8 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Cut, draw, and return what log-probabilities are to be taken from, if processed ones."""
         logits = self._cut(logits, k, p)
-        draw = DRAW[self.config.kind]
-        tokens = draw(
-            logits.softmax(dim=-1, dtype=torch.float32), self._rows.decode_bits(logits.shape[0])
-        )
+        bits = self._rows.decode_bits(logits.shape[0])
+        tokens = DRAW[self.config.kind](logits.to(torch.float32), bits)
         returned = None
         if self.logprobs_mode == "processed_logits":
             returned = logits
@@ -164,7 +168,7 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
         logits.div_(sampling.temperature.masked_fill(greedy, 1.0).unsqueeze(1))
         logits = self._cut(logits, sampling.top_k, sampling.top_p)
         bits = self._rows.draft_bits(positions)
-        tokens = DRAW[self.config.kind](logits.softmax(dim=-1, dtype=torch.float32), bits)
+        tokens = DRAW[self.config.kind](logits.to(torch.float32), bits)
         return tokens if likeliest is None else torch.where(greedy, likeliest, tokens)
 
 
@@ -252,14 +256,14 @@ class KeyedRejectionSampler(RejectionSampler):
             row_tokens = logits.argmax(dim=-1)
             return verify_coupled(layout, drafts, row_tokens), row_tokens
         greedy = None if sampling.all_random else sampling.temperature == GREEDY_TEMPERATURE
-        probabilities = logits.softmax(dim=-1, dtype=torch.float32)
         bits = self._rows.verify_bits(metadata.logits_indices, layout.request_of_row)
         if self.config.is_coupled:
-            row_tokens = DRAW[self.config.kind](probabilities, bits)
+            row_tokens = DRAW[self.config.kind](logits, bits)
             if greedy is not None:
                 likeliest = logits.argmax(dim=-1)
                 row_tokens = torch.where(greedy[layout.request_of_row], likeliest, row_tokens)
             return verify_coupled(layout, drafts, row_tokens), row_tokens
+        probabilities = logits.softmax(dim=-1, dtype=torch.float32)
         accept_bits = self._rows.verify_bits(
             metadata.logits_indices, layout.request_of_row, ACCEPT_STREAM
         )
