@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent import futures
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -97,8 +99,9 @@ class Responses:
         self._folder = _Folder(config, limits.vocab_size) if config.path else None
         self._live: dict[str, tuple[RequestIdentity, int]] = {}  # with the recorder's slot
         self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)  # of the bound requests
-        self._waiting: dict[Future[None], int] = {}  # on their way to the disk -> bytes
-        self._reading: list[Future[Any]] = []
+        # On their way to the disk, each with its bytes; done in this order.
+        self._waiting: deque[tuple[Future[Any], int]] = deque()
+        self._waiting_bytes = 0
         self._is_wanted = self._off = False
         self.ended: dict[str, Ended] = {}
         self.failures = self.dropped = self.heard = 0
@@ -111,7 +114,7 @@ class Responses:
     @property
     def nbytes(self) -> int:
         """Memory of what requests write, and of what waits for the disk."""
-        return self._recorder.nbytes + sum(self._waiting.values())
+        return self._recorder.nbytes + self._waiting_bytes
 
     @property
     def refused(self) -> int:
@@ -165,24 +168,24 @@ class Responses:
 
     def read_earlier(self, group: str, step: int, max_tokens: int) -> Future[Seed | None]:
         """Begin to make an automaton of a prompt's responses before a step; None where none are."""
-        return self._read(_Folder.seed, group, step, max_tokens)
+        return self._submit(0, _Folder.seed, self._folder, group, step, max_tokens)
 
     def read_newest(self, step: int, max_tokens: int) -> Future[list[Int32Array]]:
         """Begin to read the newest responses before a step, to any prompt."""
-        return self._read(_Folder.newest, step, max_tokens)
+        return self._submit(0, _Folder.newest, self._folder, step, max_tokens)
 
     def wait(self) -> None:
         """Wait until all work handed over is done."""
-        for future in [*self._waiting, *self._reading]:
-            future.exception()
+        futures.wait([future for future, _ in self._waiting])
         self.settle()
 
     def settle(self) -> None:
-        """Notice what has been written."""
-        self._reading = [future for future in self._reading if not future.done()]
-        for future in [future for future in self._waiting if future.done()]:
-            self._waiting.pop(future, None)
-            if (error := future.exception()) is not None:
+        """Notice what has been written; a disk that hangs is not asked for each text anew."""
+        while self._waiting and self._waiting[0][0].done():
+            future, nbytes = self._waiting.popleft()
+            self._waiting_bytes -= nbytes
+            # What was read is for those who asked; so are its errors.
+            if nbytes and (error := future.exception()) is not None:
                 self.fail(error)
 
     def fail(self, error: BaseException) -> None:
@@ -198,6 +201,7 @@ class Responses:
         self.failures += 1
         self._off = True
         self._waiting.clear()
+        self._waiting_bytes = 0
 
     def _new_recorder(self) -> TextRecorder:
         from sam_rollout.automaton.recorder import TextRecorder  # compiles
@@ -208,24 +212,27 @@ class Responses:
     def _keep(self, group: str, step: int, text: Int32Array) -> bool:
         if self._folder is None or not self.keeps:
             return False
-        if sum(self._waiting.values()) + text.nbytes > MOST_WAITING_BYTES:
+        if self._waiting_bytes + text.nbytes > MOST_WAITING_BYTES:
             self.dropped += 1
             return False
-        self._waiting[self._submit(self._folder.append, group, step, text)] = text.nbytes
+        self._submit(text.nbytes, self._folder.append, group, step, text)
         return True
 
-    def _read(self, task: Callable[..., Any], *arguments: object) -> Future[Any]:
-        future = self._submit(task, self._folder, *arguments)
-        self._reading.append(future)
+    def _submit(self, nbytes: int, task: Callable[..., Any], *arguments: object) -> Future[Any]:
+        future = submit(self._executor, task, *arguments)
+        self._waiting.append((future, nbytes))
+        self._waiting_bytes += nbytes
         return future
 
-    def _submit(self, task: Callable[..., Any], *arguments: object) -> Future[Any]:
-        try:
-            return self._executor.submit(task, *arguments)
-        except RuntimeError as error:  # no thread to be had
-            failed: Future[Any] = Future()
-            failed.set_exception(error)
-            return failed
+
+def submit(executor: Executor, task: Callable[..., Any], *arguments: object) -> Future[Any]:
+    """Have a task done; one for which there is no thread has failed."""
+    try:
+        return executor.submit(task, *arguments)
+    except RuntimeError as error:
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 def is_of_training(identity: RequestIdentity | None) -> bool:

@@ -68,6 +68,7 @@ class SharedTexts:
         max_bytes: of all texts of siblings, own and others'.
         responses: what the engine's requests write, and where whole responses of others are kept.
         place_of: tells the group of a piece and its automaton.
+        keep_ended: is told a text of a group that has ended and was read.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class SharedTexts:
         max_bytes: int,
         responses: Responses,
         place_of: Callable[[Piece], Place | None],
+        keep_ended: Callable[[Hashable, Int32Array], None],
     ) -> None:
+        self._keep_ended = keep_ended
         self._limits = limits
         self._responses = responses
         self._place_of = place_of
@@ -148,7 +151,7 @@ class SharedTexts:
     def _make(self, room: int) -> None:
         most_bytes = int(self._max_bytes * _READING_SHARE)
         self._own = OwnTexts(self._responses, room)
-        self._others = OthersTexts(self._pool, self._limits, room, most_bytes)
+        self._others = OthersTexts(self._pool, self._limits, room, most_bytes, self._keep_ended)
 
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
@@ -253,14 +256,23 @@ class OthersTexts:
         limits: of the engine.
         room: texts that may wait.
         most_bytes: of these and the pool; beyond it nothing is read.
+        keep_ended: is told a text of a group that has ended and was read.
 
     Attributes:
         tokens_read: so far.
         tokens_missed: that came in and were never read: their group has gone, or there was no room.
     """
 
-    def __init__(self, pool: AutomatonPool, limits: Limits, room: int, most_bytes: int) -> None:
+    def __init__(
+        self,
+        pool: AutomatonPool,
+        limits: Limits,
+        room: int,
+        most_bytes: int,
+        keep_ended: Callable[[Hashable, Int32Array], None],
+    ) -> None:
         self._pool = pool
+        self._keep_ended = keep_ended
         self._most_bytes = most_bytes
         rows = min(MOST_TEXTS, room)
         # Untouched pages of zeroed memory cost nothing.
@@ -416,6 +428,8 @@ class OthersTexts:
 
     def _forget(self, response: str) -> None:
         group, row = self._place.pop(response)
+        if self._ended[row] and self._done[row] == self._known[row]:
+            self._keep_ended(group, self._texts[row, : self._known[row]].copy())
         self._end(row)
         self._heard[row] = _NEVER
         self._free.append(row)

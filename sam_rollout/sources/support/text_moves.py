@@ -57,7 +57,15 @@ class MovingTexts:
         group = self._pool.group_of(slot)
         self._pool.close(slot)
         if text is not None:
-            self._ended.append((text, self._pool.open(automaton, group), automaton))
+            self.read_to_end(text, automaton, group)
+
+    def read_to_end(self, text: Int32Array, automaton: int, group: int) -> None:
+        """Let an automaton read a text that has ended.
+
+        Args:
+            group: of its writer, as for `AutomatonPool.open`.
+        """
+        self._ended.append((text, self._pool.open(automaton, group), automaton))
 
     def drop_all_to(self, automaton: int) -> None:
         """An automaton will be freed."""

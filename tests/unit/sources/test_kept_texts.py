@@ -7,7 +7,7 @@ import pytest
 
 from sam_rollout.sources.contract import Limits
 from sam_rollout.sources.run import RunSourceConfig, RunTexts
-from sam_rollout.sources.support.kept_texts import KeptTexts
+from sam_rollout.sources.support.kept_texts import KeptTexts, Room
 from sam_rollout.sources.support.responses import Responses
 from tests.unit.drafting.texts import identity
 
@@ -44,7 +44,7 @@ def ended(kept, name, length):
 
 def made_of(kept, split, tokens=1 << 30):
     """Tokens of an automaton made of what is kept."""
-    kept.make(split, tokens, 1 << 30, int)
+    kept.make(split, Room(tokens, 1 << 30, 1 << 30), abs)
     kept.wait()
     return kept.take(split).tokens
 
@@ -53,7 +53,7 @@ def made_of(kept, split, tokens=1 << 30):
 def test_an_automaton_is_taken_over_though_texts_end_between_any_two_takes(later, length):
     kept = KeptTexts(8 * MIB, executor=later)
     ended(kept, "first", length)
-    kept.make("train", 60_000, 1 << 30, int)
+    kept.make("train", Room(60_000, 1 << 30, 1 << 30), abs)
     for number in range(3):
         ended(kept, f"r{number}", length)
         later.run()
@@ -69,7 +69,7 @@ def test_an_automaton_in_the_making_is_bounded_however_long_it_takes(later):
     kept = KeptTexts(4 * MIB, executor=later)
     for number in range(40):
         ended(kept, f"a{number}", 1000)
-    kept.make("train", 20_000, 1 << 30, int)
+    kept.make("train", Room(20_000, 1 << 30, 1 << 30), abs)
     for number in range(40):
         ended(kept, f"b{number}", 1000)
     later.run()
@@ -87,7 +87,7 @@ def test_short_texts_that_end_meanwhile_take_no_more_bytes_than_there_are(later)
     kept, most_bytes = KeptTexts(4 * MIB, executor=later), MIB
     for number in range(4):
         ended(kept, f"long{number}", 1000)
-    kept.make("train", 1 << 30, most_bytes, int)
+    kept.make("train", Room(1 << 30, 1 << 30, most_bytes), abs)
     for turn in range(2):
         for number in range(1000):
             ended(kept, f"{turn}/{number}", 20)
@@ -121,7 +121,7 @@ def test_older_texts_that_come_late_replace_nothing_that_is_already_there():
 def test_nothing_is_made_where_there_is_no_room(tokens):
     kept = KeptTexts(MIB)
     ended(kept, "a", 1000)
-    kept.make("train", tokens, 1 << 30, int)
+    kept.make("train", Room(tokens, 1 << 30, 1 << 30), abs)
     assert not kept.is_making("train")
 
 

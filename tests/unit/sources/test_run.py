@@ -12,6 +12,7 @@ from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.run import RunSourceConfig
 from sam_rollout.sources.support import kept_texts, text_moves
+from sam_rollout.sources.support.text_store import TextStore
 from tests.unit.drafting.texts import counter, identity, step
 
 
@@ -246,6 +247,21 @@ def test_a_run_that_is_resumed_begins_with_the_texts_of_the_one_before(tmp_path)
     assert draft[3] == [], "of the step that is sampled again"
     assert continued(again, "b", [7, *texts[2][60:64]], step=4) == texts[2][64:67]
     assert counter(again, "run_failures") == 0
+
+
+def test_short_texts_of_a_run_before_are_taken_over_as_far_as_an_automaton_has_places(tmp_path):
+    """Each takes a whole block of them: 17,000 more than an automaton may have."""
+    writer = TextStore(tmp_path, 1 << 26, 16, 1 << 20)
+    for number in range(17_000):
+        writer.append(str(number), 1, np.arange(number, number + 9, dtype=np.int32))
+    drafter = make_drafter(path=str(tmp_path))
+    drafter.admit("a", identity("a", step=2))
+    step(drafter, {"a": [7]})
+    drafter.wait()
+    step(drafter, {"a": [7]})
+    assert counter(drafter, "run_evictions") == counter(drafter, "run_failures") == 0
+    assert 50_000 < counter(drafter, "run_seeded_tokens") <= 9 * 6144
+    assert continued(drafter, "b", [16_999, 17_000], step=2) == [17_001, 17_002, 17_003]
 
 
 def test_a_request_outside_training_does_not_keep_a_resumed_run_from_its_texts(tmp_path):
