@@ -164,7 +164,7 @@ class RunTexts(GroupedTexts[str]):
     def wait(self) -> None:
         """As `Source.wait`: successors that are being made take over."""
         self._responses.wait()
-        for _ in range(3):  # what was read is made something of, what ended meanwhile is added
+        for _ in range(2):  # what was read is made something of
             self._kept.wait()
             self._turn_over()
 
@@ -192,9 +192,12 @@ class RunTexts(GroupedTexts[str]):
         for group in list(self._groups.values()):
             split = group.key
             if self._kept.is_making(split):
-                if (seed := self._kept.take(split)) is not None:
+                if (made := self._kept.take(split)) is not None:
+                    seed, late = made
                     automaton = self.pool.adopt(seed.pool, seed.automaton)
                     self._succeed(group, automaton, seed.tokens)
+                    for text in late:
+                        self._moving.read_to_end(text, automaton)
             elif any(one.key == split for one in self._replaced):
                 continue  # live requests have yet to leave the one before
             elif self._is_due(group):

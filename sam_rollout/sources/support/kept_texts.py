@@ -2,8 +2,9 @@
 
 The newest ones stay in memory, 4 bytes per token; those of a run before this one come from disk
 (`responses.py`), and behind them a corpus fills what room is left. An automaton of them is made in
-a thread and a pool of its own, most of it without the GIL: no engine step waits for it. Responses
-of validation are not kept: they would take the place of those that training drafts from.
+a thread and a pool of its own, most of it without the GIL: no engine step waits for it. What ends
+meanwhile it reads like texts that move there (`text_moves.py`). Responses of validation are not
+kept: they would take the place of those that training drafts from.
 """
 
 from __future__ import annotations
@@ -28,14 +29,13 @@ from sam_rollout.automaton.interface import (
 from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.sources.support.responses import submit
 from sam_rollout.sources.support.seeds import Seed, empty_seed, read_texts
-from sam_rollout.sources.support.text_moves import TOKENS_PER_STEP
 
 logger = logging.getLogger(__name__)
 
 # Of the source's memory, for kept texts: they take 4 of the 60 bytes per token of an automaton, so
 # this is what an automaton of 6/16 of the memory is made of.
 _SHARE = 1 / 40
-# Of these, what may be added to an automaton that is being made: 3/32 of the memory.
+# Of these, what may be added to an automaton that was made: 3/32 of the memory.
 _LATE_SHARE = 1 / 4
 
 
@@ -55,7 +55,6 @@ class _Making:
     made: Future[Seed]
     room: Room  # of the whole
     since: int = 0  # texts kept after those that it is being made of
-    is_late: bool = False  # made, and late texts are being added
 
 
 class KeptTexts:
@@ -137,41 +136,31 @@ class KeptTexts:
         """Whether an automaton is being made, or waits to be taken."""
         return split in self._making
 
-    def take(self, split: str) -> Seed | None:
-        """The automaton that was being made; None while it is not finished, or if that failed.
+    def take(self, split: str) -> tuple[Seed, list[Int32Array]] | None:
+        """The automaton that was being made, and what has ended meanwhile, as far as it fits there.
 
-        What has ended meanwhile is added beside the engine, too, but only once: texts may end all
-        the time. The newest of what has ended during that is read here, so few tokens that no
-        engine step is held up. What is left out, a later automaton has.
+        None while it is not finished, or if that failed.
         """
         making = self._making[split]
         if not making.made.done():
             return None
-        try:
-            seed = making.made.result()
-            pool, automaton, _ = seed
-            places = making.room.places - pool.places_of_automaton(automaton)
-            room = Room(TOKENS_PER_STEP, places, making.room.nbytes - pool.nbytes)
-            nbytes_of = functools.partial(pool.nbytes_of_texts, automaton)
-            since = min(making.since, len(self._kept))  # not of the corpus
-            if since and not making.is_late:
-                room = room._replace(tokens=int(self.most_tokens * _LATE_SHARE))
-                late = self._newest(since, room, nbytes_of)
-                making.made = submit(self._executor, read_texts, seed, late)
-                making.since, making.is_late = 0, True
-                return None
-            seed = read_texts(seed, self._newest(since, room, nbytes_of))
-        except Exception:
-            del self._making[split]
+        del self._making[split]
+        if (error := making.made.exception()) is not None:
             if not self.failures:
                 logger.warning(
                     "Older texts of the run cannot be taken over; the rollout continues without.",
-                    exc_info=True,
+                    exc_info=error,
                 )
             self.failures += 1
             return None
-        del self._making[split]
-        return seed
+        seed = making.made.result()
+        pool, automaton, _ = seed
+        places = making.room.places - pool.places_of_automaton(automaton)
+        tokens = int(self.most_tokens * _LATE_SHARE)
+        room = Room(tokens, places, making.room.nbytes - pool.nbytes)
+        nbytes_of = functools.partial(pool.nbytes_of_texts, automaton)
+        since = min(making.since, len(self._kept))  # not of the corpus
+        return seed, self._newest(since, room, nbytes_of)
 
     def wait(self) -> None:
         """Wait until all automata are made."""
