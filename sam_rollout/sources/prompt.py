@@ -110,7 +110,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
     ) -> None:
         """As `GroupedTexts`."""
         super().bind(request_ids, identities)
-        self._shared.bind(request_ids, identities)
+        self._shared.own.bind(request_ids, identities)
 
     def settle(self) -> None:
         """As `GroupedTexts`; what was read of earlier steps is taken over."""
@@ -125,7 +125,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
     def finish(self, request_ids: Iterable[str]) -> None:
         """As `GroupedTexts`; other engines are told how the responses ended."""
         ended = list(request_ids)
-        self._shared.finish(ended)
+        self._shared.own.finish(ended)
         for request_id in ended:
             if (response := self._responses.ended.get(request_id)) is not None:
                 self._keep_ended(response.identity.group_key, response.text)
@@ -171,7 +171,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
 
     def _make_room(self) -> None:
         """As `GroupedTexts`; before it texts of others that wait, earlier and ended responses."""
-        self._shared.forget_others()
+        self._shared.forget_all()
         for group in [one for one in self._groups.values() if one.seeded_tokens]:
             if self._nbytes <= self._max_bytes:
                 return
@@ -226,7 +226,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
 
     def _read(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         super()._read(token_ids, num_tokens, eligible)
-        self._shared.step()
+        self._shared.read()
 
     def _begin(self, key: GroupKey, identity: RequestIdentity | None) -> Group[GroupKey]:
         group = super()._begin(key, identity)
