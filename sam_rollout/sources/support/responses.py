@@ -26,10 +26,10 @@ from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.support.seeds import Seed, empty_seed, read_texts
+from sam_rollout.sources.support.text_store import TextStore
 
 if TYPE_CHECKING:
     from sam_rollout.automaton.recorder import TextRecorder
-    from sam_rollout.sources.support.text_store import TextStore
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,10 @@ class Responses:
         self._recorder = self._new_recorder()
         self._executor = executor or ThreadPoolExecutor(1, "sam-texts")
         config = config or TextsConfig()
-        self._folder = _Folder(config, limits.vocab_size) if config.path else None
+        self._store: TextStore | None = None
+        if config.path:
+            folder, most = Path(config.path).expanduser(), config.max_responses_per_prompt
+            self._store = TextStore(folder, config.max_bytes, most, limits.vocab_size)
         self._live: dict[str, tuple[RequestIdentity, int]] = {}  # with the recorder's slot
         self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)  # of the bound requests
         # On their way to the disk, each with its bytes; done in this order.
@@ -109,7 +112,7 @@ class Responses:
     @property
     def keeps(self) -> bool:
         """Whether ended responses go to a folder."""
-        return self._folder is not None and self._is_wanted and not self._off
+        return self._store is not None and self._is_wanted and not self._off
 
     @property
     def nbytes(self) -> int:
@@ -119,7 +122,7 @@ class Responses:
     @property
     def refused(self) -> int:
         """Texts on disk that cannot be drafted from."""
-        return 0 if self._folder is None else self._folder.refused
+        return 0 if self._store is None else self._store.refused
 
     def want(self) -> None:
         """A source reads what has ended: it is kept from now on."""
@@ -168,11 +171,11 @@ class Responses:
 
     def read_earlier(self, group: str, step: int, max_tokens: int) -> Future[Seed | None]:
         """Begin to make an automaton of a prompt's responses before a step; None where none are."""
-        return self._submit(0, _Folder.seed, self._folder, group, step, max_tokens)
+        return self._submit(0, _read_earlier, self._store, group, step, max_tokens)
 
     def read_newest(self, step: int, max_tokens: int) -> Future[list[Int32Array]]:
         """Begin to read the newest responses before a step, to any prompt."""
-        return self._submit(0, _Folder.newest, self._folder, step, max_tokens)
+        return self._submit(0, TextStore.read_all, self._store, step, max_tokens)
 
     def wait(self) -> None:
         """Wait until all work handed over is done."""
@@ -195,7 +198,7 @@ class Responses:
         logger.warning(
             "The responses kept in %s cannot be read or written any more; the rollout continues "
             "without.",
-            self._folder and self._folder.path,
+            self._store and self._store.folder,
             exc_info=error,
         )
         self.failures += 1
@@ -210,12 +213,12 @@ class Responses:
         return TextRecorder(2 * self._limits.max_rows + 16, self._limits.max_model_len)
 
     def _keep(self, group: str, step: int, text: Int32Array) -> bool:
-        if self._folder is None or not self.keeps:
+        if self._store is None or not self.keeps:
             return False
         if self._waiting_bytes + text.nbytes > MOST_WAITING_BYTES:
             self.dropped += 1
             return False
-        self._submit(text.nbytes, self._folder.append, group, step, text)
+        self._submit(text.nbytes, self._store.append, group, step, text)
         return True
 
     def _submit(self, nbytes: int, task: Callable[..., Any], *arguments: object) -> Future[Any]:
@@ -235,52 +238,12 @@ def submit(executor: Executor, task: Callable[..., Any], *arguments: object) -> 
         return failed
 
 
+def _read_earlier(store: TextStore, group: str, step: int, max_tokens: int) -> Seed | None:
+    """See `Responses.read_earlier`."""
+    texts = store.read(group, step, max_tokens)
+    return read_texts(empty_seed(), texts) if texts else None
+
+
 def is_of_training(identity: RequestIdentity | None) -> bool:
     """Whether a request belongs to a training step: an engine's warm-up, say, does not."""
     return identity is not None and identity.split == TRAIN_SPLIT and identity.step >= 0
-
-
-class _Folder:
-    """The slow half, run by the executor; opened by the first task: some ranks never have one."""
-
-    def __init__(self, config: TextsConfig, vocab_size: int) -> None:
-        self._config, self._vocab_size = config, vocab_size
-        self._store: TextStore | None = None
-        self._step = -1  # of the last refresh
-        self.path = Path(config.path).expanduser()
-
-    @property
-    def refused(self) -> int:
-        """Return what the store has counted."""
-        return 0 if self._store is None else self._store.refused
-
-    def append(self, group: str, step: int, text: Int32Array) -> None:
-        """Write a response."""
-        self._open().append(group, step, text)
-
-    def seed(self, group: str, step: int, max_tokens: int) -> Seed | None:
-        """See `Responses.read_earlier`."""
-        texts = self._refreshed(step).read(group, step, max_tokens)
-        return read_texts(empty_seed(), texts) if texts else None
-
-    def newest(self, step: int, max_tokens: int) -> list[Int32Array]:
-        """See `Responses.read_newest`."""
-        return self._refreshed(step).read_all(step, max_tokens)
-
-    def _refreshed(self, step: int) -> TextStore:
-        """Return the store; responses of earlier steps are all there when a step begins."""
-        store = self._open()
-        if step != self._step:
-            store.refresh()
-            self._step = step
-        return store
-
-    def _open(self) -> TextStore:
-        if self._store is None:
-            from sam_rollout.sources.support.text_store import TextStore
-
-            config = self._config
-            self._store = TextStore(
-                self.path, config.max_bytes, config.max_responses_per_prompt, self._vocab_size
-            )
-        return self._store

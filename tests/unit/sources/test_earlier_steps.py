@@ -291,7 +291,7 @@ def test_preempted_requests_are_kept_whole(tmp_path):
     assert kept(tmp_path, "h") == [PROMPT[-8:] + RESPONSE[:31]]
 
 
-@pytest.mark.parametrize("method", ["append", "refresh", "__init__"])
+@pytest.mark.parametrize("method", ["append", "refresh"])
 def test_a_disk_that_fails_costs_a_warning_and_drafting_goes_on(
     tmp_path, monkeypatch, caplog, method
 ):
