@@ -1,5 +1,7 @@
 """What kernels share with those who call automata; nothing is compiled to import this."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -7,7 +9,13 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 COUNT_SHIFT = 24  # bits of a position; the bits above hold a count
-LARGEST_AUTOMATON = 1 << COUNT_SHIFT  # most tokens of an automaton's texts
+LARGEST_AUTOMATON = 1 << COUNT_SHIFT  # most places of an automaton
+BLOCK_SHIFT = 9  # bits of a place in its block
+
+
+def places_of(tokens: int | Int64Array) -> Any:
+    """Places that a text takes in an automaton: whole blocks of them, however short it is."""
+    return -(-tokens >> BLOCK_SHIFT) << BLOCK_SHIFT
 
 
 class AutomatonFullError(ValueError):

@@ -18,6 +18,7 @@ from sam_rollout.automaton.interface import (
     AutomatonFullError,
     Int32Array,
     Int64Array,
+    places_of,
 )
 
 # Edge tables grow by half: doubling moves fewer edges and leaves a quarter more memory unused.
@@ -193,12 +194,20 @@ class AutomatonPool:
         blocks = int(self._automata.table[automaton, kernels.PREFIX_BLOCKS])
         return blocks * kernels.BLOCK_ENTRIES
 
-    def nbytes_of_text(self, automaton: int, tokens: int) -> int:
-        """Bytes that a text would take in an automaton like this one, blocks it begins included."""
+    @property
+    def places_of_largest(self) -> int:
+        """Places of the automaton that has most."""
+        return int(self._automata.table[:, kernels.PREFIX_BLOCKS].max()) * kernels.BLOCK_ENTRIES
+
+    def nbytes_of_texts(self, automaton: int, tokens: Int64Array) -> Int64Array:
+        """Bytes that texts would take in an automaton like this one, blocks they begin included.
+
+        Args:
+            tokens: int64[texts], of each.
+        """
         places = max(self.places_of_automaton(automaton), 1)
         beside = max(self.nbytes_of_automaton(automaton) - places * kernels.ENTRY_BYTES, 0)
-        blocks = (tokens + kernels.BLOCK_MASK) >> kernels.BLOCK_SHIFT
-        return blocks * kernels.BLOCK_BYTES + tokens * beside // places
+        return places_of(tokens) * kernels.ENTRY_BYTES + tokens * beside // places
 
     def nbytes_of(self, slot: int) -> int:
         """Bytes held by the automaton of a slot."""

@@ -17,14 +17,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import ClassVar
 
-from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array
+from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, places_of
 from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.core.metric import Metric
 from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Limits, SourceEntry
 from sam_rollout.sources.support.corpus import read_corpus
-from sam_rollout.sources.support.grouped import Group, GroupedTexts
-from sam_rollout.sources.support.kept_texts import KeptTexts
+from sam_rollout.sources.support.grouped import LEAST_BYTES_OF_LARGE, Group, GroupedTexts
+from sam_rollout.sources.support.kept_texts import KeptTexts, Room
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
 from sam_rollout.sources.support.responses import Responses, is_of_training
 
@@ -32,6 +32,7 @@ from sam_rollout.sources.support.responses import Responses, is_of_training
 # stand side by side until live requests have moved, with room for growth. The seventh that is
 # missing is the text that goes at a change, and so what acceptance may fall by.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
+_MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # of a successor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +68,14 @@ class RunSourceConfig(Section):
         meaning="Token ids to draft from until the run has written enough itself: a `.jsonl` file "
         "of lists of token ids, or traces of a run (`.parquet` with `prompt_ids` and "
         "`response_ids`, or a folder of such files). It counts as the oldest text of the run, "
-        f"may take {_SUCCESSOR:.3g} of `max_bytes`, and has at most "
-        f"{int(LARGEST_AUTOMATON // 2 * _SUCCESSOR):,} tokens.",
+        f"may take {_SUCCESSOR:.3g} of `max_bytes`, and has at most {_MOST_PLACES:,} tokens, "
+        f"each text rounded up to a multiple of {places_of(1)}.",
     )
 
     @property
     def most_tokens_of_successor(self) -> int:
         """Tokens that an automaton may begin with."""
-        limit = min(LARGEST_AUTOMATON // 2, self.max_bytes // LIVE_BYTES_PER_TOKEN)
-        return int(limit * _SUCCESSOR)
+        return min(_MOST_PLACES, int(self.max_bytes // LIVE_BYTES_PER_TOKEN * _SUCCESSOR))
 
 
 def check_corpus(config: RunSourceConfig, vocab_size: int) -> list[Int32Array]:
@@ -113,6 +113,8 @@ class RunTexts(GroupedTexts[str]):
     def __init__(self, config: RunSourceConfig, limits: Limits, responses: Responses) -> None:
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
+        # Bytes that an automaton grows by before it is looked at again.
+        self._growth = min(config.max_bytes, LEAST_BYTES_OF_LARGE) // 32
         self._most_tokens_of_successor = config.most_tokens_of_successor
         self._kept = KeptTexts(config.max_bytes)
         self._kept.keep_corpus(corpus := check_corpus(config, limits.vocab_size))
@@ -162,7 +164,7 @@ class RunTexts(GroupedTexts[str]):
     def wait(self) -> None:
         """As `Source.wait`: successors that are being made take over."""
         self._responses.wait()
-        for _ in range(3):  # what was read is made something of, what ended meanwhile is added
+        for _ in range(2):  # what was read is made something of
             self._kept.wait()
             self._turn_over()
 
@@ -190,14 +192,17 @@ class RunTexts(GroupedTexts[str]):
         for group in list(self._groups.values()):
             split = group.key
             if self._kept.is_making(split):
-                if (seed := self._kept.take(split)) is not None:
+                if (made := self._kept.take(split)) is not None:
+                    seed, late = made
                     automaton = self.pool.adopt(seed.pool, seed.automaton)
                     self._succeed(group, automaton, seed.tokens)
+                    for text in late:
+                        self._moving.read_to_end(text, automaton)
             elif any(one.key == split for one in self._replaced):
                 continue  # live requests have yet to leave the one before
             elif self._is_due(group):
-                nbytes_of = functools.partial(self.pool.nbytes_of_text, group.automaton)
-                self._kept.make(split, *self._room_for_old_text(group), nbytes_of)
+                nbytes_of = functools.partial(self.pool.nbytes_of_texts, group.automaton)
+                self._kept.make(split, self._room_for_old_text(group), nbytes_of)
 
     def _take_older(self) -> None:
         """Keep the texts of the run before this one once they are read."""
@@ -221,25 +226,24 @@ class RunTexts(GroupedTexts[str]):
         if nbytes <= self._max_bytes * _DUE and places <= LARGEST_AUTOMATON // 2 * _DUE:
             return False
         # Not at every engine step, where live texts fill it or nothing can be made.
-        group.due_at = nbytes + self._max_bytes // 32
+        group.due_at = nbytes + self._growth
         return min(self._room_for_old_text(group)) > 0
 
-    def _room_for_old_text(self, group: Group[str]) -> tuple[int, int]:
-        """Ended texts with which a successor, live ones added, is as large as allowed.
-
-        Returns:
-            Their tokens, and the bytes that are left for them: short texts take more per token.
-        """
-        live = [self.pool.length(slot) for slot in group.slots.values()]
+    def _room_for_old_text(self, group: Group[str]) -> Room:
+        """Ended texts with which a successor, live ones added, is as large as allowed."""
+        live = self._live_tokens(group)
         # Beside it, in memory, by what texts take here; a little is left for growth meanwhile.
         free = self._max_bytes * 7 // 8 - self._nbytes
-        free -= sum(self.pool.nbytes_of_text(group.automaton, tokens) for tokens in live)
-        return self._most_tokens_of_successor - sum(live), free
+        return Room(
+            self._most_tokens_of_successor - int(live.sum()),
+            _MOST_PLACES - int(places_of(live).sum()),
+            free - int(self.pool.nbytes_of_texts(group.automaton, live).sum()),
+        )
 
     def _succeed(self, group: Group[str], automaton: int, seeded_tokens: int = 0) -> None:
         super()._succeed(group, automaton, seeded_tokens)
         nbytes = self.pool.nbytes_of_automaton(automaton)
-        self._groups[group.key].due_at = nbytes + self._max_bytes // 32
+        self._groups[group.key].due_at = nbytes + self._growth
         self.restarts += 1
         self.seeded_tokens += seeded_tokens
 

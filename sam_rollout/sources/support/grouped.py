@@ -9,7 +9,12 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from sam_rollout.automaton.interface import LARGEST_AUTOMATON, AutomatonFullError, Int32Array
+from sam_rollout.automaton.interface import (
+    LARGEST_AUTOMATON,
+    AutomatonFullError,
+    Int32Array,
+    Int64Array,
+)
 from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.sources.contract import Limits, Usage
 from sam_rollout.sources.support.live_texts import NO_SLOT, LiveTexts, number_of
@@ -17,7 +22,7 @@ from sam_rollout.sources.support.responses import Responses
 from sam_rollout.sources.support.text_moves import MovingTexts
 
 # No automaton that is half as large as can be takes less.
-_LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
+LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -98,7 +103,9 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         """Give groups up until the rest fits into memory."""
         if self._nbytes > self._max_bytes:
             self._make_room()
-        if self.pool.nbytes > _LEAST_BYTES_OF_LARGE:
+        if self.pool.nbytes <= LEAST_BYTES_OF_LARGE:
+            return
+        if self.pool.places_of_largest > LARGEST_AUTOMATON // 2:
             for group in list(self._all()):
                 if self.pool.places_of_automaton(group.automaton) > LARGEST_AUTOMATON // 2:
                     self._give_up(group)
@@ -128,6 +135,10 @@ class GroupedTexts(LiveTexts, Generic[Key]):
     def _nbytes(self) -> int:
         """All memory."""
         return self.pool.nbytes
+
+    def _live_tokens(self, group: Group[Key]) -> Int64Array:
+        """Tokens of each live text of a group, int64[texts]."""
+        return np.array([self.pool.length(slot) for slot in group.slots.values()], np.int64)
 
     def _all(self) -> Iterator[Group[Key]]:
         """All groups, in the order in which they are given up."""

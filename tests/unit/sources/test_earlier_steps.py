@@ -8,7 +8,7 @@ import pytest
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources import UNKNOWN_VOCABULARY
+from sam_rollout.sources import UNKNOWN_VOCABULARY, Piece
 from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import TextStore
 from tests.unit.drafting.texts import counter, identity, step
@@ -21,7 +21,7 @@ class Later(Executor):
     """Does nothing before it is told to."""
 
     def __init__(self):
-        self.tasks = []
+        self.tasks, self.done = [], 0
 
     def submit(self, task, *arguments):
         future = Future()
@@ -31,14 +31,16 @@ class Later(Executor):
     def work(self):
         tasks, self.tasks = self.tasks, []
         for future, task, arguments in tasks:
-            future.set_result(task(*arguments))
+            if future.set_running_or_notify_cancel():
+                future.set_result(task(*arguments))
+                self.done += 1
 
 
-def make_drafter(folder, *, max_rows=8, executor=None, **options):
+def make_drafter(folder, *, max_rows=8, longest=1 << 20, executor=None, **options):
     sources = sources_of("prompt").to_mapping()
     sources["prompt"] |= options
     config = {"max_draft_tokens": 3, "sources": sources, "texts": {"path": str(folder)}}
-    drafter = SamDrafter(SamConfig.from_mapping(config), Limits(max_rows, 1 << 20))
+    drafter = SamDrafter(SamConfig.from_mapping(config), Limits(max_rows, longest))
     if executor is not None:
         drafter.responses._executor = executor
     return drafter
@@ -165,6 +167,7 @@ def test_a_group_that_ends_before_its_responses_are_read(tmp_path):
     drafter.finish(["b"])
     drafter.end_step()
     executor.work()
+    assert executor.done == 1, "what b wrote goes to the disk; nobody asks for its past any more"
     drafter.admit("c", identity("other", step=2))
     assert step(drafter, {"c": RESPONSE[:9]})["c"] == []
     drafter.finish(["c"])
@@ -203,6 +206,48 @@ def test_under_pressure_earlier_responses_go_first_then_ended_ones_then_running_
     assert gone[0] == (0, 0) and gone == sorted(gone)
     assert all(earlier == 3 for earlier, ended in gone if ended), "before ended ones"
     assert gone[-1][1] > 0
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, elsewhere):
+    """They are there when these are taken over, and when these are given up."""
+    texts = np.random.default_rng(0).permutation(40_000).reshape(10, 4000).tolist()
+    writer = make_drafter(tmp_path)
+    for text in texts[:3]:
+        responded(writer, "w", identity(step=1), text)
+    executor = Later()
+    drafter = make_drafter(tmp_path, executor=executor, longest=8192, max_bytes=1 << 20)
+    live, ended = [7, 8], texts[3][:3900]
+    drafter.admit("live", identity(step=2))
+    step(drafter, {"live": live})
+    if elsewhere:
+        drafter.exchange("y", [])
+        told = np.array(ended, "<i4").tobytes()
+        drafter.exchange("y", [Piece("train", 2, "g", "x/1", 0, True, False, told)])
+    else:
+        drafter.admit("ended", identity(step=2, sibling=1))
+        for end in (1, 3900):
+            step(drafter, {"live": live, "ended": ended[:end]})
+        drafter.finish(["ended"])
+    for _ in range(9):
+        step(drafter, {"live": live})
+    executor.work()
+    for _ in range(9):
+        step(drafter, {"live": live})
+    assert counter(drafter, "earlier_found") == 1
+    for text in (ended, texts[2]):
+        assert step(drafter, {"live": [*live, *text[50:54]]})["live"] == text[54:57]
+    for number in range(6):  # others need the memory
+        drafter.admit(f"r{number}", identity(f"h{number}", step=2))
+        step(drafter, {f"r{number}": texts[4 + number][:3900], "live": live})
+    for _ in range(9):
+        step(drafter, {"live": live})
+    assert counter(drafter, "earlier_evictions") == 1
+    assert step(drafter, {"live": [*live, *ended[50:54]]})["live"] == ended[54:57]
+    assert step(drafter, {"live": [*live, *texts[2][50:54]]})["live"] == []
+    drafter.finish(["live", *(f"r{number}" for number in range(6))])
+    drafter.end_step()
+    assert counter(drafter, "prompt_bytes") == 0 and len(drafter.sources[0].pool) == 0
 
 
 def test_what_is_read_of_one_prompt_is_bounded_and_the_newest(tmp_path):
@@ -246,7 +291,7 @@ def test_preempted_requests_are_kept_whole(tmp_path):
     assert kept(tmp_path, "h") == [PROMPT[-8:] + RESPONSE[:31]]
 
 
-@pytest.mark.parametrize("method", ["append", "refresh", "__init__"])
+@pytest.mark.parametrize("method", ["append", "refresh"])
 def test_a_disk_that_fails_costs_a_warning_and_drafting_goes_on(
     tmp_path, monkeypatch, caplog, method
 ):

@@ -7,8 +7,9 @@ import pytest
 
 from sam_rollout.sources.contract import Limits
 from sam_rollout.sources.run import RunSourceConfig, RunTexts
-from sam_rollout.sources.support.kept_texts import KeptTexts
+from sam_rollout.sources.support.kept_texts import KeptTexts, Room
 from sam_rollout.sources.support.responses import Responses
+from sam_rollout.sources.support.seeds import read_texts
 from tests.unit.drafting.texts import identity
 
 MIB = 1 << 20
@@ -44,58 +45,28 @@ def ended(kept, name, length):
 
 def made_of(kept, split, tokens=1 << 30):
     """Tokens of an automaton made of what is kept."""
-    kept.make(split, tokens, 1 << 30, int)
+    kept.make(split, Room(tokens, 1 << 30, 1 << 30), abs)
     kept.wait()
-    return kept.take(split).tokens
+    return kept.take(split)[0].tokens
 
 
-@pytest.mark.parametrize("length", [100, 5000])
-def test_an_automaton_is_taken_over_though_texts_end_between_any_two_takes(later, length):
-    kept = KeptTexts(8 * MIB, executor=later)
-    ended(kept, "first", length)
-    kept.make("train", 60_000, 1 << 30, int)
-    for number in range(3):
-        ended(kept, f"r{number}", length)
-        later.run()
-        if (seeded := kept.take("train")) is not None:
-            break
-    else:
-        pytest.fail("it is never taken over")
-    assert not kept.is_making("train")
-    assert seeded.tokens == (number + 2) * length if length == 100 else 2 * length
-
-
-def test_an_automaton_in_the_making_is_bounded_however_long_it_takes(later):
-    kept = KeptTexts(4 * MIB, executor=later)
+@pytest.mark.parametrize("length", [20, 1000])
+def test_what_ends_while_an_automaton_is_made_is_bounded(later, length):
+    """Each takes whole blocks of memory: twenty tokens as much as some hundred."""
+    kept, room = KeptTexts(4 * MIB, executor=later), Room(20_000, 1 << 30, MIB)
     for number in range(40):
         ended(kept, f"a{number}", 1000)
-    kept.make("train", 20_000, 1 << 30, int)
-    for number in range(40):
-        ended(kept, f"b{number}", 1000)
-    later.run()
+    kept.make("train", room, abs)
     assert kept.take("train") is None
-    for number in range(40):
-        ended(kept, f"c{number}", 1000)
+    for number in range(1000):
+        newest = ended(kept, f"b{number}", length)
     later.run()
-    most_late = 4 * MIB * 3 // 32 // 60
-    assert 20_000 < kept.take("train").tokens <= 20_000 + most_late + 2048
-    assert not kept.is_making("train") and kept.nbytes < 4 * MIB / 16
-
-
-def test_short_texts_that_end_meanwhile_take_no_more_bytes_than_there_are(later):
-    """Each takes whole blocks of memory: twenty tokens as much as some hundred."""
-    kept, most_bytes = KeptTexts(4 * MIB, executor=later), MIB
-    for number in range(4):
-        ended(kept, f"long{number}", 1000)
-    kept.make("train", 1 << 30, most_bytes, int)
-    for turn in range(2):
-        for number in range(1000):
-            ended(kept, f"{turn}/{number}", 20)
-        later.run()
-        seeded = kept.take("train")
-    assert seeded.tokens > 4000
+    seed, late = kept.take("train")
+    assert seed.tokens == 20_000 and np.array_equal(late[-1], newest)
+    assert sum(map(len, late)) <= 4 * MIB * 3 // 32 // 60
     # What a text takes is estimated: with the last ones a block more may begin.
-    assert 0.8 * most_bytes < seeded.pool.nbytes <= 1.02 * most_bytes
+    assert read_texts(seed, late).pool.nbytes <= 1.02 * MIB
+    assert not kept.is_making("train")
 
 
 def test_a_corpus_is_older_than_all_that_the_run_writes():
@@ -121,7 +92,7 @@ def test_older_texts_that_come_late_replace_nothing_that_is_already_there():
 def test_nothing_is_made_where_there_is_no_room(tokens):
     kept = KeptTexts(MIB)
     ended(kept, "a", 1000)
-    kept.make("train", tokens, 1 << 30, int)
+    kept.make("train", Room(tokens, 1 << 30, 1 << 30), abs)
     assert not kept.is_making("train")
 
 

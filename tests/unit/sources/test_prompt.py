@@ -114,6 +114,21 @@ def test_max_bytes_gives_up_the_group_absent_longest_and_leaves_it_given_up():
     assert counter(drafter, "prompt_groups") == 3
 
 
+def test_a_prompt_whose_responses_have_ended_goes_before_one_that_pauses():
+    drafter = make_drafter(own=False, max_bytes=1 << 20)
+    texts = np.random.default_rng(0).permutation(27_000).reshape(3, 9000).tolist()
+    for number, text in enumerate(texts):
+        drafter.admit(str(number), identity(f"g{number}"))
+        step(drafter, {str(number): text}, width=9001)
+        if number == 1:
+            drafter.finish(["1"])
+    assert counter(drafter, "prompt_evictions") == 1
+    admitted(drafter, "g0", "a")
+    admitted(drafter, "g1", "b")
+    starts = {"a": [5, *texts[0][50:54]], "b": [5, *texts[1][50:54]]}
+    assert step(drafter, starts) == {"a": texts[0][54:57], "b": []}
+
+
 def test_requests_of_a_group_that_was_given_up_are_never_read_again():
     drafter = make_drafter("a", "late", own=False, max_bytes=1 << 20)
     text = np.random.default_rng(0).integers(0, 1000, 40_000).tolist()
