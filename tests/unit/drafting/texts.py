@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import numpy as np
@@ -104,3 +105,25 @@ def identity(
 def counter(drafter, name):
     """A count or level of a drafter, by its name below `draft/`."""
     return (drafter.counters() | drafter.levels())[f"draft/{name}"]
+
+
+class Later(Executor):
+    """Does nothing before it is told to.
+
+    Attributes:
+        done: tasks so far.
+    """
+
+    def __init__(self):
+        self.tasks, self.done = [], 0
+
+    def submit(self, task, *arguments):
+        self.tasks.append((Future(), task, arguments))
+        return self.tasks[-1][0]
+
+    def work(self):
+        tasks, self.tasks = self.tasks, []
+        for future, task, arguments in tasks:
+            if future.set_running_or_notify_cancel():
+                future.set_result(task(*arguments))
+                self.done += 1

@@ -1,7 +1,5 @@
 """Responses of earlier steps: whose are drafted from, what is kept, and what a bad disk costs."""
 
-from concurrent.futures import Executor, Future
-
 import numpy as np
 import pytest
 
@@ -11,29 +9,10 @@ from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources import UNKNOWN_VOCABULARY, Piece
 from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import TextStore
-from tests.unit.drafting.texts import counter, identity, step
+from tests.unit.drafting.texts import Later, counter, identity, step
 
 PROMPT = list(range(100, 120))
 RESPONSE = list(range(200, 260))
-
-
-class Later(Executor):
-    """Does nothing before it is told to."""
-
-    def __init__(self):
-        self.tasks, self.done = [], 0
-
-    def submit(self, task, *arguments):
-        future = Future()
-        self.tasks.append((future, task, arguments))
-        return future
-
-    def work(self):
-        tasks, self.tasks = self.tasks, []
-        for future, task, arguments in tasks:
-            if future.set_running_or_notify_cancel():
-                future.set_result(task(*arguments))
-                self.done += 1
 
 
 def make_drafter(folder, *, max_rows=8, longest=1 << 20, executor=None, **options):
@@ -101,16 +80,6 @@ def test_siblings_of_this_step_are_found_beside_earlier_responses(tmp_path):
         drafter.admit(name, identity(step=2, sibling=sibling))
     drafts = step(drafter, texts)
     assert drafts["c"] == live[34:37] and drafts["d"] == RESPONSE[34:37]
-
-
-def test_the_current_step_is_not_an_earlier_one(tmp_path):
-    drafter = make_drafter(tmp_path)
-    responded(drafter, "a", identity(step=5))
-    for again in (4, 5):  # a resumed run may come to earlier steps again
-        assert continued(drafter, "b", identity(step=again), RESPONSE[:9]) == []
-        drafter.finish(["b"])
-        drafter.end_step()
-    assert continued(drafter, "b", identity(step=6), RESPONSE[:9]) == RESPONSE[9:12]
 
 
 def test_a_restart_and_another_engine_see_the_same_folder(tmp_path):

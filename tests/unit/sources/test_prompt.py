@@ -50,16 +50,6 @@ def test_finished_responses_stay_until_the_step_ends():
     assert drafter.usage().bytes == 0
 
 
-def test_groups_without_live_requests_end_with_the_step():
-    drafter = make_drafter("a")
-    step(drafter, {"a": [9, 1, 2, 3]})
-    drafter.finish(["a"])
-    assert counter(drafter, "prompt_groups") == 1
-    assert counter(drafter, "prompt_bytes") > 0
-    drafter.end_step()
-    assert counter(drafter, "prompt_groups") == counter(drafter, "prompt_bytes") == 0
-
-
 @pytest.mark.parametrize(
     "other",
     [identity("h"), identity("g", step=2), identity("g", split="val"), None],

@@ -30,9 +30,8 @@ def tokens(*values):
 
 
 def read(folder, group, before_step=PLENTY, **options):
-    reader = store(folder, **options)
-    reader.refresh()
-    return [response.tolist() for response in reader.read(group, before_step, PLENTY)]
+    found = store(folder, **options).read(group, before_step, PLENTY)
+    return [response.tolist() for response in found]
 
 
 def test_responses_come_back_by_group_and_step(tmp_path):
@@ -40,9 +39,7 @@ def test_responses_come_back_by_group_and_step(tmp_path):
     for step in (1, 2, 3):
         for group in ("x", "y"):
             writer.append(group, step, tokens(step, ord(group), 2**31 - 2))
-    writer.refresh()
     for reader in (writer, store(tmp_path / "a" / "b")):
-        reader.refresh()
         found = [response.tolist() for response in reader.read("x", 3, PLENTY)]
         assert found == [[1, 120, 2**31 - 2], [2, 120, 2**31 - 2]]
         assert reader.read("x", 1, PLENTY) == reader.read("z", 9, PLENTY) == []
@@ -55,7 +52,6 @@ def test_the_newest_are_returned_oldest_first(tmp_path):
     assert read(tmp_path, "g", 5, max_responses=3) == [[3, 3], [4, 4], [5, 5]]
     assert read(tmp_path, "g", 6, max_responses=3) == [[4, 4], [5, 5], [6, 6]]
     reader = store(tmp_path, max_responses=3)
-    reader.refresh()
     assert [r.tolist() for r in reader.read("g", 6, max_tokens=5)] == [[5, 5], [6, 6]]
 
 
@@ -66,15 +62,6 @@ def test_the_current_step_does_not_push_out_the_earlier_ones(tmp_path):
             writer.append("g", step, tokens(step, value))
     assert [step for step, _ in read(tmp_path, "g", 2, max_responses=2)] == [1, 1]
     assert [step for step, _ in read(tmp_path, "g", 3, max_responses=2)] == [2, 2]
-
-
-def test_restarts_add_segments_and_forget_nothing(tmp_path):
-    for step in range(3):
-        writer = store(tmp_path)
-        writer.append("g", step, tokens(step))
-        writer.close()
-    assert read(tmp_path, "g") == [[0], [1], [2]]
-    assert sorted(p.suffix for p in tmp_path.glob("0*")) == [CLOSED] * 3
 
 
 def segment_files(folder):
@@ -94,7 +81,6 @@ def test_the_oldest_give_way_and_the_folder_stays_within_its_bytes(tmp_path):
             assert folder_bytes(tmp_path) <= max_bytes
     assert folder_bytes(tmp_path) > max_bytes * (SEGMENTS - 3) / SEGMENTS
     reader = store(tmp_path, max_bytes)
-    reader.refresh()
     assert reader.read("old", PLENTY, PLENTY) == []
     kept = [s for s in range(100, 2000) if reader.read(f"g{s}", PLENTY, PLENTY)]
     assert kept == list(range(kept[0], 2000))  # the newest, without a gap
@@ -103,7 +89,6 @@ def test_the_oldest_give_way_and_the_folder_stays_within_its_bytes(tmp_path):
 def test_a_reader_forgets_what_was_deleted(tmp_path):
     writer, reader = store(tmp_path, 512_000), store(tmp_path, 512_000)
     writer.append("old", 0, np.zeros(200, np.int32))
-    reader.refresh()
     assert len(reader.read("old", PLENTY, PLENTY)) == 1
     for step in range(1, 800):
         writer.append("new", step, np.zeros(200, np.int32))
@@ -124,7 +109,6 @@ def test_the_newest_of_all_prompts_are_returned_oldest_first(tmp_path):
     writer = store(tmp_path)
     for step, group in ((3, "x"), (1, "y"), (2, "x"), (4, "y")):
         writer.append(group, step, tokens(step, step))
-    writer.refresh()
     assert [text[0] for text in writer.read_all(4, PLENTY)] == [1, 2, 3]
     assert [text[0] for text in writer.read_all(9, max_tokens=5)] == [3, 4]
 
@@ -203,7 +187,6 @@ def test_two_processes_write_at_once(tmp_path):
         process.start()
     while any(process.is_alive() for process in processes):
         reader = store(tmp_path, SHARED_BYTES, 10_000)
-        reader.refresh()
         for name in ("a", "b"):
             for response in reader.read(name, PLENTY, PLENTY):
                 assert (response == response[0]).all() and len(response) == 30

@@ -65,7 +65,6 @@ def test_no_id_beside_the_vocabulary_comes_back(id_, tmp_path):
     for number, token in enumerate((VOCABULARY - 1, id_)):
         writer.append("g", number, np.array([0, token], np.int32))
     reader = TextStore(tmp_path, 1 << 20, 16, VOCABULARY)
-    reader.refresh()
     assert [text.tolist() for text in reader.read("g", ALL, ALL)] == [[0, VOCABULARY - 1]]
     assert reader.refused == 1
 
@@ -75,7 +74,6 @@ def test_texts_that_are_dropped_take_no_room_from_others(tmp_path):
     for number, token in enumerate((3, 4, 5000, 5000)):
         writer.append("g", number, np.full(10, token, np.int32))
     reader = TextStore(tmp_path, 1 << 20, 16, VOCABULARY)
-    reader.refresh()
     assert [text[0] for text in reader.read("g", ALL, max_tokens=20)] == [3, 4]
 
 
