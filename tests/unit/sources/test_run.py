@@ -11,11 +11,11 @@ from sam_rollout.config import SamConfig, TextsConfig, sources_of
 from sam_rollout.core.identity import OUTSIDE_TRAINING
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
+from sam_rollout.sources import run
 from sam_rollout.sources.run import RunSourceConfig, RunTexts
-from sam_rollout.sources.support import kept_texts, text_moves
+from sam_rollout.sources.support import text_moves
 from sam_rollout.sources.support.kept_texts import KeptTexts, Room
 from sam_rollout.sources.support.responses import Responses
-from sam_rollout.sources.support.seeds import read_texts
 from sam_rollout.sources.support.text_store import TextStore
 from tests.unit.drafting.texts import Later, counter, identity, step
 
@@ -120,12 +120,12 @@ def test_old_text_of_a_run_goes_by_generations():
     assert continued(drafter, "x", [7, *texts[0][500:504]]) == [], "the oldest are gone"
 
 
-def test_no_engine_step_waits_for_a_successor(monkeypatch):
+def test_no_engine_step_waits_for_a_successor():
     """While one is made, requests join the old automaton; when it is there, later ones join it."""
     drafter, texts = make_drafter(max_bytes=MIB), random_texts(20, 1000)
     source = drafter.sources[0]
-    later = source._kept._executor = Later()
-    monkeypatch.setattr(source._kept, "wait", lambda: None)
+    later = source._executor = Later()
+    source.wait = lambda: None
     for number, text in enumerate(texts[:15]):
         ended(drafter, f"r{number}", text)
     assert len(later.tasks) == 1 and counter(drafter, "run_restarts") == 0
@@ -290,7 +290,7 @@ def test_texts_that_cannot_be_read_or_written_cost_a_warning(tmp_path, caplog):
 
 
 def test_a_successor_that_cannot_be_made_is_not_missed(monkeypatch, caplog):
-    monkeypatch.setattr(kept_texts, "read_texts", lambda *_: 1 / 0)
+    monkeypatch.setattr(run, "read_texts", lambda *_: 1 / 0)
     drafter, texts = make_drafter(max_bytes=MIB), random_texts(40, 1000)
     for number, text in enumerate(texts):
         ended(drafter, f"r{number}", text)
@@ -307,41 +307,37 @@ def kept_text(kept, name, length):
     return text
 
 
-def made_of(kept, split, tokens=1 << 30):
-    """Tokens of an automaton made of what is kept."""
-    kept.make(split, Room(tokens, 1 << 30, 1 << 30), abs)
-    kept.wait()
-    return kept.take(split)[0].tokens
+def newest(kept, tokens=1 << 30):
+    """How many tokens the newest texts have that fit."""
+    return sum(map(len, kept.newest(Room(tokens, 1 << 30, 1 << 30), abs)))
 
 
-@pytest.mark.parametrize("length", [20, 1000])
-def test_what_ends_while_an_automaton_is_made_is_bounded(length):
+@pytest.mark.parametrize(("count", "length"), [(90, 20), (10, 1000)])
+def test_what_ends_while_a_successor_is_made_is_read_as_far_as_it_fits(count, length, tmp_path):
     """Each takes whole blocks of memory: twenty tokens as much as some hundred."""
-    later = Later()
-    kept, room = KeptTexts(4 * MIB, executor=later), Room(20_000, 1 << 30, MIB)
-    for number in range(40):
-        kept_text(kept, f"a{number}", 1000)
-    kept.make("train", room, abs)
-    assert kept.take("train") is None
-    for number in range(1000):
-        newest = kept_text(kept, f"b{number}", length)
+    (tmp_path / "corpus.jsonl").write_text("\n".join(["[1, 2, 3]"] * 10))
+    drafter = make_drafter(max_bytes=MIB, corpus=str(tmp_path / "corpus.jsonl"))
+    (source,), texts = drafter.sources, random_texts(count, length)
+    later = source._executor = Later()
+    source.wait = lambda: None
+    for number, text in enumerate(texts):
+        ended(drafter, f"r{number}", text)
     later.work()
-    seed, late = kept.take("train")
-    assert seed.tokens == 20_000 and np.array_equal(late[-1], newest)
-    assert sum(map(len, late)) <= 4 * MIB * 3 // 32 // 60
-    # What a text takes is estimated: with the last ones a block more may begin.
-    assert read_texts(seed, late).pool.nbytes <= 1.02 * MIB
-    assert not kept.is_making("train")
+    for _ in range(20):
+        step(drafter, {"live": [7]})
+    assert counter(drafter, "run_restarts") == 1 and counter(drafter, "run_evictions") == 0
+    assert continued(drafter, "a", [7, *texts[-1][9:13]]) == texts[-1][13:16]
+    assert continued(drafter, "b", [7, *texts[0][9:13]]) == [], "the newest"
 
 
 def test_a_corpus_is_older_than_all_that_the_run_writes():
     kept = KeptTexts(MIB)  # 6553 tokens
     kept.keep_corpus([np.full(1000, number, np.int32) for number in range(3)])
     kept_text(kept, "a", 1000)
-    assert made_of(kept, "train") == 4000 and made_of(kept, "train", 2500) == 2000
+    assert newest(kept) == 4000 and newest(kept, 2500) == 2000
     for number in range(5):
         kept_text(kept, f"r{number}", 1000)
-    assert made_of(kept, "train") == 6000
+    assert newest(kept) == 6000
     assert not kept._corpus, "newer texts have filled the memory"
 
 
@@ -370,7 +366,7 @@ def test_a_run_of_many_short_turns_turns_over():
         source.bind(names, identities)
         responses.record(rows, lengths, eligible)
         source.catch_up(rows, lengths, eligible)
-        source._kept.wait()  # an engine step takes longer
+        source.wait()  # an engine step takes longer
         source.settle()
         lengths += 6
         for row in np.flatnonzero(lengths > 300):
