@@ -175,7 +175,7 @@ class Responses:
 
     def read_newest(self, step: int, max_tokens: int) -> Future[list[Int32Array]]:
         """Begin to read the newest responses before a step, to any prompt."""
-        return self._submit(0, TextStore.read_all, self._store, step, max_tokens)
+        return self._submit(0, TextStore.read, self._store, None, step, max_tokens)
 
     def wait(self) -> None:
         """Wait until all work handed over is done."""

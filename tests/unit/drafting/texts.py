@@ -15,7 +15,7 @@ from sam_rollout.core.limits import MAX_DRAFT_TOKENS, Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
-from sam_rollout.sources import Source
+from sam_rollout.sources import UNKNOWN_VOCABULARY, Source
 
 WIDTH = 4096
 
@@ -105,6 +105,23 @@ def identity(
 def counter(drafter, name):
     """A count or level of a drafter, by its name below `draft/`."""
     return (drafter.counters() | drafter.levels())[f"draft/{name}"]
+
+
+def drafter_of(
+    *names: str,
+    k: int = 3,
+    max_rows: int = 8,
+    longest: int = 1 << 20,
+    vocabulary: int = UNKNOWN_VOCABULARY,
+    path: object = "",
+    **sections: dict[str, Any],
+) -> SamDrafter:
+    """A drafter with sources of these names; those with settings of their own are on, too."""
+    sources = sources_of(*names, *sections).to_mapping()
+    for name, section in sections.items():
+        sources[name] |= section
+    config = {"max_draft_tokens": k, "sources": sources, "texts": {"path": str(path)}}
+    return SamDrafter(SamConfig.from_mapping(config), Limits(max_rows, longest, vocabulary))
 
 
 class Later(Executor):

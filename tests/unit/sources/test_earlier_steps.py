@@ -5,23 +5,17 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from sam_rollout.config import SamConfig, sources_of
-from sam_rollout.core.limits import Limits
-from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources import UNKNOWN_VOCABULARY, Piece
 from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import TextStore
-from tests.unit.drafting.texts import Later, counter, identity, step
+from tests.unit.drafting.texts import Later, counter, drafter_of, identity, step
 
 PROMPT = list(range(100, 120))
 RESPONSE = list(range(200, 260))
 
 
 def make_drafter(folder, *, max_rows=8, longest=1 << 20, executor=None, **options):
-    sources = sources_of("prompt").to_mapping()
-    sources["prompt"] |= options
-    config = {"max_draft_tokens": 3, "sources": sources, "texts": {"path": str(folder)}}
-    drafter = SamDrafter(SamConfig.from_mapping(config), Limits(max_rows, longest))
+    drafter = drafter_of(path=folder, max_rows=max_rows, longest=longest, prompt=options)
     if executor is not None:
         drafter.responses._executor = executor
     return drafter
@@ -50,7 +44,6 @@ def continued(drafter, name, who, text):
 
 def kept(folder, group="g", before_step=9):
     reader = TextStore(folder, 1 << 26, 16, UNKNOWN_VOCABULARY)
-    reader.refresh()
     return [text.tolist() for text in reader.read(group, before_step, 1 << 20)]
 
 

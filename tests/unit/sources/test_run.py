@@ -1,33 +1,26 @@
 """All responses of a run draft from each other: who shares, what is kept, how old text goes."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from sam_rollout.automaton.interface import AutomatonFullError
 from sam_rollout.automaton.pool import AutomatonPool
-from sam_rollout.config import SamConfig, TextsConfig, sources_of
 from sam_rollout.core.identity import OUTSIDE_TRAINING
 from sam_rollout.core.limits import Limits
-from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources import run
 from sam_rollout.sources.run import RunSourceConfig, RunTexts
 from sam_rollout.sources.support import text_moves
 from sam_rollout.sources.support.kept_texts import KeptTexts, Room
 from sam_rollout.sources.support.responses import Responses
 from sam_rollout.sources.support.text_store import TextStore
-from tests.unit.drafting.texts import Later, counter, identity, step
+from tests.unit.drafting.texts import Later, counter, drafter_of, identity, step
 
 MIB = 1 << 20
 
 
 def make_drafter(*others, path="", **options):
     """A drafter with the source and no own text, but with other sources by their names."""
-    run = RunSourceConfig(when="always", **options)
-    sources = replace(sources_of(*others), run=run)
-    config = SamConfig(max_draft_tokens=3, sources=sources, texts=TextsConfig(path=path))
-    return SamDrafter(config, Limits(8, 1 << 20))
+    return drafter_of(*others, path=path, run={"when": "always", **options})
 
 
 def automata(drafter):
@@ -66,8 +59,7 @@ def test_it_stands_beside_the_prompts_source():
 
 
 def test_without_a_run_nobody_knows_what_fits():
-    sources = sources_of("own", "run")
-    drafter = SamDrafter(SamConfig(sources=sources), Limits(8, 1 << 20))
+    drafter = drafter_of("own", "run")
     assert [source.name for source in drafter.sources] == ["own"]
 
 
@@ -380,15 +372,14 @@ def test_a_run_of_many_short_turns_turns_over():
 
 
 SHARING = {
-    "prompt": sources_of("prompt"),
-    "run": replace(sources_of(), run=RunSourceConfig(when="always")),
+    "prompt": {},
+    "run": {"when": "always"},
 }
 
 
 @pytest.mark.parametrize("name", SHARING)
 def test_an_automaton_that_one_step_fills_is_given_up_and_the_others_are_read(name, monkeypatch):
-    config = SamConfig(max_draft_tokens=3, sources=SHARING[name])
-    drafter = SamDrafter(config, Limits(8, 1 << 20))
+    drafter = drafter_of(**{name: SHARING[name]})
     drafter.admit("a", identity("g"))
     drafter.admit("b", identity("g", split="val"))
     texts = {"a": [9, 1, 2, 3, 1, 2], "b": [9, 1, 2, 3, 1, 2]}

@@ -109,8 +109,8 @@ def test_the_newest_of_all_prompts_are_returned_oldest_first(tmp_path):
     writer = store(tmp_path)
     for step, group in ((3, "x"), (1, "y"), (2, "x"), (4, "y")):
         writer.append(group, step, tokens(step, step))
-    assert [text[0] for text in writer.read_all(4, PLENTY)] == [1, 2, 3]
-    assert [text[0] for text in writer.read_all(9, max_tokens=5)] == [3, 4]
+    assert [text[0] for text in writer.read(None, 4, PLENTY)] == [1, 2, 3]
+    assert [text[0] for text in writer.read(None, 9, max_tokens=5)] == [3, 4]
 
 
 def test_too_many_writers_are_told(tmp_path):

@@ -5,24 +5,16 @@ import logging
 import numpy as np
 import pytest
 
-from sam_rollout.config import SamConfig, SourcesConfig, TextsConfig
-from sam_rollout.core.limits import Limits
-from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources import SOURCES
 from sam_rollout.sources.support.text_store import CLOSED, TextStore
-from tests.unit.drafting.texts import counter, identity, step
+from tests.unit.drafting.texts import counter, drafter_of, identity, step
 
 VOCABULARY, LARGER = 512, 1 << 20
 ALL = 1 << 30
 
 
 def make_drafter(name, folder, vocabulary):
-    sections = {entry.name: {"enabled": entry.name == name} for entry in SOURCES}
-    more = {"when": "always"} if name == "run" else {}
-    sections[name] |= more
-    sources, texts = SourcesConfig.from_mapping(sections), TextsConfig(path=str(folder))
-    config = SamConfig(max_draft_tokens=3, sources=sources, texts=texts)
-    return SamDrafter(config, Limits(8, 4096, vocabulary))
+    section = {"when": "always"} if name == "run" else {}
+    return drafter_of(path=folder, longest=4096, vocabulary=vocabulary, **{name: section})
 
 
 def write(drafter, request, text, number):
