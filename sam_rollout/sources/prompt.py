@@ -23,7 +23,7 @@ from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array
 from sam_rollout.core.identity import GroupKey, RequestIdentity
 from sam_rollout.core.metric import Metric
 from sam_rollout.core.settings import Section, setting
-from sam_rollout.sources.contract import Limits, Piece, SourceEntry, Usage
+from sam_rollout.sources.contract import Limits, Piece, SourceEntry
 from sam_rollout.sources.support.grouped import Group, GroupedTexts
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, number_of
 from sam_rollout.sources.support.responses import Responses, is_of_training
@@ -149,11 +149,6 @@ class PromptTexts(GroupedTexts[GroupKey]):
         """As `Source.wait`: what is being read of earlier steps is taken over."""
         self._responses.wait()
         self.settle()
-
-    def usage(self) -> Usage:
-        """As `GroupedTexts`; texts of other engines are no requests."""
-        usage = super().usage()
-        return usage._replace(live_requests=usage.live_requests - self._shared.slots)
 
     def counters(self) -> Mapping[str, int]:
         """What became of automata, of earlier responses, and of other engines' texts."""

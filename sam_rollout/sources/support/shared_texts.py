@@ -176,11 +176,6 @@ class SharedTexts:
         self._next = 0  # the row that is read first
 
     @property
-    def slots(self) -> int:
-        """Open slots of the pool."""
-        return int((self._slots != NO_SLOT).sum())
-
-    @property
     def nbytes(self) -> int:
         """Memory of what waits, or waited, in both directions."""
         return self.own.nbytes + self._touched_tokens * 4
