@@ -151,14 +151,13 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self.settle()
 
     def counters(self) -> Mapping[str, int]:
-        """What became of automata, of earlier responses, and of other engines' texts."""
+        """What became of earlier responses, and of other engines' texts."""
         earlier = {f"earlier_{name}": count for name, count in self._counts.items()}
-        return {"prompt_evictions": self.evictions} | earlier | self._shared.counters()
+        return earlier | self._shared.counters()
 
     def levels(self) -> Mapping[str, int]:
-        """Automata, and all memory."""
-        groups = len(self._groups) + len(self._replaced)
-        return {"prompt_groups": groups, "prompt_bytes": self._nbytes}
+        """Automata."""
+        return {"prompt_groups": len(self._groups) + len(self._replaced)}
 
     @property
     def _nbytes(self) -> int:

@@ -194,17 +194,12 @@ class RunTexts(GroupedTexts[str]):
             self._turn_over()
 
     def counters(self) -> Mapping[str, int]:
-        """Automata given up, and replaced."""
+        """Automata replaced."""
         return {
-            "run_evictions": self.evictions,
             "run_restarts": self.restarts,
             "run_seeded_tokens": self.seeded_tokens,
             "run_failures": self.failures,
         }
-
-    def levels(self) -> Mapping[str, int]:
-        """Memory."""
-        return {"run_bytes": self._nbytes}
 
     @property
     def _nbytes(self) -> int:

@@ -6,7 +6,7 @@ import pytest
 from sam_rollout.config import GateConfig, SamConfig
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from tests.unit.drafting.texts import drafter_of, drive, int32, step
+from tests.unit.drafting.texts import counter, drafter_of, drive, int32, step
 
 
 def make_drafter(k=3, max_rows=8, max_model_len=4096, max_bytes=1 << 30):
@@ -52,6 +52,7 @@ def test_max_bytes_takes_from_absent_requests_first():
     usage = drafter.usage()
     assert (usage.live_requests, usage.evictions) == (1, 1)
     assert usage.bytes <= 1 << 20
+    assert 0 < counter(drafter, "own_bytes") <= usage.bytes and counter(drafter, "own_evictions")
 
 
 def test_max_bytes_suspends_the_smallest_present_request_until_memory_returns():
