@@ -105,13 +105,6 @@ class PromptTexts(GroupedTexts[GroupKey]):
         """As `GroupedTexts`."""
         return None if identity is None else identity.group_key
 
-    def bind(
-        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
-    ) -> None:
-        """As `GroupedTexts`."""
-        super().bind(request_ids, identities)
-        self._shared.own.bind(request_ids, identities)
-
     def settle(self) -> None:
         """As `GroupedTexts`; what was read of earlier steps is taken over."""
         while self._reading:  # in this order, prompt by prompt

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -140,6 +140,10 @@ class Responses:
     def record(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         """Copy what is new in each row of the batch that is bound; as `Source.catch_up`."""
         self._recorder.record(self._slots[: len(num_tokens)], token_ids, num_tokens, eligible)
+
+    def live(self) -> Iterator[tuple[str, RequestIdentity]]:
+        """All requests that have not ended, and who they are."""
+        return ((request_id, identity) for request_id, (identity, _) in self._live.items())
 
     def peek(self, request_id: str, start: int) -> Int32Array:
         """Return what a live request wrote, from token `start` on."""
