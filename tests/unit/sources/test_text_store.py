@@ -75,22 +75,22 @@ def folder_bytes(folder):
 def test_the_oldest_give_way_and_the_folder_stays_within_its_bytes(tmp_path):
     max_bytes = 512_000
     writer = store(tmp_path, max_bytes)
-    for step in range(2000):
+    for step in range(1200):
         writer.append("old" if step < 100 else f"g{step}", step, np.full(160, step, np.int32))
         if step % 50 == 0:
             assert folder_bytes(tmp_path) <= max_bytes
     assert folder_bytes(tmp_path) > max_bytes * (SEGMENTS - 3) / SEGMENTS
     reader = store(tmp_path, max_bytes)
     assert reader.read("old", PLENTY, PLENTY) == []
-    kept = [s for s in range(100, 2000) if reader.read(f"g{s}", PLENTY, PLENTY)]
-    assert kept == list(range(kept[0], 2000))  # the newest, without a gap
+    kept = [s for s in range(100, 1200) if reader.read(f"g{s}", PLENTY, PLENTY)]
+    assert kept == list(range(kept[0], 1200))  # the newest, without a gap
 
 
 def test_a_reader_forgets_what_was_deleted(tmp_path):
     writer, reader = store(tmp_path, 512_000), store(tmp_path, 512_000)
     writer.append("old", 0, np.zeros(200, np.int32))
     assert len(reader.read("old", PLENTY, PLENTY)) == 1
-    for step in range(1, 800):
+    for step in range(1, 660):
         writer.append("new", step, np.zeros(200, np.int32))
     assert reader.read("old", PLENTY, PLENTY) == []  # before it knows that the segment is gone
     reader.refresh()
@@ -167,7 +167,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-SHARED_BYTES = 1_200_000  # of 1,480,000 that are written: neither writer's are all deleted
+SHARED_BYTES = 600_000  # of 740,000 that are written: neither writer's are all deleted
 
 
 def _write_many(folder, name, count):
@@ -181,7 +181,7 @@ def _write_many(folder, name, count):
 def test_two_processes_write_at_once(tmp_path):
     context = multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=_write_many, args=(tmp_path, name, 5000)) for name in ("a", "b")
+        context.Process(target=_write_many, args=(tmp_path, name, 2500)) for name in ("a", "b")
     ]
     for process in processes:
         process.start()
@@ -195,7 +195,7 @@ def test_two_processes_write_at_once(tmp_path):
     assert [process.exitcode for process in processes] == [0, 0]
     for name in ("a", "b"):
         steps = [r[0] for r in read(tmp_path, name, max_responses=10_000)]
-        assert steps == list(range(5000 - len(steps), 5000)) and len(steps) > 300
+        assert steps == list(range(2500 - len(steps), 2500)) and len(steps) > 300
 
 
 WRITER = textwrap.dedent(
