@@ -65,9 +65,6 @@ class HeadTrainingConfig(Section):
         meaning="Train the EAGLE-3 head of `sam.sources.model.path` with the run's own responses; "
         "with an empty path, one that knows nothing yet.",
     )
-    every_steps: int = setting(
-        1, minimum=1, meaning="Training steps from one training to the next."
-    )
     budget: float = setting(
         0.02,
         minimum=0,
@@ -87,12 +84,6 @@ class HeadTrainingConfig(Section):
         minimum=0,
         meaning="Learning rate of the head's matrices (Muon); a head that knows nothing yet begins "
         "with 10 times as much, and comes down to it over 1,000 updates.",
-    )
-    patience: int = setting(
-        20,
-        minimum=0,
-        meaning="Trainings without a rise of the acceptance length after which it pauses, until "
-        "that falls by 2 %; 0: never.",
     )
 
 

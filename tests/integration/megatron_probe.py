@@ -63,14 +63,14 @@ def texts() -> list[list[int]]:
     return [[rng.randrange(500) for _ in range(length)] for _, length in LENGTHS]
 
 
-def batch(replica: int, replicas: int) -> TensorDict:
-    """A replica's texts as verl hands them to its engine, two in a micro-batch."""
+def batch() -> TensorDict:
+    """All texts as verl hands them to its engine, two in a micro-batch."""
 
     def nested(rows: list[list[int]]) -> torch.Tensor:
         return torch.nested.nested_tensor([torch.tensor(r) for r in rows], layout=torch.jagged)
 
-    own, lengths = texts()[replica::replicas], LENGTHS[replica::replicas]
-    pairs = [(text[:prompt], text[prompt:]) for text, (prompt, _) in zip(own, lengths, strict=True)]
+    own = texts()
+    pairs = [(text[:prompt], text[prompt:]) for text, (prompt, _) in zip(own, LENGTHS, strict=True)]
     tensors = {
         "input_ids": nested(own),
         "prompts": nested([prompt for prompt, _ in pairs]),
@@ -163,7 +163,6 @@ def with_head(engine: Any, data: TensorDict, policy: Path, path: Path) -> dict[s
     head = make_head(engine, policy, path)
     passes, taken, learned, matrices = [], [], [], []
     for _ in range(STEPS):
-        head.is_due()
         with head.reading(len(data)):
             passes.append(log_probs(engine, data))
         taken.append([vars(sample) for sample in head._capture.taken])
@@ -226,8 +225,7 @@ def process(rank: int, folder: Path, policy: Path, head: Path, sizes: Sizes) -> 
     found: dict[str, Any] = {"texts": texts(), "prompts": [prompt for prompt, _ in LENGTHS]}
     torch.manual_seed(0)
     engine = make_engine(policy, sizes)
-    replica = found["replica"] = engine.get_data_parallel_rank()
-    data = batch(replica, sizes.data)
+    data = batch()
     found["without"] = without_head(engine, data)
     torch.manual_seed(0)
     engine = make_engine(policy, sizes)

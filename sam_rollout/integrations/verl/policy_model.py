@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
+from sam_rollout.heads.checkpoint import tensor_shapes
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, Rule, hold
 from sam_rollout.integrations.verl.environment import experiment_variables
 from sam_rollout.integrations.verl.run_config import plain
@@ -26,7 +27,6 @@ TOKENIZER_FILES = (
     *("qwen.tiktoken", "spiece.model", "tekken.json"),
 )
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
-LONGEST_HEADER = 100_000_000  # bytes, the limit of the format's own library
 DOWNLOAD = "copy or download it again"
 # What vLLM's attention on CPUs computes (CPUAttentionBackend.get_supported_head_sizes in 0.31).
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -123,7 +123,7 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
     try:
         _check_tokenizer(config, folder)
         weights = _describe_weights(folder)
-    except (OSError, DamagedError) as error:
+    except (OSError, ValueError) as error:
         if folder != Path(path).expanduser():  # the hub's cache, whose client fetches what lacks
             yield _elsewhere(path, environment)
             return
@@ -199,7 +199,7 @@ def _describe_weights(folder: Path) -> str:
 
     Raises:
         OSError: A file cannot be read.
-        DamagedError: A file is missing, cut or something else.
+        ValueError: A file is missing, cut or something else.
     """
     index = folder / "model.safetensors.index.json"
     others = [path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern)]
@@ -220,28 +220,6 @@ def _describe_weights(folder: Path) -> str:
     return f"{len(names)} weight file(s), {size / 2**20:,.0f} MiB"
 
 
-def tensor_shapes(path: Path) -> dict[str, list[int]]:
-    """Return the tensors' shapes in a safetensors file whose length is as its header says.
-
-    Raises:
-        OSError: The file cannot be read.
-        DamagedError: The file is cut or something else.
-    """
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > LONGEST_HEADER:
-            raise DamagedError(f"{path} is no safetensors file (a pointer of git-lfs?)")
-        try:
-            header = json.loads(file.read(length))
-            end = max((t["data_offsets"][1] for n, t in header.items() if n != "__metadata__"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedError(f"{path} has no readable header: {error}") from None
-    size = path.stat().st_size
-    if size != 8 + length + end:
-        raise DamagedError(f"{path} has {size:,} bytes, its header says {8 + length + end:,}")
-    return {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
@@ -258,7 +236,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _said(error: OSError | DamagedError) -> str:
+def _said(error: OSError | ValueError) -> str:
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror or error}"
     return str(error)
