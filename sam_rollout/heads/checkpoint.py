@@ -7,7 +7,6 @@ started, which would fail later, or draft nonsense without any error.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -16,6 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from sam_rollout.core.json_values import read_object
 from sam_rollout.core.settings import ConfigError
 
 CONFIG, TRAINING = "config.json", "training.json"
@@ -160,7 +160,7 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
 def is_fresh(folder: Path) -> bool:
     """Whether nothing has been learned yet by the head in a folder; others' heads have learned."""
     record = folder / TRAINING
-    return record.exists() and json.loads(record.read_text("utf-8")).get("updates") == 0
+    return record.exists() and read_object(record).get("updates") == 0
 
 
 def base_of(model_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,15 +291,12 @@ def read_json(path: Path, field: str, value: str) -> dict[str, Any]:
         ConfigError: no such file, or other content.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except OSError as error:
         reason = f"must be a folder with {path.name}: {error.strerror}"
-        raise ConfigError(field, value, reason) from None
     except ValueError as error:
-        raise ConfigError(field, value, f"{path.name} is no JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(field, value, f"{path.name} must hold a JSON object")
-    return content
+        reason = str(error)
+    raise ConfigError(field, value, reason)
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:

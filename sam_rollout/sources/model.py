@@ -9,7 +9,6 @@ position in the draft and, where the drafter tells, of the probability it gave t
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from sam_rollout.automaton.interface import (
     Int64Array,
 )
 from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.core.json_values import read_object
 from sam_rollout.core.limits import MAX_DRAFT_TOKENS
 from sam_rollout.core.metric import Metric
 from sam_rollout.core.settings import ConfigError, Section, setting
@@ -181,8 +181,8 @@ class ModelSourceConfig(Section):
                 raise ConfigError(field, self.path, allowed)
             return {}
         try:
-            return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+            return read_object(folder / "config.json")
+        except (OSError, ValueError) as error:
             allowed = f"must be a folder with the config.json of a model ({error})"
             raise ConfigError(field, self.path, allowed) from None
 

@@ -34,7 +34,6 @@ from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHe
 
 from sam_rollout.config import SamConfig
 from sam_rollout.heads.peers import Peers
-from sam_rollout.integrations.verl import policy_part_megatron
 from sam_rollout.integrations.verl.head_training import HeadTraining
 from sam_rollout.integrations.verl.policy_part_megatron import MegatronPart
 from sam_rollout.integrations.verl.state_capture import StateCapture
@@ -203,21 +202,6 @@ def captures(engine: Any, data: TensorDict) -> Iterator[dict[str, Any]]:
         }
 
 
-def why_no_matrices(engine: Any) -> str:
-    """The error in this process where the first one has no memory for them."""
-
-    def no_room(*_args: Any) -> Any:
-        raise MemoryError
-
-    if distributed.get_rank() == 0:
-        policy_part_megatron.find_room = no_room
-    try:
-        MegatronPart(engine).matrices(Peers(distributed.group.WORLD))
-    except Exception as error:
-        return repr(error)
-    return "none"
-
-
 def process(rank: int, folder: Path, policy: Path, head: Path, sizes: Sizes) -> None:
     count = sizes.processes
     store = distributed.FileStore(str(folder / "store"), count)
@@ -232,7 +216,6 @@ def process(rank: int, folder: Path, policy: Path, head: Path, sizes: Sizes) -> 
     found["layers"] = sum(len(unwrap_model(chunk).decoder.layers) for chunk in engine.module)
     found["with"] = with_head(engine, data, policy, head)
     found["others"] = list(captures(engine, data))
-    found["no_matrices"] = why_no_matrices(engine)
     torch.save(found, folder / f"{rank}.pt")
 
 

@@ -5,7 +5,6 @@ Nothing heavy is imported: files are read as JSON and as headers of safetensors.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
-from sam_rollout.heads.checkpoint import tensor_shapes
+from sam_rollout.core.json_values import read_object
+from sam_rollout.heads import tensor_shapes
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, Rule, hold
 from sam_rollout.integrations.verl.environment import experiment_variables
 from sam_rollout.integrations.verl.run_config import plain
@@ -32,10 +32,6 @@ DOWNLOAD = "copy or download it again"
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # Kinds of rotary embedding with which max_position_embeddings is the longest text.
 PLAIN_ROPE = (None, "default", "mrope", "llama3")
-
-
-class DamagedError(ValueError):
-    """A file is not what it should be; the text names it and says why."""
 
 
 def find_folder(path: str, environment: Mapping[str, str] | None = None) -> Path | None:
@@ -78,8 +74,8 @@ def read_config(config: DictConfig) -> dict[str, Any] | None:
     if folder is None:
         return None
     try:
-        return read_json(folder / "config.json")
-    except (OSError, DamagedError) as error:
+        return read_object(folder / "config.json")
+    except (OSError, ValueError) as error:
         raise ConfigError(PATH, path, f"{_said(error)}; {DOWNLOAD}") from None
 
 
@@ -191,7 +187,7 @@ def _check_tokenizer(config: DictConfig, folder: Path) -> None:
     given = config.actor_rollout_ref.model.get("tokenizer_path") or config.data.get("tokenizer")
     own = folder if given is None else find_folder(given)
     if own is not None and not any((own / name).exists() for name in TOKENIZER_FILES):
-        raise DamagedError(f"{own} has no tokenizer ({', '.join(TOKENIZER_FILES)})")
+        raise ValueError(f"{own} has no tokenizer ({', '.join(TOKENIZER_FILES)})")
 
 
 def _describe_weights(folder: Path) -> str:
@@ -205,35 +201,19 @@ def _describe_weights(folder: Path) -> str:
     others = [path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern)]
     if others and not index.exists() and not (folder / "model.safetensors").exists():
         return f"{len(others)} weight file(s), not looked into"
-    of_tensor = read_json(index).get("weight_map", {}) if index.exists() else {}
+    of_tensor = read_object(index).get("weight_map", {}) if index.exists() else {}
     names = sorted(set(of_tensor.values())) if index.exists() else ["model.safetensors"]
     missing = [name for name in names if not (folder / name).exists()]
     if missing or not names:
         listed = ", ".join(missing[:3]) or "any file named in its index"
-        raise DamagedError(f"{folder} lacks {listed} ({len(missing)} of {len(names)})")
+        raise ValueError(f"{folder} lacks {listed} ({len(missing)} of {len(names)})")
     held: set[str] = set()
     for name in names:
         held |= tensor_shapes(folder / name).keys()
     if lost := of_tensor.keys() - held:
-        raise DamagedError(f"{folder}: {min(lost)} is in no file ({len(lost)} tensors lack)")
+        raise ValueError(f"{folder}: {min(lost)} is in no file ({len(lost)} tensors lack)")
     size = sum((folder / name).stat().st_size for name in names)
     return f"{len(names)} weight file(s), {size / 2**20:,.0f} MiB"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        OSError: The file cannot be read.
-        DamagedError: The file holds something else.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DamagedError(f"{path} is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise DamagedError(f"{path} holds no object")
-    return found
 
 
 def _said(error: OSError | ValueError) -> str:
