@@ -34,7 +34,7 @@ def train(
     ] = 0.05,
     max_tokens: Annotated[int, typer.Option(min=8, help="Read no more of a text.")] = 2048,
     split_model: Annotated[
-        bool, typer.Option("--split-model", help="Under torchrun: a part of the policy each.")
+        bool, typer.Option("--split-model", help="Spread the policy's layers over all devices.")
     ] = False,
 ) -> None:
     """Train an EAGLE-3 head on texts that a policy sampled; vLLM loads it as it is."""

@@ -254,6 +254,7 @@ class SamDrafter:
             "unknown_tokens": self._policy.unknown_tokens,
         }
         for source in self.sources:
+            own[f"{source.name}_evictions"] = source.usage().evictions
             own.update(source.counters())
         return {f"draft/{name}": value for name, value in own.items()}
 
@@ -262,5 +263,6 @@ class SamDrafter:
         usage = self.usage()
         own = {"live_requests": usage.live_requests, "bytes": usage.bytes}
         for source in self.sources:
+            own[f"{source.name}_bytes"] = source.usage().bytes
             own.update(source.levels())
         return {f"draft/{name}": value for name, value in own.items()}

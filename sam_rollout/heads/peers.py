@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -73,3 +75,22 @@ class Peers:
 
 
 ALONE = Peers()
+
+
+@contextmanager
+def joined() -> Iterator[tuple[torch.device, Peers]]:
+    """This process's device, an accelerator if there is one, and its peers.
+
+    What an error leaves behind is torchrun's: it ends the other processes.
+    """
+    kind = (torch.accelerator.current_accelerator() or torch.device("cpu")).type
+    if not distributed.is_torchelastic_launched():
+        yield torch.device(kind), Peers()
+        return
+    device = torch.device(kind)
+    if kind != "cpu":
+        device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
+        torch.accelerator.set_device_index(device.index)
+    distributed.init_process_group(distributed.get_default_backend_for_device(device))
+    yield device, Peers(distributed.group.WORLD)
+    distributed.destroy_process_group()

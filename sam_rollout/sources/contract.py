@@ -176,8 +176,8 @@ class SourceEntry:
         make: builds the source from its checked section, in the engine's worker; None where it
             has nothing to work with. It may read what requests write (`support/responses.py`).
         order: in which sources are asked and listed.
-        metrics: of what `counters` and `levels` report, names without `sam/draft/`. Those that
-            end in `_bytes`, `_evictions` and `_failures` are declared for all sources.
+        metrics: of what `counters` and `levels` report, names without `sam/draft/`. `_bytes` and
+            `_evictions` are reported for all sources, `_failures` is declared for all.
         check: raises ConfigError for what is wrong with an enabled section beyond its fields (a
             file that is missing, or has tokens beyond the vocabulary), before a model is loaded.
     """

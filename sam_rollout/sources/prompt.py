@@ -23,7 +23,7 @@ from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array
 from sam_rollout.core.identity import GroupKey, RequestIdentity
 from sam_rollout.core.metric import Metric
 from sam_rollout.core.settings import Section, setting
-from sam_rollout.sources.contract import Limits, Piece, SourceEntry, Usage
+from sam_rollout.sources.contract import Limits, Piece, SourceEntry
 from sam_rollout.sources.support.grouped import Group, GroupedTexts
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, number_of
 from sam_rollout.sources.support.responses import Responses, is_of_training
@@ -105,13 +105,6 @@ class PromptTexts(GroupedTexts[GroupKey]):
         """As `GroupedTexts`."""
         return None if identity is None else identity.group_key
 
-    def bind(
-        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
-    ) -> None:
-        """As `GroupedTexts`."""
-        super().bind(request_ids, identities)
-        self._shared.own.bind(request_ids, identities)
-
     def settle(self) -> None:
         """As `GroupedTexts`; what was read of earlier steps is taken over."""
         while self._reading:  # in this order, prompt by prompt
@@ -150,20 +143,14 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self._responses.wait()
         self.settle()
 
-    def usage(self) -> Usage:
-        """As `GroupedTexts`; texts of other engines are no requests."""
-        usage = super().usage()
-        return usage._replace(live_requests=usage.live_requests - self._shared.slots)
-
     def counters(self) -> Mapping[str, int]:
-        """What became of automata, of earlier responses, and of other engines' texts."""
+        """What became of earlier responses, and of other engines' texts."""
         earlier = {f"earlier_{name}": count for name, count in self._counts.items()}
-        return {"prompt_evictions": self.evictions} | earlier | self._shared.counters()
+        return earlier | self._shared.counters()
 
     def levels(self) -> Mapping[str, int]:
-        """Automata, and all memory."""
-        groups = len(self._groups) + len(self._replaced)
-        return {"prompt_groups": groups, "prompt_bytes": self._nbytes}
+        """Automata."""
+        return {"prompt_groups": len(self._groups) + len(self._replaced)}
 
     @property
     def _nbytes(self) -> int:

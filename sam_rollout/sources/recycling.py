@@ -98,10 +98,6 @@ class TokenRecycling(Source):
         """The table."""
         return Usage(bytes=self._followers.nbytes)
 
-    def levels(self) -> Mapping[str, int]:
-        """Size of the table."""
-        return {"recycling_bytes": self._followers.nbytes}
-
 
 def _make(
     config: RecyclingSourceConfig, limits: Limits, _responses: object

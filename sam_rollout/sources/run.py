@@ -5,17 +5,19 @@ beside `prompt`, which knows this prompt only. Texts of other engines are left t
 A corpus, files of token ids from elsewhere, counts as the run's oldest text.
 
 Old text goes by generations. An automaton that has grown too large gets a successor, made of the
-newest ended responses beside the engine (`support/kept_texts.py`). Live requests move there a few
-tokens per engine step (`support/text_moves.py`). The old one is freed with the last of them.
+newest ended responses (`support/kept_texts.py`) in a thread and a pool of its own, most of it
+without the GIL: no engine step waits for it. Live requests and what has ended meanwhile move there
+a few tokens per engine step (`support/text_moves.py`). The old one is freed with the last of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import ClassVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, ClassVar
 
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, places_of
 from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
@@ -26,12 +28,20 @@ from sam_rollout.sources.support.corpus import read_corpus
 from sam_rollout.sources.support.grouped import LEAST_BYTES_OF_LARGE, Group, GroupedTexts
 from sam_rollout.sources.support.kept_texts import KeptTexts, Room
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
-from sam_rollout.sources.support.responses import Responses, is_of_training
+from sam_rollout.sources.support.responses import Responses, is_of_training, submit
+from sam_rollout.sources.support.seeds import Seed, empty_seed, read_texts
+
+if TYPE_CHECKING:
+    from sam_rollout.automaton.pool import AutomatonPool
+
+logger = logging.getLogger(__name__)
 
 # An automaton is replaced when it is so large, of the limit, by a successor that is so large: both
 # stand side by side until live requests have moved, with room for growth. The seventh that is
 # missing is the text that goes at a change, and so what acceptance may fall by.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
+# Of the texts that are kept, what may be added to an automaton that was made: 3/32 of the memory.
+_LATE_SHARE = 1 / 4
 _MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # of a successor
 
 
@@ -90,6 +100,16 @@ def check_corpus(config: RunSourceConfig, vocab_size: int) -> list[Int32Array]:
     return read_corpus(field, config.corpus, config.most_tokens_of_successor, vocab_size)
 
 
+@dataclasses.dataclass
+class _Making:
+    """An automaton that is being made, or waits to take over."""
+
+    pool: AutomatonPool
+    made: Future[Seed]
+    room: Room  # of the whole
+    since: int  # texts kept before it was begun
+
+
 class RunTexts(GroupedTexts[str]):
     """One automaton per split, and those it replaced until their requests have moved.
 
@@ -103,6 +123,7 @@ class RunTexts(GroupedTexts[str]):
     Attributes:
         restarts: how often an automaton was replaced by a successor.
         seeded_tokens: tokens of old text that successors began with.
+        failures: errors of making successors, survived by going on without.
 
     Raises:
         ConfigError: the corpus cannot be read.
@@ -121,6 +142,9 @@ class RunTexts(GroupedTexts[str]):
         self._has_older = bool(corpus)  # old texts have come in
         self._is_met = False  # whether the texts of the run before this one were asked for
         self._reading: Future[list[Int32Array]] | None = None  # of that one
+        self._executor = ThreadPoolExecutor(1, "sam-run-texts")
+        self._making: _Making | None = None  # training's successor
+        self.failures = 0
         self.restarts = 0
         self.seeded_tokens = 0
 
@@ -165,44 +189,72 @@ class RunTexts(GroupedTexts[str]):
         """As `Source.wait`: successors that are being made take over."""
         self._responses.wait()
         for _ in range(2):  # what was read is made something of
-            self._kept.wait()
+            if self._making is not None:
+                self._making.made.exception()
             self._turn_over()
 
     def counters(self) -> Mapping[str, int]:
-        """Automata given up, and replaced."""
+        """Automata replaced."""
         return {
-            "run_evictions": self.evictions,
             "run_restarts": self.restarts,
             "run_seeded_tokens": self.seeded_tokens,
-            "run_failures": self._kept.failures,
+            "run_failures": self.failures,
         }
-
-    def levels(self) -> Mapping[str, int]:
-        """Memory."""
-        return {"run_bytes": self._nbytes}
 
     @property
     def _nbytes(self) -> int:
-        """Automata, those that are being made, and texts."""
-        return super()._nbytes + self._kept.nbytes
+        """Automata, one that is being made, and texts."""
+        making = 0 if self._making is None else max(self._making.pool.nbytes, 0)
+        return super()._nbytes + self._kept.nbytes + making
 
     def _turn_over(self) -> None:
         """Have a successor made for what is due; let it take over when it is made."""
         self._take_older()
         for group in list(self._groups.values()):
-            split = group.key
-            if self._kept.is_making(split):
-                if (made := self._kept.take(split)) is not None:
-                    seed, late = made
-                    automaton = self.pool.adopt(seed.pool, seed.automaton)
-                    self._succeed(group, automaton, seed.tokens)
-                    for text in late:
-                        self._moving.read_to_end(text, automaton)
-            elif any(one.key == split for one in self._replaced):
+            if self._making is not None and group.key == TRAIN_SPLIT:
+                if self._making.made.done():
+                    making, self._making = self._making, None
+                    self._take_over(group, making)
+            elif any(one.key == group.key for one in self._replaced):
                 continue  # live requests have yet to leave the one before
             elif self._is_due(group):
-                nbytes_of = functools.partial(self.pool.nbytes_of_texts, group.automaton)
-                self._kept.make(split, self._room_for_old_text(group), nbytes_of)
+                self._make_successor(group)
+
+    def _make_successor(self, group: Group[str]) -> None:
+        """Begin to make an automaton of the newest texts; validation's begins with none."""
+        room = self._room_for_old_text(group)
+        if min(room) <= 0:
+            return
+        if group.key != TRAIN_SPLIT:
+            return self._succeed(group, self.pool.create())
+        nbytes_of = functools.partial(self.pool.nbytes_of_texts, group.automaton)
+        seed, texts = empty_seed(), self._kept.newest(room, nbytes_of)
+        made = submit(self._executor, read_texts, seed, texts)
+        self._making = _Making(seed.pool, made, room, self._kept.added)
+
+    def _take_over(self, group: Group[str], making: _Making) -> None:
+        """Let a successor that was made take over; it reads what has ended meanwhile, if it fits.
+
+        A later one has what is left out.
+        """
+        if (error := making.made.exception()) is not None:
+            if not self.failures:
+                logger.warning(
+                    "Older texts of the run cannot be taken over; the rollout continues without.",
+                    exc_info=error,
+                )
+            self.failures += 1
+            return
+        seed = making.made.result()
+        automaton = self.pool.adopt(seed.pool, seed.automaton)
+        places = making.room.places - self.pool.places_of_automaton(automaton)
+        nbytes = making.room.nbytes - self.pool.nbytes_of_automaton(automaton)
+        room = Room(int(self._kept.most_tokens * _LATE_SHARE), places, nbytes)
+        nbytes_of = functools.partial(self.pool.nbytes_of_texts, automaton)
+        late = self._kept.newest(room, nbytes_of, self._kept.added - making.since)
+        self._succeed(group, automaton, seed.tokens)
+        for text in late:
+            self._moving.read_to_end(text, automaton)
 
     def _take_older(self) -> None:
         """Keep the texts of the run before this one once they are read."""

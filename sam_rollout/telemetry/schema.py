@@ -201,7 +201,7 @@ _HEAD_TRAINING = (
            "Time of the training / timing_s/step: what `sam.sources.model.train.budget` bounds.",
            STEP),
     Metric("head_training/updates", "updates",
-           "Updates of the head's weights. 0: it pauses, since acceptance did not rise.", STEP),
+           "Updates of the head's weights. 0: there was no time for one.", STEP),
     Metric("head_training/failures", "1",
            "The training failed, and is over for this run. Look into the trainer's log.", STEP),
 )  # fmt: skip

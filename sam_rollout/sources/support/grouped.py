@@ -126,10 +126,8 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._leave(request_id)
 
     def usage(self) -> Usage:
-        """As `LiveTexts`, with all memory; a request that moves is one request."""
-        usage = super().usage()
-        live = usage.live_requests - len(self._moving)
-        return usage._replace(live_requests=live, bytes=self._nbytes)
+        """As `LiveTexts`, with all memory; a slot of a text that moves is no request."""
+        return super().usage()._replace(live_requests=len(self._group_of), bytes=self._nbytes)
 
     @property
     def _nbytes(self) -> int:
@@ -147,8 +145,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
 
     def _read(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         """As `catch_up`, once; after an AutomatonFullError it is called again."""
-        if len(self._moving):
-            self._arrive(self._moving.read(self._bound, token_ids, num_tokens, eligible))
+        self._arrive(self._moving.read(self._bound, token_ids, num_tokens, eligible))
         super().catch_up(token_ids, num_tokens, eligible)
 
     def _arrive(self, moved: list[tuple[int, int, int]]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -141,6 +141,10 @@ class Responses:
         """Copy what is new in each row of the batch that is bound; as `Source.catch_up`."""
         self._recorder.record(self._slots[: len(num_tokens)], token_ids, num_tokens, eligible)
 
+    def live(self) -> Iterator[tuple[str, RequestIdentity]]:
+        """All requests that have not ended, and who they are."""
+        return ((request_id, identity) for request_id, (identity, _) in self._live.items())
+
     def peek(self, request_id: str, start: int) -> Int32Array:
         """Return what a live request wrote, from token `start` on."""
         _, slot = self._live.get(request_id, (None, _NO_SLOT))
@@ -175,7 +179,7 @@ class Responses:
 
     def read_newest(self, step: int, max_tokens: int) -> Future[list[Int32Array]]:
         """Begin to read the newest responses before a step, to any prompt."""
-        return self._submit(0, TextStore.read_all, self._store, step, max_tokens)
+        return self._submit(0, TextStore.read, self._store, None, step, max_tokens)
 
     def wait(self) -> None:
         """Wait until all work handed over is done."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,22 +78,18 @@ class OwnTexts:
         self._made = 0
         self.nbytes = 0
 
-    def bind(
-        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
-    ) -> None:
-        """As `Source.bind`."""
-        for request_id, identity in zip(request_ids, identities, strict=True):
-            if identity is not None and self.room and request_id not in self._live:
-                self._made += 1
-                self._live[request_id] = _Told(identity, str(self._made))
+    def _begin(self, identity: RequestIdentity) -> _Told:
+        self._made += 1
+        return _Told(identity, str(self._made))
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Requests ended; unknown ids are passed over."""
         for request_id in request_ids:
             told = self._live.pop(request_id, None)
             ended = self._responses.ended.get(request_id)
-            if told is None or ended is None:
+            if ended is None or not self.room:
                 continue
+            told = told or self._begin(ended.identity)
             self._ended.append(told.piece(ended.text[told.tokens :], is_last=True))
             self.nbytes += len(self._ended[-1].tokens)
             if len(self._ended) > self.room:
@@ -112,7 +108,10 @@ class OwnTexts:
         """
         pieces = list(self._ended)
         self.forget_ended()
-        for request_id, told in self._live.items():
+        for request_id, identity in self._responses.live() if self.room else ():
+            if request_id not in self._live:
+                self._live[request_id] = self._begin(identity)
+            told = self._live[request_id]
             tokens = self._responses.peek(request_id, told.tokens)
             if len(tokens):
                 pieces.append(told.piece(tokens))
@@ -174,11 +173,6 @@ class SharedTexts:
         self._unread = 0  # tokens
         self._turn = 0
         self._next = 0  # the row that is read first
-
-    @property
-    def slots(self) -> int:
-        """Open slots of the pool."""
-        return int((self._slots != NO_SLOT).sum())
 
     @property
     def nbytes(self) -> int:

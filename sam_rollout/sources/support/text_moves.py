@@ -35,10 +35,6 @@ class MovingTexts:
         self._slots: dict[str, tuple[int, int]] = {}  # request -> second slot, its automaton
         self._ended: deque[tuple[Int32Array, int, int]] = deque()  # text, slot, automaton
 
-    def __len__(self) -> int:
-        """Slots held, beside those that requests draft from."""
-        return len(self._slots) + len(self._ended)
-
     def begin(self, slots: Mapping[str, int], automaton: int) -> None:
         """Let requests, given with their slots, that do not move yet move to an automaton."""
         for request_id, slot in slots.items():

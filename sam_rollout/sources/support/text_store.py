@@ -104,26 +104,22 @@ class TextStore:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._segment.name)
         self._written += len(record)
 
-    def read(self, group: str, before_step: int, max_tokens: int) -> list[Int32Array]:
-        """Return a prompt's newest responses of earlier steps, oldest first.
+    def read(self, group: str | None, before_step: int, max_tokens: int) -> list[Int32Array]:
+        """Return the newest responses of earlier steps, oldest first.
 
         Args:
-            group: the prompt's.
+            group: the prompt's; None for all prompts, and for as many responses as fit.
             before_step: what was sampled in this step or later is left out. When it changes, the
                 folder is looked at anew: responses of earlier steps are all there by then.
             max_tokens: the oldest ones are left out when together they are longer.
         """
         self._look(before_step)
-        places = [p for p in self._groups.get(_key(group), ()) if p.step < before_step]
-        return self._read_newest(places[-self._max_responses :], max_tokens)
-
-    def read_all(self, before_step: int, max_tokens: int) -> list[Int32Array]:
-        """Return the newest responses to any prompt; arguments as for `read`."""
-        self._look(before_step)
-        places = [p for group in self._groups.values() for p in group if p.step < before_step]
-        return self._read_newest(sorted(places, key=_step_of), max_tokens)
-
-    def _read_newest(self, places: list[_Place], max_tokens: int) -> list[Int32Array]:
+        groups = self._groups.values() if group is None else [self._groups.get(_key(group), [])]
+        places = [p for places in groups for p in places if p.step < before_step]
+        if group is None:
+            places.sort(key=_step_of)
+        else:
+            places = places[-self._max_responses :]
         responses = []
         for place in reversed(places):
             if place.tokens > max_tokens:

@@ -1,46 +1,21 @@
 """Responses of earlier steps: whose are drafted from, what is kept, and what a bad disk costs."""
 
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
-from sam_rollout.config import SamConfig, sources_of
-from sam_rollout.core.limits import Limits
-from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources import UNKNOWN_VOCABULARY, Piece
 from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import TextStore
-from tests.unit.drafting.texts import counter, identity, step
+from tests.unit.drafting.texts import Later, counter, drafter_of, identity, step
 
 PROMPT = list(range(100, 120))
 RESPONSE = list(range(200, 260))
 
 
-class Later(Executor):
-    """Does nothing before it is told to."""
-
-    def __init__(self):
-        self.tasks, self.done = [], 0
-
-    def submit(self, task, *arguments):
-        future = Future()
-        self.tasks.append((future, task, arguments))
-        return future
-
-    def work(self):
-        tasks, self.tasks = self.tasks, []
-        for future, task, arguments in tasks:
-            if future.set_running_or_notify_cancel():
-                future.set_result(task(*arguments))
-                self.done += 1
-
-
 def make_drafter(folder, *, max_rows=8, longest=1 << 20, executor=None, **options):
-    sources = sources_of("prompt").to_mapping()
-    sources["prompt"] |= options
-    config = {"max_draft_tokens": 3, "sources": sources, "texts": {"path": str(folder)}}
-    drafter = SamDrafter(SamConfig.from_mapping(config), Limits(max_rows, longest))
+    drafter = drafter_of(path=folder, max_rows=max_rows, longest=longest, prompt=options)
     if executor is not None:
         drafter.responses._executor = executor
     return drafter
@@ -69,7 +44,6 @@ def continued(drafter, name, who, text):
 
 def kept(folder, group="g", before_step=9):
     reader = TextStore(folder, 1 << 26, 16, UNKNOWN_VOCABULARY)
-    reader.refresh()
     return [text.tolist() for text in reader.read(group, before_step, 1 << 20)]
 
 
@@ -101,16 +75,6 @@ def test_siblings_of_this_step_are_found_beside_earlier_responses(tmp_path):
         drafter.admit(name, identity(step=2, sibling=sibling))
     drafts = step(drafter, texts)
     assert drafts["c"] == live[34:37] and drafts["d"] == RESPONSE[34:37]
-
-
-def test_the_current_step_is_not_an_earlier_one(tmp_path):
-    drafter = make_drafter(tmp_path)
-    responded(drafter, "a", identity(step=5))
-    for again in (4, 5):  # a resumed run may come to earlier steps again
-        assert continued(drafter, "b", identity(step=again), RESPONSE[:9]) == []
-        drafter.finish(["b"])
-        drafter.end_step()
-    assert continued(drafter, "b", identity(step=6), RESPONSE[:9]) == RESPONSE[9:12]
 
 
 def test_a_restart_and_another_engine_see_the_same_folder(tmp_path):
@@ -276,6 +240,18 @@ def test_a_slow_disk_drops_responses_instead_of_keeping_them(tmp_path, monkeypat
     assert counter(drafter, "dropped_texts") == 6  # 68 tokens each: three fit
     executor.work()
     assert len(kept(tmp_path)) == 3
+
+
+def test_a_disk_that_hangs_is_not_asked_anew_for_each_text_that_waits(tmp_path, monkeypatch):
+    drafter, asked, done = make_drafter(tmp_path, executor=Later()), [], Future.done
+    for number in range(20):
+        drafter.admit(f"r{number}", identity(str(number), step=1))
+        for end in (1, 9):
+            step(drafter, {f"r{number}": RESPONSE[:end]})
+        drafter.finish([f"r{number}"])
+    monkeypatch.setattr(Future, "done", lambda self: asked.append(1) or done(self))
+    step(drafter, {"r": [1]})
+    assert len(asked) == 2, "the first write, and the first prompt that is read"
 
 
 def test_preempted_requests_are_kept_whole(tmp_path):

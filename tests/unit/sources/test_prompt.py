@@ -7,21 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sam_rollout.config import SamConfig, SourcesConfig
-from sam_rollout.core.limits import Limits
-from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources.own import OwnSourceConfig
-from sam_rollout.sources.prompt import PromptSourceConfig
-from tests.unit.drafting.texts import counter, identity, step
+from tests.unit.drafting.texts import counter, drafter_of, identity, step
 
 
 def make_drafter(*names, k=3, max_rows=8, own=True, max_bytes=1 << 30):
     """A drafter that has met requests of these names, siblings."""
-    sources = SourcesConfig(
-        own=OwnSourceConfig(enabled=own),
-        prompt=PromptSourceConfig(enabled=True, max_bytes=max_bytes),
-    )
-    drafter = SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), Limits(max_rows, 1 << 20))
+    others = ["own"] if own else []
+    drafter = drafter_of(*others, k=k, max_rows=max_rows, prompt={"max_bytes": max_bytes})
     admitted(drafter, "g", *names)
     return drafter
 
@@ -48,16 +40,6 @@ def test_finished_responses_stay_until_the_step_ends():
     assert counter(drafter, "prompt_groups") == 0
     drafter.end_step()
     assert drafter.usage().bytes == 0
-
-
-def test_groups_without_live_requests_end_with_the_step():
-    drafter = make_drafter("a")
-    step(drafter, {"a": [9, 1, 2, 3]})
-    drafter.finish(["a"])
-    assert counter(drafter, "prompt_groups") == 1
-    assert counter(drafter, "prompt_bytes") > 0
-    drafter.end_step()
-    assert counter(drafter, "prompt_groups") == counter(drafter, "prompt_bytes") == 0
 
 
 @pytest.mark.parametrize(
