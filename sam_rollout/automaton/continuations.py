@@ -13,6 +13,13 @@ from sam_rollout.automaton.interface import (
     CERTAIN,
     CERTAINTY,
     DRAFT_TOKEN,
+    DRAWN,
+    DRAWN_AFTER,
+    DRAWN_AGAIN,
+    DRAWN_DISTANCE,
+    DRAWN_POSITION,
+    DRAWN_TOKEN,
+    DRAWN_WIDTH,
     FOLLOWER,
     FOLLOWERS,
     LIVE,
@@ -190,6 +197,11 @@ def take_votes(lanes, tasks, number, tokens, classes, count):
     return count
 
 
+@_inlined
+def _drawn_at(address, position, length):
+    return live._int32_pointer(address + 4 * DRAWN_WIDTH * (position % length))
+
+
 @njit(nogil=True)
 def vote(kind, address, state, length, first, tokens, classes, count):
     """Append what may follow a place of any kind but LIVE: those are asked by `vote_lanes`.
@@ -220,6 +232,16 @@ def vote(kind, address, state, length, first, tokens, classes, count):
                 classes[count] = first + _class_of(np.int64(1), run, float(run), np.int64(1), 0)
                 count += 1
         return count
+    if kind == DRAWN:
+        entry = _drawn_at(address, state >> 1, length)
+        if entry[DRAWN_POSITION] == state >> 1:
+            tokens[count] = entry[DRAWN_TOKEN]
+            # Its class tells the distance, whether it was drawn after this token, and how often.
+            distance, again = np.int64(entry[DRAWN_DISTANCE]), entry[DRAWN_AGAIN]
+            votes = distance * (1 - 1 / again)
+            classes[count] = first + _class_of(np.int64(1), distance, votes, state & 1, 0)
+            count += 1
+        return count
     return count
 
 
@@ -236,6 +258,12 @@ def follow(kind, address, state, length, token):
         return (state + 1, length) if goes_on else (state, np.int64(0))
     if kind == FOLLOWERS:
         return np.int64(token), length
+    if kind == DRAWN:
+        position = (state >> 1) + 1
+        entry = _drawn_at(address, position, length)
+        return 2 * position + np.int64(
+            entry[DRAWN_POSITION] == position and entry[DRAWN_AFTER] == token
+        ), length
     header = live._int64_pointer(address)
     states = header[live.STATES]
     while True:

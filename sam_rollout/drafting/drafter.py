@@ -16,7 +16,7 @@ from sam_rollout.core.limits import MAX_DRAFT_TOKENS, Limits
 from sam_rollout.core.verified import Offered, Verified
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
-from sam_rollout.sources import Piece, Usage, make_sources
+from sam_rollout.sources import Piece, Scored, Usage, make_sources
 from sam_rollout.sources.support.responses import Responses
 
 
@@ -66,10 +66,10 @@ class SamDrafter:
         """Whether a source asks who a request is (`admit`)."""
         return any(source.needs_identity for source in self.sources)
 
-    def hear(self, tokens: Int32Array, likeliest: Int32Array, widths: Int32Array) -> None:
-        """Tell what the model held likeliest, as `Source.hear`."""
+    def hear(self, scored: Scored) -> None:
+        """Tell what the model said at the positions that it scored, as `Source.hear`."""
         for source in self.sources:
-            source.hear(tokens, likeliest, widths)
+            source.hear(scored)
 
     def receive(self, tokens: Int32Array, chances: np.ndarray | None) -> None:
         """Hand over drafts that were made elsewhere, as `Source.receive`; before `draft`."""

@@ -68,6 +68,8 @@ from sam_rollout.automaton.continuations import (
     vote_lanes,
 )
 from sam_rollout.automaton.interface import (
+    DRAWN,
+    FOLLOWERS,
     LIVE,
     NOWHERE,
     PLACE_HEADER,
@@ -306,6 +308,19 @@ def _heaviest(tokens, classes, weights, first, stop):
 
 
 @_inlined
+def _tell_agreement(tokens, classes, weights, drawn):
+    """Let the class of a drawn token, the last vote, tell whether texts name it, and as theirs.
+
+    Where classes of texts have the writer.
+    """
+    best, _ = _heaviest(tokens, classes, weights, 0, drawn)
+    is_named = False
+    for n in range(drawn):
+        is_named |= tokens[n] == tokens[drawn]
+    classes[drawn] += int(is_named) + int(is_named and tokens[best] == tokens[drawn])
+
+
+@_inlined
 def _unite(tokens, classes, origin, weights, texts, count):
     """Append the one vote of all texts, whose own come first; return the number of votes now."""
     best, most = _heaviest(tokens, classes, weights, 0, texts)
@@ -358,7 +373,7 @@ def _ask_growing(rows, first, places, room):
 
 
 @_inlined
-def _collect(i, first, places, lanes, tasks, tokens, classes, origin):
+def _collect(i, first, places, lanes, tasks, tokens, classes, origin, weights):
     """Gather the votes for a row's next token; return how many texts have, and how many there are.
 
     Those of texts come first, then those of drafts made elsewhere.
@@ -368,10 +383,18 @@ def _collect(i, first, places, lanes, tasks, tokens, classes, origin):
         kind, slot, before = places[s, i, PLACE_KIND], (i - first) * sources + s, count
         if kind == LIVE:
             count = take_votes(lanes, tasks, slot, tokens, classes, count)
-        elif kind != NOWHERE and kind != READY:
+        elif kind == FOLLOWERS:
             count = _vote(kind, lane_at(lanes, slot), tokens, classes, count)
         for n in range(before, count):
             origin[n] = s
+    for s in range(sources):
+        if places[s, i, PLACE_KIND] == DRAWN:
+            before = count
+            lane = lane_at(lanes, (i - first) * sources + s)
+            count = _vote(DRAWN, lane, tokens, classes, count)
+            if count > before:
+                origin[before] = s
+                _tell_agreement(tokens, classes, weights, before)
     texts = count
     for s in range(sources):
         if places[s, i, PLACE_KIND] == READY:
@@ -481,7 +504,9 @@ def _draft_some(first, stop, ask, drafts, weights, chances_of, room):
         still = 0
         for at in range(rows):
             i, counted = going[at], 0
-            texts, count = _collect(i, first, places, lanes, tasks, tokens, classes, origin)
+            texts, count = _collect(
+                i, first, places, lanes, tasks, tokens, classes, origin, weights
+            )
             if 0 < texts < count:
                 counted, count = texts, _unite(tokens, classes, origin, weights, texts, count)
             best, most = _heaviest(tokens, classes, weights, counted, count)

@@ -16,9 +16,10 @@ import numpy as np
 from sam_rollout.config import ConfigError
 from sam_rollout.core.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.core.limits import Limits
-from sam_rollout.integrations.vllm.drafting.likeliest import LikeliestTokens
+from sam_rollout.integrations.vllm.drafting.scored_positions import ScoredPositions
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY, settings_of
 from sam_rollout.integrations.vllm.sampling.sampler_clock import SamplerClock
+from sam_rollout.integrations.vllm.sampling.samplers import keeps_draws
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import (
     DpExchange,
     join_group,
@@ -129,7 +130,7 @@ class SamProposer:
         self._sampler_clock: SamplerClock | None = None
         self.late_binding = f"{ROOMS}.scheduling.late_binding:LateBinding"
         self.engine_drafter = f"{ROOMS}.model_drafts.engine_drafter:EngineDrafter"
-        self._likeliest: LikeliestTokens | None = None
+        self._scored: ScoredPositions | None = None
         self._late_binding: LateBinding | None = None  # where the engine schedules a step ahead
         self._with_output: WithOutput | None = None  # where drafts come with a step's output
         self._engine_drafter: EngineDrafter | None = None  # where vLLM runs a drafter of its own
@@ -163,12 +164,12 @@ class SamProposer:
             )
         self._runner = model_runner
         for attached in (
-            self._sampler_clock, self._likeliest, self._late_binding, self._with_output,
+            self._sampler_clock, self._scored, self._late_binding, self._with_output,
             self._engine_drafter,
         ):  # fmt: skip
             if attached is not None:
                 attached.detach()
-        self._sampler_clock = self._likeliest = self._late_binding = self._with_output = None
+        self._sampler_clock = self._scored = self._late_binding = self._with_output = None
         self._engine_drafter = None
         if self.config.drafts_with_model:
             from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
@@ -206,9 +207,11 @@ class SamProposer:
         if record:
             self._sampler_clock = SamplerClock(self._runner)
             hooks["sampler_us"] = self._sampler_clock.take_us
-        if self.config.sources.recycling.enabled:
-            self._likeliest = LikeliestTokens(self._runner)
-            hooks["heard"] = self._likeliest.take
+        likeliest = self.config.sources.recycling.enabled
+        drawn = self.config.sources.draws.enabled and keeps_draws(self._runner)
+        if likeliest or drawn:
+            self._scored = ScoredPositions(self._runner, likeliest=likeliest, drawn=drawn)
+            hooks["heard"] = self._scored.take
         if self._engine_drafter is not None:
             hooks["made"] = self._engine_drafter.take
             # Passes are scheduled two steps after they were asked for, where that is done ahead.

@@ -72,6 +72,12 @@ def shared_noise(model_runner: Any) -> KeyedTopKTopPSampler | None:
     return drawing if shares else None
 
 
+def keeps_draws(model_runner: Any) -> bool:
+    """Whether the runner's verify steps keep what every row drew (`row_tokens`)."""
+    verifying = getattr(model_runner, "rejection_sampler", None)
+    return isinstance(verifying, KeyedRejectionSampler) and verifying.config.is_coupled
+
+
 def installed_sampler(model_runner: Any) -> str:
     """Name the ``rollout_sampler.kind`` that is really installed, for the start-up check."""
     sampler = getattr(model_runner, "sampler", None)
@@ -184,6 +190,8 @@ class KeyedRejectionSampler(RejectionSampler):
 
     _cut = staticmethod(cut)
     _scratch: torch.Tensor | None = None  # made when it is first needed
+    # int64 [rows], what each row of the last verify step drew; None where a kind draws otherwise.
+    row_tokens: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -230,6 +238,7 @@ class KeyedRejectionSampler(RejectionSampler):
         token_ids, row_tokens = self._verify(
             metadata, draft_probs, processed, sampling_metadata, layout
         )
+        self.row_tokens = row_tokens if self.config.is_coupled else None
         logprobs = None
         if wants_logprobs:
             source = raw if keep_raw else processed
