@@ -7,8 +7,10 @@ which decides everything. Ranks whose drafts vLLM ignores have no session, and s
 
 from __future__ import annotations
 
+import logging
 import pkgutil
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +41,10 @@ if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
     from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
     from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
+    from sam_rollout.integrations.vllm.trees.attachment import Trees
 
+
+logger = logging.getLogger(__name__)
 
 ROOMS = "sam_rollout.integrations.vllm"
 # Of a runner whose drafter is vLLM's own: ours beside it.
@@ -134,6 +139,7 @@ class SamProposer:
         self._late_binding: LateBinding | None = None  # where the engine schedules a step ahead
         self._with_output: WithOutput | None = None  # where drafts come with a step's output
         self._engine_drafter: EngineDrafter | None = None  # where vLLM runs a drafter of its own
+        self._trees: Trees | None = None  # where drafts are trees
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
         """There is no draft model; the runners for CPU and NPU call this unconditionally."""
@@ -165,12 +171,14 @@ class SamProposer:
         self._runner = model_runner
         for attached in (
             self._sampler_clock, self._scored, self._late_binding, self._with_output,
-            self._engine_drafter,
+            self._engine_drafter, self._trees,
         ):  # fmt: skip
             if attached is not None:
                 attached.detach()
         self._sampler_clock = self._scored = self._late_binding = self._with_output = None
-        self._engine_drafter = None
+        self._engine_drafter = self._trees = None
+        if self.config.draft_shape == "tree":
+            self._bind_trees(model_runner)
         if self.config.drafts_with_model:
             from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
 
@@ -201,6 +209,16 @@ class SamProposer:
             from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
 
             self._with_output = WithOutput(model_runner)
+
+    def _bind_trees(self, model_runner: Any) -> None:
+        """Prepare the runner for trees; drafts are chains where it cannot have them."""
+        from sam_rollout.integrations.vllm.trees.attachment import Trees, why_no_trees
+
+        if reason := why_no_trees(model_runner, self._vllm_config, self.config):
+            logger.warning("sam.draft_shape = chain: %s", reason)
+            self.config = replace(self.config, draft_shape="chain")
+        else:
+            self._trees = Trees(model_runner)
 
     def _new_session(self, record: bool) -> DraftSession:
         hooks: dict[str, Any] = {}
@@ -249,6 +267,8 @@ class SamProposer:
         sampled = np.fromiter(map(len, sampled_token_ids), np.int32, rows)
         request_ids = self._runner.input_batch.req_ids
         batch = self.session.step(request_ids, token_ids_cpu, num_tokens_no_spec[:rows], sampled)
+        if self._trees is not None:
+            self._trees.keep(request_ids, batch)
         if self._with_output is None:
             return batch.to_lists()
         self._with_output.drafts = batch.to_lists() if batch.pending else []

@@ -259,7 +259,7 @@ class KeyedRejectionSampler(RejectionSampler):
         drafts = metadata.draft_token_ids
         if sampling.all_greedy:
             row_tokens = logits.argmax(dim=-1)
-            return verify_coupled(layout, drafts, row_tokens), row_tokens
+            return self._keep(layout, drafts, row_tokens), row_tokens
         greedy = None if sampling.all_random else sampling.temperature == GREEDY_TEMPERATURE
         probabilities = logits.softmax(dim=-1, dtype=torch.float32)
         bits = self._rows.verify_bits(metadata.logits_indices, layout.request_of_row)
@@ -268,7 +268,7 @@ class KeyedRejectionSampler(RejectionSampler):
             if greedy is not None:
                 likeliest = logits.argmax(dim=-1)
                 row_tokens = torch.where(greedy[layout.request_of_row], likeliest, row_tokens)
-            return verify_coupled(layout, drafts, row_tokens), row_tokens
+            return self._keep(layout, drafts, row_tokens), row_tokens
         accept_bits = self._rows.verify_bits(
             metadata.logits_indices, layout.request_of_row, ACCEPT_STREAM
         )
@@ -286,6 +286,12 @@ class KeyedRejectionSampler(RejectionSampler):
         place = place - layout.first_row[layout.request_of_row]
         row_tokens = token_ids[layout.request_of_row, place].to(torch.int64)
         return token_ids, row_tokens.masked_fill(row_tokens == NO_TOKEN, 0)
+
+    def _keep(
+        self, layout: DraftLayout, drafts: torch.Tensor, row_tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """Keep the drafts that equal what their rows drew."""
+        return verify_coupled(layout, drafts, row_tokens)
 
     def _scratch_for(self, batch: int, probabilities: torch.Tensor) -> torch.Tensor:
         """Room for a row of probabilities per request, kept from step to step."""
