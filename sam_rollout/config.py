@@ -11,7 +11,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from sam_rollout.core.limits import MAX_DRAFT_TOKENS
+from sam_rollout.core.limits import MAX_DRAFT_TOKENS, MOST_STEP_TOKENS
 from sam_rollout.core.settings import NEVER_FOR_ROLLOUTS, ConfigError, Section, setting
 from sam_rollout.sources import SOURCES
 from sam_rollout.sources.support.responses import TextsConfig
@@ -124,17 +124,21 @@ class SamConfig(Section):
 
     The defaults are those of `sam=on` (docs/defaults.md); what was published is `ARTICLE`.
     `max_draft_tokens`: tokens drafted per request and step, bonus token not counted.
-    `draft_policy` `fixed`: that many. `confidence`: fewer, a draft ends where the next
-    token's chance to be accepted falls below `min_confidence`; chances are learned from what the
-    engine accepts. `pad_drafts`: whether drafts are filled up to k, so that steps keep the shape of
-    a captured graph; `auto`: where the engine's graphs need it. `scheduling` `auto`: the engine
-    schedules a step ahead where it can, and drafts are bound late; `sync`: it never does.
+    `draft_shape` `tree`: several continuations of a text at once, at most so many tokens a
+    request and `step_budget` of all requests together. `draft_policy` `fixed`: that many.
+    `confidence`: fewer, a draft ends where the next token's chance to be accepted falls below
+    `min_confidence`; chances are learned from what the engine accepts. `pad_drafts`: whether
+    drafts are filled up to k, so that steps keep the shape of a captured graph; `auto`: where
+    the engine's graphs need it. `scheduling` `auto`: the engine schedules a step ahead where it
+    can, and drafts are bound late; `sync`: it never does.
     """
 
     PATH: ClassVar[str] = "sam"
 
     enabled: bool = True
     max_draft_tokens: int = setting(8, minimum=1, maximum=MAX_DRAFT_TOKENS)
+    draft_shape: str = setting("chain", choices=("chain", "tree"))
+    step_budget: int = setting(128, minimum=1, maximum=MOST_STEP_TOKENS)
     draft_policy: str = setting("fixed", choices=("fixed", "confidence"))
     min_confidence: float = setting(0.12, minimum=0, maximum=1)
     pad_drafts: str = setting("auto", choices=("auto", "always", "never"))

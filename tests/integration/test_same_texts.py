@@ -180,6 +180,8 @@ def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
     assert counters.get("draft/model_failures", 0) == 0
     assert (counters.get("draft/model_tokens", 0) > 0) == side.sam.drafts_with_model
     drafted, accepted = drafts(report)
+    draws = counters.get("draft/draws_positions", 0)
+    assert (draws > 0) == (drafted > 0 and side.sam.sources.draws.enabled)
     assert 0 < accepted < drafted if "closed" not in name else drafted == 0
     if side.sam.gate == CLOSED:
         assert opened == {False}

@@ -74,6 +74,12 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
             f"sam.sources.run.{'when = always' if fits else 'enabled = false'}: an engine samples "
             f"up to {tokens:,} tokens per round, and {most:,} at most leave room for other steps"
         )
+    if sources.draws.enabled and not run.sampler.is_coupled:
+        sources = replace(sources, draws=replace(sources.draws, enabled=False))
+        lines.append(
+            f"sam.sources.draws.enabled = false: with rollout_sampler.kind = {run.sampler.kind} "
+            "positions have no random numbers of their own"
+        )
     prompt, texts = sources.prompt, run.sam.texts
     if prompt.enabled and prompt.earlier_steps and (reason := _none_serves_later(config, run)):
         prompt = replace(prompt, earlier_steps=False)

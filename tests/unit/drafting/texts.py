@@ -80,7 +80,7 @@ def draft_from(
     places, batch = np.full((1, rows, PLACE_WIDTH), -1, np.int64), DraftBatch(limits)
     source.locate(token_ids, num_tokens, np.ones(rows, bool), places[0])
     policy = DraftPolicy(SamConfig(max_draft_tokens=k), 1, limits)
-    policy.draft(places, np.full(rows, k, np.int32), batch.tokens, batch.columns)
+    policy.draft(places, np.full(rows, k, np.int32), batch)
     lengths = np.where(places[0, :, PLACE_KIND] == NOWHERE, 0, places[0, :, PLACE_LENGTH])
     drafts = [row[:count].tolist() for row, count in zip(batch.tokens, batch.counts, strict=True)]
     return list(zip(lengths.tolist(), drafts, strict=True))
@@ -91,7 +91,7 @@ def expected_draft(text: Sequence[int], k: int, like: SamDrafter | None = None) 
     config = SamConfig(max_draft_tokens=k, sources=sources_of("own"))
     drafter = SamDrafter(config, Limits(1, WIDTH))
     if like is not None:
-        for learned in ("_shares", "_weights"):
+        for learned in ("shares", "weights"):
             getattr(drafter._policy, learned)[:] = getattr(like._policy, learned)
     return step(drafter, {"a": text})["a"]
 

@@ -13,7 +13,7 @@ from sam_rollout.automaton.interface import (
 )
 from sam_rollout.config import GateConfig, SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources import UNKNOWN_VOCABULARY, Limits
+from sam_rollout.sources import UNKNOWN_VOCABULARY, Limits, Scored
 from sam_rollout.sources.recycling import SOURCE, RecyclingSourceConfig, TokenRecycling
 from tests.unit.drafting.texts import drive, int32, rows_of
 
@@ -41,7 +41,10 @@ def draft(drafter, *texts):
 
 
 def hear(listener, tokens, likeliest, widths=()):
-    listener.hear(int32(*tokens), int32(*likeliest), int32(*widths or [1] * len(tokens)))
+    widths = int32(*widths or [1] * len(tokens))
+    names = [f"request {row}" for row in range(len(widths))]
+    positions = np.zeros(len(tokens), np.int32)
+    listener.hear(Scored(names, widths, int32(*tokens), positions, int32(*likeliest), None))
 
 
 def test_what_fills_a_step_up_tells_nothing():

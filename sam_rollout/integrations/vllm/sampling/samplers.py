@@ -78,6 +78,12 @@ def shared_noise(model_runner: Any) -> KeyedTopKTopPSampler | None:
     return drawing if shares else None
 
 
+def keeps_draws(model_runner: Any) -> bool:
+    """Whether the runner's verify steps keep what every row drew (`row_tokens`)."""
+    verifying = getattr(model_runner, "rejection_sampler", None)
+    return isinstance(verifying, KeyedRejectionSampler) and verifying.config.is_coupled
+
+
 def installed_sampler(model_runner: Any) -> str:
     """Name the ``rollout_sampler.kind`` that is really installed, for the start-up check."""
     sampler = getattr(model_runner, "sampler", None)
@@ -188,6 +194,8 @@ class KeyedRejectionSampler(RejectionSampler):
 
     _cut = staticmethod(cut)
     _scratch: torch.Tensor | None = None  # made when it is first needed
+    # int64 [rows], what each row of the last verify step drew; None where a kind draws otherwise.
+    row_tokens: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -234,6 +242,7 @@ class KeyedRejectionSampler(RejectionSampler):
         token_ids, row_tokens = self._verify(
             metadata, draft_probs, processed, sampling_metadata, layout
         )
+        self.row_tokens = row_tokens if self.config.is_coupled else None
         logprobs = None
         if wants_logprobs:
             source = raw if keep_raw else processed
@@ -254,7 +263,7 @@ class KeyedRejectionSampler(RejectionSampler):
         drafts = metadata.draft_token_ids
         if sampling.all_greedy:
             row_tokens = logits.argmax(dim=-1)
-            return verify_coupled(layout, drafts, row_tokens), row_tokens
+            return self._keep(layout, drafts, row_tokens), row_tokens
         greedy = None if sampling.all_random else sampling.temperature == GREEDY_TEMPERATURE
         bits = self._rows.verify_bits(metadata.logits_indices, layout.request_of_row)
         if self.config.is_coupled:
@@ -262,7 +271,7 @@ class KeyedRejectionSampler(RejectionSampler):
             if greedy is not None:
                 likeliest = logits.argmax(dim=-1)
                 row_tokens = torch.where(greedy[layout.request_of_row], likeliest, row_tokens)
-            return verify_coupled(layout, drafts, row_tokens), row_tokens
+            return self._keep(layout, drafts, row_tokens), row_tokens
         probabilities = logits.softmax(dim=-1, dtype=torch.float32)
         accept_bits = self._rows.verify_bits(
             metadata.logits_indices, layout.request_of_row, ACCEPT_STREAM
@@ -281,6 +290,12 @@ class KeyedRejectionSampler(RejectionSampler):
         place = place - layout.first_row[layout.request_of_row]
         row_tokens = token_ids[layout.request_of_row, place].to(torch.int64)
         return token_ids, row_tokens.masked_fill(row_tokens == NO_TOKEN, 0)
+
+    def _keep(
+        self, layout: DraftLayout, drafts: torch.Tensor, row_tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """Keep the drafts that equal what their rows drew."""
+        return verify_coupled(layout, drafts, row_tokens)
 
     def _scratch_for(self, batch: int, probabilities: torch.Tensor) -> torch.Tensor:
         """Room for a row of probabilities per request, kept from step to step."""
