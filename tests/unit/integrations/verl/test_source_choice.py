@@ -136,7 +136,7 @@ def test_without_drafts_there_is_nothing_to_tell():
     assert run.sam.sources == check(composed()).sam.sources
 
 
-@pytest.mark.parametrize("kind", ["coupled", "coupled_gumbel", "stock", "vectorised"])
+@pytest.mark.parametrize("kind", ["coupled", "coupled_inversion", "stock", "vectorised"])
 def test_draws_need_a_coupled_sampler(kind):
     run = check(composed(f"rollout_sampler.kind={kind}"))
     told = [line for line in run.decisions if line.startswith("sam.sources.draws")]
