@@ -279,15 +279,13 @@ def vote(kind, address, state, length, first, tokens, classes, count):
             classes[count] = first + _class_of(state + 1, np.int64(1), certain, np.int64(0), 0)
             count += 1
         return count
-    if kind == FOLLOWERS:
-        if 0 <= state < length:
-            entry = live._int32_pointer(address + 8 * state)
-            if entry[FOLLOWER] >= 0:
-                tokens[count] = entry[FOLLOWER]
-                run = np.int64(entry[RUN])
-                classes[count] = first + _class_of(np.int64(1), run, float(run), np.int64(1), 0)
-                count += 1
-        return count
+    if kind == FOLLOWERS and 0 <= state < length:
+        entry = live._int32_pointer(address + 8 * state)
+        if entry[FOLLOWER] >= 0:
+            tokens[count] = entry[FOLLOWER]
+            run = np.int64(entry[RUN])
+            classes[count] = first + _class_of(np.int64(1), run, float(run), np.int64(1), 0)
+            count += 1
     if kind == DRAWN:
         entry = _drawn_at(address, state >> 1, length)
         if entry[DRAWN_POSITION] == state >> 1:
@@ -297,7 +295,6 @@ def vote(kind, address, state, length, first, tokens, classes, count):
             votes = distance * (1 - 1 / again)
             classes[count] = first + _class_of(np.int64(1), distance, votes, state & 1, 0)
             count += 1
-        return count
     return count
 
 

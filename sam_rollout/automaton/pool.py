@@ -66,15 +66,10 @@ class AutomatonPool:
     Args:
         max_link_updates: suffix links along which is noted, per token, how the text went on. A
             larger number finds later places of short suffixes and counts them more completely, at
-            that many memory accesses.
-
-    Raises:
-        ValueError: an argument is out of range.
+            that many memory accesses; at least 1.
     """
 
     def __init__(self, *, max_link_updates: int = MAX_LINK_UPDATES) -> None:
-        if max_link_updates < 1:
-            raise ValueError(f"max_link_updates must be at least 1, got {max_link_updates}")
         kernels.warm_up()
         self._max_link_updates = max_link_updates
         self._automata = Rows("automaton", kernels.AUTOMATON_WIDTH)

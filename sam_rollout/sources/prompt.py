@@ -189,6 +189,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
     def _take_over(self, key: GroupKey, reading: Future[Seed | None]) -> None:
         """Let a prompt's requests draft from its earlier responses."""
         if (error := reading.exception()) is not None:
+            self._forget_ended(key)
             return self._responses.fail(error)
         seed = reading.result()
         self._counts["missing" if seed is None else "found"] += 1

@@ -79,7 +79,6 @@ class TextStore:
         self._segment: BinaryIO | None = None
         self._written = 0  # bytes of the own segment
         self._check = TextCheck(folder, vocab_size)
-        self._damaged: set[str] = set()  # closed segments whose rest is no record
         self._step = -1  # that was read for last
 
     @property
@@ -140,7 +139,6 @@ class TextStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         segments = self._segments()
         gone = self._read_up_to.keys() - segments.keys()
-        self._damaged -= gone
         for stem in gone:
             del self._read_up_to[stem]
         if gone:
@@ -233,9 +231,9 @@ class TextStore:
                 place = _Place(step, stem, offset, tokens)
                 self._note(group, place)
                 offset = end
-            if offset < size and path.suffix == CLOSED and stem not in self._damaged:
-                self._damaged.add(stem)
+            if offset < size and path.suffix == CLOSED:
                 self._check.damaged(path.name)
+                offset = size  # it grows no more
         self._read_up_to[stem] = offset
 
     def _note(self, group: bytes, place: _Place) -> None:

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sam_rollout.core.limits import Limits
+from sam_rollout.config import SourcesConfig
 from sam_rollout.core.settings import ConfigError
 from sam_rollout.sources import UNKNOWN_VOCABULARY, check_sources
 from sam_rollout.sources.run import RunSourceConfig, check_corpus
 from sam_rollout.sources.support.corpus import read_corpus
-from tests.unit.drafting.texts import counter, identity, step
+from tests.unit.drafting.texts import counter, drafter_of, identity, step
 from tests.unit.sources.test_run import continued, ended, make_drafter
 
 TEXT = np.random.default_rng(0).permutation(1000).tolist()
@@ -79,13 +79,7 @@ def test_the_most_tokens_follow_from_the_memory(tmp_path):
         check_corpus(RunSourceConfig(corpus=short), UNKNOWN_VOCABULARY)
     assert RunSourceConfig().most_tokens_of_successor == 3 << 20
     with pytest.raises(ConfigError, match="the model has 1"):
-        check_sources(make_config(path), 1)
-
-
-def make_config(path):
-    from sam_rollout.config import SourcesConfig
-
-    return SourcesConfig(run=RunSourceConfig(corpus=path))
+        check_sources(SourcesConfig(run=RunSourceConfig(corpus=path)), 1)
 
 
 def test_a_run_drafts_from_it_until_it_has_written_enough_itself(tmp_path):
@@ -106,9 +100,5 @@ def test_a_run_drafts_from_it_until_it_has_written_enough_itself(tmp_path):
 
 
 def test_a_corpus_switches_the_source_on_outside_a_run(tmp_path):
-    from sam_rollout.config import SamConfig, SourcesConfig
-    from sam_rollout.drafting.drafter import SamDrafter
-
-    run = RunSourceConfig(corpus=write_lines(tmp_path / "a.jsonl", TEXT))
-    drafter = SamDrafter(SamConfig(sources=SourcesConfig(run=run)), Limits(8, 1 << 16))
+    drafter = drafter_of("own", run={"corpus": write_lines(tmp_path / "a.jsonl", TEXT)})
     assert "run" in [source.name for source in drafter.sources]
