@@ -122,7 +122,9 @@ class OnlineHead:
         self._credit_s = min(self._credit_s, max(seconds, self._least_s)) + seconds
         good, found = None, {"updates": 0.0}
         try:
-            agreed = self._agree(self._credit_s - self._spent_s >= self._least_s, device)
+            problem, self.problem = self.problem, None
+            has_time = self._credit_s - self._spent_s >= self._least_s
+            agreed = self._peers.agree(has_time, problem, device)
             started_s = time.perf_counter()  # without the wait for others
             if agreed:
                 learner = self._begin(find_policy, device)
@@ -156,13 +158,6 @@ class OnlineHead:
             "buffer_bytes": float(self.buffer.nbytes),
             "failures": float(failures),
         }
-
-    def _agree(self, there_is_time: bool, device: torch.device) -> bool:
-        """Whether all processes have time; raises in all where one could not keep windows."""
-        problem, self.problem = self.problem, None
-        self._peers.check(problem, device)
-        late = torch.tensor([float(not there_is_time)], device=device)
-        return not self._peers.sum(late).item()
 
     def _begin(self, find_policy: Callable[[Peers], Policy], device: torch.device) -> Learner:
         """Bring everything to the device; in all processes, or in none."""
@@ -217,9 +212,7 @@ class OnlineHead:
             spent_s = self._spent_s + time.perf_counter() - started_s
             more = not losses or spent_s + self._update_s <= self._credit_s
             # All go on, or none: not where one has failed, has no time, or nothing to learn from.
-            self._peers.check(problem, device)
-            stop = torch.tensor([float(not more or not samples)], device=device)
-            if self._peers.sum(stop).item():
+            if not self._peers.agree(more and bool(samples), problem, device):
                 break
             began_s = time.perf_counter()
             chosen = self._rng.choices(samples, k=self.settings.batch)

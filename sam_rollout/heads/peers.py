@@ -57,6 +57,11 @@ class Peers:
         if problem is not None:
             raise problem
 
+    def agree(self, mine: bool, problem: Exception | None, device: torch.device) -> bool:
+        """Whether all processes say yes; where one has met a problem, as `check`."""
+        self.check(problem, device)
+        return not self.sum(torch.tensor([float(not mine)], device=device)).item()
+
     def attempt(self, work: Callable[[], T], device: torch.device) -> T:
         """Do something of this process's own; it has failed in all where it failed in one.
 

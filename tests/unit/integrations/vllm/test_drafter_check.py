@@ -8,6 +8,8 @@ import pytest
 
 from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import ConfigError, SamConfig, SourcesConfig
+from sam_rollout.heads import read_head
+from sam_rollout.heads.checkpoint import LLAMA
 from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, engine_arguments
 from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter
 from sam_rollout.integrations.vllm.scheduling.scheduler_choice import settle_for_model
@@ -28,6 +30,10 @@ def section(path=HEAD, method="eagle3", **options) -> ModelSourceConfig:
 def test_the_shipped_head_belongs_to_the_shipped_model():
     check_drafter(section(), SIZES)
     check_drafter(section(POLICY, "draft_model"), SIZES)
+    head = read_head(HEAD)
+    assert head.shape.architecture == LLAMA, "the only kind that vLLM-Ascend takes"
+    assert head.shape.draft_vocabulary == SIZES["vocab_size"] and head.parameters < 5e5
+    assert not head.own_policy_weights and head.base_model
 
 
 def test_a_small_model_shares_the_vocabulary_and_no_other_size():
