@@ -51,11 +51,6 @@ class Both:
             }
         )
 
-    def means(self, name: str) -> pd.DataFrame:
-        """Means over the runs of a side, columns base and sam."""
-        every = self.every(name)
-        return pd.DataFrame({side: every[side].mean(axis=1) for side in SIDES})
-
     def sides(self, *names: str) -> list[Sides]:
         """Values of metrics over the steps of which every run knows all of them."""
         frames = [self.every(name) for name in names]
