@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from sam_rollout.core.json_values import measured
 from sam_rollout.core.statistics import Estimate, Gain, Sides, difference, gain
@@ -115,22 +114,14 @@ class QuantityRow(Row):
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two sides next to each other, over the training steps that all their runs have.
+class Comparison(Both):
+    """Two sides next to each other, over the training steps that all their runs have."""
 
-    `series` maps the keys of `TIMES` and `QUANTITIES` to frames with columns base and sam, means
-    over runs, index training step.
-    """
-
-    base: list[Run]
-    sam: list[Run]
-    steps: list[int]
     skipped: list[int]
     findings: list[Finding]
     times: list[TimeRow]
     quantities: list[QuantityRow]
     lossless: Losslessness
-    series: dict[str, pd.DataFrame]
 
     @property
     def fair(self) -> bool | None:
@@ -183,10 +174,6 @@ class Comparison:
                 "times": [asdict(row) for row in self.times],
                 "quantities": [asdict(row) for row in self.quantities],
                 "lossless": asdict(self.lossless),
-                "series": {
-                    key: {"base": list(frame["base"]), "sam": list(frame["sam"])}
-                    for key, frame in self.series.items()
-                },
             }
         )
 
@@ -213,23 +200,18 @@ def compare_folders(
             f"{len(skipped)} skipped"
         )
     both = Both(base_runs, sam_runs, steps)
-    times = [(kind, name) for kind in TIMES if (name := both.first(kind.names))]
     kinds = (*QUANTITIES, *map(_held_out, held_out_names(both.names())))
-    quantities = [(kind, name) for kind in kinds if (name := both.first(kind.names))]
     lossless = losslessness(both)
-    shown = [(kind.key, name) for kind, name in times]
-    shown += [(kind.key, name) for kind, name in quantities]
-    found = fairness.findings(both, lossless)
+    findings = fairness.findings(both, lossless)
     return Comparison(
         base=base_runs,
         sam=sam_runs,
         steps=steps,
         skipped=skipped,
-        findings=sorted(found, key=lambda one: fairness.SEVERITIES.index(one.severity)),
-        times=[_time_row(kind, name, both) for kind, name in times],
-        quantities=[_quantity_row(kind, name, both) for kind, name in quantities],
+        findings=sorted(findings, key=lambda one: fairness.SEVERITIES.index(one.severity)),
+        times=[row for kind in TIMES if (row := _time_row(kind, both))],
+        quantities=[found for kind in kinds if (found := _quantity_row(kind, both))],
         lossless=lossless,
-        series={key: both.means(name) for key, name in shown},
     )
 
 
@@ -245,7 +227,9 @@ def _row(kind: Compared, name: str, values: Sides) -> dict[str, Any]:
     return vars(row)
 
 
-def _time_row(kind: Compared, name: str, both: Both) -> TimeRow:
+def _time_row(kind: Compared, both: Both) -> TimeRow | None:
+    if (name := both.first(kind.names)) is None:
+        return None
     (values,) = both.sides(name)
     spent, tokens = both.first(kind.spent), both.first(kind.tokens)
     equal = gain(*both.sides(spent, tokens)) if spent and tokens else None
@@ -257,7 +241,9 @@ def _time_row(kind: Compared, name: str, both: Both) -> TimeRow:
     )
 
 
-def _quantity_row(kind: Compared, name: str, both: Both) -> QuantityRow:
+def _quantity_row(kind: Compared, both: Both) -> QuantityRow | None:
+    if (name := both.first(kind.names)) is None:
+        return None
     (values,) = both.sides(name)
     return QuantityRow(**_row(kind, name, values), difference=difference(values))
 

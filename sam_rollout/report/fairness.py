@@ -15,7 +15,7 @@ import pandas as pd
 from scipy import stats
 
 from sam_rollout.report.lossless import Losslessness
-from sam_rollout.report.pairing import SIDES, Both, common_steps, response_tokens, whole_steps
+from sam_rollout.report.pairing import SIDES, Both, whole_steps
 from sam_rollout.report.run_differences import ABSENT, run_differences
 from sam_rollout.report.runs import Run
 from sam_rollout.telemetry.records import value_at
@@ -52,12 +52,14 @@ class Case(Both):
     @cached_property
     def whole(self) -> list[int]:
         """The steps of which every run kept all its requests."""
-        return common_steps(self.runs, self.steps)
+        whole = (set(whole_steps(run, run.requests, self.steps)) for run in self.runs)
+        return sorted(set.intersection(*whole))
 
     @cached_property
     def lengths(self) -> list[np.ndarray]:
         """Response lengths of BASE and of SAM over the whole steps, tokens [responses]."""
-        return [response_tokens(runs, self.whole) for runs in (self.base, self.sam)]
+        sides = (pd.concat([run.requests for run in runs]) for runs in (self.base, self.sam))
+        return [rows["response_tokens"][rows["step"].isin(self.whole)].to_numpy() for rows in sides]
 
     def means_of(self, *names: str) -> list[tuple[float, float]]:
         """Mean of each metric in BASE and in SAM, over the steps of which every run knows all.

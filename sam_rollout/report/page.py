@@ -38,7 +38,6 @@ def render_page(comparison: Comparison) -> str:
         tables=tables(comparison),
         sections=SECTIONS,
         charts=page_charts.charts(comparison),
-        runs=[*comparison.base, *comparison.sam],
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
 

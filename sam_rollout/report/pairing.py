@@ -7,7 +7,6 @@ what is not there must not be told as a difference.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from sam_rollout.core.statistics import Sides
@@ -51,11 +50,6 @@ class Both:
             }
         )
 
-    def means(self, name: str) -> pd.DataFrame:
-        """Means over the runs of a side, columns base and sam."""
-        every = self.every(name)
-        return pd.DataFrame({side: every[side].mean(axis=1) for side in SIDES})
-
     def sides(self, *names: str) -> list[Sides]:
         """Values of metrics over the steps of which every run knows all of them."""
         frames = [self.every(name) for name in names]
@@ -78,16 +72,3 @@ def whole_steps(run: Run, rows: pd.DataFrame, steps: list[int]) -> list[int]:
     if _REPLICAS in run.steps:
         whole &= replicas >= run.steps[_REPLICAS].reindex(steps)  # false where that is NaN
     return [step for step in steps if whole[step]]
-
-
-def common_steps(runs: list[Run], steps: list[int]) -> list[int]:
-    """The steps of which every run kept whole records of its requests."""
-    whole = [set(whole_steps(run, run.requests, steps)) for run in runs]
-    return sorted(set.intersection(*whole))
-
-
-def response_tokens(runs: list[Run], steps: list[int]) -> np.ndarray:
-    """The response lengths of all runs in these steps, tokens [responses]."""
-    tables = [run.requests for run in runs]
-    rows = [table[table["step"].isin(steps)] for table in tables]
-    return np.concatenate([table["response_tokens"].to_numpy() for table in rows])

@@ -261,15 +261,11 @@ class RunFolder:
         Raises RunFolderError if the folder or run.json is missing or unreadable, VersionError if
         another version wrote it.
         """
-        if not self.path.is_dir():
-            raise RunFolderError(
-                f"no folder {self.path}: expected a run folder with sam/run.json and "
-                "sam/train_steps.jsonl"
-            )
         first = self.root / "run.json"
         if not first.is_file():
             raise RunFolderError(
-                f"no file {first}: expected there what the run was (config, seeds, versions)"
+                f"no file {first}: expected a run folder, and there what the run was (config, "
+                "seeds, versions)"
             )
         return [_read_info(path) for path in [first, *_numbered(self.root, "run", "json")]]
 

@@ -90,7 +90,8 @@ def test_folders_without_a_run_are_named(pair, tmp_path):
         return one_line_error(run_cli("compare", pair[0], "--with", pair[1]))
 
     line = one_line_error(run_cli("compare", pair[0], "--with", tmp_path / "nowhere"))
-    assert line.startswith(f"sam-rollout: no folder {tmp_path / 'nowhere'}: expected ")
+    missing = tmp_path / "nowhere" / "sam" / "run.json"
+    assert line.startswith(f"sam-rollout: no file {missing}: expected a run folder")
     steps = pair[0] / "sam" / "train_steps.jsonl"
     steps.write_text("")
     assert error() == f"sam-rollout: {steps}: expected at least one training step"

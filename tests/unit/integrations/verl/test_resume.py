@@ -151,7 +151,7 @@ def test_checkpoints_of_a_run_in_another_folder_are_not_resumed(tmp_path):
     checkpoint(tmp_path / "checkpoints", 40, at(2))
     check(composed("sam=off", f"run_dir={tmp_path}/off", shared, RESUME))
     command = ("sam=on", f"run_dir={tmp_path}/on", shared, RESUME)
-    with pytest.raises(ConfigError, match=r"^trainer\.default_local_dir = .*no folder"):
+    with pytest.raises(ConfigError, match=r"^trainer\.default_local_dir = .*no file"):
         check(composed(*command))
     left_by(tmp_path / "on", at(3), "sam=on", shared)
     with pytest.raises(ConfigError, match="is later than the checkpoint"):
