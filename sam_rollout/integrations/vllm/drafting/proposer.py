@@ -228,7 +228,10 @@ class SamProposer:
         likeliest = self.config.sources.recycling.enabled
         drawn = self.config.sources.draws.enabled and keeps_draws(self._runner)
         if likeliest or drawn:
-            self._scored = ScoredPositions(self._runner, likeliest=likeliest, drawn=drawn)
+            options = {} if self._trees is None else {"row_parents": self._trees.row_parents}
+            self._scored = ScoredPositions(
+                self._runner, likeliest=likeliest, drawn=drawn, **options
+            )
             hooks["heard"] = self._scored.take
         if self._engine_drafter is not None:
             hooks["made"] = self._engine_drafter.take
