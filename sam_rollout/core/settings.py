@@ -37,7 +37,7 @@ class ConfigError(ValueError):
 NEVER_FOR_ROLLOUTS = {
     "coupled_gumbel": "it is rollout_sampler=coupled now",
     "arbitrage": "keeps steps of a draft model and so changes what is sampled; it is for "
-    "evaluating checkpoints and making data: python -m recipes.arbitrage (docs/arbitrage.md)"
+    "evaluating checkpoints and making data: python -m recipes.arbitrage (docs/arbitrage.md)",
 }
 
 # Keys that there were -> what takes their place.

@@ -31,6 +31,7 @@ class SamDrafter:
         limits: of the engine.
 
     Attributes:
+        shape: of its drafts, as `sam.draft_shape`.
         batch: the drafts in flight.
         sources: in the order of the registry.
         responses: what requests write, for sources that ask who a request is.
@@ -53,7 +54,8 @@ class SamDrafter:
         self._limits = limits = limits._replace(k=config.max_draft_tokens)
         self.responses = Responses(limits, config.texts)
         self.sources = make_sources(config.sources, limits, self.responses)
-        policy = TreePolicy if config.draft_shape == "tree" else DraftPolicy
+        self.shape = config.draft_shape
+        policy = TreePolicy if self.shape == "tree" else DraftPolicy
         self._policy = policy(config, len(self.sources), limits)
         self.batch = DraftBatch(limits)
         self._identities: dict[str, RequestIdentity] = {}

@@ -337,9 +337,11 @@ def _grow(
             out_tokens[i, node - 1], out_parents[i, node - 1] = token, parent - 1
             chances[i, node - 1] = chance
             nodes[i, 1, node] = nodes[i, 1, parent] + 1
-            counts[i] += chance >= least
-            held_back[i] += chance < least
-            drafted += chance >= least
+            # What is handed over comes first, in the order of the row.
+            is_drafted = held_back[i] == 0 and chance >= least
+            counts[i] += is_drafted
+            held_back[i] += not is_drafted
+            drafted += is_drafted
             total += 1
             nearest = max(nearest, _NEAR * chance)
             if node < budget[i] and total < step_budget:

@@ -54,6 +54,9 @@ class Scored(NamedTuple):
     widths: Int32Array
     tokens: Int32Array  # int32[N], the token at each position
     positions: Int32Array  # int32[N], place of the next token in its text
+    # int32[N], which of the text's positions each one follows, -1 for its first; in a chain the one
+    # before.
+    parents: Int32Array
     likeliest: Int32Array | None  # int32[N], what the model held likeliest next, where asked for
     drawn: Int32Array | None  # int32[N], what was drawn next, negative where that is not known
 

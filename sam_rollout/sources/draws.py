@@ -92,7 +92,10 @@ class PositionDraws(Source):
         if scored.request_ids != self._bound:
             known = [self._row_of.get(request_id, -1) for request_id in scored.request_ids]
             rows = np.array(known, np.int64)
-        self._note(scored.tokens, scored.positions, scored.drawn, scored.widths, rows, self._table)
+        self._note(
+            scored.tokens, scored.positions, scored.parents, scored.drawn, scored.widths, rows,
+            self._table,
+        )  # fmt: skip
         self._heard += len(scored.drawn)
 
     def locate(

@@ -29,7 +29,11 @@ def scored(*steps):
         tokens += [text[-1], *draft]
         positions += range(len(text), len(text) + len(draws))
         drawn += draws
-    return Scored(names, int32(*widths), int32(*tokens), int32(*positions), None, int32(*drawn))
+    parents = [place - 1 for width in widths for place in range(width)]
+    return Scored(
+        names, int32(*widths), int32(*tokens), int32(*positions), int32(*parents), None,
+        int32(*drawn),
+    )  # fmt: skip
 
 
 def draft(drafter, texts, heard=None):
@@ -57,6 +61,18 @@ def test_the_newest_draw_of_a_position_counts():
     assert draft(drafter, {"a": [1, 2]}, heard) == [[3, 4, 5]]
     heard = scored(("a", [1, 2], [3, 4, 5], [8, 3, 6, 7]))
     assert draft(drafter, {"a": [1, 2, 8]}, heard) == [[3, 6, 7]]
+
+
+def test_draws_of_a_tree_are_of_their_depth():
+    drafter = drafter_of("draws")
+    # After 1: 2 and 3, which was drawn; 4 after 2, 5 after 3; 6 after 5. 7 was drawn after 3.
+    parents, depths = int32(-1, 0, 0, 1, 2, 4), [0, 1, 1, 2, 2, 3]
+    heard = Scored(
+        ["a"], int32(6), int32(1, 2, 3, 4, 5, 6), int32(*(1 + depth for depth in depths)), parents,
+        None, int32(3, 8, 7, 11, 12, 13),
+    )  # fmt: skip
+    # Of the two that drew for the position after 7, the one after 2 and 4 was likelier.
+    assert draft(drafter, {"a": [1, 3, 7]}, heard) == [[11, 13]]
 
 
 def test_nothing_is_left_where_every_draft_token_was_right():
@@ -96,7 +112,7 @@ def test_tokens_that_were_not_drawn_are_passed_over():
     heard = scored(("a", [1], [9, 9, 9], [2, -1, 3, VOCABULARY]))
     assert draft(drafter, {"a": [1, 2]}, heard) == [[]]
     assert draft(drafter, {"a": [1, 2, 5]}) == [[3]], "and one outside the vocabulary ends a draft"
-    drafter.hear(Scored(["a"], int32(1), int32(1), int32(1), int32(2), None))
+    drafter.hear(Scored(["a"], int32(1), int32(1), int32(1), int32(-1), int32(2), None))
     assert drafter.counters()["draft/draws_positions"] == 4
 
 

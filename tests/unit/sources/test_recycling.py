@@ -39,7 +39,8 @@ def hear(listener, tokens, likeliest, widths=()):
     widths = int32(*widths or [1] * len(tokens))
     names = [f"request {row}" for row in range(len(widths))]
     positions = np.zeros(len(tokens), np.int32)
-    listener.hear(Scored(names, widths, int32(*tokens), positions, int32(*likeliest), None))
+    likeliest = int32(*likeliest)
+    listener.hear(Scored(names, widths, int32(*tokens), positions, positions, likeliest, None))
 
 
 def test_what_fills_a_step_up_tells_nothing():

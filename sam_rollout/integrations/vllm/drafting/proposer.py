@@ -59,9 +59,14 @@ def is_output_rank() -> bool:
 
 
 class RunnerRequests:
-    """What a model runner of vLLM knows of its requests."""
+    """What a model runner of vLLM knows of its requests.
 
-    def __init__(self, runner: Any) -> None:
+    Args:
+        runner: vLLM's.
+        trees: whether their drafts are trees.
+    """
+
+    def __init__(self, runner: Any, trees: bool = False) -> None:
         from vllm.v1.structured_output import StructuredOutputManager
 
         self._runner = runner
@@ -69,7 +74,9 @@ class RunnerRequests:
         # middle of a step (vLLM 0.23, 0.24), it never sees what followed the end of thinking there;
         # whether a request thinks is not asked.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
-        self._no_grammars = getattr(runner, "use_async_scheduling", False) or not begins
+        ahead = getattr(runner, "use_async_scheduling", False)
+        self._no_grammars = ahead or trees or not begins
+        self._trees = trees
 
     @property
     def live(self) -> Collection[str]:
@@ -90,8 +97,11 @@ class RunnerRequests:
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
         if sampling is None:
             return False
+        # Grammars and budgets of thinking take a request's draft tokens for one text.
         has_grammar = self._no_grammars and sampling.structured_outputs is not None
-        return has_grammar or bool((sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY))
+        thinks = self._trees and getattr(sampling, "thinking_token_budget", None) is not None
+        asks = bool((sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY))
+        return has_grammar or thinks or asks
 
 
 class SamProposer:
@@ -228,7 +238,10 @@ class SamProposer:
         likeliest = self.config.sources.recycling.enabled
         drawn = self.config.sources.draws.enabled and keeps_draws(self._runner)
         if likeliest or drawn:
-            self._scored = ScoredPositions(self._runner, likeliest=likeliest, drawn=drawn)
+            options = {} if self._trees is None else {"row_parents": self._trees.row_parents}
+            self._scored = ScoredPositions(
+                self._runner, likeliest=likeliest, drawn=drawn, **options
+            )
             hooks["heard"] = self._scored.take
         if self._engine_drafter is not None:
             hooks["made"] = self._engine_drafter.take
@@ -236,7 +249,7 @@ class SamProposer:
             hooks["made_after"] = 3 if has_places(self._vllm_config) else 1
         return DraftSession(
             self.config,
-            RunnerRequests(self._runner),
+            RunnerRequests(self._runner, trees=self._trees is not None),
             self._limits,
             exchange=self.exchange,
             record=record,

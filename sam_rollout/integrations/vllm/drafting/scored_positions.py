@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ class _Step(NamedTuple):
 
     request_ids: list[str]
     widths: np.ndarray  # int32[requests]
+    parents: np.ndarray  # int32[N], as in `Scored`
     columns: torch.Tensor  # int32[2 to 4, N]: tokens, positions, and what was asked for
     there: Any  # an event; None on a CPU
 
@@ -38,14 +40,23 @@ class ScoredPositions:
     Args:
         runner: vLLM's; its `_sample` is wrapped.
         likeliest: whether the likeliest token of each position is wanted.
+        row_parents: tells the nodes that rows of a step with trees follow; None where all drafts
+            are chains.
         drawn: whether the token that was drawn there is wanted; the runner's sampler keeps it
             (`KeyedRejectionSampler.row_tokens`). Steps without drafts tell none.
     """
 
-    def __init__(self, runner: Any, *, likeliest: bool, drawn: bool) -> None:
+    def __init__(
+        self,
+        runner: Any,
+        *,
+        likeliest: bool,
+        drawn: bool,
+        row_parents: Callable[[], np.ndarray | None] = lambda: None,
+    ) -> None:
         self._runner = runner
         self._sample = runner._sample
-        self._likeliest, self._drawn = likeliest, drawn
+        self._likeliest, self._drawn, self._row_parents = likeliest, drawn, row_parents
         self._wanted = True
         self._steps: deque[_Step] = deque(maxlen=_MOST_STEPS)
         runner._sample = self._noting
@@ -92,7 +103,12 @@ class ScoredPositions:
             table = table.to("cpu", non_blocking=True)
             there = torch.Event()
             there.record()
-        self._steps.append(_Step(request_ids, widths, table, there))
+        parents = self._row_parents()
+        if parents is None:
+            starts = np.cumsum(widths) - widths
+            parents = np.arange(-1, len(rows) - 1, dtype=np.int32)
+            parents -= np.repeat(starts, widths).astype(np.int32)
+        self._steps.append(_Step(request_ids, widths, parents, table, there))
 
     def take(self, wanted: bool) -> Scored | None:
         """What steps that are on the host told.
@@ -108,12 +124,14 @@ class ScoredPositions:
             return None
         request_ids = [request_id for step in found for request_id in step.request_ids]
         widths = np.concatenate([step.widths for step in found])
+        parents = np.concatenate([step.parents for step in found])
         tokens, positions, *asked = np.concatenate([step.columns.numpy() for step in found], axis=1)
         return Scored(
             request_ids,
             widths,
             tokens,
             positions,
+            parents,
             asked[0] if self._likeliest else None,
             asked[-1] if self._drawn else None,
         )

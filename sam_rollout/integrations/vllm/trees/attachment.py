@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.vllm.sampling.samplers import keeps_draws
 from sam_rollout.integrations.vllm.trees.step_trees import TreeKeeper
@@ -61,6 +63,10 @@ class Trees:
             self._sampler, self._keeper, self._attention.accept
         )
         self.keep = self._keeper.keep
+
+    def row_parents(self) -> np.ndarray | None:
+        """As `StepTrees.row_parents`; None where the step at hand has chains alone."""
+        return None if self._keeper.step is None else self._keeper.step.row_parents
 
     def detach(self) -> None:
         """Give the runner back what it had."""

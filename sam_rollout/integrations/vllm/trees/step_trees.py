@@ -23,6 +23,13 @@ class StepTrees(NamedTuple):
     first: np.ndarray  # int32 [B], place of the last known token among the step's tokens
     branching: np.ndarray  # int64, rows whose tokens are no chain
 
+    @property
+    def row_parents(self) -> np.ndarray:
+        """int32 [rows], the node that each row's token follows, -1 for last known tokens."""
+        roots = np.full((len(self.counts), 1), -1, np.int32)
+        nodes = np.concatenate([roots, self.parents], axis=1)
+        return nodes[np.arange(nodes.shape[1]) <= self.counts[:, None]]
+
 
 @kernel(INT32, INT32_2D, INT32_2D, INT32_2D, written(types.boolean, 3), INT32)
 def _shape(counts, token_parents, parents, depths, ancestors, branches):

@@ -98,9 +98,7 @@ def test_what_of_megatron_a_head_cannot_learn_from_ends_the_run(name, value, all
         check(config)
 
 
-@pytest.mark.parametrize(
-    "preset", ["qwen3_8b_cuda", "qwen3_32b_910c", "qwen3_235b_910c"]
-)
+@pytest.mark.parametrize("preset", ["qwen3_8b_cuda", "qwen3_32b_910c", "qwen3_235b_910c"])
 def test_presets_train_a_head_of_their_own(preset):
     config = changed(f"experiment={preset}", "sam=trained", f"{MODEL}.path=''")
     run = check(config)

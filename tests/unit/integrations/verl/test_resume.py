@@ -59,8 +59,11 @@ RESUME = "trainer.resume_mode=auto"
         ("sam=matched", "sam=on", "sam.gate.kind: closed there, auto here"),
         ("sam=on", "sam=off", "sam.enabled: True there, False here"),
         ("sam.max_draft_tokens=2", "sam=on", "sam.max_draft_tokens: 2 there, 8 here"),
-        ("rollout_sampler=stock", "rollout_sampler=coupled", "kind: stock there, coupled here; "
-         "coupling: none there, gumbel here"),
+        (
+            "rollout_sampler=stock",
+            "rollout_sampler=coupled",
+            "kind: stock there, coupled here; coupling: none there, gumbel here",
+        ),
         *(
             (f"{field}={one}", f"{field}={other}", f"{field}: {one} there, {other} here")
             for field, one, other in (
