@@ -2,7 +2,8 @@
 
 import pytest
 
-from sam_rollout.config import GateConfig, SamConfig
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
+from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm.trees.cpu_attention import CpuTreeAttention
 from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper
 from tests.integration.responses import generate, texts
@@ -19,7 +20,7 @@ def rollout(make_engine, prompts):
 
     def run(sam):
         if sam not in engines:
-            engines[sam] = make_engine(sam)
+            engines[sam] = make_engine(sam, **engine_arguments(sam, RolloutSamplerConfig()))
         return texts(generate(engines[sam], prompts[:6], 2, max_tokens=80))
 
     return run

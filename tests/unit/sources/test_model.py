@@ -113,7 +113,7 @@ def test_how_certain_the_model_was_counts():
         if len(text) > MAX_LENGTH - 4:
             break
     policy = drafter._policy
-    shares = policy._shares[1] / policy._shares[0]
+    shares = policy.shares[1] / policy.shares[0]
     assert shares.max() > 0.9 and shares.min() < 0.2
 
 

@@ -77,9 +77,21 @@ class TreeKeeper:
         self._runner.__dict__.pop("_prepare_inputs", None)
 
     def keep(self, request_ids: list[str], batch: DraftBatch) -> None:
-        """Keep the shape of the drafts that are proposed now."""
-        self._row_of = {request_id: row for row, request_id in enumerate(request_ids)}
-        self._parents = batch.parents[: len(request_ids)].copy()
+        """Keep the shape of the drafts that are proposed now.
+
+        Where a step has no room for a request, its drafts wait for a later one.
+        """
+        rows, live = len(request_ids), self._runner.requests
+        row_of = {request_id: row for row, request_id in enumerate(request_ids)}
+        waiting = [name for name in self._row_of if name not in row_of and name in live]
+        parents = batch.parents[:rows]
+        if waiting:
+            others = self._parents[[self._row_of[name] for name in waiting]]
+            row_of |= {name: rows + n for n, name in enumerate(waiting)}
+            self._parents = np.concatenate([parents, others])
+        else:
+            self._parents = parents.copy()
+        self._row_of = row_of
 
     def _preparing(self, scheduler_output: Any, num_scheduled: np.ndarray) -> Any:
         prepared = self._prepare_inputs(scheduler_output, num_scheduled)
