@@ -68,7 +68,6 @@ def test_engine_steps_keep_values_and_types():
         "drafted_per_source": [6, 0, 0, 0],
         "accepted_per_source": [3, 0, 0, 0],
         "sampler_us": 40.0,
-        "telemetry_us": 2.5,
     }
     table = engine_steps(engine_step(**told), engine_step())
     assert table.schema == ENGINE_STEPS

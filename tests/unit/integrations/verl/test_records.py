@@ -19,7 +19,7 @@ from sam_rollout.telemetry.records import DraftNote, RunFolder, RunInfo
 from sam_rollout.telemetry.schema import declared
 
 STEP, RESPONSES = 3, 4
-NOTE = DraftNote(gate_open=True, drafter_us=40.0, draft_budget=3, sampler_us=20.0, telemetry_us=2.0)
+NOTE = DraftNote(gate_open=True, drafter_us=40.0, draft_budget=3, sampler_us=20.0)
 COUNTS = 2, 6, 1, 2, 3
 BATCH = None  # nothing looks at it where neither drafter nor dump asks for counts
 
