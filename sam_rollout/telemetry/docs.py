@@ -35,22 +35,6 @@ A name with a placeholder stands for several: `<k>` a draft position, `<lo>` a l
 `<source>` a draft source. What is not here is in the [tables](#tables-in-the-run-folder).
 """
 
-_VERLS_OWN = """\
-# verl's own names
-
-verl declares two metrics of speculation and leaves them out for any drafter but a model's. In runs
-with drafts they are filled by verl's own rule, over the responses that the step trains on:
-`rollout/spec_accept_rate`, the mean over responses of accepted / drafted tokens, and
-`rollout/spec_accept_length`, the mean over responses of 1 + accepted tokens / verify steps. Both
-count a response that never drafted as 0. So with a gate they mostly say how many responses got as
-far as drafting; `sam/draft/acceptance_length` is the figure to compare with others'. Responses
-whose records were lost are left out.
-
-With `trainer.rollout_data_dir` each response in verl's dump has `spec_num_draft_tokens`,
-`spec_num_accepted_tokens`, `spec_num_verify_steps` and `generation_s` beside its text, all null
-where the response's records were lost.
-"""
-
 _TABLES_INTRODUCTION = """\
 # Tables in the run folder
 
@@ -92,7 +76,7 @@ def render() -> str:
         ]
         heading = f"## {rows[0][0].strip('`').rpartition('/')[0]}\n\n{meaning}\n"
         parts.append(f"{heading}\n{_table(('name', 'unit', 'meaning', 'aggregation'), rows)}")
-    parts += [_VERLS_OWN, _TABLES_INTRODUCTION]
+    parts.append(_TABLES_INTRODUCTION)
     for name, (schema, _) in TABLES.items():
         parts.append(f"## {name}\n\n{_table(('column', 'type', 'meaning'), _columns(schema))}")
     return "\n".join(parts)
