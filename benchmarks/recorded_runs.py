@@ -23,7 +23,6 @@ TABLES = ("engine_steps", "requests")
 # Decimals kept: durations are what is added up, times of day put rows in order.
 DECIMALS = {
     "time_s": 2, "start_s": 2, "end_s": 2, "duration_s": 4, "drafter_us": 0, "sampler_us": 0,
-    "telemetry_us": 0,
 }  # fmt: skip
 # An absolute path inside a value, but no host (hdfs://data/x) and no part of another path.
 MACHINE_PATH = re.compile(

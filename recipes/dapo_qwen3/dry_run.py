@@ -157,7 +157,7 @@ def _speculation_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> 
     sam, tail = run.sam.to_mapping(), {"tail threshold": run.telemetry.tail_threshold}
     if not run.sam.enabled:
         return {"sam.enabled": "false", **tail}
-    kept = draft_texts(config, run).bytes_of(run.sam.sources)
+    kept = draft_texts(config, run).bytes_of(run.sam)
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in kept.items())
     rows = {
         "sam.enabled": "true",

@@ -43,22 +43,17 @@ class Bookkeeping:
         self._notes: list[tuple[Any, ...]] = []
         self._sampler_us = sampler_us
         self._record = record
-        self._spent_ns = 0  # on the ledger in the step under way
 
     def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
         """Follow a changed batch; return the requests that have ended."""
-        started_ns = time.perf_counter_ns()
         ended = self.ledger.follow(request_ids, live)
         if not self._record:
             self.ledger.drain()  # nobody will: keep totals of ended requests from piling up
-        self._spent_ns += time.perf_counter_ns() - started_ns
         return ended
 
     def book(self, step: EngineStep, *, drafted: bool) -> None:
         """Add up what became of a step's drafts; `drafted`: anything was to be verified."""
-        started_ns = time.perf_counter_ns()
         self.ledger.book(step.verified, step.num_tokens, drafted=drafted)
-        self._spent_ns += time.perf_counter_ns() - started_ns
 
     def end(self, started_ns: int, offered: np.ndarray | None, budget: int) -> None:
         """End the session's part of a step, which began at `started_ns`.
@@ -68,11 +63,10 @@ class Bookkeeping:
             offered: bool[B], rows that may draft; None for none.
             budget: draft tokens.
         """
-        records_from_ns = time.perf_counter_ns() - self._spent_ns
         self.ledger.offer(offered)
         if self._record and not self.failures:
             try:
-                self._note(started_ns, records_from_ns, budget)
+                self._note(started_ns, budget)
             except Exception:
                 self.failures += 1
                 self._notes = []  # no half of a note is handed over
@@ -81,18 +75,12 @@ class Bookkeeping:
                     "drafting goes on.",
                     exc_info=True,
                 )
-        self._spent_ns = 0
 
-    def _note(self, started_ns: int, records_from_ns: int, budget: int) -> None:
+    def _note(self, started_ns: int, budget: int) -> None:
         """Note a step that ends now, as cheap as a tuple."""
         time_s, sums, sampler_us = time.monotonic(), self.ledger.step.tobytes(), self._sampler_us()
-        now_ns = time.perf_counter_ns()
-        drafter_us, telemetry_us = (now_ns - started_ns) / 1000, (now_ns - records_from_ns) / 1000
-        self._notes.append((time_s, budget > 0, budget, drafter_us, sampler_us, telemetry_us, sums))
-
-    def end_training_step(self) -> None:
-        """What was spent since the last engine step is part of none."""
-        self._spent_ns = 0
+        drafter_us = (time.perf_counter_ns() - started_ns) / 1000
+        self._notes.append((time_s, budget > 0, budget, drafter_us, sampler_us, sums))
 
     def drain(self) -> dict[str, Any]:
         """See `DraftSession.drain`; `counters` are those of the ledger."""
@@ -112,9 +100,7 @@ class Bookkeeping:
         notes, self._notes = self._notes, []
         if not notes:
             return {name: [] for name in ("noted_s", *NOTE_COLUMNS)}
-        noted_s, gate_open, budget, drafter_us, sampler_us, telemetry_us, verified = zip(
-            *notes, strict=True
-        )
+        noted_s, gate_open, budget, drafter_us, sampler_us, verified = zip(*notes, strict=True)
         sums = np.frombuffer(b"".join(verified), np.int64).reshape(len(notes), -1)
         by_source = np.zeros((2, len(notes), len(NAMES)), np.int64)
         width = len(self._places)
@@ -127,7 +113,6 @@ class Bookkeeping:
             "draft_budget": budget,
             "drafter_us": drafter_us,
             "sampler_us": sampler_us,
-            "telemetry_us": telemetry_us,
             "draft_requests": sums[:, REQUESTS].tolist(),
             "draft_tokens": sums[:, TOKENS].tolist(),
             "accepted_tokens": sums[:, KEPT].tolist(),

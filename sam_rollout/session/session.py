@@ -315,7 +315,6 @@ class DraftSession:
         # The training step's last requests have ended, too, and nobody asked for drafts since.
         live = self._requests.live
         self._follow(drafter, [one for one in self._request_ids if one in live])
-        self._books.end_training_step()
         self._made.end_step()
         drafter.end_step()
 

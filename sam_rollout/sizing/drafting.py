@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from sam_rollout.config import SourcesConfig
+from sam_rollout.config import SamConfig
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
-from sam_rollout.sources.support.responses import TextsConfig
-
-EARLIER_RESPONSES = TextsConfig().max_responses_per_prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +59,15 @@ class DraftTexts:
         """All responses of the engine that gets most."""
         return self.shared.per_engine * self.response_tokens
 
-    def bytes_of(self, sources: SourcesConfig) -> dict[str, int]:
+    def bytes_of(self, sam: SamConfig) -> dict[str, int]:
         """Most bytes of each enabled source that grows, in one engine: what it may have at most."""
+        sources = sam.sources
         running = min(self.shared.per_engine, self.shared.max_num_seqs)
         shared = self.response_tokens_of_engine
         if sources.prompt.earlier_steps:
             # Siblings are spread over engines: each may run a response to any prompt.
-            shared += min(self.shared.prompts, running) * EARLIER_RESPONSES * self.response_tokens
+            earlier = sam.texts.max_responses_per_prompt * self.response_tokens
+            shared += min(self.shared.prompts, running) * earlier
         text = self.prompt_tokens + self.response_tokens
         needed = {
             "own": (running * text * LIVE_BYTES_PER_TOKEN, sources.own.max_bytes),

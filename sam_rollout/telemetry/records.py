@@ -90,7 +90,6 @@ class DraftNote:
         "kernels, and waiting for the device where a sampler does; null: no drafter",
         None,
     )
-    telemetry_us: float = column(pa.float32(), "time spent on taking this record, us", 0.0)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -742,7 +742,6 @@ VERL_ROLLOUT: Table = {
         "TokenOutput.token_ids": "what generate returns",
         "TokenOutput.stop_reason": "what generate returns",
         "TokenOutput.num_preempted": "what generate returns",
-        "TokenOutput.extra_fields": "what generate returns",
     },
     "workers.rollout.base:_ROLLOUT_REGISTRY": (
         "private: (name, 'async') -> class path of the training side's adapter",
@@ -792,15 +791,8 @@ VERL_TRAINER: Table = {
         "PPOTrainer._build_replay_buffer()": "makes our sampler from custom_sampler.{path,name}",
         "PPOTrainer._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)":
             "overridden: the last place where all metrics of a step are known",
-        "PPOTrainer._dump_generations(inputs, outputs, gts, scores, reward_extra_infos_dict, "
-        "dump_path)":
-            "overridden: adds columns to the dump of trainer.rollout_data_dir",
         "PPOTrainer.on_validate_begin()": "overridden: verl's loggers are there and not yet used",
         "PPOTrainer.on_train_begin()": "overridden: likewise, without validation before training",
-        "PPOTrainer._log_rollout_data": (
-            "calls _dump_generations by name, with the rows' keys as uid",
-            "self._dump_generations(inputs=inputs",
-            "reward_extra_infos_dict = {'uid': [batch.keys[i] for i in sorted_indices]}"),
         "PPOTrainer.fit(agent_loop_manager)": (
             "overridden: the wandb run is made before verl's loggers, which are then guarded",
             "self.logger = Tracking(",
@@ -819,14 +811,6 @@ VERL_TRAINER: Table = {
             "overridden: drains the engines' records into _pending_sync_metrics",
         "PPOTrainerSync.on_step_end()": "overridden: ends the step's drafting state",
     },
-    "trainer.ppo.ray_trainer:"
-    "compute_spec_decode_metrics(spec_drafts, spec_accepts, spec_verifies)": (
-        "rollout/spec_accept_rate and rollout/spec_accept_length, by verl's rule",
-        "'rollout/spec_accept_rate'",
-        "'rollout/spec_accept_length'"),
-    "experimental.agent_loop.single_turn_agent_loop:SingleTurnAgentLoop.run": (
-        "a response's extra fields reach TransferQueue: the request's id is among them",
-        "extra_fields=output.extra_fields"),
     "utils.tracking": {
         "Tracking.__init__": (
             "wandb.init without reinit returns the run that is there; loggers are replaced by name",

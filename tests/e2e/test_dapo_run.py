@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -40,7 +39,7 @@ def _assert_recorded(run, metrics: dict[str, float], step: int) -> None:
     assert len(siblings) == metrics["sam/rounds/generated_groups"]
 
 
-def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
+def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
     run = train(
         "sam=joined",
         # Of 64 requests: shut while all of them run, open for most of the rollout.
@@ -50,7 +49,6 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
         "trainer.test_freq=3",
         "rollout_telemetry.progress=on",
         "rollout_telemetry.curve_every=1",
-        f"trainer.rollout_data_dir={tmp_path}/rollout_data",
         "trainer.logger=[console,tensorboard,wandb,file]",
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls="
         "tests.e2e.breaking_extension.BreakingExtension",
@@ -68,9 +66,6 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train, tmp_path):
     assert 1 < steps[1]["sam/draft/acceptance_length"] < 9
     assert 0 < steps[1]["sam/gate/open_share"] < 1
     assert steps[3]["sam/draft/drafted_tokens"] == 0
-    assert 0 < steps[1]["rollout/spec_accept_rate"] < 1
-    dumped = (tmp_path / "rollout_data" / "1.jsonl").read_text().splitlines()
-    assert sum(json.loads(line)["spec_num_draft_tokens"] for line in dumped) > 0
     assert re.search(r"rollout: \d+ finished, \d+ running", run.log)
     # Validation is recorded, apart from training.
     assert steps[3]["sam_val/engine/generation_tokens"] > 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -60,11 +61,25 @@ def settled(config: DictConfig) -> RunConfig:
     """
     run = read_run_config(config)
     layout = check_layout(config)
-    if run.sam.enabled:
-        check_sources(run.sam.sources, layout.shape.vocab)
     check_drafter_belongs(config, run.sam, layout.shape)
     check_head_training(config, run.sam, layout.shape)
     return settle_sources(config, run)
+
+
+def _check_source_files(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
+    """Read what enabled sources draft from.
+
+    Raises:
+        NotHereError: The corpus is not on this machine.
+        ConfigError: It cannot be read, or holds what is not to be drafted.
+    """
+    source = run.sam.sources.run
+    if run.sam.enabled:
+        if source.enabled and source.corpus and not Path(source.corpus).exists():
+            raise NotHereError(f"{source.PATH}.corpus", source.corpus, "there is no such file")
+        check_sources(run.sam.sources, check_layout(config).shape.vocab)
+        if source.enabled and source.corpus:
+            yield Fact(f"corpus {source.corpus}")
 
 
 def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
@@ -142,6 +157,7 @@ SETTINGS = (
     RunCheck("resume", check_resume),
 )
 FILES = (
+    RunCheck("draft sources", _check_source_files),
     RunCheck("model", lambda config, _run: check_model(config)),
     RunCheck("reward", check_reward),
     RunCheck("agent loop", lambda config, _run: check_agent_loops(config)),

@@ -12,9 +12,6 @@ from sam_rollout.core.identity import RequestIdentity, group_of
 from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder, on_this_clock
 from sam_rollout.telemetry.records import RequestRecord, RequestTotals, TraceRecord, table_of
 
-# Of a response's extra fields: its id here, by which the trainer finds its counts.
-REQUEST_ID_FIELD = "sam_request_id"
-
 
 @dataclass
 class ReplicaRecords:
@@ -26,7 +23,6 @@ class ReplicaRecords:
     replica: int
     engine_steps: pa.Table
     requests: pa.Table
-    request_ids: list[str]  # of the rows of `requests`
     traces: pa.Table | None
     drafter_counters: dict[str, float]
 
@@ -110,7 +106,6 @@ def join_records(
             RequestRecord,
             (one.record(place, totals.get(one.request_id, RequestTotals())) for one in finished),
         ),
-        request_ids=[one.request_id for one in finished],
         traces=table_of(TraceRecord, (one.trace(place) for one in finished)) if traced else None,
         drafter_counters=session["counters"] if session else {},
     )

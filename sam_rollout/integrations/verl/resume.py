@@ -20,8 +20,14 @@ from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.core.json_values import encode
 from sam_rollout.integrations.verl.check_results import Fact, Note, hold
 from sam_rollout.integrations.verl.run_config import plain
-from sam_rollout.integrations.verl.translation import translate
-from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
+from sam_rollout.integrations.verl.translation import ASKED_SAM, translate
+from sam_rollout.telemetry.records import (
+    ASKED,
+    RunFolder,
+    RunFolderError,
+    RunInfo,
+    value_at,
+)
 
 # With another value of these it is another run.
 IDENTITY = (
@@ -38,6 +44,7 @@ IDENTITY = (
 NOT_TRAINING = (
     "run_dir",
     "sam",
+    ASKED,
     "compare",
     "environment",
     "ray_kwargs",
@@ -114,14 +121,16 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     there = dict(_leaves(encode(writer.config), writer.config["run_dir"]))
     here = dict(_leaves(encode(plain(translated)), str(Path(config.run_dir).absolute())))
     changed = {
-        path: f"{path}: {value} there, {here[path]} here"
+        path: f"{path.removeprefix(f'{ASKED}.')}: {value} there, {here[path]} here"
         for path, value in there.items()
         # Other versions know other settings.
         if value is not None and here.get(path, value) != value
     }
     # Without drafts on a side, the group's other settings do nothing there.
-    both_draft = there.get("sam.enabled") and here["sam.enabled"]
-    identity = (*IDENTITY, "sam" if both_draft else "sam.enabled")
+    # As typed: the number of epochs, say, decides some. Older versions kept what came of it alone.
+    sam = ASKED_SAM if value_at(writer.config, ASKED_SAM) else "sam"
+    both_draft = there.get(f"{sam}.enabled") and here[f"{sam}.enabled"]
+    identity = (*IDENTITY, sam if both_draft else f"{sam}.enabled")
     if differences := [said for path, said in changed.items() if _is_below(path, identity)]:
         raise ConfigError(
             "run_dir",

@@ -30,7 +30,6 @@ from sam_rollout.integrations.verl.drafter_probe import DrafterProbe, needs_prob
 from sam_rollout.integrations.verl.failures import DeadPartError, describe
 from sam_rollout.integrations.verl.registered_names import ROLLOUT_NAME
 from sam_rollout.integrations.verl.replica_records import (
-    REQUEST_ID_FIELD,
     FinishedRequest,
     Place,
     ReplicaRecords,
@@ -192,7 +191,6 @@ class SamHttpServer(vLLMHttpServer):
                 finish_reason=str(output.stop_reason),
             )
         )
-        output.extra_fields[REQUEST_ID_FIELD] = request_id
         return output
 
     async def share_texts(self, servers: Mapping[int, Any]) -> None:

@@ -11,12 +11,10 @@ from numbers import Real
 from typing import Any
 
 import pyarrow as pa
-from transfer_queue import KVBatchMeta
 
 from sam_rollout.config import RunConfig
 from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.verl.replica_records import ReplicaRecords
-from sam_rollout.integrations.verl.response_counts import ResponseBook
 from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
@@ -31,11 +29,9 @@ class StepRecords:
     Args:
         run: Our settings.
         folder: The run's; nothing else writes there what steps bring.
-        dumped: Whether verl dumps what it trains on.
     """
 
-    def __init__(self, run: RunConfig, folder: RunFolder, *, dumped: bool) -> None:
-        self.responses = ResponseBook(dumped=dumped)
+    def __init__(self, run: RunConfig, folder: RunFolder) -> None:
         self._folder, self._tail_threshold = folder, run.telemetry.tail_threshold
         path = run.compare.baseline_run
         self._baseline = Baseline(path, _earlier_steps(folder)) if path else None
@@ -65,8 +61,6 @@ class StepRecords:
             self._folder.write("requests", records.replica, records.requests)
             if records.traces is not None:
                 self._folder.write("traces", records.replica, records.traces)
-        if split == TRAIN_SPLIT:
-            self.responses.note(replicas)
         return aggregate(
             tables,
             [records.requests for records in replicas],
@@ -81,23 +75,14 @@ class StepRecords:
         return [records.engine_steps for records in self._reports]
 
     def complete(
-        self,
-        step: int,
-        metrics: dict[str, Any],
-        batch: KVBatchMeta,
-        alert: Callable[[str, str], None],
+        self, step: int, metrics: dict[str, Any], alert: Callable[[str, str], None]
     ) -> None:
         """Add to a training step's metrics.
 
         Args:
             metrics: verl's and our aggregates.
-            batch: What was trained on.
             alert: Is told what the sentinel finds, as title and text.
         """
-        metrics |= _attempt(
-            lambda: self.responses.metrics(batch),
-            "verl's metrics of speculation are left out.",
-        )
         if (baseline := self._baseline) is not None:
             metrics |= _attempt(
                 lambda: baseline.metrics(step, metrics),

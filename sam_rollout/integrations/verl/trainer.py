@@ -57,8 +57,7 @@ class SamTrainerSync(PPOTrainerSync):
         folder = RunFolder(config.run_dir)
         self._run_info = collect_run_info(config, self._run.sam)
         folder.write_start(self._run_info)
-        dumped = bool(config.trainer.get("rollout_data_dir", None))
-        self._records = StepRecords(self._run, folder, dumped=dumped)
+        self._records = StepRecords(self._run, folder)
         self._curve_logger: CurveLogger | None = None
         self._trains_head = self._run.sam.enabled and self._run.sam.sources.model.trains
 
@@ -205,7 +204,7 @@ class SamTrainerSync(PPOTrainerSync):
         if self._trains_head:
             self._step_s = metrics["timing_s/step"]
             metrics[metric_name(TRAIN_SPLIT, "head_training/share")] = self._head_s / self._step_s
-        self._records.complete(self.global_steps, metrics, batch, self._alert)
+        self._records.complete(self.global_steps, metrics, self._alert)
         self._log_curve()
         self._records.write(self.global_steps, metrics)
 
@@ -220,14 +219,6 @@ class SamTrainerSync(PPOTrainerSync):
         if self._curve_logger and every and self.global_steps % every == 0:
             title = f"{self._run_info.label}, training step {self.global_steps}"
             self._curve_logger.log(self._records.engine_steps, title, self.global_steps)
-
-    def _dump_generations(self, *, reward_extra_infos_dict: dict, dump_path: str, **kwargs) -> None:
-        if dump_path == self.config.trainer.get("rollout_data_dir", None):
-            columns = self._records.responses.columns(reward_extra_infos_dict["uid"])
-            reward_extra_infos_dict = reward_extra_infos_dict | columns
-        super()._dump_generations(
-            reward_extra_infos_dict=reward_extra_infos_dict, dump_path=dump_path, **kwargs
-        )
 
     def _drain(self, split: str) -> dict[str, float]:
         """Move records from replicas to the run folder; returns the step's aggregates."""

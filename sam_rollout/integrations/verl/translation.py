@@ -12,9 +12,11 @@ from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.graphs import SIZES, capture_sizes
 from sam_rollout.integrations.verl.model_drafter import with_first_head
 from sam_rollout.integrations.verl.registered_names import SAMPLER_MODULE
+from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from sam_rollout.telemetry.records import ASKED
 
+ASKED_SAM = f"{ASKED}.sam"
 SAMPLER_CLASSES = {
     "rounds": "RoundsReplayBuffer",
     "refill": "RefillReplayBuffer",
@@ -25,7 +27,10 @@ SAMPLER_CLASSES = {
 
 def translate(config: DictConfig, run: RunConfig) -> None:
     """Fill verl's and vLLM's fields of a checked configuration, in place."""
+    typed = read_run_config(config).sam.to_mapping()
     with open_dict(config):
+        # A run that is resumed is held against these: what is settled follows from other settings.
+        OmegaConf.update(config, ASKED_SAM, typed, force_add=True)
         config.sam = run.sam.to_mapping()
         config.compare = run.compare.to_mapping()
         config.coupling = run.sampler.coupling

@@ -419,8 +419,6 @@ def test_steps_tell_budget_and_sources():
     # The third token is the drafted one, too: the engine seems to have cut the drafts short.
     assert steps["drafted_per_source"] == [[], by_source(own=4)]
     assert steps["accepted_per_source"] == [[], by_source(own=4)]
-    both = zip(steps["telemetry_us"], steps["drafter_us"], strict=True)
-    assert all(0 < telemetry_us < drafter_us for telemetry_us, drafter_us in both)
     engine.step("a", "b")
     engine.step("a", "b", sampled=2)
     assert engine.drain()["steps"]["accepted_per_source"] == [[], by_source(own=2)]

@@ -6,6 +6,7 @@ import pytest
 
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.sizing import DraftTexts, RolloutRound
+from sam_rollout.sources.support.responses import TextsConfig
 
 # 96 prompts x 16 responses on 4 engines of 128 requests.
 ROUND = RolloutRound(prompts=96, siblings=16, engines=4, max_num_seqs=128)
@@ -13,23 +14,24 @@ TEXTS = DraftTexts(ROUND, prompt_tokens=100, response_tokens=1000)
 
 
 def test_each_source_has_what_its_texts_need():
-    sources = sources_of("own", "prompt")
+    texts = TextsConfig(max_responses_per_prompt=5)
+    sam = SamConfig(sources=sources_of("own", "prompt"), texts=texts)
     assert TEXTS.response_tokens_of_engine == 384 * 1000
-    assert TEXTS.bytes_of(sources) == {
+    assert TEXTS.bytes_of(sam) == {
         "own": 128 * 1100 * 60,
-        "prompt": (384 + 96 * 16) * 1000 * 60,
+        "prompt": (384 + 96 * 5) * 1000 * 60,
     }
 
 
 def test_what_a_run_shares_grows_to_its_limit():
-    sources = sources_of("run")
-    assert TEXTS.bytes_of(sources) == {"run": sources.run.max_bytes}
+    sam = SamConfig(sources=sources_of("run"))
+    assert TEXTS.bytes_of(sam) == {"run": sam.sources.run.max_bytes}
 
 
 def test_no_source_takes_more_than_it_may():
     long = replace(TEXTS, response_tokens=1_000_000)
     sources = SamConfig().sources
-    assert long.bytes_of(sources) == {
+    assert long.bytes_of(SamConfig()) == {
         "own": sources.own.max_bytes,
         "prompt": sources.prompt.max_bytes,
         "run": sources.run.max_bytes,

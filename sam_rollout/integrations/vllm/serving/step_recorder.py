@@ -55,7 +55,6 @@ class EngineStepRecorder(StatLoggerBase):
         """Called by vLLM once per engine step."""
         if scheduler_stats is None:
             return
-        started_ns = time.perf_counter_ns()
         now = time.monotonic()
         spec = scheduler_stats.spec_decoding_stats
         record = StepRecord(
@@ -72,7 +71,6 @@ class EngineStepRecorder(StatLoggerBase):
             accepted_per_position=tuple(spec.num_accepted_tokens_per_pos) if spec else (),
             **_requests_and_tokens(iteration_stats),
         )
-        record.telemetry_us = (time.perf_counter_ns() - started_ns) / 1000
         self._records.append(record)
         self._totals.add(record)
         idle = record.running == 0 and record.waiting == 0
@@ -169,10 +167,8 @@ def _join(records: list[StepRecord], session_steps: dict[str, list]) -> None:
     statistics, which know no such difference, give way to it.
     """
     for record, note in zip(records, _notes(records, session_steps), strict=True):
-        telemetry_us = record.telemetry_us + note.telemetry_us
         for name in NOTE_COLUMNS:
             setattr(record, name, getattr(note, name))
-        record.telemetry_us = telemetry_us
 
 
 def _notes(records: list[StepRecord], session_steps: dict[str, list]) -> Iterator[DraftNote]:

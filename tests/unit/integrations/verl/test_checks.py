@@ -7,6 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl import checks
 from tests.settings_checks import check
 from tests.unit.test_configs import composed as composed_anew
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
@@ -41,7 +42,6 @@ BAD = [
     "sam.max_draft_tokens=0",
     "sam.max_draft_tokens=many",
     "+sam.gate.treshold=3",
-    "sam.sources.run.corpus=/nowhere/a.jsonl",
     "+rollout_telemetry.record_trace=true",
     "rollout_telemetry.progress=log",
     f"{ROLLOUT}.max_model_len=1152",
@@ -118,10 +118,16 @@ def test_what_is_allowed_passes_in_silence(overrides, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_corpus_of_a_larger_vocabulary_is_refused_before_anything_starts(tmp_path):
-    (tmp_path / "a.jsonl").write_text("[1, 2]\n[3, 1000000]\n")
+def test_a_corpus_is_read_before_anything_starts_and_may_be_elsewhere_in_a_plan(tmp_path, capsys):
+    config, corpus = composed(f"sam.sources.run.corpus={tmp_path}/a.jsonl"), tmp_path / "a.jsonl"
+    sources = checks.FILES[:1]
+    with pytest.raises(ConfigError, match=r"^sam\.sources\.run\.corpus = .*no such file"):
+        checks.check(config, sources)
+    checks.check(config, sources, planned=True)
+    assert "Note: not on this machine: sam.sources.run.corpus" in capsys.readouterr().out
+    corpus.write_text("[1, 2]\n[3, 1000000]\n")
     with pytest.raises(ConfigError, match="ids from 3 to 1000000; the model has"):
-        check(composed(f"sam.sources.run.corpus={tmp_path}/a.jsonl"))
+        checks.check(config, sources, planned=True)
 
 
 VALIDATION = f"{ROLLOUT}.val_kwargs"

@@ -112,6 +112,18 @@ def test_a_run_is_resumed_with_its_own_settings(begun, overrides):
         check(composed("sam=off", where, RESUME))
 
 
+EARLIER = "sam.sources.prompt.earlier_steps=true"
+
+
+@pytest.mark.parametrize("setting", ["trainer.total_epochs", "trainer.nnodes"])
+def test_what_other_settings_decide_of_the_drafts_makes_no_other_run(begun, setting):
+    """More epochs let earlier responses serve, more nodes let several steps fit."""
+    command = ("sam=on", EARLIER, "sam.sources.run.max_bytes=8000000")
+    first, then = (composed(*command, f"{setting}={count}") for count in (1, 2))
+    assert check(first).sam != check(then).sam
+    check(composed(*command, f"{setting}=2", begun(*command, f"{setting}=1"), RESUME))
+
+
 def test_settings_may_change_while_there_is_no_checkpoint(tmp_path):
     """A run that ended in its first step left run.json, and nothing to go on from."""
     left_by(tmp_path, at(1), "sam=on", "sam.gate.threshold=8")

@@ -73,7 +73,7 @@ def test_the_baseline_differs_by_the_drafter_alone():
     inside = f"{ENGINE}.additional_config.sam_rollout"
     speculative = {path for path in on if path.startswith(f"{ENGINE}.speculative_config.")}
     assert len(speculative) == 3
-    assert set(differing(on, off)) - speculative == {"sam.enabled", inside}
+    assert set(differing(on, off)) - speculative == {"sam.enabled", "asked.sam.enabled", inside}
 
 
 @pytest.mark.parametrize("experiment", ["tiny_cpu", "article_32b_graph", "qwen3_32b_cuda"])

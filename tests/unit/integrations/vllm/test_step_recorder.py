@@ -17,18 +17,12 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.looks_ns = 0
 
     def monotonic(self) -> float:
         return self.now_s
 
     def time(self) -> float:
         return self.now_s + UNIX_OFFSET_S
-
-    def perf_counter_ns(self) -> int:
-        """Every look at it takes 2 us."""
-        self.looks_ns += 2000
-        return self.looks_ns
 
 
 @pytest.fixture
@@ -45,7 +39,7 @@ def drained(recorder, session_steps=None, split="train"):
 
 def note(*, gate_open: bool = True, drafter_us: float = 5.0, **columns) -> DraftNote:
     """A session's note, of a step that verified no draft unless `columns` say otherwise."""
-    default = {"draft_budget": 3 if gate_open else 0, "sampler_us": 50.0, "telemetry_us": 3.0}
+    default = {"draft_budget": 3 if gate_open else 0, "sampler_us": 50.0}
     return DraftNote(gate_open=gate_open, drafter_us=drafter_us, **default | columns)
 
 
@@ -97,7 +91,7 @@ def test_columns_come_from_the_engines_statistics(clock):
     expected = engine_step(
         step=4, replica=1, time_s=102.0 + UNIX_OFFSET_S, duration_s=2.0, scheduled=4, running=5,
         waiting=2, prompt_tokens=7, generation_tokens=1, draft_requests=2, draft_tokens=6,
-        accepted_tokens=3, accepted_per_position=[2, 1, 0], telemetry_us=2.0,
+        accepted_tokens=3, accepted_per_position=[2, 1, 0],
     )  # fmt: skip
     assert drained(recorder) == engine_steps(expected).to_pylist()
 
@@ -145,7 +139,6 @@ def test_a_step_without_drafter_is_no_open_gate(clock):
     assert [row["draft_budget"] for row in rows] == [0, 3]
     assert [row["sampler_us"] for row in rows] == [None, 50.0]
     assert [row["accepted_per_source"] for row in rows] == [[], [4, 0, 0, 0]]
-    assert [row["telemetry_us"] for row in rows] == [2.0, 5.0], "both sides' time"
 
 
 def test_progress_is_what_happened_since_the_last_drain(clock):
