@@ -41,8 +41,8 @@ Records up to 2026-11-25 keep the samplers' names of their time: `coupled` drew 
 RECORDS = (
     "rollout_tiny_cpu", "rollout_models_tiny_cpu", "compare_tiny_cpu", "learning_tiny_cpu",
     "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu", "operators_tiny_cpu",
-    "sampler", "exactness", "drafter", "gate", "device_idle", "model_drafts_tiny_cpu",
-    "head_training_tiny_cpu", "head_online_tiny_cpu",
+    "sampler", "exactness", "drafter", "draft_trees", "gate", "device_idle",
+    "model_drafts_tiny_cpu", "head_training_tiny_cpu", "head_online_tiny_cpu",
 )  # fmt: skip
 
 
