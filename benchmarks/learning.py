@@ -21,8 +21,7 @@ from scipy import stats
 from benchmarks.measuring import parser, write_record
 from benchmarks.training_run import train
 from sam_rollout.bench.machine_record import machine
-from sam_rollout.report.run_readers import load_run
-from sam_rollout.report.runs import held_out_names
+from sam_rollout.report.runs import held_out_names, load_run
 
 HELD_OUT = 128
 WINDOW = 5  # steps at either end that are averaged; also the width of the running mean

@@ -12,7 +12,7 @@ head that is shipped beside the tiny model.
 
 Then the ways of drafting with a head's distribution q for a target's p, over the texts of the first
 round, each position with the tokens before it given: the likeliest token of q, a token drawn with
-the noise that draws the target's (`coupled_gumbel`), one drawn with noise of its own, and what
+the noise that draws the target's (`coupled`), one drawn with noise of its own, and what
 rejection sampling with q accepts, 1 - TV(p, q).
 """
 
@@ -129,17 +129,17 @@ def ways_to_draft(seed: int) -> list[dict[str, float]]:
     places = torch.arange(len(target))
     bits, others = (keyed_bits(torch.full_like(places, key), places) for key in (1, 2))
     for temperature in TEMPERATURES:
-        p = (target.log() / temperature).softmax(-1)
-        q = (logits / temperature).softmax(-1)
-        drawn = draw_gumbel(p, bits)
+        target_logits, draft_logits = target.log() / temperature, logits / temperature
+        p, q = target_logits.softmax(-1), draft_logits.softmax(-1)
+        drawn = draw_gumbel(target_logits, bits)
         kept = torch.minimum(p, q).sum(-1).mean()
         rows.append(
             {
                 "temperature": temperature,
                 "positions": len(p),
                 "likeliest": float((q.argmax(-1) == drawn).double().mean()),
-                "shared noise": float((draw_gumbel(q, bits) == drawn).double().mean()),
-                "own noise": float((draw_gumbel(q, others) == drawn).double().mean()),
+                "shared noise": float((draw_gumbel(draft_logits, bits) == drawn).double().mean()),
+                "own noise": float((draw_gumbel(draft_logits, others) == drawn).double().mean()),
                 "1 - TV": float(kept),
             }
         )

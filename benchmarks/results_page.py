@@ -31,15 +31,18 @@ INTRODUCTION = """# Results
 
 Every table is written from a record under `benchmarks/results` by `python -m
 benchmarks.results_page`; the command above a table makes its record again. All of it ran on two
-shared CPU cores with the tiny Qwen3: what is shown is that the road works and where time goes.
-Nothing here predicts a cluster; no GPU and no NPU was used."""
+shared CPU cores with the tiny Qwen3, unless a section names another model: what is shown is that
+the road works and where time goes. Nothing here predicts a cluster; no GPU and no NPU was used.
+
+Records up to 2026-11-25 keep the samplers' names of their time: `coupled` drew by inversion
+(`coupled_inversion` now), `coupled_gumbel` with Gumbel noise (`coupled` now)."""
 
 # Records below benchmarks/results in the order of their sections.
 RECORDS = (
     "rollout_tiny_cpu", "rollout_models_tiny_cpu", "compare_tiny_cpu", "learning_tiny_cpu",
     "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu", "operators_tiny_cpu",
-    "sampler", "drafter", "gate", "device_idle", "model_drafts_tiny_cpu", "head_training_tiny_cpu",
-    "head_online_tiny_cpu",
+    "sampler", "exactness", "drafter", "gate", "device_idle", "model_drafts_tiny_cpu",
+    "head_training_tiny_cpu", "head_online_tiny_cpu",
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ drift of the speed hits every side. ``stock`` is the engine as it runs without u
 with our coupled sampler, ``matched`` our path with a gate that never opens (what the path costs),
 ``on``, ``joined`` and ``article`` are the files of configs/sam (``article`` with the threshold of
 the tail), ``model`` is the head of ``joined`` alone, ``ngram`` the engine's own n-gram drafts.
-Any other side is named sources:k:gate: sources out of own, prompt and run, joined by +,
+Any other side is named sources:k:gate: sources out of own, prompt, run and draws, joined by +,
 own text always; the gate ``auto`` or the number of a threshold.
 
 Every round brings new prompts, as a training step does. The next epoch repeats the prompts and
@@ -67,10 +67,11 @@ FIGURES = (
     "sam/draft/time_us_per_step",
 )
 STOCK, BASE = "stock", "off"
+ALL = {"prompt", "run", "draws"}  # sources of `on`, beside own text
 # Sources, k and gate. Every engine takes a gigabyte or two of memory.
 SIDES = (
     STOCK, BASE, "matched", "article", "own:8:auto", "prompt:8:auto", "run:3:16", "run:8:16",
-    "run:8:auto", "on", "ngram", "model", "joined",
+    "run+draws:8:16", "run:8:auto", "on", "ngram", "model", "joined",
 )  # fmt: skip
 
 
@@ -84,13 +85,13 @@ def drafting(name: str, folder: Path) -> Any:
         return replace(ARTICLE, gate=GateConfig("threshold", TAIL_THRESHOLD))
     if name in ("on", "matched"):
         # What a run of these sizes decides (docs/defaults.md).
-        config = with_sources(SamConfig(), {"prompt", "run"}, folder)
+        config = with_sources(SamConfig(), ALL, folder)
         return config if name == "on" else replace(config, gate=GateConfig("closed"))
     if name in ("ngram", "model", "joined"):
         return with_drafter(SamConfig(), name, folder)
     sources, k, gate = name.split(":")
     kinds = set(sources.split("+"))
-    if unknown := kinds - {"own", "prompt", "run"}:
+    if unknown := kinds - {"own", *ALL}:
         raise SystemExit(f"{name}: no such sources: {', '.join(sorted(unknown))}")
     config = with_sources(SamConfig(), kinds, folder)
     gated = GateConfig("auto") if gate == "auto" else GateConfig("threshold", int(gate))
@@ -113,7 +114,7 @@ def with_drafter(config: Any, name: str, folder: Path) -> Any:
     from sam_rollout.sources.model import ModelSourceConfig
 
     joined = name == "joined"
-    base = with_sources(config, {"prompt", "run"}, folder) if joined else config
+    base = with_sources(config, ALL, folder) if joined else config
     head = str(MODEL.parent / "tiny_qwen3_eagle3")
     model = (
         ModelSourceConfig(True, "ngram", max_tokens=8)

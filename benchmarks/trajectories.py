@@ -6,7 +6,7 @@ The same prompts and siblings are generated without speculation, with a gate tha
 and with drafts at every step for every k, at T = 1 and until the model stops. In vLLM's
 asynchronous path (`tests/emulated_device.py`) they are generated without speculation, with drafts
 at every step, and as `sam=on` and `sam=joined` do. Counted are identical responses; where two part,
-how far the random number would have to move to draw either token (rounding may decide only what is
+how far the other token lies behind the best one, noise added (rounding may decide only what is
 nearly a tie), and the first position of difference.
 """
 
@@ -26,7 +26,7 @@ from benchmarks.measuring import (
     write_record,
 )
 from benchmarks.rollout import MAX_NUM_SEQS, MAX_TOKENS
-from recipes.dapo_qwen3.ties import distance_of_draw, first_difference, uniform_of
+from recipes.dapo_qwen3.ties import first_difference, noise_of
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 
@@ -86,7 +86,7 @@ def distance_to_tie(
 ) -> float:
     """How far two responses to ``prompt`` are from a tie where they part.
 
-    That is how far the random number there would have to move to draw either response's token;
+    That is how far either response's token lies behind the best one, in log-probability with noise;
     infinitely far where one of them has ended.
     """
     import torch
@@ -96,9 +96,9 @@ def distance_to_tie(
         return 0.0
     with torch.no_grad():
         logits = model(torch.tensor([prompt + theirs[:place]])).logits[0, -1]
-    probabilities = logits.double().softmax(-1).numpy()
-    tokens = [text[place] if place < len(text) else None for text in (theirs, ours)]
-    return distance_of_draw(probabilities, uniform_of(key, len(prompt) + place), tokens)
+    scores = logits.double().numpy() + noise_of(key, len(prompt) + place, len(logits))
+    drawn = [scores[text[place]] if place < len(text) else -math.inf for text in (theirs, ours)]
+    return float(scores.max() - min(drawn))
 
 
 def compare(
@@ -150,7 +150,12 @@ def main() -> None:
             )
     record = {
         "machine": about,
-        "setting": {"prompts": PROMPTS, "siblings": SIBLINGS, "max_tokens": MAX_TOKENS},
+        "setting": {
+            "prompts": PROMPTS,
+            "siblings": SIBLINGS,
+            "max_tokens": MAX_TOKENS,
+            "coupling": "gumbel",
+        },
         "results": results,
     }
     write_record(record, arguments.output)

@@ -11,13 +11,20 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from sam_rollout.core.limits import MAX_DRAFT_TOKENS
+from sam_rollout.core.limits import MAX_DRAFT_TOKENS, MOST_STEP_TOKENS
 from sam_rollout.core.settings import NEVER_FOR_ROLLOUTS, ConfigError, Section, setting
 from sam_rollout.sources import SOURCES
 from sam_rollout.sources.support.responses import TextsConfig
 
-COUPLED = ("coupled", "coupled_gumbel")  # drafts leave texts the same, token for token
-SAMPLERS = ("stock", "vectorised", *COUPLED)
+# Samplers whose drafts leave texts the same, token for token -> what couples a position's draws.
+COUPLINGS = {"coupled": "gumbel", "coupled_inversion": "inversion"}
+SAMPLERS = ("stock", "vectorised", *COUPLINGS)
+_COUPLINGS_UNTOLD = {"coupled": "inversion", "coupled_gumbel": "gumbel"}  # of runs before
+
+
+def coupling_of(kind: Any, recorded: Any) -> str:
+    """What coupled a run's draws, given what it recorded of its sampler; "none" if nothing."""
+    return recorded or _COUPLINGS_UNTOLD.get(kind, "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,17 +124,21 @@ class SamConfig(Section):
 
     The defaults are those of `sam=on` (docs/defaults.md); what was published is `ARTICLE`.
     `max_draft_tokens`: tokens drafted per request and step, bonus token not counted.
-    `draft_policy` `fixed`: that many. `confidence`: fewer, a draft ends where the next
-    token's chance to be accepted falls below `min_confidence`; chances are learned from what the
-    engine accepts. `pad_drafts`: whether drafts are filled up to k, so that steps keep the shape of
-    a captured graph; `auto`: where the engine's graphs need it. `scheduling` `auto`: the engine
-    schedules a step ahead where it can, and drafts are bound late; `sync`: it never does.
+    `draft_shape` `tree`: several continuations of a text at once, at most so many tokens a
+    request and `step_budget` of all requests together. `draft_policy` `fixed`: that many.
+    `confidence`: fewer, a draft ends where the next token's chance to be accepted falls below
+    `min_confidence`; chances are learned from what the engine accepts. `pad_drafts`: whether
+    drafts are filled up to k, so that steps keep the shape of a captured graph; `auto`: where
+    the engine's graphs need it. `scheduling` `auto`: the engine schedules a step ahead where it
+    can, and drafts are bound late; `sync`: it never does.
     """
 
     PATH: ClassVar[str] = "sam"
 
     enabled: bool = True
     max_draft_tokens: int = setting(8, minimum=1, maximum=MAX_DRAFT_TOKENS)
+    draft_shape: str = setting("chain", choices=("chain", "tree"))
+    step_budget: int = setting(128, minimum=1, maximum=MOST_STEP_TOKENS)
     draft_policy: str = setting("fixed", choices=("fixed", "confidence"))
     min_confidence: float = setting(0.12, minimum=0, maximum=1)
     pad_drafts: str = setting("auto", choices=("auto", "always", "never"))
@@ -177,9 +188,8 @@ class RolloutSamplerConfig(Section):
     """What draws tokens and verifies drafts, with or without speculation; group `rollout_sampler`.
 
     `stock`: the engine's own. `vectorised`: rejection sampling without loops. `coupled`: every
-    token from the random number of its position, so that drafts do not change what is sampled.
-    `coupled_gumbel`: likewise from Gumbel noise, one number per token of the vocabulary, which a
-    model that drafts can share.
+    token from Gumbel noise of its position, so that drafts do not change what is sampled.
+    `coupled_inversion`: likewise from one random number per position, which rounding disturbs more.
     """
 
     PATH: ClassVar[str] = "rollout_sampler"
@@ -194,7 +204,12 @@ class RolloutSamplerConfig(Section):
     @property
     def is_coupled(self) -> bool:
         """Whether drafts leave texts the same, token for token."""
-        return self.kind in COUPLED
+        return self.kind in COUPLINGS
+
+    @property
+    def coupling(self) -> str:
+        """What couples the draws of a position; a run records it."""
+        return COUPLINGS.get(self.kind, "none")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,9 +3,9 @@
 # trained on them, and every mode answers test problems, with drafts in the engines and without.
 #
 #   bash scripts/run_arbitrage_cpu.sh              # about 8 minutes on two cores
-#   bash scripts/run_arbitrage_cpu.sh --rounds 3   # any option of the report
+#   bash scripts/run_arbitrage_cpu.sh --sides on   # any option of the report
 #
-# Results: outputs/arbitrage_cpu/<time>/report.json and .png.
+# Results: outputs/arbitrage_cpu/<time>/report.json.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -26,6 +26,5 @@ arbitrage() {  # arbitrage <command> [options...]
 
 arbitrage collect --limit "${COLLECT:-128}"
 arbitrage train
-arbitrage calibrate
 arbitrage report --shares 0.1 0.3 --limit "${ANSWERS:-64}" --output "$OUTPUT_DIR/report.json" "$@"
-echo "written: $OUTPUT_DIR/report.json and report.png"
+echo "written: $OUTPUT_DIR/report.json"

@@ -1,5 +1,6 @@
 """Marks every test by the folder it lies in, and gives each folder its time limit per test."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, text in report.user_properties:
             if name == SHOWN:
                 terminalreporter.write_line(str(text))
+
+
+def pytest_collection_finish() -> None:
+    """One thread: small operations on several crawl where other work shares the cores."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -33,7 +33,6 @@ class Sizes:
     Attributes:
         virtual: chunks of layers in each stage of the pipeline.
         first_stage: layers in the first stage; 0 where all have as many.
-        data: replicas, each with texts of its own.
         packed: texts lie one behind the other, not side by side.
         sequence: sequence parallelism.
     """
@@ -43,13 +42,12 @@ class Sizes:
     virtual: int = 1
     first_stage: int = 0
     context: int = 1
-    data: int = 1
     packed: bool = False
     sequence: bool = False
 
     @property
     def processes(self) -> int:
-        return self.tensor * self.pipeline * self.context * self.data
+        return self.tensor * self.pipeline * self.context
 
 
 def find() -> list[Path]:

@@ -2,7 +2,6 @@
 
     python -m recipes.arbitrage collect --draft D --target T --data train.parquet
     python -m recipes.arbitrage train --base SMALL_MODEL --router ROUTER
-    python -m recipes.arbitrage calibrate --router ROUTER
     python -m recipes.arbitrage report --draft D --target T --data test.parquet --router ROUTER
 
 Without models and data it takes the tiny models and the synthetic task: docs/arbitrage.md.
@@ -64,9 +63,8 @@ def parser() -> argparse.ArgumentParser:
     add("--learning-rate", type=float, default=3e-4)
     add("--modes", nargs="+", choices=MODES, default=MODES)
     add("--shares", type=float, nargs="+", default=(0.05, 0.1, 0.2, 0.4), help="of target steps")
-    add("--sides", nargs="+", choices=SIDES, default=tuple(SIDES), help="drafts in both engines")
-    add("--rounds", type=int, default=1, help="how often each mode is timed")
-    add("--output", type=Path, help="write the result there, and a picture beside it")
+    add("--sides", nargs="+", choices=SIDES, default=SIDES, help="drafts in both engines")
+    add("--output", type=Path, help="write the result there")
     return made
 
 
@@ -124,7 +122,7 @@ def _collect(options: argparse.Namespace) -> None:
     problems = _problems(options, "train")
     with (
         _reward(options) as reward,
-        authors(*_engines(options, problems), "on") as both,
+        authors(*_engines(options, problems)) as both,
         tqdm(total=len(problems), unit="answer") as bar,
     ):
         solutions = [problem.start() for problem in problems]
@@ -147,10 +145,6 @@ def _thresholds(options: argparse.Namespace) -> dict[str, list[float]]:
     return calibrate(pd.read_json(options.router / HELD_OUT, lines=True), options.shares)
 
 
-def _calibrate(options: argparse.Namespace) -> None:
-    print(pd.DataFrame(_thresholds(options), index=pd.Index(options.shares, name="share")))
-
-
 def _report(options: argparse.Namespace) -> None:
     problems = _problems(options, "test")
     thresholds = _thresholds(options) if {"rsd", "router"} & set(options.modes) else {}
@@ -159,9 +153,7 @@ def _report(options: argparse.Namespace) -> None:
     with _reward(options) as reward, router as engine:
         judges = {"reward": reward} | ({"router": Router(engine)} if asked else {})
         points = report.points(options.modes, thresholds)
-        rows = report.measure(
-            problems, points, judges, _engines(options, problems), options.sides, options.rounds
-        )
+        rows = report.measure(problems, points, judges, _engines(options, problems), options.sides)
     print(report.table(rows).to_string(index=False))
     if options.output is None:
         return
@@ -177,10 +169,9 @@ def _report(options: argparse.Namespace) -> None:
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    report.draw(rows, options.output.with_suffix(".png"))
 
 
-COMMANDS = {"collect": _collect, "train": _train, "calibrate": _calibrate, "report": _report}
+COMMANDS = {"collect": _collect, "train": _train, "report": _report}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

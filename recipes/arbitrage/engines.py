@@ -17,18 +17,17 @@ from recipes.arbitrage.router import annotated
 from recipes.arbitrage.steps import DRAFT, TARGET, Solution, Step
 from sam_rollout.config import RolloutSamplerConfig, SamConfig, sources_of
 from sam_rollout.core.identity import VAL_SPLIT, identify
+from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY
 from sam_rollout.integrations.vllm.offline import offline_engine
 
 if TYPE_CHECKING:
     from vllm import LLM
 
-# So many steps are judged at once, or as many as there are after so many turns: a call costs
-# about as much for a few steps as for one.
-MANY, PATIENCE = 32, 8
 SAMPLER = RolloutSamplerConfig(kind="coupled")
 # Drafts come from the answer itself and from other answers to its question in the same run: texts
 # of an earlier mode would make the later ones of a comparison faster.
-SIDES = {"off": SamConfig(enabled=False), "on": SamConfig(sources=sources_of("own", "prompt"))}
+DRAFTER = SamConfig(sources=sources_of("own", "prompt"))
+SIDES = ("off", "on")  # whether both engines draft
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Engine:
             if output.finished:
                 self.waiting.pop(output.request_id).set_result(output)
 
-    def begin(self) -> None:
+    def forget(self) -> None:
         """Begin another answering, as if the engine had read nothing before.
 
         Raises:
@@ -85,18 +84,19 @@ class Engine:
 
 
 class EngineAuthor(Engine):
-    """One of the two models; counts ``tokens`` that it wrote, and runs."""
+    """One of the two models; counts ``tokens`` that it wrote, and ``run``s."""
 
     def __init__(self, name: str, engine: LLM, sampling: Sampling) -> None:
         super().__init__(engine)
         self.name, self.sampling = name, sampling
         self.tokens = self.run = 0
+        self.drafts = True
 
-    def begin(self) -> None:
-        """Begin another answering; drafts come from answers of the same one only."""
-        super().begin()
+    def begin(self, drafts: bool) -> None:
+        """Begin another answering, with drafts from answers of the same one or without any."""
+        self.forget()
         self.engine.collective_rpc("sam_drain")  # what was counted before is nobody's
-        self.run, self.tokens = self.run + 1, 0
+        self.run, self.tokens, self.drafts = self.run + 1, 0, drafts
 
     async def write(self, solution: Solution, sample: int = 0) -> Step:
         """Write a solution's next step; as ``Author.write``."""
@@ -121,6 +121,7 @@ class EngineAuthor(Engine):
         seed = 2 * self.sampling.seed + (self.name == TARGET)
         sibling = solution.identity.sibling
         own = identify(solution.prompt, seed=seed, step=sample, sibling=sibling, split=VAL_SPLIT)
+        asked = {} if self.drafts else {WITHOUT_DRAFTS_KEY: True}
         return SamplingParams(
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
@@ -128,13 +129,13 @@ class EngineAuthor(Engine):
             stop=[self.sampling.delimiter],
             include_stop_str_in_output=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args=replace(own, step=self.run).to_extra_args(),
+            extra_args=replace(own, step=self.run).to_extra_args() | asked,
         )
 
 
 @contextmanager
 def authors(
-    models: dict[str, str], sampling: Sampling, arguments: dict[str, dict[str, Any]], side: str
+    models: dict[str, str], sampling: Sampling, arguments: dict[str, dict[str, Any]]
 ) -> Iterator[tuple[EngineAuthor, EngineAuthor]]:
     """Run the draft model and the target for the length of a ``with`` statement.
 
@@ -142,7 +143,6 @@ def authors(
         models: ``DRAFT`` and ``TARGET`` to checkpoint folder or hub name.
         sampling: How both sample.
         arguments: ``DRAFT`` and ``TARGET`` to engine arguments.
-        side: Of ``SIDES``: whether our drafter is in both engines.
 
     Raises:
         ValueError: The vocabularies differ: one model cannot go on from the other's tokens.
@@ -156,7 +156,7 @@ def authors(
 
     def engine(name: str) -> Any:
         settings = {"record": True, "enable_prefix_caching": True, **arguments[name]}
-        return offline_engine(models[name], SIDES[side], SAMPLER, **settings)
+        return offline_engine(models[name], DRAFTER, SAMPLER, **settings)
 
     with engine(DRAFT) as first, engine(TARGET) as second:
         yield EngineAuthor(DRAFT, first, sampling), EngineAuthor(TARGET, second, sampling)
@@ -171,7 +171,6 @@ class _Judge(Engine):
         super().__init__(engine)
         self.parameters = PoolingParams(task=task)
         self.longest = engine.llm_engine.model_config.max_model_len
-        self.patience = PATIENCE
 
     def text(self, solution: Solution, step: Step) -> str:
         """What the model reads."""
@@ -184,15 +183,6 @@ class _Judge(Engine):
         output = await self.ask(tokens, self.parameters.clone())
         # Of the last token, or of the whole text, the probability of the second class.
         return float(output.outputs.data.reshape(-1, 2)[-1, 1])
-
-    def work(self) -> None:
-        """Judge all steps that wait, once they are many or have waited; as ``Author.work``."""
-        self.patience -= bool(self.waiting)
-        if len(self.waiting) < MANY and self.patience:
-            return
-        while self.waiting:
-            super().work()
-        self.patience = PATIENCE
 
 
 class Router(_Judge):
@@ -231,4 +221,4 @@ class RewardModel(_Judge):
 def judging_engine(model: str, memory: float) -> Any:
     """Run a model that classifies in a share of a device's memory, for a ``with`` statement."""
     arguments = {"runner": "pooling", "gpu_memory_utilization": memory}
-    return offline_engine(model, SIDES["off"], enable_prefix_caching=True, **arguments)
+    return offline_engine(model, SamConfig(enabled=False), enable_prefix_caching=True, **arguments)

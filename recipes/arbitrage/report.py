@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ import pandas as pd
 
 from recipes.arbitrage.engines import Engine, EngineAuthor, authors
 from recipes.arbitrage.steps import DRAFT, TARGET, Score, Solution, choice_of, solve
-from recipes.dapo_qwen3.evaluate import count_drafts
 from recipes.dapo_qwen3.reward import compute_score
 from sam_rollout.core.statistics import share
 
@@ -49,7 +46,6 @@ def measure(
     judges: dict[str, Score],
     setup: tuple[Any, ...],
     sides: Sequence[str],
-    rounds: int,
 ) -> list[dict[str, Any]]:
     """Answer all problems at every point, and say what it took.
 
@@ -58,47 +54,45 @@ def measure(
         tried: Modes and thresholds.
         judges: As for ``choice_of``.
         setup: Models, sampling and engine arguments, as for ``authors``.
-        sides: Of ``engines.SIDES``; their order alternates.
-        rounds: How often all is timed, in engines that are started anew.
+        sides: Of ``engines.SIDES``.
 
     Returns:
-        One row a point: accuracy, tokens and steps of its first answers; by side the ``seconds`` of
-        each round, draft tokens ``accepted`` in both engines in the last, and how many answers were
-        ``identical`` to the first in all rounds.
+        One row a point: accuracy, tokens and steps of its first answers; by side the ``seconds``,
+        and how many answers were ``identical`` to the first ones.
     """
-    rows: dict[Point, dict[str, Any]] = {}
-    texts: dict[Point, list[list[int]]] = {}
-    for turn in range(rounds):
-        for side in sides if turn % 2 == 0 else reversed(sides):
-            with authors(*setup, side) as (draft, target):
-                # What engines do in their first steps only is not timed.
-                for point in dict(tried).items():
-                    _answer(problems[:4], point, judges, draft, target)
-                for point in tried:
-                    solutions, seconds = _answer(problems, point, judges, draft, target)
-                    first = texts.setdefault(point, [one.tokens for one in solutions])
-                    row = rows.setdefault(point, _row(point, problems, solutions, draft, target))
-                    row["seconds"].setdefault(side, []).append(seconds)
-                    same = sum(one == two.tokens for one, two in zip(first, solutions, strict=True))
-                    drained = (one.engine.collective_rpc("sam_drain") for one in (draft, target))
-                    row["accepted"][side] = sum(count_drafts(one)[1] for one in drained)
-                    row["identical"][side] = min(same, row["identical"].get(side, same))
-                    print(f"round {turn + 1}, drafts {side}, {point}: {seconds:.1f} s", flush=True)
-    return list(rows.values())
+    rows = []
+    with authors(*setup) as both:
+        for name in (DRAFT, TARGET):  # what engines do in their first steps only is not timed
+            _answer(problems[:4], (name, 0.0), judges, both, True)
+        for point in tried:
+            first: list[Solution] = []
+            for side in sides:
+                solutions, seconds = _answer(problems, point, judges, both, side == "on")
+                if not first:
+                    first = solutions
+                    rows.append(_row(point, problems, solutions, *both))
+                row, pairs = rows[-1], zip(first, solutions, strict=True)
+                row["seconds"][side] = [seconds]
+                row["identical"][side] = sum(one.tokens == two.tokens for one, two in pairs)
+                print(f"{point}, drafts {side}: {seconds:.1f} s", flush=True)
+    return rows
 
 
 def _answer(
     problems: Sequence[Problem],
     point: Point,
     judges: dict[str, Score],
-    draft: EngineAuthor,
-    target: EngineAuthor,
+    both: tuple[EngineAuthor, EngineAuthor],
+    drafts: bool,
 ) -> tuple[list[Solution], float]:
     """Answers at a point, and the seconds they took."""
     solutions = [problem.start() for problem in problems]
-    for one in (draft, target, *judges.values()):
-        if isinstance(one, Engine):
-            one.begin()
+    draft, target = both
+    for author in both:
+        author.begin(drafts)
+    for judge in judges.values():
+        if isinstance(judge, Engine):
+            judge.forget()
     begin = time.perf_counter()
     if point[0] in (DRAFT, TARGET):
         solve(solutions, {DRAFT: draft, TARGET: target}[point[0]])
@@ -127,12 +121,11 @@ def _row(
         "target_tokens": target.tokens,
         "seconds": {},
         "identical": {},
-        "accepted": {},
     }
 
 
 def table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """The rows for people; seconds are medians."""
+    """The rows for people."""
     return pd.DataFrame(
         {
             "mode": row["mode"],
@@ -140,35 +133,9 @@ def table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
             "accuracy": "{value:.3f} [{low:.3f}, {high:.3f}]".format(**row["accuracy"]),
             "target steps": f"{row['target_share']:.1%}",
             "target tokens": row["target_tokens"],
-            **{f"s, drafts {side}": round(statistics.median(of), 1)
-               for side, of in row["seconds"].items()},
+            **{f"s, drafts {side}": round(of[0], 1) for side, of in row["seconds"].items()},
             "identical": " / ".join(f"{same} of {row['answers']}"
                                     for same in row["identical"].values()),
         }
         for row in rows
     )  # fmt: skip
-
-
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw accuracy against the share of target steps, and against seconds, as a PNG."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    from sam_rollout.report.charts import COLOURS, STYLE
-
-    flat = pd.json_normalize(list(rows)).sort_values("target_share")
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 4.2), layout="constrained")
-        left, right = figure.subplots(1, 2, sharey=True)
-        for colour, (mode, of) in zip(COLOURS, flat.groupby("mode", sort=False), strict=False):
-            height = of["accuracy.value"]
-            spread = [height - of["accuracy.low"], of["accuracy.high"] - height]
-            left.errorbar(of["target_share"], height, spread, fmt="o-", color=colour, label=mode)
-            for side, style in (("off", "o:"), ("on", "o-")):
-                if f"seconds.{side}" in of:
-                    seconds = of[f"seconds.{side}"].map(statistics.median)
-                    right.plot(seconds, height, style, color=colour)
-        left.set(xlabel="share of steps that are the target's", ylabel="accuracy")
-        right.set(xlabel="seconds for all answers; dotted: without drafts in the engines")
-        left.legend()
-        figure.savefig(path, dpi=120, format="png")

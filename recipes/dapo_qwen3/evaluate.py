@@ -11,7 +11,7 @@ Usage:
 
 Both sides are printed with 95 % intervals over problems, and their paired difference. A problem is
 a prompt: rows that hold the same one are further samples of it. With ``--rollout-sampler coupled``
-(the default) or ``coupled_gumbel`` and with ``--greedy`` a stronger statement is checked: every
+(the default) or ``coupled_inversion`` and with ``--greedy`` a stronger statement is checked: every
 response has to be the same one, up to numerical ties. Exit status 1: it was not, or nothing was
 drafted and equality proves nothing; 2: the evaluation could not be made.
 """

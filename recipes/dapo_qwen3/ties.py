@@ -1,7 +1,7 @@
 """Where the responses of two sides part, and whether rounding explains it.
 
-Responses with the same random numbers part only where a number lies on the boundary between two
-tokens. The distribution of the engine at that place says how far from the boundary it is.
+Responses with the same random numbers part only where these make a tie of two tokens. The
+distribution of the engine at that place says how far from a tie it is.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-# How far a random number may lie from the boundary between two tokens, in probability, for the
-# difference of the sides to count as rounding; with --greedy and coupled_gumbel in log-probability.
+# How far two tokens may lie apart, in log-probability with the position's noise, for the difference
+# of the sides to count as rounding; with coupled_inversion, how far the random number may lie from
+# the boundary between them, in probability.
 TIE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
 RANDOM_BITS = 44  # of a position's 64 bits, those that decide its token
 # In bfloat16 most long responses diverge somewhere, and examining a divergence costs the prefill of
@@ -90,12 +91,12 @@ def _distance(
 ) -> float:
     """How far a place is from a tie, in the terms of ``TIE``.
 
-    Sampled responses: would the position's random number, moved a little, have drawn either token?
-    Greedy ones: are both tokens as likely as the likeliest one? With Gumbel noise: are they once it
-    is added?
+    Greedy responses: are both tokens as likely as the likeliest one? Sampled ones: are they once
+    Gumbel noise is added? By inversion: would the position's random number, moved a little, have
+    drawn either token?
     """
     tokens = (place.off, place.on)
-    if not options.greedy and options.rollout_sampler != "coupled_gumbel":
+    if not options.greedy and options.rollout_sampler != "coupled":
         return distance_of_draw(np.exp(logprobs), uniform_of(key, position), tokens)
     if not options.greedy:
         logprobs = logprobs + noise_of(key, position, len(logprobs))
@@ -130,13 +131,13 @@ def _bits(key: int, position: int) -> Any:
 
 
 def uniform_of(key: int, position: int) -> float:
-    """Return the number in [0, 1) that the coupled sampler draws a token of the text from."""
+    """Return the number in [0, 1) that coupled_inversion draws a token of the text from."""
     bits = int(_bits(key, position)[0]) & ((1 << 64) - 1)
     return (bits >> (64 - RANDOM_BITS)) / 2**RANDOM_BITS
 
 
 def noise_of(key: int, position: int, vocabulary: int) -> np.ndarray:
-    """Return what coupled_gumbel adds to the position's log-probabilities, float32 [vocabulary]."""
+    """Return what coupled adds to the position's log-probabilities, float32 [vocabulary]."""
     from sam_rollout.verification import gumbel_noise
 
     return gumbel_noise(_bits(key, position), vocabulary)[0].numpy()

@@ -51,6 +51,7 @@ def given(kind: Any, dimensions: int = 1) -> Any:
 
 INT32 = written(types.int32)
 INT32_2D = written(types.int32, 2)
+INT64 = written(types.int64)
 INT64_2D = written(types.int64, 2)
 GIVEN_INT32 = given(types.int32)
 GIVEN_INT32_2D = given(types.int32, 2)

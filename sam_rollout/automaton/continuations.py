@@ -13,6 +13,13 @@ from sam_rollout.automaton.interface import (
     CERTAIN,
     CERTAINTY,
     DRAFT_TOKEN,
+    DRAWN,
+    DRAWN_AFTER,
+    DRAWN_AGAIN,
+    DRAWN_DISTANCE,
+    DRAWN_POSITION,
+    DRAWN_TOKEN,
+    DRAWN_WIDTH,
     FOLLOWER,
     FOLLOWERS,
     LIVE,
@@ -25,6 +32,7 @@ from sam_rollout.automaton.kernels import _inlined
 # more places and went on.
 LEVELS = 2
 VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it is another one, the latest
+OTHER_VOTES = 6  # more of a suffix, where drafts may branch
 
 # What is known of a continuation, as a number below CLASSES.
 LENGTHS = (2, 3, 5, 9, 20)  # of the suffix: lowest values of the classes but one
@@ -190,6 +198,66 @@ def take_votes(lanes, tasks, number, tokens, classes, count):
     return count
 
 
+@_inlined
+def _drawn_at(address, position, length):
+    return live._int32_pointer(address + 4 * DRAWN_WIDTH * (position % length))
+
+
+@_inlined
+def _append_other(lane, states, length, total, target, token, tokens, classes, count):
+    times = live._times(states, target)
+    writer = _writer_of(states, live._end_of(live._at(states, target)), lane[LANE_TEXT])
+    number = _class_of(length, max(total, times), times, np.int64(0), writer)
+    tokens[count], classes[count] = token, lane[LANE_FIRST] + number
+    return count + 1
+
+
+@njit(nogil=True)
+def take_other_votes(lanes, tasks, number, tokens, classes, count):
+    """Append what else followed the suffixes that `vote_lanes` found for a lane, for branches.
+
+    Beyond the most frequent and the latest continuation, up to OTHER_VOTES a suffix: those that the
+    state itself holds, then those that were new last.
+    """
+    lane = lane_at(lanes, number)
+    header = live._int64_pointer(lane[LANE_HEADER])
+    states = header[live.STATES]
+    for level in range(lane[LANE_TASKS]):
+        task = _task_at(tasks, number, level)
+        state, length = task[TASK_STATE], task[TASK_LENGTH]
+        best, latest = task[TASK_BEST_TOKEN], task[TASK_LATEST_TOKEN]
+        entry, total = live._at(states, state), max(live._count(states, state), 1)
+        stop = count + OTHER_VOTES
+        if state < 0:
+            for column in live.OWN_EDGE_COLUMNS:
+                token, target = np.int64(entry[column]), np.int64(entry[column + 1])
+                if target != 0 and token != best and token != latest:
+                    count = _append_other(
+                        lane, states, length, total, target, token, tokens, classes, count
+                    )
+        else:
+            token, target = np.int64(entry[live.NEXT_TOKEN]), live._after(states, state)
+            if token != live.NONE and target != 0 and token != best and token != latest:
+                count = _append_other(
+                    lane, states, length, total, target, token, tokens, classes, count
+                )
+        token = np.int64(entry[live.FIRST_EDGE])
+        for _ in range(OTHER_VOTES + VOTES_PER_LEVEL):
+            if token == live.NONE or count == stop:
+                break
+            address = live._search_table(header, state, token)
+            if address <= 0:
+                break
+            edge = live._int32_pointer(address)
+            if token != best and token != latest:
+                target = np.int64(edge[live.TARGET])
+                count = _append_other(
+                    lane, states, length, total, target, token, tokens, classes, count
+                )
+            token = np.int64(edge[live.NEXT_EDGE])
+    return count
+
+
 @njit(nogil=True)
 def vote(kind, address, state, length, first, tokens, classes, count):
     """Append what may follow a place of any kind but LIVE: those are asked by `vote_lanes`.
@@ -211,15 +279,22 @@ def vote(kind, address, state, length, first, tokens, classes, count):
             classes[count] = first + _class_of(state + 1, np.int64(1), certain, np.int64(0), 0)
             count += 1
         return count
-    if kind == FOLLOWERS:
-        if 0 <= state < length:
-            entry = live._int32_pointer(address + 8 * state)
-            if entry[FOLLOWER] >= 0:
-                tokens[count] = entry[FOLLOWER]
-                run = np.int64(entry[RUN])
-                classes[count] = first + _class_of(np.int64(1), run, float(run), np.int64(1), 0)
-                count += 1
-        return count
+    if kind == FOLLOWERS and 0 <= state < length:
+        entry = live._int32_pointer(address + 8 * state)
+        if entry[FOLLOWER] >= 0:
+            tokens[count] = entry[FOLLOWER]
+            run = np.int64(entry[RUN])
+            classes[count] = first + _class_of(np.int64(1), run, float(run), np.int64(1), 0)
+            count += 1
+    if kind == DRAWN:
+        entry = _drawn_at(address, state >> 1, length)
+        if entry[DRAWN_POSITION] == state >> 1:
+            tokens[count] = entry[DRAWN_TOKEN]
+            # Its class tells the distance, whether it was drawn after this token, and how often.
+            distance, again = np.int64(entry[DRAWN_DISTANCE]), entry[DRAWN_AGAIN]
+            votes = distance * (1 - 1 / again)
+            classes[count] = first + _class_of(np.int64(1), distance, votes, state & 1, 0)
+            count += 1
     return count
 
 
@@ -236,6 +311,12 @@ def follow(kind, address, state, length, token):
         return (state + 1, length) if goes_on else (state, np.int64(0))
     if kind == FOLLOWERS:
         return np.int64(token), length
+    if kind == DRAWN:
+        position = (state >> 1) + 1
+        entry = _drawn_at(address, position, length)
+        return 2 * position + np.int64(
+            entry[DRAWN_POSITION] == position and entry[DRAWN_AFTER] == token
+        ), length
     header = live._int64_pointer(address)
     states = header[live.STATES]
     while True:

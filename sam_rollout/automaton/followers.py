@@ -8,7 +8,7 @@ _LONGEST_RUN = 1 << 20
 
 @kernel(INT32, INT32, INT32, INT32_2D)
 def hear(tokens, likeliest, widths, followers):
-    """Note what follows each token; arguments as `Source.hear`, and the table."""
+    """Note what follows each token; arguments as in `Scored`, and the table."""
     size, first = followers.shape[0], 0
     for width in widths:
         last = min(first + width, tokens.size) - 1

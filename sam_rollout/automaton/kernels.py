@@ -88,6 +88,7 @@ from sam_rollout.automaton.compilation import (
     written,
 )
 from sam_rollout.automaton.interface import (
+    BLOCK_SHIFT,
     COUNT_SHIFT,
     LIVE,
     NOWHERE,
@@ -170,7 +171,6 @@ LARGEST_COUNT = (1 << (31 - COUNT_SHIFT)) - 1
 GROUP_SHIFT = 32
 NONE = -1
 ENTRY_BYTES = 16  # of a place and of an edge
-BLOCK_SHIFT = 9
 BLOCK_ENTRIES = 1 << BLOCK_SHIFT
 BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 BLOCK_MASK = BLOCK_ENTRIES - 1

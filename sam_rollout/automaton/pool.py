@@ -18,6 +18,7 @@ from sam_rollout.automaton.interface import (
     AutomatonFullError,
     Int32Array,
     Int64Array,
+    places_of,
 )
 
 # Edge tables grow by half: doubling moves fewer edges and leaves a quarter more memory unused.
@@ -65,15 +66,10 @@ class AutomatonPool:
     Args:
         max_link_updates: suffix links along which is noted, per token, how the text went on. A
             larger number finds later places of short suffixes and counts them more completely, at
-            that many memory accesses.
-
-    Raises:
-        ValueError: an argument is out of range.
+            that many memory accesses; at least 1.
     """
 
     def __init__(self, *, max_link_updates: int = MAX_LINK_UPDATES) -> None:
-        if max_link_updates < 1:
-            raise ValueError(f"max_link_updates must be at least 1, got {max_link_updates}")
         kernels.warm_up()
         self._max_link_updates = max_link_updates
         self._automata = Rows("automaton", kernels.AUTOMATON_WIDTH)
@@ -193,12 +189,20 @@ class AutomatonPool:
         blocks = int(self._automata.table[automaton, kernels.PREFIX_BLOCKS])
         return blocks * kernels.BLOCK_ENTRIES
 
-    def nbytes_of_text(self, automaton: int, tokens: int) -> int:
-        """Bytes that a text would take in an automaton like this one, blocks it begins included."""
+    @property
+    def places_of_largest(self) -> int:
+        """Places of the automaton that has most."""
+        return int(self._automata.table[:, kernels.PREFIX_BLOCKS].max()) * kernels.BLOCK_ENTRIES
+
+    def nbytes_of_texts(self, automaton: int, tokens: Int64Array) -> Int64Array:
+        """Bytes that texts would take in an automaton like this one, blocks they begin included.
+
+        Args:
+            tokens: int64[texts], of each.
+        """
         places = max(self.places_of_automaton(automaton), 1)
         beside = max(self.nbytes_of_automaton(automaton) - places * kernels.ENTRY_BYTES, 0)
-        blocks = (tokens + kernels.BLOCK_MASK) >> kernels.BLOCK_SHIFT
-        return blocks * kernels.BLOCK_BYTES + tokens * beside // places
+        return places_of(tokens) * kernels.ENTRY_BYTES + tokens * beside // places
 
     def nbytes_of(self, slot: int) -> int:
         """Bytes held by the automaton of a slot."""

@@ -71,7 +71,7 @@ class Batch:
         for request_id, trace in zip(self.ids, self.traces, strict=True):
             session.admit(request_id, trace, 0)
         given = (self.ids, self.tokens, self.lengths, self._responses)
-        return _wall_s(partial(session.read, *given))
+        return _wall_s(partial(session.propose, *given))
 
     def grow(self) -> list[list[int]]:
         """One to three more tokens a row; returns them."""

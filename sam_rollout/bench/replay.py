@@ -98,18 +98,3 @@ def accepted_tokens(draft: list[int], text: list[int], at: int) -> int:
         if drafted != true:
             return i
     return min(len(draft), len(text) - at)
-
-
-def read_through(session: Session, traces: list[Trace], step: int) -> None:
-    """Let a session see whole responses without drafting: an earlier epoch."""
-    for i, trace in enumerate(traces):
-        ids = [f"{step}/{trace.group}/{i}"]
-        text, prompt = trace.tokens, len(trace.prompt)
-        session.admit(ids[0], trace, step)
-        # What a request has at its first call is its prompt and one token.
-        for start, stop in ((prompt, prompt + 1), (prompt + 1, len(text))):
-            if start < stop <= len(text):
-                lengths = np.array([stop], np.int32)
-                session.read(ids, text[None], lengths, [text[start:stop].tolist()])
-        session.finish(ids)
-    session.end_step()

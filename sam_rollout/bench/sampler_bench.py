@@ -79,8 +79,10 @@ class Case:
     positions: torch.Tensor  # int64 [batch]
     scratch: torch.Tensor  # float32 [batch, vocabulary]
     stock: stock_samplers.StockInput = field(init=False)
+    logits: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
+        self.logits = self.probabilities.log()
         vocabulary = self.probabilities.shape[1]
         rows = self.probabilities.view(self.batch, self.k + 1, vocabulary)
         self.stock = stock_samplers.StockInput(
@@ -133,23 +135,23 @@ def run_vectorised(case: Case) -> torch.Tensor:
 
 
 def run_coupled(case: Case) -> torch.Tensor:
-    """A whole call of the coupled way."""
+    """A whole call of the coupled way, which needs no probabilities."""
     layout = DraftLayout(case.cumulative, case.batch * case.k, case.k)
-    tokens = draw_tokens(case.probabilities, keyed_bits(*_row_keys(case, layout)))
+    tokens = draw_gumbel(case.logits, keyed_bits(*_row_keys(case, layout)))
     return verify_coupled(layout, case.draft_ids, tokens)
 
 
-def run_coupled_gumbel(case: Case) -> torch.Tensor:
-    """A whole call of the coupled way with Gumbel noise."""
+def run_coupled_inversion(case: Case) -> torch.Tensor:
+    """A whole call of the coupled way by inversion."""
     layout = DraftLayout(case.cumulative, case.batch * case.k, case.k)
-    tokens = draw_gumbel(case.probabilities, keyed_bits(*_row_keys(case, layout)))
+    tokens = draw_tokens(case.probabilities, keyed_bits(*_row_keys(case, layout)))
     return verify_coupled(layout, case.draft_ids, tokens)
 
 
 OURS: dict[str, Callable[[Case], torch.Tensor]] = {
     "vectorised": run_vectorised,
     "coupled": run_coupled,
-    "coupled_gumbel": run_coupled_gumbel,
+    "coupled_inversion": run_coupled_inversion,
 }
 
 

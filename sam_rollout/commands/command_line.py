@@ -1,12 +1,10 @@
 """What the commands share: options, and how they print and fail."""
 
-import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -45,32 +43,3 @@ def write_json(path: Path | None, content: object, indent: int = 1) -> None:
     """Write JSON if a file was asked for."""
     if path is not None:
         path.write_text(dumps(content, indent=indent) + "\n", "utf-8")
-
-
-def _default(option: Field) -> Any:
-    if option.default_factory is not MISSING:
-        return option.default_factory()
-    return inspect.Parameter.empty if option.default is MISSING else option.default
-
-
-def with_options(options: type[Any]) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
-    """Make a command of a function of one object, a dataclass whose fields are the options."""
-
-    def decorate(act: Callable[[Any], None]) -> Callable[..., None]:
-        def command(**given: Any) -> None:
-            act(options(**given))
-
-        hints = get_type_hints(options, include_extras=True)
-        parameters = [
-            inspect.Parameter(
-                one.name, inspect.Parameter.KEYWORD_ONLY, default=_default(one),
-                annotation=hints[one.name],
-            )
-            for one in fields(options)
-        ]  # fmt: skip
-        vars(command)["__signature__"] = inspect.Signature(parameters)
-        command.__name__, command.__doc__ = act.__name__, act.__doc__
-        command.__annotations__ = hints
-        return command
-
-    return decorate

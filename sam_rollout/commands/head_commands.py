@@ -1,64 +1,51 @@
 """The commands below `sam-rollout head`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sam_rollout.commands.command_line import one_line_errors, wide_console, with_options
+from sam_rollout.commands.command_line import one_line_errors, wide_console
 
 app = typer.Typer(help="Small models that draft from the policy's states.", no_args_is_help=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """What `head train` is asked for; `heads/offline_training.py` says more of each."""
-
-    model: Annotated[str, typer.Option(help="The policy's checkpoint folder.")]
-    output: Annotated[Path, typer.Option(help="Folder of the head.")]
+@app.command()
+def train(
+    model: Annotated[str, typer.Option(help="The policy's checkpoint folder.")],
+    output: Annotated[Path, typer.Option(help="Folder of the head.")],
     traces: Annotated[
         list[Path],
         typer.Option(
             help="Texts of this policy: a run folder with recorded traces, or a file "
-            "(.jsonl, .parquet, .npy); may be repeated."
+            "(.jsonl, .parquet); may be repeated."
         ),
-    ]
-    steps: Annotated[int, typer.Option(min=1, max=8, help="Drafts in a row that are trained.")] = 3
-    updates: Annotated[int, typer.Option(min=1, help="Of the weights.")] = 1500
+    ],
+    steps: Annotated[int, typer.Option(min=1, max=8, help="Drafts in a row that are trained.")] = 3,
+    updates: Annotated[int, typer.Option(min=1, help="Of the weights.")] = 1500,
     draft_vocab: Annotated[
         int | None, typer.Option(min=1, help="Draft only the most frequent tokens.")
-    ] = None
+    ] = None,
     start: Annotated[
         Path | None, typer.Option(help="Begin with this head, not with random weights.")
-    ] = None
+    ] = None,
     learning_rate: Annotated[
         float, typer.Option(min=1e-8, help="Of the matrices (Muon), at the start.")
-    ] = 0.05
-    max_tokens: Annotated[int, typer.Option(min=8, help="Read no more of a text.")] = 2048
+    ] = 0.05,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Read no more of a text.")] = 2048,
     split_model: Annotated[
-        bool, typer.Option("--split-model", help="Under torchrun: a part of the policy each.")
-    ] = False
-
-
-@app.command()
-@with_options(TrainOptions)
-def train(asked: TrainOptions) -> None:
+        bool, typer.Option("--split-model", help="Spread the policy's layers over all devices.")
+    ] = False,
+) -> None:
     """Train an EAGLE-3 head on texts that a policy sampled; vLLM loads it as it is."""
     from sam_rollout.core.settings import ConfigError
     from sam_rollout.heads.offline_training import HeadRequest, train_head
     from sam_rollout.heads.training import TrainingSettings
     from sam_rollout.telemetry.traces import TraceError
 
-    request = HeadRequest(
-        asked.model,
-        asked.traces,
-        asked.output,
-        TrainingSettings(asked.steps, asked.updates, asked.learning_rate),
-        asked.draft_vocab,
-        asked.start,
-        asked.max_tokens,
-        asked.split_model,
-    )
+    settings = TrainingSettings(steps, updates, learning_rate)
     with one_line_errors(ConfigError, TraceError):
+        request = HeadRequest(
+            model, traces, output, settings, draft_vocab, start, max_tokens, split_model
+        )
         train_head(request, wide_console())

@@ -1,7 +1,6 @@
 """The commands that look at this machine: `sam-rollout check-operators` and `doctor`."""
 
 import traceback
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -12,35 +11,28 @@ from sam_rollout.commands.command_line import (
     PrintJsonOption,
     one_line_errors,
     wide_console,
-    with_options,
 )
 
 TINY_MODEL = "recipes/dapo_qwen3/tiny_qwen3"  # as seen from the repository's root
+DRAFTS = [1, 3, 8]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckOptions:
-    """What `check-operators` is asked for."""
-
-    model: Annotated[str, typer.Option(help="Checkpoint folder or hub name.")] = TINY_MODEL
+def check_operators(
+    model: Annotated[str, typer.Option(help="Checkpoint folder or hub name.")] = TINY_MODEL,
     dtype: Annotated[
         str, typer.Option(help="float32 (fp32), bfloat16 (bf16) or float16 (fp16).")
-    ] = "bfloat16"
+    ] = "bfloat16",
     draft_tokens: Annotated[
         list[int], typer.Option(min=1, max=32, help="Drafts per step; may be repeated.")
-    ] = field(default_factory=lambda: [1, 3, 8])
-    max_tokens: Annotated[int, typer.Option(min=1, help="Length of each text, tokens.")] = 512
-    prompts: Annotated[int, typer.Option(min=1, help="Number of texts, all at once.")] = 8
-    seed: Annotated[int, typer.Option(help="Of the sampled texts.")] = 0
-    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Devices.")] = 1
-    json_path: FiguresOption = None
+    ] = DRAFTS,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Length of each text, tokens.")] = 512,
+    prompts: Annotated[int, typer.Option(min=1, help="Number of texts, all at once.")] = 8,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Devices.")] = 1,
+    json_path: FiguresOption = None,
     limit: Annotated[
         float | None, typer.Option(help="Exit 1 when the maximum difference exceeds it.")
-    ] = None
-
-
-@with_options(CheckOptions)
-def check_operators(asked: CheckOptions) -> None:
+    ] = None,
+) -> None:
     """Compare verifying k + 1 tokens at a time with decoding one at a time, on this device.
 
     Exit status 1: above the limit; 2: the check could not be made.
@@ -49,27 +41,26 @@ def check_operators(asked: CheckOptions) -> None:
 
     try:
         check = program.OperatorCheck(
-            asked.model,
-            program.SHORT_DTYPES.get(asked.dtype, asked.dtype),
-            tuple(asked.draft_tokens),
-            asked.max_tokens,
-            asked.prompts,
-            asked.seed,
-            asked.tensor_parallel_size,
+            model,
+            program.SHORT_DTYPES.get(dtype, dtype),
+            tuple(draft_tokens),
+            max_tokens,
+            prompts,
+            tensor_parallel_size=tensor_parallel_size,
         )
-        if asked.model == TINY_MODEL and not Path(asked.model).is_dir():
-            raise ValueError(f"no folder {asked.model}: run in the repository, or name a --model")
+        if model == TINY_MODEL and not Path(model).is_dir():
+            raise ValueError(f"no folder {model}: run in the repository, or name a --model")
         result = program.run(check)
     except Exception as error:  # whatever it was: 1 would say that the check failed
         if not isinstance(error, ValueError | OSError):
             traceback.print_exc()
         typer.echo(f"sam-rollout: {error}", err=True)
         raise typer.Exit(2) from error
-    program.show(result, wide_console(), asked.limit)
-    if asked.json_path is not None:
+    program.show(result, wide_console(), limit)
+    if json_path is not None:
         with one_line_errors():
-            asked.json_path.write_text(program.to_json(result) + "\n", encoding="utf-8")
-    if asked.limit is not None and program.exceeds(result, asked.limit):
+            json_path.write_text(program.to_json(result) + "\n", encoding="utf-8")
+    if limit is not None and program.exceeds(result, limit):
         raise typer.Exit(1)
 
 

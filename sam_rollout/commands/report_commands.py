@@ -1,6 +1,5 @@
 """The commands that read runs and declarations: `compare`, `dashboard`, `simulate`, `reference`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,6 @@ from sam_rollout.commands.command_line import (
     RunArgument,
     one_line_errors,
     wide_console,
-    with_options,
     write_json,
 )
 
@@ -23,24 +21,18 @@ class CompareCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Spell the folders behind one --with as one --with each."""
-        spread, after_with = [], False
-        for argument in args:
-            if argument.startswith("--with="):
-                argument, after_with = argument.removeprefix("--with="), True
-            elif argument.startswith("-") and argument != "-":
-                after_with = argument == "--with"
-                if after_with:
-                    continue
-            spread += ["--with", argument] if after_with else [argument]
-        if args and args[-1] == "--with":
-            spread.append("--with")  # click says that its value is missing
+        spread, behind = list[str](), False
+        for word in args:
+            behind = word == "--with" or (behind and not word.startswith("-"))
+            if word != "--with":
+                spread += ["--with", word] if behind else [word]
         return super().parse_args(ctx, spread)
 
 
 def compare(
     base: Annotated[
         list[Path] | None,
-        typer.Argument(help="Runs without drafts: run folders, or what a logger of verl left."),
+        typer.Argument(help="Run folders of runs without drafts."),
     ] = None,
     sam: Annotated[
         list[Path] | None, typer.Option("--with", help="Runs with drafts; several may follow.")
@@ -74,69 +66,48 @@ def compare(
         print_comparison(comparison, wide_console())  # last: its reader may go before the end
 
 
-@dataclass(frozen=True, kw_only=True)
-class DashboardOptions:
-    """What `sam-rollout dashboard` is asked for."""
-
+def dashboard(
     runs: Annotated[
         list[Path] | None, typer.Argument(help="Run folders, for --picture and --tensorboard.")
-    ] = None
-    entity: Annotated[str, typer.Option(help="wandb's user or team.")] = ""
-    project: Annotated[str, typer.Option(help="wandb's project.")] = "sam_rollout"
-    name: Annotated[str, typer.Option(help="Of the workspace.")] = "SAM rollout"
+    ] = None,
+    entity: Annotated[str, typer.Option(help="wandb's user or team.")] = "",
+    project: Annotated[str, typer.Option(help="wandb's project.")] = "sam_rollout",
     group: Annotated[
         str, typer.Option(help="Only the runs of this comparison (compare.group), by side.")
-    ] = ""
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be built.")] = False
+    ] = "",
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the workspace there instead of saving it.")
-    ] = None
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the sections of RUNS into this folder instead.")
-    ] = None
+    ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Lay out TensorBoard's custom scalars of RUNS.")
-    ] = False
-
-
-@with_options(DashboardOptions)
-def dashboard(asked: DashboardOptions) -> None:
+    ] = False,
+) -> None:
     """Build a wandb workspace of a run's metrics: comparison, long tail, drafts, learning."""
     from sam_rollout.report import wandb_workspace as workspace
 
-    drawn = asked.picture is not None or asked.tensorboard
-    if drawn and not asked.runs:
-        raise typer.BadParameter("--picture and --tensorboard need run folders")
-    if asked.runs and not drawn:
-        typer.echo("sam-rollout: RUNS are for --picture and --tensorboard, not used here", err=True)
+    if runs or picture or tensorboard:
+        if not runs or not (picture or tensorboard):
+            raise typer.BadParameter("--picture and --tensorboard need run folders, and these them")
+        with one_line_errors():
+            if picture is not None:
+                from sam_rollout.report.pictures import draw_sections
+
+                typer.echo("\n".join(map(str, draw_sections(runs, picture))))
+            if tensorboard:
+                from sam_rollout.report.tensorboard_layout import write_layouts
+
+                typer.echo("\n".join(map(str, write_layouts(runs))))
+        return
     with one_line_errors(workspace.DashboardError):
-        if asked.picture is not None:
-            from sam_rollout.report.pictures import draw_sections
-
-            typer.echo("\n".join(map(str, draw_sections(asked.runs or [], asked.picture))))
-        if asked.tensorboard:
-            from sam_rollout.report.tensorboard_layout import write_layouts
-
-            typer.echo("\n".join(map(str, write_layouts(asked.runs or []))))
-        if not drawn:
-            _build_workspace(asked)
-
-
-def _build_workspace(asked: DashboardOptions) -> None:
-    from sam_rollout.report import wandb_workspace as workspace
-    from sam_rollout.report.panels import SECTIONS
-
-    built = workspace.build(asked.entity, asked.project, asked.name, asked.group)
-    write_json(asked.json_path, workspace.specification(built))
-    if asked.dry_run:
-        for section in SECTIONS:
-            typer.echo(f"{section.title}: {section.question}")
-            for panel in section.panels:
-                typer.echo(f"    {panel.title}: {panel.shows}")
-    elif asked.json_path is None:
-        if not asked.entity:
-            raise typer.BadParameter("whose project?", param_hint="--entity")
-        typer.echo(workspace.save(built))
+        built = workspace.build(entity, project, group)
+        write_json(json_path, workspace.specification(built))
+        if json_path is None:
+            if not entity:
+                raise typer.BadParameter("whose project?", param_hint="--entity")
+            typer.echo(workspace.save(built))
 
 
 def simulate(
@@ -160,18 +131,15 @@ def reference(
     docs: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("docs"),
 ) -> None:
     """Write what the pages of metrics and settings take from declarations."""
-    from sam_rollout.telemetry.docs import render, with_source_settings
+    from sam_rollout.telemetry.docs import PAGES, filled
 
     with one_line_errors(ValueError):
-        settings = docs / "configuration.md"
-        pages = {
-            docs / "metrics.md": render(),
-            settings: with_source_settings(settings.read_text(encoding="utf-8")),
-        }
-        for path, text in pages.items():
+        for path in (docs / page for page in PAGES):
+            there = path.read_text(encoding="utf-8")
+            text = filled(path.name, there)
             if not check:
                 path.write_text(text, encoding="utf-8")
-            elif path.read_text(encoding="utf-8") != text:
+            elif there != text:
                 typer.echo(
                     f"sam-rollout: {path} is out of date: run sam-rollout reference", err=True
                 )

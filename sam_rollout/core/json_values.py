@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Mapping, Set
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 _NOT_FINITE = {repr(number): number for number in (math.inf, -math.inf, math.nan)}
@@ -73,6 +74,22 @@ def loads(text: str) -> Any:
         ValueError: it is no JSON.
     """
     return decode(json.loads(text))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, such as the `config.json` of a model.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no object")
+    return found
 
 
 def measured(value: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 # More draft tokens than this are never accepted in useful numbers by copies of earlier text, while
 # the verify batch of every step grows with them.
 MAX_DRAFT_TOKENS = 32
+MOST_STEP_TOKENS = 4096  # draft tokens of trees in a step: accelerators stop being idle far below
 UNKNOWN_VOCABULARY = (1 << 31) - 1  # every token id but the largest
 
 

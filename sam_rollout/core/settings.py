@@ -35,8 +35,9 @@ class ConfigError(ValueError):
 
 # Ways to sample that are asked for in vain -> why.
 NEVER_FOR_ROLLOUTS = {
+    "coupled_gumbel": "it is rollout_sampler=coupled now",
     "arbitrage": "keeps steps of a draft model and so changes what is sampled; it is for "
-    "evaluating checkpoints and making data: python -m recipes.arbitrage (docs/arbitrage.md)"
+    "evaluating checkpoints and making data: python -m recipes.arbitrage (docs/arbitrage.md)",
 }
 
 # Keys that there were -> what takes their place.

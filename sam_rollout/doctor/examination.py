@@ -54,7 +54,6 @@ def checks_of(device: str) -> list[tuple[str, Check]]:
         ("plugins", installation.check_plugins),
         ("drafter", host.check_kernels),
         ("devices", host.check_cpu if device == "cpu" else host.check_accelerators),
-        ("network", network.check_ray_ports),
         ("network", network.check_interfaces),
         ("host", host.check_shared_memory),
         ("host", host.check_open_files),

@@ -1,6 +1,5 @@
-"""Ports, and the interfaces through which the nodes of a run find each other."""
+"""The interfaces through which the nodes of a run find each other."""
 
-import socket
 from collections.abc import Iterator
 
 import psutil
@@ -8,34 +7,11 @@ import psutil
 from sam_rollout.doctor.printed_checks import Line, judge, skip, warn
 from sam_rollout.doctor.scope import Question
 
-# Of the head node, as in verl's instructions for several Ascend nodes.
-RAY_PORTS = {6766: "Ray", 8260: "Ray's dashboard"}
 INTERFACE_VARIABLES = {
     "ascend_910c": ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
     "cuda": ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
     "cpu": ("GLOO_SOCKET_IFNAME",),
 }
-
-
-def check_ray_ports(question: Question) -> Iterator[Line]:
-    """Look whether the ports of a Ray head are free; in a running cluster the head holds them."""
-    for port, whose in RAY_PORTS.items() if not question.cluster else ():
-        fix = "end that program, ray stop, or start the head with another port"
-        taken = not is_free(port)
-        found = f"taken, wanted for {whose}" if taken else f"free for {whose}"
-        yield judge(f"port {port}", found, fix, warns=taken)
-
-
-def is_free(port: int) -> bool:
-    """Whether a server could listen there."""
-    with socket.socket() as server:
-        # Connections of a server that has ended do not count.
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            server.bind(("", port))
-        except OSError:
-            return False
-    return True
 
 
 def check_interfaces(question: Question) -> Iterator[Line]:

@@ -16,7 +16,8 @@ from sam_rollout.core.limits import MAX_DRAFT_TOKENS, Limits
 from sam_rollout.core.verified import Offered, Verified
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
-from sam_rollout.sources import Piece, Usage, make_sources
+from sam_rollout.drafting.trees import TreePolicy
+from sam_rollout.sources import Piece, Scored, Usage, make_sources
 from sam_rollout.sources.support.responses import Responses
 
 
@@ -30,6 +31,7 @@ class SamDrafter:
         limits: of the engine.
 
     Attributes:
+        shape: of its drafts, as `sam.draft_shape`.
         batch: the drafts in flight.
         sources: in the order of the registry.
         responses: what requests write, for sources that ask who a request is.
@@ -52,7 +54,9 @@ class SamDrafter:
         self._limits = limits = limits._replace(k=config.max_draft_tokens)
         self.responses = Responses(limits, config.texts)
         self.sources = make_sources(config.sources, limits, self.responses)
-        self._policy = DraftPolicy(config, len(self.sources), limits)
+        self.shape = config.draft_shape
+        policy = TreePolicy if self.shape == "tree" else DraftPolicy
+        self._policy = policy(config, len(self.sources), limits)
         self.batch = DraftBatch(limits)
         self._identities: dict[str, RequestIdentity] = {}
         self._bound: Sequence[str | None] = []  # None where the request has ended since
@@ -66,10 +70,10 @@ class SamDrafter:
         """Whether a source asks who a request is (`admit`)."""
         return any(source.needs_identity for source in self.sources)
 
-    def hear(self, tokens: Int32Array, likeliest: Int32Array, widths: Int32Array) -> None:
-        """Tell what the model held likeliest, as `Source.hear`."""
+    def hear(self, scored: Scored) -> None:
+        """Tell what the model said at the positions that it scored, as `Source.hear`."""
         for source in self.sources:
-            source.hear(tokens, likeliest, widths)
+            source.hear(scored)
 
     def receive(self, tokens: Int32Array, chances: np.ndarray | None) -> None:
         """Hand over drafts that were made elsewhere, as `Source.receive`; before `draft`."""
@@ -125,7 +129,7 @@ class SamDrafter:
             )
         verified = self.batch.verify(token_ids, num_tokens, sampled)
         if self.batch.pending:
-            self._policy.learn(verified, token_ids, self.batch.length[: len(num_tokens)])
+            self._policy.learn(verified, token_ids, self.batch)
         return verified
 
     def offered(self, verified: Verified) -> Offered | None:
@@ -198,9 +202,7 @@ class SamDrafter:
         np.minimum(budget, max_tokens, out=budget)
         np.minimum(budget, self._limits.k, out=budget)
         batch.pending = True  # first: drafts of a policy that fails are cleared, too
-        self._drafted_tokens += self._policy.draft(
-            self._places, budget, batch.tokens, batch.columns, least_chance
-        )
+        self._drafted_tokens += self._policy.draft(self._places, budget, batch, least_chance)
         batch.length[:rows] = num_tokens
 
     def finish(self, request_ids: Iterable[str]) -> None:
@@ -254,6 +256,7 @@ class SamDrafter:
             "unknown_tokens": self._policy.unknown_tokens,
         }
         for source in self.sources:
+            own[f"{source.name}_evictions"] = source.usage().evictions
             own.update(source.counters())
         return {f"draft/{name}": value for name, value in own.items()}
 
@@ -262,5 +265,6 @@ class SamDrafter:
         usage = self.usage()
         own = {"live_requests": usage.live_requests, "bytes": usage.bytes}
         for source in self.sources:
+            own[f"{source.name}_bytes"] = source.usage().bytes
             own.update(source.levels())
         return {f"draft/{name}": value for name, value in own.items()}

@@ -9,6 +9,7 @@ drafted for.
 """
 
 import numpy as np
+from numba import njit
 
 from sam_rollout.automaton.compilation import (
     GIVEN_INT32,
@@ -38,6 +39,8 @@ class DraftBatch:
 
     Attributes:
         tokens: int32[max_rows, k].
+        parents: int32[max_rows, k], the token of the row that each one follows, -1 for the text's
+            last; before it in the row. In a chain the one before.
         counts, held_back, filling: int32[max_rows].
         source: int32[max_rows], number of the source whose votes for the first token weighed most,
             NO_SOURCE without votes.
@@ -51,6 +54,7 @@ class DraftBatch:
         warm_up(_verify)
         max_rows = limits.max_rows
         self.tokens = np.zeros((max_rows, limits.k), np.int32)
+        self.parents = np.tile(np.arange(-1, limits.k - 1, dtype=np.int32), (max_rows, 1))
         # One array: every one that is handed to compiled code takes a microsecond.
         self.columns = np.zeros((5, max_rows), np.int32)
         self.counts, self.held_back, self.filling, self.source, self.length = self.columns
@@ -64,6 +68,7 @@ class DraftBatch:
         if self.pending:
             known = rows >= 0
             self.tokens[: len(rows)] = self.tokens[rows]
+            self.parents[: len(rows)] = self.parents[rows]
             self.length[: len(rows)] = self.length[rows]
             for column, empty in (
                 (self.counts, 0), (self.held_back, 0), (self.filling, 0), (self.source, NO_SOURCE),
@@ -82,7 +87,7 @@ class DraftBatch:
         """
         found = self._verified
         if self.pending:
-            _verify(token_ids, num_tokens, sampled, self.tokens, self.columns, found)
+            _verify(token_ids, num_tokens, sampled, self.tokens, self.parents, self.columns, found)
         else:
             found.fill(0)
             found[_SOURCE].fill(NO_SOURCE)
@@ -107,8 +112,20 @@ class DraftBatch:
         return lists
 
 
-@kernel(GIVEN_INT32_2D, GIVEN_INT32, GIVEN_INT32, *[INT32_2D] * 3)
-def _verify(token_ids, num_tokens, sampled, tokens, columns, out):
+@njit(nogil=True)
+def next_node(tokens, parents, count, node, token):
+    """The child of a node that holds a token, 0 for none.
+
+    Node 0 is the text's last token, node n the token n - 1 of the row, `count` how many it has.
+    """
+    for child in range(node, count):
+        if parents[child] == node - 1 and tokens[child] == token:
+            return child + 1
+    return 0
+
+
+@kernel(GIVEN_INT32_2D, GIVEN_INT32, GIVEN_INT32, *[INT32_2D] * 4)
+def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
     counts, held_back, filling, source, length = columns
     out_drafted, out_accepted, out_filling, out_source, out_judged, out_right = out
     for i in range(num_tokens.size):
@@ -123,16 +140,20 @@ def _verify(token_ids, num_tokens, sampled, tokens, columns, out):
             continue
         drafted = counts[i]
         # The last new token is the engine's own, whether it equals a drafted one or not.
-        most = min(known, gained)
-        right = 0
-        while right < most and token_ids[i, start + right] == tokens[i, right]:
+        right = accepted = node = 0
+        while right < gained:
+            child = next_node(tokens[i], parents[i], known, node, token_ids[i, start + right])
+            if child == 0:
+                break
+            accepted += child <= drafted
+            node = child
             right += 1
-        if right == gained and right <= drafted:
-            drafted = right - 1  # the engine verified no more of it
+        if right == gained and node <= drafted:
+            drafted = node - 1  # the engine verified no more of it
         out_drafted[i] = drafted
-        out_accepted[i] = min(right, drafted, gained - 1)
+        out_accepted[i] = min(accepted, gained - 1)
         out_filling[i] = filling[i]
-        out_judged[i] = right if right == most else known  # after a wrong token all are wrong
+        out_judged[i] = right if right == gained else known  # after a wrong token all are wrong
         out_right[i] = right
         if known > 0:  # otherwise nothing had a vote
             out_source[i] = source[i]

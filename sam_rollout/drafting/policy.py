@@ -68,6 +68,8 @@ from sam_rollout.automaton.continuations import (
     vote_lanes,
 )
 from sam_rollout.automaton.interface import (
+    DRAWN,
+    FOLLOWERS,
     LIVE,
     NOWHERE,
     PLACE_HEADER,
@@ -83,7 +85,7 @@ from sam_rollout.automaton.kernels import _inlined
 from sam_rollout.config import SamConfig
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import CHANCES, Offered, Verified
-from sam_rollout.drafting.in_flight import COUNTS, HELD_BACK, NO_SOURCE, SOURCE
+from sam_rollout.drafting.in_flight import COUNTS, HELD_BACK, NO_SOURCE, SOURCE, DraftBatch
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +127,8 @@ class DraftPolicy:
 
     Attributes:
         unknown_tokens: others that won a vote; the draft ended before them.
+        shares, weights: of each class of votes, how many there were and how many were right, and
+            what a vote weighs.
     """
 
     def __init__(self, config: SamConfig, sources: int, limits: Limits) -> None:
@@ -140,8 +144,8 @@ class DraftPolicy:
         each = np.tile(each, sources)
         sums = _SUM_WIDTH * (np.arange(_TOGETHER) // 2 + 0.5)
         first = np.minimum(np.concatenate([each, -np.expm1(-sums)]), _LARGEST_SHARE)
-        self._shares = np.array([np.ones_like(first), first]) * _FIRST_WEIGHT
-        self._weights = -np.log1p(-first)
+        self.shares = np.array([np.ones_like(first), first]) * _FIRST_WEIGHT
+        self.weights = -np.log1p(-first)
         # The same of drafted tokens, by class and by sum alone.
         self._chances_of = np.zeros((2, _CHANCE_CLASSES + _SUMS))
         # Of the drafts in flight.
@@ -170,25 +174,25 @@ class DraftPolicy:
         if in_flight:
             self._votes[:count] = self._votes[rows]  # where there was no draft, none is judged
 
-    def learn(self, verified: Verified, token_ids: Int32Array, length: Int32Array) -> None:
+    def learn(self, verified: Verified, token_ids: Int32Array, batch: DraftBatch) -> None:
         """Learn what was right of the last drafts.
 
         Args:
             verified: what became of them.
             token_ids: int32[R >= B, L], row i begins with the text of request i.
-            length: int32[B], of the texts when the drafts were made.
+            batch: the drafts.
         """
         _learn(
-            verified.judged, verified.right, verified.source, token_ids, length, self._votes,
-            self._rows, self._shares, self._weights, self._chances_of,
+            verified.judged, verified.right, verified.source, token_ids,
+            batch.length[: len(verified.sampled)], self._votes,
+            self._rows, self.shares, self.weights, self._chances_of,
         )  # fmt: skip
 
     def draft(
         self,
         places: Int64Array,
         budget: Int32Array,
-        out_tokens: Int32Array,
-        out_columns: Int32Array,
+        batch: DraftBatch,
         least_chance: float = 0.0,
     ) -> int:
         """Draft for every row; return how many tokens that were, held back ones left out.
@@ -196,17 +200,20 @@ class DraftPolicy:
         Args:
             places: int64[sources, max_rows, PLACE_WIDTH], where the texts stand in each source.
             budget: int32[B], most tokens to draft.
-            out_tokens: int32[max_rows, K], written where drafted or held back.
-            out_columns: int32[5, max_rows], as `DraftBatch.columns`: of each row, how many of these
-                are drafted and held back, and the source whose votes for the first token weighed
-                most, NO_SOURCE where there was none.
+            batch: to be filled: tokens, how many of them are drafted and held back, and the source
+                whose votes for the first token weighed most, NO_SOURCE where there was none.
             least_chance: of a token that is worth its time.
         """
         drafted, unknown = _draft(
             places, budget, self._vocab_size, self._least, max(self._least, least_chance),
-            out_tokens, out_columns, self._votes, self._chances, self._rows, self._weights,
+            batch.tokens, batch.columns, self._votes, self._chances, self._rows, self.weights,
             self._chances_of, self._lanes, self._tasks, self._lists, self._reached,
         )  # fmt: skip
+        self.warn_of(unknown)
+        return drafted
+
+    def warn_of(self, unknown: int) -> None:
+        """Count tokens that the model does not have; name the first."""
         if unknown:
             if not self.unknown_tokens:
                 logger.warning(
@@ -216,7 +223,6 @@ class DraftPolicy:
                     self._vocab_size,
                 )
             self.unknown_tokens += unknown
-        return drafted
 
     def offered(self, verified: Verified) -> Offered | None:
         """What the last plan could have drafted, rows as they were then; None if nobody asks."""
@@ -306,15 +312,24 @@ def _heaviest(tokens, classes, weights, first, stop):
 
 
 @_inlined
+def _tell_agreement(tokens, classes, weights, texts, other):
+    """Let the class of another vote tell whether texts name its token, and as theirs.
+
+    Where classes of texts have the writer. The votes of texts come first.
+    """
+    best, _ = _heaviest(tokens, classes, weights, 0, texts)
+    is_named = False
+    for n in range(texts):
+        is_named |= tokens[n] == tokens[other]
+    classes[other] += int(is_named) + int(is_named and tokens[best] == tokens[other])
+
+
+@_inlined
 def _unite(tokens, classes, origin, weights, texts, count):
     """Append the one vote of all texts, whose own come first; return the number of votes now."""
     best, most = _heaviest(tokens, classes, weights, 0, texts)
     for n in range(texts, count):
-        is_named = False
-        for m in range(texts):
-            is_named |= tokens[m] == tokens[n]
-        # Where classes of texts have the writer: no text names the token, some do, it is theirs.
-        classes[n] += int(is_named) + int(tokens[n] == tokens[best])
+        _tell_agreement(tokens, classes, weights, texts, n)
     number = weights.size - _TOGETHER + 2 * np.int64(min(most / _SUM_WIDTH, _SUMS - 1))
     tokens[count], origin[count] = tokens[best], NO_SOURCE
     classes[count] = number + int(tokens[texts] == tokens[best])
@@ -358,7 +373,7 @@ def _ask_growing(rows, first, places, room):
 
 
 @_inlined
-def _collect(i, first, places, lanes, tasks, tokens, classes, origin):
+def _collect(i, first, places, lanes, tasks, tokens, classes, origin, weights):
     """Gather the votes for a row's next token; return how many texts have, and how many there are.
 
     Those of texts come first, then those of drafts made elsewhere.
@@ -368,10 +383,18 @@ def _collect(i, first, places, lanes, tasks, tokens, classes, origin):
         kind, slot, before = places[s, i, PLACE_KIND], (i - first) * sources + s, count
         if kind == LIVE:
             count = take_votes(lanes, tasks, slot, tokens, classes, count)
-        elif kind != NOWHERE and kind != READY:
+        elif kind == FOLLOWERS:
             count = _vote(kind, lane_at(lanes, slot), tokens, classes, count)
         for n in range(before, count):
             origin[n] = s
+    for s in range(sources):
+        if places[s, i, PLACE_KIND] == DRAWN:
+            before = count
+            lane = lane_at(lanes, (i - first) * sources + s)
+            count = _vote(DRAWN, lane, tokens, classes, count)
+            if count > before:
+                origin[before] = s
+                _tell_agreement(tokens, classes, weights, before, before)
     texts = count
     for s in range(sources):
         if places[s, i, PLACE_KIND] == READY:
@@ -481,7 +504,9 @@ def _draft_some(first, stop, ask, drafts, weights, chances_of, room):
         still = 0
         for at in range(rows):
             i, counted = going[at], 0
-            texts, count = _collect(i, first, places, lanes, tasks, tokens, classes, origin)
+            texts, count = _collect(
+                i, first, places, lanes, tasks, tokens, classes, origin, weights
+            )
             if 0 < texts < count:
                 counted, count = texts, _unite(tokens, classes, origin, weights, texts, count)
             best, most = _heaviest(tokens, classes, weights, counted, count)

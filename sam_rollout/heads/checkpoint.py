@@ -7,13 +7,15 @@ started, which would fail later, or draft nonsense without any error.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
+from sam_rollout.core.json_values import read_object
 from sam_rollout.core.settings import ConfigError
 
 CONFIG, TRAINING = "config.json", "training.json"
@@ -24,8 +26,6 @@ BASE_KEYS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings",
 )  # fmt: skip
-_ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2}
-_LARGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
 _POLICYS_OWN = ("embed_tokens.weight", "lm_head.weight")
 
 
@@ -91,18 +91,15 @@ class Head:
     """A head on disk.
 
     Attributes:
-        method: vLLM's name of the method, `speculative_config.method`.
-        parameters, nbytes: of all tensors in its files; embeddings among them if it has its own.
+        parameters: of all tensors in its files; embeddings among them if it has its own.
         own_policy_weights: which of the policy's matrices the file repeats; they grow stale when
             the policy is trained.
         base_model: what it says of the policy it was trained for, of BASE_KEYS; may be empty.
     """
 
     path: str
-    method: str
     shape: HeadShape
     parameters: int
-    nbytes: int
     own_policy_weights: tuple[str, ...]
     base_model: Mapping[str, Any]
 
@@ -141,20 +138,20 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(field, str(folder), "must hold weights as *.safetensors")
-    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+    tensors: dict[str, tuple[int, ...]] = {}
     for file in files:
-        tensors |= _tensors(file, field)
+        try:
+            tensors |= tensor_shapes(file)
+        except ValueError as error:
+            raise ConfigError(field, str(folder), str(error)) from None
     _check_shapes(shape, tensors, f"{field}: {folder}")
-    sizes = {name: (prod(dims), _ITEM_BYTES.get(kind, 1)) for name, (kind, dims) in tensors.items()}
     training = folder / TRAINING
     base = read_json(training, field, str(folder)).get("base_model") if training.exists() else None
     own = (name for name in _POLICYS_OWN if name in tensors)
     return Head(
         path=str(folder),
-        method="eagle3",
         shape=shape,
-        parameters=sum(count for count, _ in sizes.values()),
-        nbytes=sum(count * size for count, size in sizes.values()),
+        parameters=sum(map(prod, tensors.values())),
         own_policy_weights=tuple(own),
         base_model=base if isinstance(base, dict) else {},
     )
@@ -163,7 +160,7 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
 def is_fresh(folder: Path) -> bool:
     """Whether nothing has been learned yet by the head in a folder; others' heads have learned."""
     record = folder / TRAINING
-    return record.exists() and json.loads(record.read_text("utf-8")).get("updates") == 0
+    return record.exists() and read_object(record).get("updates") == 0
 
 
 def base_of(model_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,28 +291,27 @@ def read_json(path: Path, field: str, value: str) -> dict[str, Any]:
         ConfigError: no such file, or other content.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except OSError as error:
         reason = f"must be a folder with {path.name}: {error.strerror}"
-        raise ConfigError(field, value, reason) from None
     except ValueError as error:
-        raise ConfigError(field, value, f"{path.name} is no JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(field, value, f"{path.name} must hold a JSON object")
-    return content
+        reason = str(error)
+    raise ConfigError(field, value, reason)
 
 
-def _tensors(file: Path, field: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type and shape of every tensor of a safetensors file, from its header alone."""
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        text = stream.read(min(length, _LARGEST_HEADER))
+def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of a safetensors file, from its header alone.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is cut or something else, such as a pointer of git-lfs.
+    """
     try:
-        header = json.loads(text)
-        header.pop("__metadata__", None)
-        return {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(field, str(file), "must be a whole safetensors file") from None
+        with safe_open(file, "numpy") as opened:
+            names = opened.offset_keys()
+            return {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+    except SafetensorError as error:
+        raise ValueError(f"{file} is no whole safetensors file: {error}") from None
 
 
 def vllm_name(name: str) -> str:
@@ -323,10 +319,8 @@ def vllm_name(name: str) -> str:
     return name.replace("midlayer.", "layers.0.")
 
 
-def _check_shapes(
-    shape: HeadShape, tensors: Mapping[str, tuple[str, Sequence[int]]], field: str
-) -> None:
-    found = {vllm_name(name): dims for name, (_, dims) in tensors.items()}
+def _check_shapes(shape: HeadShape, tensors: Mapping[str, tuple[int, ...]], field: str) -> None:
+    found = {vllm_name(name): dims for name, dims in tensors.items()}
     for name, expected in shape.weights.items():
         if name == "t2d" and name not in found:  # vLLM reads d2t alone
             continue

@@ -46,40 +46,39 @@ def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int
     return rng.randint(least, max(least, most))
 
 
-def load_model(folder: str, device: torch.device, **options: Any) -> Any:
-    """Load a checkpoint for a device: float32 for a CPU, as it is stored for others.
-
-    Args:
-        options: of transformers' `from_pretrained`.
-
-    Raises:
-        OSError, ValueError: no checkpoint that transformers knows.
-    """
-    from transformers import AutoModelForCausalLM
-
-    dtype = torch.float32 if device.type == "cpu" else "auto"
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).eval()
-
-
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A causal language model of transformers' and its two matrices that its head shares."""
+    """A causal language model of transformers' and its two matrices that its head shares.
+
+    The matrices lie on one device; layers of the model may lie on others.
+    """
 
     model: Any
     embeddings: Tensor  # [vocabulary, hidden]
     output: Tensor  # [vocabulary, hidden]
 
     @classmethod
-    def load(cls, folder: str, device: torch.device) -> Policy:
-        """Load a checkpoint as `load_model`."""
-        return cls.of(load_model(folder, device).to(device))
+    def load(cls, folder: str, device: torch.device, spread: bool = False) -> Policy:
+        """Load a checkpoint: float32 for a CPU, as it is stored for others.
+
+        Args:
+            spread: its layers over all devices of this kind.
+
+        Raises:
+            OSError, ValueError: no checkpoint that transformers knows.
+        """
+        from transformers import AutoModelForCausalLM
+
+        dtype = torch.float32 if device.type == "cpu" else "auto"
+        place = {"device_map": "auto"} if spread else {}
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **place).eval()
+        return cls.of(model if spread else model.to(device), device)
 
     @classmethod
-    def of(cls, model: Any) -> Policy:
+    def of(cls, model: Any, device: torch.device) -> Policy:
         """The same of a model that is loaded."""
-        embeddings = model.get_input_embeddings().weight.detach().float()
-        output = model.get_output_embeddings().weight.detach().float()
-        return cls(model, embeddings, output)
+        ends = model.get_input_embeddings(), model.get_output_embeddings()
+        return cls(model, *(end.weight.detach().to(device, torch.float32) for end in ends))
 
     @torch.no_grad()
     def read(
@@ -109,13 +108,12 @@ class Policy:
                 input_ids=ids.to(self.embeddings.device), output_hidden_states=True,
                 use_cache=False, logits_to_keep=1,
             )  # fmt: skip
-            states = torch.cat([out.hidden_states[layer] for layer in layers], -1).to(STORED)
-            last = out.hidden_states[-1].to(STORED)
+            *chosen, last = (out.hidden_states[n].to("cpu", STORED) for n in (*layers, -1))
+            states = torch.cat(chosen, -1)
             for row, i in enumerate(part):
                 n, prompt = len(texts[i]), min(len(traces[i].prompt), len(texts[i]))
-                samples[i] = Sample(
-                    texts[i], states[row, :n].cpu(), last[row, :n].cpu(), prompt
-                )  # fmt: skip
+                kept = states[row, :n].clone(), last[row, :n].clone()  # without the padding
+                samples[i] = Sample(texts[i], *kept, prompt)
                 progress(n)
         return [samples[i] for i in range(len(texts))]
 

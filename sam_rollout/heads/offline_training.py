@@ -14,10 +14,9 @@ from tqdm import tqdm
 
 from sam_rollout.core.settings import ConfigError
 from sam_rollout.heads.checkpoint import CONFIG, read_head, read_json
-from sam_rollout.heads.devices import joined, load_split
 from sam_rollout.heads.expected_acceptance import acceptance
 from sam_rollout.heads.hidden_states import Policy, Sample
-from sam_rollout.heads.peers import Peers
+from sam_rollout.heads.peers import Peers, joined
 from sam_rollout.heads.training import Learner, TrainingSettings, train
 from sam_rollout.heads.writing import TrainableHead, fresh_head, load_head, write_head
 from sam_rollout.telemetry.traces import Trace, groups_of, read_traces
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 HELD_OUT = 0.05  # share of the prompts
 LEAST_HELD_OUT = 4
 EVALUATIONS = 10  # during training, evenly spread
-READ_TOGETHER = 240  # texts that processes with parts of a policy read before they share them out
 LOGGED = 100  # losses kept in training.json: means over as many parts of the training
 
 
@@ -43,7 +41,7 @@ class HeadRequest:
             None: all.
         start: a head to begin with, which decides its vocabulary itself; None: random weights.
         max_tokens: of a text; what follows is not read.
-        split_model: every process of torchrun holds a part of the policy, not all of it.
+        split_model: the policy's layers are spread over all devices of the only process.
     """
 
     model: str
@@ -74,11 +72,13 @@ def _train_head(request: HeadRequest, console: Console, device: torch.device, pe
     model_config = read_json(Path(request.model) / CONFIG, "--model", request.model)
     head, shape, vocabulary, output = _begin(request, model_config)
     learning, held_out = split([t for path in request.texts for t in read_traces(path)])
-    together = request.split_model and peers.size > 1
-    policy = (load_split if together else Policy.load)(request.model, device)
-    reader = _Reader(policy, shape.target_layers, request.max_tokens, peers, together)
-    samples = reader.read(learning, "reading texts")
-    tests = reader.read(held_out, "reading held-out texts")
+    if request.split_model and peers.size > 1:
+        raise ConfigError("--split-model", True, "spreads over all devices: leave torchrun out")
+    policy = Policy.load(request.model, device, request.split_model)
+    samples, tests = (
+        _read(policy, traces, shape.target_layers, request.max_tokens, peers)
+        for traces in (learning, held_out)
+    )
     if vocabulary is None and shape.draft_vocabulary < shape.vocabulary:
         vocabulary = frequent_tokens(learning, shape.draft_vocabulary, shape.vocabulary)
     learner = Learner(head.to(device), policy, settings.steps, vocabulary, output)
@@ -96,7 +96,7 @@ def _train_head(request: HeadRequest, console: Console, device: torch.device, pe
     written, found = read_head(request.output), history["held_out"][-1]
     chances = " / ".join(f"{chance:.3f}" for chance in found["per_position"])
     console.print(
-        f"{request.output}: {written.parameters:,} parameters, {written.nbytes / 1e6:,.2f} MB. "
+        f"{request.output}: {written.parameters:,} parameters. "
         f"Held-out texts: drafts accepted with probability {chances} by position, "
         f"{found['length']:.2f} tokens per verify step.",
         soft_wrap=True,
@@ -139,30 +139,16 @@ def frequent_tokens(traces: Sequence[Trace], count: int, vocabulary: int) -> tor
     return torch.as_tensor(np.sort(np.argsort(-seen, kind="stable")[:count]))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-    """Lets a policy read this process's share of texts; processes `together` read all of them."""
-
-    policy: Policy
-    layers: Sequence[int]
-    max_tokens: int
-    peers: Peers
-    together: bool
-
-    def read(self, traces: Sequence[Trace], title: str) -> list[Sample]:
-        peers = self.peers
-        if not self.together:
-            traces = traces[peers.rank :: peers.size]
-        at_once = READ_TOGETHER if self.together else max(1, len(traces))
-        samples: list[Sample] = []
-        total = sum(min(self.max_tokens, len(trace.tokens)) for trace in traces)
-        silent = peers.rank != 0
-        with tqdm(total=total, desc=title, unit="token", unit_scale=True, disable=silent) as bar:
-            for start in range(0, len(traces), at_once):
-                part = traces[start : start + at_once]
-                found = self.policy.read(part, self.layers, self.max_tokens, bar.update)
-                samples += found[peers.rank :: peers.size] if self.together else found
-        return [sample for sample in samples if len(sample.tokens) > sample.prompt + 1]
+def _read(
+    policy: Policy, traces: Sequence[Trace], layers: Sequence[int], max_tokens: int, peers: Peers
+) -> list[Sample]:
+    """Let a policy read this process's share of texts, with a bar."""
+    traces = traces[peers.rank :: peers.size]
+    total = sum(min(max_tokens, len(trace.tokens)) for trace in traces)
+    silent = peers.rank != 0
+    with tqdm(total=total, desc="reading", unit="token", unit_scale=True, disable=silent) as bar:
+        samples = policy.read(traces, layers, max_tokens, bar.update) if traces else []
+    return [sample for sample in samples if len(sample.tokens) > sample.prompt + 1]
 
 
 def _train(

@@ -34,8 +34,6 @@ _WARM_UP = 20  # updates
 # A head that knows nothing learns at first at so many times the rate, over so many updates.
 _EAGER, _EAGER_UPDATES = 10.0, 1000
 _TESTED = 2  # batches of new windows that are drafted over before they are learned from
-_SMOOTHING = 0.3  # of acceptance lengths, weight of the newest
-_RISE, _FALL = 1.002, 0.98  # what counts as better than the best; as worse than when it paused
 
 
 class SampleBuffer:
@@ -65,43 +63,6 @@ class SampleBuffer:
         return sum(t.nbytes for s in self.samples for t in (s.tokens, s.states, s.last))
 
 
-class Patience:
-    """Stops a training whose acceptance length no longer rises; starts it when that falls.
-
-    Args:
-        steps: without a rise after which to pause; 0: never.
-    """
-
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-        self._level = self._best = self._held = 0.0
-        self._since = 0
-        self.paused = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` restores; how patient it is stays out."""
-        return {name: value for name, value in vars(self).items() if name != "_steps"}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        vars(self).update(state)
-
-    def look(self, length: float) -> None:
-        """Take in an acceptance length of new texts."""
-        if not self._level:
-            self._level = length
-        self._level += _SMOOTHING * (length - self._level)
-        if self.paused:
-            if self._level < _FALL * self._held:
-                self.paused, self._best, self._since = False, self._level, 0
-        elif self._level > _RISE * self._best:
-            self._best, self._since = self._level, 0
-        else:
-            self._since += 1
-            if self._steps and self._since >= self._steps:
-                self.paused, self._held = True, self._level
-
-
 class OnlineHead:
     """One process's part in training a head.
 
@@ -129,7 +90,6 @@ class OnlineHead:
         self.buffer = SampleBuffer(max(settings.window, settings.buffer_tokens // peers.size))
         self._steps, self._peers = steps, peers
         self._optimizer = HeadOptimizer(trainable.head, settings.lr, peers)
-        self._patience = Patience(settings.patience)
         self._rng = random.Random(peers.rank)
         self._first = copy.deepcopy(trainable.head) if known else None
         self._begun = False
@@ -162,7 +122,9 @@ class OnlineHead:
         self._credit_s = min(self._credit_s, max(seconds, self._least_s)) + seconds
         good, found = None, {"updates": 0.0}
         try:
-            agreed = self._agree(self._credit_s - self._spent_s >= self._least_s, device)
+            problem, self.problem = self.problem, None
+            has_time = self._credit_s - self._spent_s >= self._least_s
+            agreed = self._peers.agree(has_time, problem, device)
             started_s = time.perf_counter()  # without the wait for others
             if agreed:
                 learner = self._begin(find_policy, device)
@@ -170,8 +132,7 @@ class OnlineHead:
                 good = {name: value.to("cpu", copy=True) for name, value in head.items()}
                 found |= self._test(learner)
                 self._least_s = time.perf_counter() - started_s + self._update_s
-                if not self._patience.paused:
-                    found |= self._update(learner, started_s)
+                found |= self._update(learner, started_s)
         except Exception:
             self.failed, self._failures = True, 1
             if good is not None:
@@ -195,16 +156,8 @@ class OnlineHead:
             **found,
             "time_s": spent,
             "buffer_bytes": float(self.buffer.nbytes),
-            "paused": float(self._patience.paused),
             "failures": float(failures),
         }
-
-    def _agree(self, there_is_time: bool, device: torch.device) -> bool:
-        """Whether all processes have time; raises in all where one could not keep windows."""
-        problem, self.problem = self.problem, None
-        self._peers.check(problem, device)
-        late = torch.tensor([float(not there_is_time)], device=device)
-        return not self._peers.sum(late).item()
 
     def _begin(self, find_policy: Callable[[Peers], Policy], device: torch.device) -> Learner:
         """Bring everything to the device; in all processes, or in none."""
@@ -234,7 +187,6 @@ class OnlineHead:
         own = self._accepted(learner, tested)
         if not own.positions:
             return {}
-        self._patience.look(own.length)
         found = {"length": own.length}
         for number, chance in enumerate(own.per_position, start=1):
             found[f"accepted_position_{number}"] = chance
@@ -260,9 +212,7 @@ class OnlineHead:
             spent_s = self._spent_s + time.perf_counter() - started_s
             more = not losses or spent_s + self._update_s <= self._credit_s
             # All go on, or none: not where one has failed, has no time, or nothing to learn from.
-            self._peers.check(problem, device)
-            stop = torch.tensor([float(not more or not samples)], device=device)
-            if self._peers.sum(stop).item():
+            if not self._peers.agree(more and bool(samples), problem, device):
                 break
             began_s = time.perf_counter()
             chosen = self._rng.choices(samples, k=self.settings.batch)
@@ -298,7 +248,6 @@ class OnlineHead:
             "head": self.trainable.head.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "updates": self.updates,
-            "patience": self._patience.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -306,4 +255,3 @@ class OnlineHead:
         self.trainable.head.load_state_dict(state["head"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.updates = state["updates"]
-        self._patience.load_state_dict(state["patience"])

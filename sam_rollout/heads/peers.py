@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -55,6 +57,11 @@ class Peers:
         if problem is not None:
             raise problem
 
+    def agree(self, mine: bool, problem: Exception | None, device: torch.device) -> bool:
+        """Whether all processes say yes; where one has met a problem, as `check`."""
+        self.check(problem, device)
+        return not self.sum(torch.tensor([float(not mine)], device=device)).item()
+
     def attempt(self, work: Callable[[], T], device: torch.device) -> T:
         """Do something of this process's own; it has failed in all where it failed in one.
 
@@ -73,3 +80,22 @@ class Peers:
 
 
 ALONE = Peers()
+
+
+@contextmanager
+def joined() -> Iterator[tuple[torch.device, Peers]]:
+    """This process's device, an accelerator if there is one, and its peers.
+
+    What an error leaves behind is torchrun's: it ends the other processes.
+    """
+    kind = (torch.accelerator.current_accelerator() or torch.device("cpu")).type
+    if not distributed.is_torchelastic_launched():
+        yield torch.device(kind), Peers()
+        return
+    device = torch.device(kind)
+    if kind != "cpu":
+        device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
+        torch.accelerator.set_device_index(device.index)
+    distributed.init_process_group(distributed.get_default_backend_for_device(device))
+    yield device, Peers(distributed.group.WORLD)
+    distributed.destroy_process_group()

@@ -10,16 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from sam_rollout.report.panels import Panel
-from sam_rollout.report.runs import Run, flat
+from sam_rollout.report.runs import Run
 from sam_rollout.telemetry.curve import RunningCurve, plot, running_curve
+from sam_rollout.telemetry.records import value_at
 
 # Okabe and Ito: told apart by readers with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 INK, MUTED, RULE = "#1A1F26", "#5B6570", "#E2E5E9"
 LINES = ("-", "--", ":", "-.")
 WIDTHS = (3.5, 1.3)  # the first side stays visible below others that are equal to it
-REST = 0.3  # opacity of what is stacked below the first metric
-MAX_BARS = 24  # per side; more steps than that share bars
 _MARKED = 60  # points; longer lines carry no markers
 STYLE = {
     "font.size": 8, "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left",
@@ -68,9 +67,8 @@ class Side:
 
 def rollout_curve(run: Run, step: int) -> RunningCurve | None:
     """The running requests of a run's rollout, as charts draw them."""
-    table = run.read_table("engine_steps", run.problems)
-    threshold = flat(run.start.config or {}).get("rollout_telemetry.tail_threshold", 0)
-    rows = table.filter(pc.equal(table["step"], step))
+    threshold = value_at(run.start.config, "rollout_telemetry.tail_threshold", 0)
+    rows = run.engine_steps.filter(pc.equal(run.engine_steps["step"], step))
     return running_curve([rows], tail_threshold=threshold)
 
 
@@ -90,10 +88,7 @@ def draw(axis: Axes, panel: Panel, sides: Sequence[Side]) -> Mapping[str, pd.Ser
     if not tables:
         nothing(axis)
         return {}
-    if panel.stacked:
-        _bars(axis, sides, tables)
-    else:
-        _lines(axis, sides, tables)
+    _lines(axis, sides, tables)
     if panel.zero_based:
         axis.set_ylim(bottom=0)
     axis.set_ylabel(panel.unit)
@@ -122,21 +117,6 @@ def _lines(axis: Axes, sides: Sequence[Side], tables: _Tables) -> None:
             linewidth=WIDTHS[number > 0], marker="o" if len(table) <= _MARKED else "", markersize=3,
         )  # fmt: skip
     axis.margins(y=0.2)
-
-
-def _bars(axis: Axes, sides: Sequence[Side], tables: _Tables) -> None:
-    """Sides next to each other, the first metric in full colour on top of the others."""
-    size = -(-max(map(len, tables.values())) // MAX_BARS)  # steps that share a bar
-    width, bottoms = 0.8 * size / len(sides), dict[int, pd.Series]()
-    for (number, place, label), table in sorted(tables.items(), key=lambda item: -item[0][1]):
-        steps = table.mean(axis=1).rename("value").rename_axis("step").reset_index()
-        bins = steps.groupby(steps.index // size).mean()
-        bottom = bottoms.get(number, 0)
-        axis.bar(
-            bins["step"] + (number - (len(sides) - 1) / 2) * width, bins["value"], width,
-            bottom=bottom, color=sides[number].colour, alpha=REST if place else 1, label=label,
-        )  # fmt: skip
-        bottoms[number] = bottom + bins["value"]
 
 
 def _running(axis: Axes, sides: Sequence[Side]) -> Mapping[str, pd.Series]:

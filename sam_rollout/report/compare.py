@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from sam_rollout.core.json_values import measured
 from sam_rollout.core.statistics import Estimate, Gain, Sides, difference, gain
 from sam_rollout.report import fairness
-from sam_rollout.report.draft_figures import Acceptance, acceptance
 from sam_rollout.report.fairness import Finding
 from sam_rollout.report.lossless import Losslessness, losslessness
 from sam_rollout.report.pairing import Both
-from sam_rollout.report.run_choice import load_sides
-from sam_rollout.report.runs import Run, held_out_names
+from sam_rollout.report.runs import Run, held_out_names, load_side
 from sam_rollout.telemetry.records import RunFolderError
 
 
@@ -41,8 +38,7 @@ class Compared(NamedTuple):
     tokens: tuple[str, ...] = ()
 
 
-# verl's own count has the prompts in it and only the responses trained on.
-_TOKENS = ("sam/engine/generation_tokens", "perf/total_num_tokens")
+_TOKENS = ("sam/engine/generation_tokens",)
 _GEN, _STEP, _BUSY = ("timing_s/gen",), ("timing_s/step",), ("sam/engine/rollout_s",)
 TIMES = (
     Compared("round", "mean generation round", ("sam/rounds/time_mean_s",)),
@@ -118,24 +114,14 @@ class QuantityRow(Row):
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two sides next to each other, over the training steps that all their runs have.
+class Comparison(Both):
+    """Two sides next to each other, over the training steps that all their runs have."""
 
-    `left_out` says which runs are not part of it, and why. `series` maps the keys of `TIMES` and
-    `QUANTITIES` to frames with columns base and sam, means over runs, index training step.
-    """
-
-    base: list[Run]
-    sam: list[Run]
-    steps: list[int]
     skipped: list[int]
-    left_out: list[str]
     findings: list[Finding]
     times: list[TimeRow]
     quantities: list[QuantityRow]
-    acceptance: Acceptance
     lossless: Losslessness
-    series: dict[str, pd.DataFrame]
 
     @property
     def fair(self) -> bool | None:
@@ -144,13 +130,13 @@ class Comparison:
 
     @property
     def caveat(self) -> str | None:
-        """Which runs ended early or are left out, to be said beside `fair`."""
+        """Which runs ended early, to be said beside `fair`."""
         return fairness.caveat(self.findings)
 
     @property
-    def unfair(self) -> list[str]:
-        """Why the comparison is not fair, in words; empty unless it is."""
-        return [found.text for found in self.findings if found.severity == fairness.UNFAIR]
+    def unfair(self) -> list[Finding]:
+        """Why the comparison is not fair; empty unless it is."""
+        return [found for found in self.findings if found.severity == fairness.UNFAIR]
 
     @property
     def labels(self) -> tuple[str, str]:
@@ -183,17 +169,11 @@ class Comparison:
                 "interval": f"95 %, noise {self.noise}",
                 "base": [_facts(run) for run in self.base],
                 "sam": [_facts(run) for run in self.sam],
-                "left_out": self.left_out,
                 "steps": self.steps,
                 "skipped": self.skipped,
                 "times": [asdict(row) for row in self.times],
                 "quantities": [asdict(row) for row in self.quantities],
-                "acceptance": asdict(self.acceptance),
                 "lossless": asdict(self.lossless),
-                "series": {
-                    key: {"base": list(frame["base"]), "sam": list(frame["sam"])}
-                    for key, frame in self.series.items()
-                },
             }
         )
 
@@ -205,11 +185,11 @@ def compare_folders(
 ) -> Comparison:
     """Compares the runs at these paths, one or several a side.
 
-    Over their common steps, without the first `skip_first` of them. Raises RunFolderError if a side
-    has no run that can be read, or no step is left.
+    Over their common steps, without the first `skip_first` of them. Raises RunFolderError if a run
+    cannot be read, or no step is left.
     """
     of_base, of_sam = ([side] if isinstance(side, str | Path) else side for side in (base, sam))
-    base_runs, sam_runs, left_out = load_sides(of_base, of_sam)
+    base_runs, sam_runs = load_side("BASE", of_base), load_side("SAM", of_sam)
     runs = [*base_runs, *sam_runs]
     common = sorted(set.intersection(*(set(run.training_steps) for run in runs)))
     skipped, steps = common[:skip_first], common[skip_first:]
@@ -220,26 +200,18 @@ def compare_folders(
             f"{len(skipped)} skipped"
         )
     both = Both(base_runs, sam_runs, steps)
-    times = [(kind, name) for kind in TIMES if (name := both.first(kind.names))]
     kinds = (*QUANTITIES, *map(_held_out, held_out_names(both.names())))
-    quantities = [(kind, name) for kind in kinds if (name := both.first(kind.names))]
     lossless = losslessness(both)
-    shown = [(kind.key, name) for kind, name in times]
-    shown += [(kind.key, name) for kind, name in quantities]
-    found = [Finding("left_out", fairness.WARNING, text) for text in left_out]
-    found += fairness.findings(both, skipped, lossless)
+    findings = fairness.findings(both, lossless)
     return Comparison(
         base=base_runs,
         sam=sam_runs,
         steps=steps,
         skipped=skipped,
-        left_out=left_out,
-        findings=sorted(found, key=lambda one: fairness.SEVERITIES.index(one.severity)),
-        times=[_time_row(kind, name, both) for kind, name in times],
-        quantities=[_quantity_row(kind, name, both) for kind, name in quantities],
-        acceptance=acceptance(sam_runs, steps),
+        findings=sorted(findings, key=lambda one: fairness.SEVERITIES.index(one.severity)),
+        times=[row for kind in TIMES if (row := _time_row(kind, both))],
+        quantities=[found for kind in kinds if (found := _quantity_row(kind, both))],
         lossless=lossless,
-        series={key: both.means(name) for key, name in shown},
     )
 
 
@@ -255,7 +227,9 @@ def _row(kind: Compared, name: str, values: Sides) -> dict[str, Any]:
     return vars(row)
 
 
-def _time_row(kind: Compared, name: str, both: Both) -> TimeRow:
+def _time_row(kind: Compared, both: Both) -> TimeRow | None:
+    if (name := both.first(kind.names)) is None:
+        return None
     (values,) = both.sides(name)
     spent, tokens = both.first(kind.spent), both.first(kind.tokens)
     equal = gain(*both.sides(spent, tokens)) if spent and tokens else None
@@ -267,7 +241,9 @@ def _time_row(kind: Compared, name: str, both: Both) -> TimeRow:
     )
 
 
-def _quantity_row(kind: Compared, name: str, both: Both) -> QuantityRow:
+def _quantity_row(kind: Compared, both: Both) -> QuantityRow | None:
+    if (name := both.first(kind.names)) is None:
+        return None
     (values,) = both.sides(name)
     return QuantityRow(**_row(kind, name, values), difference=difference(values))
 
@@ -281,7 +257,6 @@ def _facts(run: Run) -> dict[str, Any]:
     start = run.start
     return {
         "path": str(run.path),
-        "source": run.source,
         "label": run.label,
         "training_steps": run.training_steps,
         "started_at": start.started_at,

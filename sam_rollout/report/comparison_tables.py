@@ -26,7 +26,7 @@ class Table:
 
 def tables(comparison: Comparison) -> dict[str, Table]:
     """Everything that a comparison tells, by its name; without rows where nothing is recorded."""
-    lossless, drafts = comparison.lossless, comparison.acceptance
+    lossless = comparison.lossless
     return {
         "gains": Table(
             "Times and gains",
@@ -44,27 +44,6 @@ def tables(comparison: Comparison) -> dict[str, Table]:
             "token generated in the step; inside and outside the tail, time of all replicas per "
             "token made there. In brackets 95 % intervals of the noise "
             f"{comparison.noise}.",
-        ),
-        "positions": Table(
-            "Accepted drafts by position",
-            ("position", "accepted"),
-            [(str(row.position), f"{row.accepted_share:.1%}") for row in drafts.positions],
-        ),
-        "sources": Table(
-            "Draft tokens by source",
-            ("source", "verified", "accepted", "rate"),
-            [
-                (row.name, number(row.drafted), number(row.accepted), f"{row.rate:.1%}")
-                for row in drafts.sources
-            ],
-        ),
-        "contexts": Table(
-            "Acceptance by length of context",
-            ("context from, tokens", "verified drafts", "acceptance length"),
-            [
-                (f"{row.tokens:,}", number(row.verified), f"{row.acceptance_length:.3f}")
-                for row in drafts.contexts
-            ],
         ),
         "samples": Table(
             "Responses that are the same in two runs",
@@ -149,16 +128,15 @@ _SEVERITY_STYLE = {"unfair": "red", "warning": "yellow", "note": "dim", "unknown
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Two sentences, whether it is fair, times, gains, drafts, samples, then what was trained."""
+    """Two sentences, whether it is fair, times, gains, samples, then what was trained."""
 
     def say(text: str, style: str | None = None) -> None:
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     for sentence in sentences(comparison):
         say(sentence, "bold")
-    for side, runs in (("BASE", comparison.base), ("SAM", comparison.sam)):
-        for run in runs:
-            say(f"{side:<4} {run.label}: {run.path} ({run.source})")
+    for run in comparison.runs:
+        say(f"{run.name:<4} {run.label}: {run.path}")
     say(_steps_line(comparison))
     text, style = VERDICTS[comparison.fair]
     if comparison.caveat:

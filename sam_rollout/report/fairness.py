@@ -1,25 +1,24 @@
 """Whether the difference between two sides can be the drafts' doing, and if not, why.
 
-Each rule below compares one thing, which its docstring names, and finds sentences with their
-figures. `unfair` findings make a comparison unfair; a `warning` may explain a part of a gain; a
-`note` has to be known to read the figures; `unknown` says what a source does not tell.
-docs/compare.md explains the bounds.
+Each rule below compares one thing, which its docstring names, and finds sentences. `unfair`
+findings make a comparison unfair; a `warning` may explain a part of a gain; a `note` has to be
+known to read the figures; `unknown` says what is not recorded. docs/compare.md explains the bounds.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, product
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from sam_rollout.report.lossless import Losslessness
-from sam_rollout.report.pairing import SIDES, Both, common_steps, response_tokens, whole_steps
+from sam_rollout.report.pairing import SIDES, Both, whole_steps
 from sam_rollout.report.run_differences import ABSENT, run_differences
-from sam_rollout.report.runs import Run, Start, flat
+from sam_rollout.report.runs import Run
+from sam_rollout.telemetry.records import value_at
 
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
 SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
@@ -33,35 +32,34 @@ FEW_STEPS = 3
 _OF_A_RESUME = {  # where a start begins and ends
     "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",
 }  # fmt: skip
-_NUMBERS = ("critic/rewards/mean", "critic/score/mean", "timing_s/gen", "timing_s/step")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know about a comparison; `figures` are those in `text`, for programs."""
+    """One thing to know about a comparison."""
 
     name: str
     severity: str
     text: str
-    figures: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Case(Both):
     """What the rules look at."""
 
-    skipped: list[int]
     lossless: Losslessness
 
     @cached_property
     def whole(self) -> list[int]:
         """The steps of which every run kept all its requests."""
-        return common_steps(self.runs, self.steps)
+        whole = (set(whole_steps(run, run.requests, self.steps)) for run in self.runs)
+        return sorted(set.intersection(*whole))
 
     @cached_property
     def lengths(self) -> list[np.ndarray]:
         """Response lengths of BASE and of SAM over the whole steps, tokens [responses]."""
-        return [response_tokens(runs, self.whole) for runs in (self.base, self.sam)]
+        sides = (pd.concat([run.requests for run in runs]) for runs in (self.base, self.sam))
+        return [rows["response_tokens"][rows["step"].isin(self.whole)].to_numpy() for rows in sides]
 
     def means_of(self, *names: str) -> list[tuple[float, float]]:
         """Mean of each metric in BASE and in SAM, over the steps of which every run knows all.
@@ -75,8 +73,8 @@ class Case(Both):
         return means if all(map(all, means)) else []
 
 
-# Severity, sentence and figures; a finding of its own where the name is not the rule's.
-_Told = Iterator[tuple[str, str, dict[str, Any]] | Finding]
+# Severity and sentence; a finding of its own where the name is not the rule's.
+_Told = Iterator[tuple[str, str] | Finding]
 RULES: dict[str, Callable[[Case], _Told]] = {}
 
 
@@ -86,9 +84,9 @@ def _rule(find: Callable[[Case], _Told]) -> Callable[[Case], _Told]:
     return find
 
 
-def findings(both: Both, skipped: list[int], lossless: Losslessness) -> list[Finding]:
+def findings(both: Both, lossless: Losslessness) -> list[Finding]:
     """Everything that the rules find about runs that are compared."""
-    case = Case(both.base, both.sam, both.steps, skipped, lossless)
+    case = Case(both.base, both.sam, both.steps, lossless)
     return [
         told if isinstance(told, Finding) else Finding(name, *told)
         for name, rule in RULES.items()
@@ -100,8 +98,8 @@ def verdict(found: list[Finding]) -> bool | None:
     """True: fair. False: unfair. None: no reason against it, but too little is known."""
     if any(finding.severity == UNFAIR for finding in found):
         return False
-    unknown = {finding.name for finding in found if finding.severity == UNKNOWN}
-    return None if unknown & {"config", "prompts"} else True
+    unknown = ("prompts", UNKNOWN) in {(finding.name, finding.severity) for finding in found}
+    return None if unknown else True
 
 
 def caveat(found: list[Finding]) -> str | None:
@@ -109,18 +107,13 @@ def caveat(found: list[Finding]) -> str | None:
 
     A run may end early for what the other side does not do, then the steps it has flatter it.
     """
-    names = [finding.name for finding in found]
-    ended = [finding.figures for finding in found if finding.name == "unfinished"]
-    told = []
+    ended = [finding.text for finding in found if finding.name == "unfinished"]
     if len(ended) == 1:
-        told.append("{run} ended at step {last} of {planned}".format(**ended[0]))
-    elif ended:
-        told.append(f"{len(ended)} runs ended before their last step")
-    elif "step_counts" in names:
-        told.append("the runs have unequal numbers of steps")
-    if lost := names.count("left_out"):
-        told.append(f"{lost} {'runs are' if lost > 1 else 'run is'} left out")
-    return " and ".join(told) or None
+        return ended[0].partition(":")[0]
+    if ended:
+        return f"{len(ended)} runs ended before their last step"
+    unequal = any(finding.name == "step_counts" for finding in found)
+    return "the runs have unequal numbers of steps" if unequal else None
 
 
 def _beyond(relative: float, warning: float, unfair: float) -> str | None:
@@ -138,23 +131,13 @@ def drafts(case: Case) -> _Told:
         float(drafted[side].sum(min_count=1).mean(skipna=False)) for side in SIDES
     )
     if of_base > 0:
-        yield UNFAIR, f"BASE verified {of_base:.0f} draft tokens", {"base": of_base}
+        yield UNFAIR, f"BASE verified {of_base:.0f} draft tokens"
     if of_sam == 0:
         # sam=matched shows what our path costs without drafts.
         meant = all(run.label == "sam=matched" for run in case.sam)
-        yield NOTE if meant else UNFAIR, "SAM verified no draft token", {"sam": 0}
+        yield NOTE if meant else UNFAIR, "SAM verified no draft token"
     if np.isnan([of_base, of_sam]).any():
-        yield UNKNOWN, "whether drafts were verified is not recorded on both sides", {}
-
-
-@_rule
-def drafter_failures(case: Case) -> _Told:
-    """Errors of the drafter that SAM survived."""
-    name = "sam/draft/failures"
-    failures = max((run.steps[name].sum() for run in case.sam if name in run.steps), default=0)
-    if failures:
-        text = f"the drafter failed {failures:.0f} times; the rollout went on without drafts"
-        yield WARNING, text, {"failures": float(failures)}
+        yield UNKNOWN, "whether drafts were verified is not recorded on both sides"
 
 
 @_rule
@@ -162,19 +145,15 @@ def repeats(case: Case) -> _Told:
     """What the repeats of one side record of themselves."""
     for side, runs in (("BASE", case.base), ("SAM", case.sam)):
         for one, other in pairwise(runs):
-            for found in _apart(one, other, (one.name(side), other.name(side)), repeats=True):
+            for found in _apart(one, other, (one.name, other.name), repeats=True):
                 text = f"repeats of {side} differ: {found.text}"
-                yield found.severity, text, found.figures
+                yield found.severity, text
 
 
 @_rule
 def descriptions(case: Case) -> _Told:
     """Settings, versions and machine of both sides, each kind under its own name."""
-    one, other = case.base[0], case.sam[0]
-    for name in ("config", "versions", "host"):
-        if None in (getattr(one.start, name), getattr(other.start, name)):
-            yield Finding(name, UNKNOWN, f"the {name} of one side or both: not recorded")
-    yield from _apart(one, other, ("BASE", "SAM"))
+    yield from _apart(case.base[0], case.sam[0], ("BASE", "SAM"))
 
 
 def _apart(
@@ -182,33 +161,25 @@ def _apart(
 ) -> Iterator[Finding]:
     """Every difference of two runs as a finding, by the names of the runs."""
     for kind, name, left, right, unfair in run_differences(one.start, other.start, repeats):
-        key = name.removeprefix(f"{kind} ")
         text = f"{name}: {left} in {names[0]}, {right} in {names[1]}"
-        figures = {"key": key, names[0].lower(): left, names[1].lower(): right}
-        if kind in ("versions", "host") and ABSENT in (left, right) and one.source != other.source:
-            yield Finding(kind, UNKNOWN, f"{name}: known of one side only", {"key": key})
-        else:
-            yield Finding(kind, UNFAIR if unfair else WARNING, text, figures)
+        yield Finding(kind, UNFAIR if unfair else WARNING, text)
 
 
 @_rule
 def seeds(case: Case) -> _Told:
     """Seeds; repeats may have their own, but both sides the same ones."""
-    if None in (run.start.seeds for run in case.runs):
-        yield UNKNOWN, "the seeds of one side or both are not recorded", {}
-        return
-    told = [[run.start.seeds or {} for run in runs] for runs in (case.base, case.sam)]
+    told = [[run.start.seeds for run in runs] for runs in (case.base, case.sam)]
     for name in sorted({name for side in told for own in side for name in own}):
         base, sam = (sorted({str(own.get(name, ABSENT)) for own in side}) for side in told)
         if base != sam:
             text = f"seeds {name}: {', '.join(base)} in BASE, {', '.join(sam)} in SAM"
-            yield UNFAIR, text, {"key": name, "base": base, "sam": sam}
+            yield UNFAIR, text
 
 
 @_rule
 def resumed(case: Case) -> _Told:
     """The starts of one run, but for where each begins and ends."""
-    for side, run in case.named:
+    for run in case.runs:
         for start in run.starts[1:]:
             changed = [
                 found.name
@@ -217,10 +188,9 @@ def resumed(case: Case) -> _Told:
             ]
             changed += ["seeds"] if start.seeds != run.starts[0].seeds else []
             if changed:
-                text = f"{side} was resumed with other {', '.join(changed)}"
-                yield UNFAIR, text, {"changed": changed}
+                yield UNFAIR, f"{run.name} was resumed with other {', '.join(changed)}"
             else:
-                yield NOTE, f"{side} was resumed; each start has a warm-up step", {}
+                yield NOTE, f"{run.name} was resumed; each start has a warm-up step"
 
 
 @_rule
@@ -228,7 +198,7 @@ def prompts(case: Case) -> _Told:
     """The prompts of the steps that all runs kept."""
     steps = case.whole
     if not steps:
-        yield UNKNOWN, "the prompts of one side or both are not recorded", {}
+        yield UNKNOWN, "the prompts of one side or both are not recorded"
         return
     left, right = (
         pd.concat([run.requests for run in runs]).groupby("step")["group"].agg(set)
@@ -241,8 +211,7 @@ def prompts(case: Case) -> _Told:
             f"they differ in {len(differ)} of {len(steps)} steps, first in step {differ[0]}; "
             f"{mean:.0%} of a step's prompts are on both sides"
         )
-        severity = UNFAIR if mean < SHARED_PROMPTS else WARNING
-        yield severity, text, {"shared": mean, "steps": differ}
+        yield UNFAIR if mean < SHARED_PROMPTS else WARNING, text
 
 
 @_rule
@@ -253,14 +222,14 @@ def response_lengths(case: Case) -> _Told:
     test = stats.ks_2samp(*case.lengths)
     distance, p_value = float(test.statistic), float(test.pvalue)
     if distance >= KS_UNFAIR and p_value < KS_P:
-        base, sam = (np.quantile(side, [0.1, 0.5, 0.9]).tolist() for side in case.lengths)
-        shown = ["/".join(f"{q:.0f}" for q in side) for side in (base, sam)]
+        quantiles = [np.quantile(side, [0.1, 0.5, 0.9]) for side in case.lengths]
+        shown = ["/".join(f"{q:.0f}" for q in side) for side in quantiles]
         text = (
             f"largest distance of the distributions {distance:.2f} "
             f"(Kolmogorov-Smirnov, p = {p_value:.1g}); 10/50/90 % quantiles {shown[0]} tokens "
             f"in BASE, {shown[1]} in SAM"
         )
-        yield UNFAIR, text, {"ks": distance, "p": p_value, "base": base, "sam": sam}
+        yield UNFAIR, text
 
 
 @_rule
@@ -271,7 +240,7 @@ def mean_length(case: Case) -> _Told:
     elif known := case.means_of("response_length/mean"):
         base, sam = known[0]
     else:
-        yield UNKNOWN, "response lengths are not recorded", {}
+        yield UNKNOWN, "response lengths are not recorded"
         return
     ratio = sam / base - 1
     if severity := _beyond(ratio, TOKENS_WARNING, TOKENS_UNFAIR):
@@ -279,7 +248,7 @@ def mean_length(case: Case) -> _Told:
             f"responses have {base:.0f} tokens in BASE, {sam:.0f} in SAM ({ratio:+.1%}); "
             "raw gains contain that difference, gains at equal tokens do not"
         )
-        yield severity, text, {"base": base, "sam": sam, "relative": ratio}
+        yield severity, text
 
 
 @_rule
@@ -287,30 +256,27 @@ def few_steps(case: Case) -> _Told:
     """The number of common steps."""
     count = len(case.steps)
     if count < FEW_STEPS:
-        text = f"{count} common training step(s): too few to tell anything"
-        yield UNFAIR, text, {"steps": count}
+        yield UNFAIR, f"{count} common training step(s): too few to tell anything"
 
 
 @_rule
 def step_counts(case: Case) -> _Told:
     """Which training steps each run has."""
-    named = [(side, run.training_steps) for side, run in case.named]
+    named = [(run.name, run.training_steps) for run in case.runs]
     if len({tuple(own) for _, own in named}) > 1:
         told = ", ".join(f"{side} {len(own)} ({own[0]}-{own[-1]})" for side, own in named)
-        text = f"{told}; only the {len(case.steps)} common ones are compared"
-        yield WARNING, text, {side: len(own) for side, own in named}
+        yield WARNING, f"{told}; only the {len(case.steps)} common ones are compared"
 
 
 @_rule
 def unfinished(case: Case) -> _Told:
     """A run's last step with the one it was last asked for."""
-    for side, run in case.named:
+    for run in case.runs:
         last = run.training_steps[-1]
-        latest = run.starts[-1] if run.starts else Start()
-        planned = flat(latest.config or {}).get("trainer.total_training_steps")
+        planned = value_at(run.starts[-1].config, "trainer.total_training_steps")
         if isinstance(planned, int) and last < planned:
-            text = f"{side} ended at step {last} of {planned}: it crashed, or still runs"
-            yield WARNING, text, {"run": side, "last": last, "planned": planned}
+            text = f"{run.name} ended at step {last} of {planned}: it crashed, or still runs"
+            yield WARNING, text
 
 
 @_rule
@@ -324,81 +290,48 @@ def other_load(case: Case) -> _Told:
                 "the actor's update, which drafts do not touch, took "
                 f"{1 + ratio:.2f} times as long a token in SAM as in BASE"
             )
-            yield severity, text, {"relative": ratio}
+            yield severity, text
 
 
 @_rule
 def warm_up(case: Case) -> _Told:
     """The first compared step with the others of its run."""
     steps = case.steps
-    for side, run in case.named if len(steps) >= FEW_STEPS else ():
+    for run in case.runs if len(steps) >= FEW_STEPS else ():
         name = "timing_s/gen" if "timing_s/gen" in run.steps else "timing_s/step"
         times = run.values(name, steps)
         first, rest = times.iloc[0], times.iloc[1:].median()
         if rest > 0 and first > WARM_UP * rest:
             text = (
-                f"{side}: step {steps[0]} took {first / rest:.1f} times as long as the others "
+                f"{run.name}: step {steps[0]} took {first / rest:.1f} times as long as the others "
                 "(warm-up?); --skip-first 1 leaves it out"
             )
-            yield WARNING, text, {"ratio": float(first / rest)}
+            yield WARNING, text
 
 
 @_rule
 def samples(case: Case) -> _Told:
     """The responses of both sides, token by token or by length."""
-    figures: dict[str, Any] = {
-        by: {"identical": same, "total": total}
-        for by, (same, total) in case.lossless.counts().items()
-    }
-    severity = NOTE if figures else UNKNOWN
-    first = [pair.first_step for pair in case.lossless.pairs if pair.first_step is not None]
-    if first and case.lossless.coupled:
-        severity, figures = WARNING, figures | {"first_step": min(first)}
-    yield severity, case.lossless.sentence(), figures
+    differ = any(pair.first_step is not None for pair in case.lossless.pairs)
+    severity = WARNING if differ and case.lossless.coupled else NOTE
+    yield severity if case.lossless.pairs else UNKNOWN, case.lossless.sentence()
 
 
 @_rule
 def lost_records(case: Case) -> _Told:
     """Steps of which a run lost requests, which it kept of others."""
     steps = case.steps
-    for side, run in case.named:
+    for run in case.runs:
         lost = sorted(set(steps) - set(whole_steps(run, run.requests, steps)))
         if 0 < len(lost) < len(steps):
-            text = f"{side}: not all requests of {len(lost)} steps are recorded, the first is "
-            text += f"{lost[0]}; prompts and lengths are those of the others"
-            yield WARNING, text, {"requests": lost}
+            text = f"{run.name}: not all requests of {len(lost)} steps are recorded, the first is "
+            yield WARNING, text + f"{lost[0]}; prompts and lengths are those of the others"
 
 
 @_rule
 def broken_log(case: Case) -> _Told:
     """What of a run's files could not be read."""
-    for side, run in case.named:
+    for run in case.runs:
         _ = run.engine_steps  # reading them may add to the problems
         for problem in dict.fromkeys(run.problems):
-            yield WARNING, f"{side}: {problem}", {}
-
-
-@_rule
-def not_a_number(case: Case) -> _Told:
-    """Rewards and times that are no numbers."""
-    for (side, run), name in product(case.named, _NUMBERS):
-        if name in run.steps and (lost := int(run.values(name, case.steps).isna().sum())):
-            text = f"{side}: {name} is not a number in {lost} of {len(case.steps)} steps"
-            yield WARNING, text, {"metric": name, "steps": lost}
-
-
-@_rule
-def one_repeat(case: Case) -> _Told:
-    """The number of runs of each side."""
-    counts = {"base": len(case.base), "sam": len(case.sam)}
-    if min(counts.values()) == 1:
-        text = "one run on a side: intervals hold the noise within runs only, not that between them"
-        yield NOTE, text, counts
-
-
-@_rule
-def skipped(case: Case) -> _Told:
-    """Steps that were left out at the start."""
-    if case.skipped:
-        text = f"left out at the start: step {', '.join(map(str, case.skipped))}"
-        yield NOTE, text, {"steps": case.skipped}
+            yield WARNING, f"{run.name}: {problem}"

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sam_rollout.config import COUPLED
+from sam_rollout.config import coupling_of
 from sam_rollout.report.pairing import Both, whole_steps
-from sam_rollout.report.runs import Run, flat, partners, with_names
+from sam_rollout.report.runs import Run, partners
+from sam_rollout.telemetry.records import value_at
 
 TOKEN_IDS, LENGTHS = "token ids", "lengths"  # what responses are compared by
 IDENTITY = ["step", "group", "sibling"]
@@ -38,12 +39,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Losslessness:
-    """`coupled`: both sides sampled with the same coupled sampler; None: unknown.
+    """`coupled`: both sides sampled with the same coupled sampler.
 
     Two runs make two pairs where some steps can be compared by length only.
     """
 
-    coupled: bool | None
+    coupled: bool
     pairs: list[Pair]  # runs of the same seeds, where these are known
     controls: list[Pair]  # repeats of one side among each other
 
@@ -65,48 +66,43 @@ class Losslessness:
         if same == total:
             untold = "" if what == "responses" else "; not all texts are recorded"
             return f"All {total:,} {what} are identical{untold}."
-        why = {
-            True: "the coupled sampler should have made all of them so",
-            False: "this sampler keeps the distribution, not the texts",
-            None: "which sampler was used is not recorded",
-        }[self.coupled]
+        why = "this sampler keeps the distribution, not the texts"
+        if self.coupled:
+            why = "the coupled sampler should have made all of them so"
         return f"The texts differ: {same:,} of {total:,} {what} are identical; {why}."
 
 
 def losslessness(both: Both) -> Losslessness:
     """Everything the runs tell about equal samples, over the compared steps."""
     base, sam, steps = both.base, both.sam, both.steps
-    of_base, of_sam = with_names(base, []), with_names([], sam)
-    pairs = [(of_base[one], of_sam[other]) for one, other in partners(base, sam)]
-    controls = [(side[0], other) for side in (of_base, of_sam) for other in side[1:]]
+    pairs = [(base[one], sam[other]) for one, other in partners(base, sam)]
+    controls = [(side[0], other) for side in (base, sam) for other in side[1:]]
+    couplings = {
+        coupling_of(
+            value_at(run.start.config, "rollout_sampler.kind"),
+            value_at(run.start.config, "coupling"),
+        )
+        for run in both.runs
+    }
     return Losslessness(
-        _coupled(both.runs),
+        len(couplings) == 1 and couplings != {"none"},
         [found for pair in pairs for found in _compared(pair, steps)],
         [found for pair in controls for found in _compared(pair, steps)],
     )
 
 
-def _coupled(runs: list[Run]) -> bool | None:
-    kinds = [flat(run.start.config or {}).get("rollout_sampler.kind") for run in runs]
-    if any(kind is None for kind in kinds):
-        return None
-    return len(set(kinds)) == 1 and kinds[0] in COUPLED
-
-
-def _compared(runs: Sequence[tuple[str, Run]], steps: list[int]) -> Iterator[Pair]:
+def _compared(runs: Sequence[Run], steps: list[int]) -> Iterator[Pair]:
     """Two runs by token ids where both recorded texts, in other steps by lengths."""
     left = steps
     for table, column, by in (
         ("traces", "response_ids", TOKEN_IDS),
         ("requests", "response_tokens", LENGTHS),
     ):
-        tables = [getattr(run, table) for _, run in runs]
-        known = [
-            set(whole_steps(run, rows, left)) for (_, run), rows in zip(runs, tables, strict=True)
-        ]
+        tables = [getattr(run, table) for run in runs]
+        known = [set(whole_steps(run, rows, left)) for run, rows in zip(runs, tables, strict=True)]
         both = sorted(set.intersection(*known))
         if both:
-            names = [name for name, _ in runs]
+            names = [run.name for run in runs]
             yield _compare(names, by, *(_responses(rows, column, both) for rows in tables))
         left = [step for step in left if step not in both]
 

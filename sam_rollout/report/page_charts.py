@@ -1,4 +1,4 @@
-"""The charts of a comparison's page: the panels and one of its own, as inline SVG.
+"""The charts of a comparison's page: the panels, as inline SVG.
 
 matplotlib draws them; colours become those of the page's style sheet, which knows light and dark.
 Elements with `data-tip` show that text when pointed at.
@@ -6,22 +6,19 @@ Elements with `data-tip` show that text when pointed at.
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import matplotlib
-import numpy as np
 import pandas as pd
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sam_rollout.report.charts import INK, MUTED, RULE, STYLE, draw
+from sam_rollout.report.charts import INK, MUTED, RULE, STYLE, Side, draw
 from sam_rollout.report.compare import Comparison
 from sam_rollout.report.number_format import number
-from sam_rollout.report.pairing import common_steps, response_tokens
-from sam_rollout.report.panels import SECTIONS
+from sam_rollout.report.panels import SECTIONS, Panel
 from sam_rollout.report.pictures import BASE, SAM, heading, sides
 
 SIZE = (4.0, 2.4)  # inches; the page scales it
@@ -33,7 +30,6 @@ _STYLE = STYLE | {
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
 }
-_QUANTILES = 120  # of a distribution; more cannot be seen
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ def charts(comparison: Comparison) -> dict[str, list[Chart]]:
             shown = tuple(side.curve if panel.picture else side.shown(panel) for side in both)
             if not any(shown):
                 continue
-            picture = as_svg(partial(draw, panel=panel, sides=both), panel.unit)
+            picture = _as_svg(panel, both)
             told = [f"{heading(comparison, panel)[0]}."] if panel.row else []
             found[section.title].append(
                 Chart(panel.title, " ".join([*told, panel.reading]), picture)
@@ -62,33 +58,13 @@ def charts(comparison: Comparison) -> dict[str, list[Chart]]:
     return found
 
 
-def lengths(comparison: Comparison) -> list[Chart]:
-    """The distribution of response lengths, where the requests of a step are known of every run."""
-    steps = common_steps([*comparison.base, *comparison.sam], comparison.steps)
-    if not steps:
-        return []
-
-    def distributions(axis: Axes) -> None:
-        shares = np.linspace(0, 1, _QUANTILES)
-        for runs, colour, width in ((comparison.base, BASE, 3.5), (comparison.sam, SAM, 1.3)):
-            tokens = np.quantile(response_tokens(runs, steps), shares)
-            axis.plot(tokens, 100 * shares, color=colour, linewidth=width)
-        axis.set(xlabel="response length, tokens", ylabel="% of responses", ylim=(0, 101))
-
-    reading = (
-        "Share of responses that are at most so long. Curves apart: raw times compare unlike work."
-    )
-    return [Chart("Response lengths", reading, as_svg(distributions))]
-
-
-def as_svg(drawn: Callable[[Axes], Mapping[str, pd.Series] | None], unit: str = "") -> Markup:
-    """The chart that `drawn` makes; what it returns over training steps can be pointed at."""
+def _as_svg(panel: Panel, both: Sequence[Side]) -> Markup:
+    """The panel; what it shows over training steps can be pointed at."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=SIZE, layout="constrained")
         axis = figure.subplots()
-        values = drawn(axis)
-        if values:
-            _columns(axis, values, unit)
+        if values := draw(axis, panel, both):
+            _columns(axis, values, panel.unit)
         handles, labels = axis.get_legend_handles_labels()
         if not set(labels) <= {"BASE", "SAM"}:  # these are told by their colours
             figure.legend(handles, labels, loc="outside lower left", ncols=2)

@@ -7,11 +7,10 @@ what is not there must not be told as a difference.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from sam_rollout.core.statistics import Sides
-from sam_rollout.report.runs import Run, seeds_in_pairs, with_names
+from sam_rollout.report.runs import Run, seeds_in_pairs
 
 SIDES = ("base", "sam")
 _REPLICAS = "sam/engine/replicas"
@@ -30,11 +29,6 @@ class Both:
         """The runs of BASE, then those of SAM."""
         return [*self.base, *self.sam]
 
-    @property
-    def named(self) -> list[tuple[str, Run]]:
-        """Every run with the name it goes by."""
-        return with_names(self.base, self.sam)
-
     def names(self) -> set[str]:
         """Metrics that every run carries."""
         return set.intersection(*(set(run.steps.columns) for run in self.runs))
@@ -47,19 +41,14 @@ class Both:
         )
 
     def every(self, name: str) -> pd.DataFrame:
-        """Columns (side, number of the run), index training step; NaN where it is unknown."""
+        """Columns (side, name of the run), index training step; NaN where it is unknown."""
         return pd.DataFrame(
             {
-                (side, run.number or 1): run.values(name, self.steps)
+                (side, run.name): run.values(name, self.steps)
                 for side, runs in zip(SIDES, (self.base, self.sam), strict=True)
                 for run in runs
             }
         )
-
-    def means(self, name: str) -> pd.DataFrame:
-        """Means over the runs of a side, columns base and sam."""
-        every = self.every(name)
-        return pd.DataFrame({side: every[side].mean(axis=1) for side in SIDES})
 
     def sides(self, *names: str) -> list[Sides]:
         """Values of metrics over the steps of which every run knows all of them."""
@@ -83,16 +72,3 @@ def whole_steps(run: Run, rows: pd.DataFrame, steps: list[int]) -> list[int]:
     if _REPLICAS in run.steps:
         whole &= replicas >= run.steps[_REPLICAS].reindex(steps)  # false where that is NaN
     return [step for step in steps if whole[step]]
-
-
-def common_steps(runs: list[Run], steps: list[int]) -> list[int]:
-    """The steps of which every run kept whole records of its requests."""
-    whole = [set(whole_steps(run, run.requests, steps)) for run in runs]
-    return sorted(set.intersection(*whole))
-
-
-def response_tokens(runs: list[Run], steps: list[int]) -> np.ndarray:
-    """The response lengths of all runs in these steps, tokens [responses]."""
-    tables = [run.requests for run in runs]
-    rows = [table[table["step"].isin(steps)] for table in tables]
-    return np.concatenate([table["response_tokens"].to_numpy() for table in rows])

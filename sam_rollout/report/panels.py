@@ -29,14 +29,8 @@ class Panel:
     pattern: str = ""
     picture: str = ""
     zero_based: bool = False  # times and counts, so that ratios can be seen
-    stacked: bool = False  # the metrics are parts of a whole, the first one is the point
     reading: str = ""
     row: str = ""
-
-    @property
-    def shows(self) -> str:
-        """Its metrics in words."""
-        return self.picture or self.pattern or ", ".join(self.metrics)
 
     def of_both_sides(self) -> "Panel":
         """The panel for charts that have the baseline in them: without its figures beside a run."""
@@ -73,6 +67,7 @@ SECTIONS = (
             Panel(
                 "Rollout", ("sam/engine/rollout_s", "compare/rollout_s_baseline"), "s",
                 zero_based=True, reading="Busy time of the slowest engine; lower is faster.",
+                row="rollout",
             ),
             Panel(
                 "Long tail", ("sam/tail/time_s", "compare/tail_time_baseline"), "s",
@@ -95,8 +90,7 @@ SECTIONS = (
             Panel("Long tail / rollout", ("sam/tail/share",), "share", zero_based=True),
             Panel(
                 "Time inside and outside the tail", ("sam/tail/time_s", "sam/bulk/time_s"), "s",
-                zero_based=True, stacked=True, row="rollout",
-                reading="Dark: the long tail; light: the rest.",
+                zero_based=True,
             ),
             Panel(
                 "Time per token inside the tail", ("sam/tail/time_per_token_ms",), "ms",

@@ -13,8 +13,7 @@ from sam_rollout.report.charts import COLOURS, STYLE, Side, draw, rollout_curve
 from sam_rollout.report.compare import Comparison
 from sam_rollout.report.number_format import interval, number
 from sam_rollout.report.panels import SECTIONS, SUMMARY, Panel
-from sam_rollout.report.run_readers import load_run
-from sam_rollout.report.runs import Run
+from sam_rollout.report.runs import Run, load_run
 from sam_rollout.telemetry.baseline import Baseline
 
 BASE, SAM = COLOURS[:2]
@@ -85,8 +84,6 @@ def plot_comparison(comparison: Comparison, path: str | Path) -> None:
             _title(axis, *heading(comparison, panel))
             draw(axis, panel.of_both_sides(), both)
             axis.set_ylabel(", ".join(filter(None, (panel.title, panel.unit))))
-            if panel.stacked:
-                axis.set_xlabel(panel.reading)
         handles = [Line2D([], [], color=side.colour, linewidth=3) for side in both]
         figure.legend(handles, comparison.labels, loc="outside upper left", ncols=2)
         if comparison.fair is False:

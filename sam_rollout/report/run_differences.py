@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from sam_rollout.core.json_values import encode
-from sam_rollout.report.runs import Start, flat
-from sam_rollout.telemetry.records import ASKED
+from sam_rollout.report.runs import flat
+from sam_rollout.telemetry.records import ASKED, RunInfo
 
 ABSENT = "absent"
 PLACES = {
@@ -36,7 +36,7 @@ KINDS = {
     "batch_size": ("_batch_size", "dynamic_sampling.max_rounds", "ppo_mini_batch_size"),
     "responses_per_prompt": ("rollout.n",),
     "lengths": ("_length", "max_model_len", "prompt_length", "response_length"),
-    "sampler": ("temperature", "top_p", "top_k", "rollout_sampler.kind", "do_sample"),
+    "sampler": ("temperature", "top_p", "top_k", "rollout_sampler.kind", "coupling", "do_sample"),
     "seeds": (".seed", "_seed"),
     "tail": ("rollout_telemetry.tail_threshold",),
 }  # fmt: skip
@@ -54,18 +54,15 @@ class Difference(NamedTuple):
     unfair: bool
 
 
-def run_differences(one: Start, other: Start, repeats: bool = False) -> Iterator[Difference]:
+def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iterator[Difference]:
     """Every difference of what two starts record of themselves; repeats draft alike, too."""
-    if one.config is not None and other.config is not None:
-        settings = comparable(one.config, repeats), comparable(other.config, repeats)
-        for name, *values in differences(*settings):
-            if name not in _TOLD_SEEDS:
-                yield _setting(name, *values)
+    settings = comparable(one.config, repeats), comparable(other.config, repeats)
+    for name, *values in differences(*settings):
+        if name not in _TOLD_SEEDS:
+            yield _setting(name, *values)
     for kind in ("versions", "host"):
-        left, right = (flat(getattr(start, kind) or {}) for start in (one, other))
-        if left and right:
-            for name, one_side, other_side in differences(left, right):
-                yield Difference(kind, f"{kind} {name}", one_side, other_side, True)
+        for name, left, right in differences(flat(getattr(one, kind)), flat(getattr(other, kind))):
+            yield Difference(kind, f"{kind} {name}", left, right, True)
     commits = _commit(one), _commit(other)
     if all(commits) and commits[0] != commits[1]:
         yield Difference("versions", "versions commit", *commits, False)
@@ -89,39 +86,30 @@ def _common_end(left: Any, right: Any) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], ends)))
 
 
-def _commit(start: Start) -> str:
+def _commit(start: RunInfo) -> str:
     """The commit in words; empty where none is known."""
-    git = start.git or {}
-    commit = (git.get("commit") or "")[:_COMMIT_DIGITS]
-    return f"{commit} with changes" if commit and git.get("dirty") else commit
+    commit = (start.git.get("commit") or "")[:_COMMIT_DIGITS]
+    return f"{commit} with changes" if commit and start.git.get("dirty") else commit
 
 
 def comparable(config: Mapping[str, Any], repeats: bool = False) -> dict[str, Any]:
     """A configuration with dotted names, without what two fair runs may differ in.
 
-    Repeats of one side may not differ in the sam group either. What the launcher changed for the
-    drafts' sake, such as sizes of graphs, is compared as it was asked for.
+    <run_dir> stands for the run's own folder. Repeats of one side may not differ in the sam group
+    either. What the launcher changed for the drafts' sake, such as sizes of graphs, is compared as
+    it was asked for.
     """
-    named = in_place(config)
+    named = flat(encode(config))
+    run_dir = str(named.get("run_dir") or "<run_dir>")
     for name in [name for name in named if name.startswith(_ASKED)]:
         named[name.removeprefix(_ASKED)] = named.pop(name)
     hidden = (REPEATS_PARTS if repeats else SAM_PARTS) | (
         {SPECULATION} if named.get("sam.enabled") else set()
     )
     return {
-        name: value
+        name: value.replace(run_dir, "<run_dir>") if isinstance(value, str) else value
         for name, value in named.items()
         if not hidden & set(name.split(".")) and name.split(".")[-1] not in PLACES
-    }
-
-
-def in_place(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with dotted names and <run_dir> for the run's own folder."""
-    named = flat(encode(config))
-    run_dir = str(named.get("run_dir", ""))
-    return {
-        name: value.replace(run_dir, "<run_dir>") if run_dir and isinstance(value, str) else value
-        for name, value in named.items()
     }
 
 

@@ -1,12 +1,8 @@
-"""A run as the report sees it, whichever logger it is known by.
-
-A source fills in what it holds. What it does not hold is None or empty, never guessed: a comparison
-says so instead.
-"""
+"""A run as the report sees it: its starts, its metrics by training step, its records."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,47 +10,24 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from sam_rollout.telemetry.records import TABLES
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a start of a run says about itself; None where the source cannot tell."""
-
-    config: Mapping[str, Any] | None = None
-    versions: Mapping[str, str] | None = None
-    seeds: Mapping[str, int] | None = None
-    host: Mapping[str, Any] | None = None
-    started_at: str | None = None
-    git: Mapping[str, Any] | None = None
-
-
-def _no_table(name: str, problems: list[str]) -> pa.Table:
-    return TABLES[name][0].empty_table()
+from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
+from sam_rollout.telemetry.tables import of_split
 
 
 @dataclass(frozen=True)
 class Run:
     """One run.
 
-    `source` names the format it was read from, `starts` holds every start, the first one first
-    (empty if unknown), `steps` one row a training step, NaN if unknown. `problems` says in words
-    what of the source could not be read. `read_table` reads a table of `TABLES`, empty if the
-    source has none, and adds to `problems`.
+    `starts` holds what every start said of itself, the first one first, `steps` one row a training
+    step, NaN if unknown. `problems` says in words what of the run's files could not be read. `name`
+    is that of its side, numbered where that has several.
     """
 
     path: Path
-    source: str
-    label: str
-    starts: list[Start]
+    starts: list[RunInfo]
     steps: pd.DataFrame  # index: training step, columns: metric names
-    problems: list[str] = field(default_factory=list)
-    read_table: Callable[[str, list[str]], pa.Table] = _no_table
-    number: int | None = None
-
-    def name(self, side: str) -> str:
-        """What the run goes by: its side, numbered where that had several."""
-        return side if self.number is None else f"{side} {self.number}"
+    problems: list[str]
+    name: str = ""
 
     @property
     def training_steps(self) -> list[int]:
@@ -68,19 +41,19 @@ class Run:
         return self.steps.reindex(index=steps, columns=[name])[name]
 
     @property
-    def start(self) -> Start:
-        """The first start; all unknown if the source tells of none."""
-        return self.starts[0] if self.starts else Start()
+    def start(self) -> RunInfo:
+        """The first start."""
+        return self.starts[0]
+
+    @property
+    def label(self) -> str:
+        """What the run calls itself, like "sam=on"."""
+        return self.start.label
 
     @cached_property
     def requests(self) -> pd.DataFrame:
         """One row a finished response of training."""
-        return self._training_rows("requests")
-
-    @cached_property
-    def engine_steps(self) -> pd.DataFrame:
-        """One row an engine step of training."""
-        return self._training_rows("engine_steps")
+        return self._training_rows("requests").to_pandas()
 
     @property
     def traces(self) -> pd.DataFrame:
@@ -88,11 +61,35 @@ class Run:
 
         Texts of a large run take gigabytes, 4 bytes a token: they are not kept.
         """
-        return self._training_rows("traces")
+        return self._training_rows("traces").to_pandas()
 
-    def _training_rows(self, name: str) -> pd.DataFrame:
-        rows = self.read_table(name, self.problems).to_pandas()
-        return rows[rows["split"] == "train"]
+    @cached_property
+    def engine_steps(self) -> pa.Table:
+        """One row an engine step of training."""
+        return self._training_rows("engine_steps")
+
+    def _training_rows(self, name: str) -> pa.Table:
+        return of_split(RunFolder(self.path).read(name, self.problems), "train")
+
+
+def load_run(path: str | Path) -> Run:
+    """Reads the run folder at `path`; what is damaged in its logs is left out and named.
+
+    Raises RunFolderError if it is none, or has no training step.
+    """
+    folder, problems = RunFolder(path), list[str]()
+    starts, steps = folder.read_starts(), folder.read_train_steps(problems)
+    if not steps:
+        raise RunFolderError(f"{folder.train_steps_path}: expected at least one training step")
+    return Run(folder.path, starts, pd.DataFrame.from_dict(steps, "index", float), problems)
+
+
+def load_side(side: str, paths: Iterable[str | Path]) -> list[Run]:
+    """The runs of "BASE" or "SAM", with their names."""
+    runs = list(map(load_run, paths))
+    if len(runs) == 1:
+        return [replace(runs[0], name=side)]
+    return [replace(run, name=f"{side} {number}") for number, run in enumerate(runs, start=1)]
 
 
 def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -102,11 +99,6 @@ def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
         full = f"{above}{name}"
         found |= flat(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
     return found
-
-
-def with_names(base: list[Run], sam: list[Run]) -> list[tuple[str, Run]]:
-    """Every run of both sides with the name it goes by."""
-    return [(run.name(side), run) for side, runs in (("BASE", base), ("SAM", sam)) for run in runs]
 
 
 def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:

@@ -1,10 +1,8 @@
 """What a comparison says, in two sentences to quote: the time, and whether the texts are equal."""
 
 from sam_rollout.core.statistics import Estimate
-from sam_rollout.report import fairness
 from sam_rollout.report.compare import TIMES, Comparison, TimeRow
 from sam_rollout.report.number_format import number
-from sam_rollout.report.pairing import Both
 
 # What is told of the first time that both sides have.
 _SUBJECTS = {"tail": "a token of the long tail", "rollout": "a rollout", "step": "a training step"}
@@ -20,8 +18,7 @@ def sentences(comparison: Comparison) -> tuple[str, str]:
 def _doubt(comparison: Comparison) -> str:
     """How the sentence about the time begins."""
     if comparison.fair is False:
-        unfair = (found for found in comparison.findings if found.severity == fairness.UNFAIR)
-        kinds = list(dict.fromkeys(found.name.replace("_", " ") for found in unfair))
+        kinds = list(dict.fromkeys(found.name.replace("_", " ") for found in comparison.unfair))
         told = ", ".join(kinds[:_REASONS]) + (" and others" if kinds[_REASONS:] else "")
         return f"Not a fair comparison ({told}): with"
     if comparison.fair is None:
@@ -46,8 +43,7 @@ def _shown(comparison: Comparison, row: TimeRow) -> tuple[str, str]:
         return f"{number(row.base.per_step)} s", f"{number(row.sam.per_step)} s"
     (kind,) = (kind for kind in TIMES if kind.key == row.key)
     assert row.tokens is not None  # what has a gain at equal tokens has these
-    both = Both(comparison.base, comparison.sam, comparison.steps)
-    spent, tokens = both.sides(kind.spent[0], row.tokens)
+    spent, tokens = comparison.sides(kind.spent[0], row.tokens)
     return (
         f"{number(1e3 * spent.base.sum() / tokens.base.sum())} ms",
         f"{number(1e3 * spent.sam.sum() / tokens.sam.sum())} ms",

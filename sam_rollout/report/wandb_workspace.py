@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 STEP_AXIS = "training/global_step"
 COLUMNS = 3
+NAME = "SAM rollout"
 
 
 class DashboardError(Exception):
     """The workspace cannot be built or saved; the text says what to do."""
 
 
-def build(entity: str, project: str, name: str, group: str = "") -> "ws.Workspace":
+def build(entity: str, project: str, group: str = "") -> "ws.Workspace":
     """A workspace of every section.
 
     Args:
         entity: user or team that owns the project.
         project: `trainer.project_name` of the runs.
-        name: what the workspace is called.
         group: show the runs of this comparison only, one line a side with the spread over its runs.
 
     Raises:
@@ -53,7 +53,7 @@ def build(entity: str, project: str, name: str, group: str = "") -> "ws.Workspac
     return ws.Workspace(
         entity=entity,
         project=project,
-        name=name,
+        name=NAME,
         sections=[_section(section, number == 0) for number, section in enumerate(SECTIONS)],
         settings=ws.WorkspaceSettings(x_axis=STEP_AXIS, max_runs=20),
         runset_settings=runs,
@@ -92,7 +92,6 @@ def _panel(panel: Panel) -> Any:
         title_x="training step",
         title_y=panel.unit or None,
         range_y=(0 if panel.zero_based else None, None),
-        plot_type="stacked-area" if panel.stacked else None,
         **shown,
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.session.padding import GraphOf, no_graphs
+from sam_rollout.sources import Scored
 
 
 class Requests(Protocol):
@@ -37,15 +38,15 @@ class EngineHooks:
     Attributes:
         graph_of: tells the graph of a step, for `sam.pad_drafts`; asked from the first step on.
         sampler_us: host time in the samplers since the last call, for the record.
-        heard: what the model held likeliest since the last call, as `Source.hear` takes it, or
-            None; told whether the gate is open.
+        heard: what the model said at scored positions since the last call, or None; told whether
+            the gate is open.
         made: drafts made elsewhere for this step, as `Source.receive` takes them, or None.
         made_after: steps from `DraftSession.wants_made` to the first one that has such drafts.
     """
 
     graph_of: GraphOf = no_graphs
     sampler_us: Callable[[], float] = lambda: 0.0
-    heard: Callable[[bool], tuple[Int32Array, ...] | None] = lambda _open: None
+    heard: Callable[[bool], Scored | None] = lambda _open: None
     made: Callable[[], tuple[Int32Array, np.ndarray | None] | None] = lambda: None
     made_after: int = 1
 

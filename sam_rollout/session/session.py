@@ -186,7 +186,7 @@ class DraftSession:
             self._follow(drafter, request_ids)
         verified = drafter.observe(token_ids, num_tokens, sampled)
         if (heard := self._heard(self._gate_open)) is not None:
-            drafter.hear(*heard)
+            drafter.hear(heard)
         if (made := self._made.take()) is not None:
             drafter.receive(*made)
         step = EngineStep(

@@ -8,7 +8,7 @@ from typing import Any
 
 from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.core.settings import ConfigError
-from sam_rollout.sources.contract import Piece, Source, SourceEntry, Usage
+from sam_rollout.sources.contract import Piece, Scored, Source, SourceEntry, Usage
 from sam_rollout.sources.support.responses import Responses
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "UNKNOWN_VOCABULARY",
     "Limits",
     "Piece",
+    "Scored",
     "Source",
     "SourceEntry",
     "Usage",

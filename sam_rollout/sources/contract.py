@@ -45,6 +45,22 @@ class Piece(NamedTuple):
         return self.split, self.step, self.group
 
 
+class Scored(NamedTuple):
+    """Positions that the model scored, in one step or several, M texts one after the other."""
+
+    request_ids: list[str]  # M, whose texts; the same again in the next step
+    # int32[M], how many positions follow each other: a text's last token, its draft, and what fills
+    # the step up, which is the text's last token again.
+    widths: Int32Array
+    tokens: Int32Array  # int32[N], the token at each position
+    positions: Int32Array  # int32[N], place of the next token in its text
+    # int32[N], which of the text's positions each one follows, -1 for its first; in a chain the one
+    # before.
+    parents: Int32Array
+    likeliest: Int32Array | None  # int32[N], what the model held likeliest next, where asked for
+    drawn: Int32Array | None  # int32[N], what was drawn next, negative where that is not known
+
+
 class Usage(NamedTuple):
     """What a source has done since it was made (all but the last two), and what it holds now."""
 
@@ -108,15 +124,8 @@ class Source:
         """
         raise NotImplementedError
 
-    def hear(self, tokens: Int32Array, likeliest: Int32Array, widths: Int32Array) -> None:
-        """Learn from positions that the model scored.
-
-        Args:
-            tokens: int32[N], the token at each position.
-            likeliest: int32[N], what the model held likeliest next.
-            widths: int32[M], how many positions follow each other: a text's last token, its draft,
-                and what fills the step up, which is the text's last token again.
-        """
+    def hear(self, scored: Scored) -> None:
+        """Learn from positions that the model scored; after `bind`, before `locate`."""
 
     def receive(self, tokens: Int32Array, chances: np.ndarray | None) -> None:
         """Take drafts that were made elsewhere for the step under way; before `locate`.
@@ -176,8 +185,8 @@ class SourceEntry:
         make: builds the source from its checked section, in the engine's worker; None where it
             has nothing to work with. It may read what requests write (`support/responses.py`).
         order: in which sources are asked and listed.
-        metrics: of what `counters` and `levels` report, names without `sam/draft/`. Those that
-            end in `_bytes`, `_evictions` and `_failures` are declared for all sources.
+        metrics: of what `counters` and `levels` report, names without `sam/draft/`. `_bytes` and
+            `_evictions` are reported for all sources, `_failures` is declared for all.
         check: raises ConfigError for what is wrong with an enabled section beyond its fields (a
             file that is missing, or has tokens beyond the vocabulary), before a model is loaded.
     """

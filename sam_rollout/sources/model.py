@@ -9,7 +9,6 @@ position in the draft and, where the drafter tells, of the probability it gave t
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from sam_rollout.automaton.interface import (
     Int64Array,
 )
 from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.core.json_values import read_object
 from sam_rollout.core.limits import MAX_DRAFT_TOKENS
 from sam_rollout.core.metric import Metric
 from sam_rollout.core.settings import ConfigError, Section, setting
@@ -65,9 +65,6 @@ class HeadTrainingConfig(Section):
         meaning="Train the EAGLE-3 head of `sam.sources.model.path` with the run's own responses; "
         "with an empty path, one that knows nothing yet.",
     )
-    every_steps: int = setting(
-        1, minimum=1, meaning="Training steps from one training to the next."
-    )
     budget: float = setting(
         0.02,
         minimum=0,
@@ -87,12 +84,6 @@ class HeadTrainingConfig(Section):
         minimum=0,
         meaning="Learning rate of the head's matrices (Muon); a head that knows nothing yet begins "
         "with 10 times as much, and comes down to it over 1,000 updates.",
-    )
-    patience: int = setting(
-        20,
-        minimum=0,
-        meaning="Trainings without a rise of the acceptance length after which it pauses, until "
-        "that falls by 2 %; 0: never.",
     )
 
 
@@ -128,7 +119,7 @@ class ModelSourceConfig(Section):
     sampled: bool = setting(
         False,
         meaning="Draw its tokens with the noise that verifies them, which needs "
-        "`rollout_sampler=coupled_gumbel`; otherwise they are its likeliest ones. Worth it for a "
+        "`rollout_sampler=coupled`; otherwise they are its likeliest ones. Worth it for a "
         "drafter that is near the policy where the policy is undecided.",
     )
     options: dict = dataclasses.field(
@@ -190,8 +181,8 @@ class ModelSourceConfig(Section):
                 raise ConfigError(field, self.path, allowed)
             return {}
         try:
-            return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+            return read_object(folder / "config.json")
+        except (OSError, ValueError) as error:
             allowed = f"must be a folder with the config.json of a model ({error})"
             raise ConfigError(field, self.path, allowed) from None
 

@@ -13,19 +13,19 @@ into an automaton that takes the place of the first one when it is made.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar
 
 import numpy as np
 
-from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array
 from sam_rollout.core.identity import GroupKey, RequestIdentity
 from sam_rollout.core.metric import Metric
 from sam_rollout.core.settings import Section, setting
-from sam_rollout.sources.contract import Limits, Piece, SourceEntry, Usage
+from sam_rollout.sources.contract import Limits, Piece, SourceEntry
 from sam_rollout.sources.support.grouped import Group, GroupedTexts
-from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
+from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, number_of
 from sam_rollout.sources.support.responses import Responses, is_of_training
 from sam_rollout.sources.support.seeds import Seed
 from sam_rollout.sources.support.shared_texts import Place, SharedTexts
@@ -55,9 +55,9 @@ class PromptSourceConfig(Section):
         4_000_000_000,
         minimum=1 << 20,
         meaning=f"Memory of one engine, about {LIVE_BYTES_PER_TOKEN} bytes per token of the step's "
-        "responses and of earlier ones, beside that of own text. Beyond it a prompt does without "
-        "earlier responses and those that have ended first, then whole prompts go, those that are "
-        "not running first; their requests go on without until they end.",
+        "responses and of earlier ones, beside that of own text. Beyond it earlier responses go "
+        "first, then whole prompts, those whose responses have ended before those that are not "
+        "running now; their requests go on without until they end.",
     )
     share: bool = setting(
         True,
@@ -89,39 +89,46 @@ class PromptTexts(GroupedTexts[GroupKey]):
     def __init__(self, config: PromptSourceConfig, limits: Limits, responses: Responses) -> None:
         super().__init__(limits, config.max_bytes, responses)
         self._share = config.share
-        self._shared = SharedTexts(self.pool, limits, config.max_bytes, responses, self._place_of)
+        self._shared = SharedTexts(
+            self.pool, limits, config.max_bytes, responses, self._place_of, self._keep_ended
+        )
         self._reads_earlier = config.earlier_steps
         if config.earlier_steps:
             responses.want()
         self._reading: dict[GroupKey, Future[Seed | None]] = {}
+        # Of this step, where they may have to be read once more.
+        self._ended: dict[GroupKey, list[Int32Array]] = {}
+        self._ended_bytes = 0
         self._counts = dict.fromkeys(("found", "missing", "evictions"), 0)
 
     def key_of(self, identity: RequestIdentity | None) -> GroupKey | None:
         """As `GroupedTexts`."""
         return None if identity is None else identity.group_key
 
-    def bind(
-        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
-    ) -> None:
-        """As `GroupedTexts`."""
-        super().bind(request_ids, identities)
-        self._shared.bind(request_ids, identities)
-
     def settle(self) -> None:
         """As `GroupedTexts`; what was read of earlier steps is taken over."""
-        for key in [key for key, reading in self._reading.items() if reading.done()]:
-            self._take_over(key, self._reading.pop(key))
+        while self._reading:  # in this order, prompt by prompt
+            key, reading = next(iter(self._reading.items()))
+            if not reading.done():
+                break
+            del self._reading[key]
+            self._take_over(key, reading)
         super().settle()
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """As `GroupedTexts`; other engines are told how the responses ended."""
         ended = list(request_ids)
-        self._shared.finish(ended)
+        self._shared.own.finish(ended)
+        for request_id in ended:
+            if (response := self._responses.ended.get(request_id)) is not None:
+                self._keep_ended(response.identity.group_key, response.text)
         super().finish(ended)
 
     def end_step(self) -> None:
         """The training step is over: free groups, those with live requests when these end."""
         self._given_up.clear()
+        for reading in self._reading.values():
+            reading.cancel()
         self._reading.clear()
         self._shared.end_step()
         for group in list(self._groups.values()):
@@ -136,55 +143,65 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self._responses.wait()
         self.settle()
 
-    def usage(self) -> Usage:
-        """As `GroupedTexts`; texts of other engines are no requests."""
-        usage = super().usage()
-        return usage._replace(live_requests=usage.live_requests - self._shared.slots)
-
     def counters(self) -> Mapping[str, int]:
-        """What became of automata, of earlier responses, and of other engines' texts."""
+        """What became of earlier responses, and of other engines' texts."""
         earlier = {f"earlier_{name}": count for name, count in self._counts.items()}
-        return {"prompt_evictions": self.evictions} | earlier | self._shared.counters()
+        return earlier | self._shared.counters()
 
     def levels(self) -> Mapping[str, int]:
-        """Automata, and all memory."""
-        groups = len(self._groups) + len(self._replaced)
-        return {"prompt_groups": groups, "prompt_bytes": self._nbytes}
+        """Automata."""
+        return {"prompt_groups": len(self._groups) + len(self._replaced)}
 
     @property
     def _nbytes(self) -> int:
-        return super()._nbytes + self._shared.nbytes
+        return super()._nbytes + self._shared.nbytes + self._ended_bytes
 
     def _make_room(self) -> None:
-        """As `GroupedTexts`; texts of other engines that wait go first, then earlier responses."""
-        self._shared.forget_others()
+        """As `GroupedTexts`; before it texts of others that wait, earlier and ended responses."""
+        self._shared.forget_all()
         for group in [one for one in self._groups.values() if one.seeded_tokens]:
             if self._nbytes <= self._max_bytes:
                 return
             self._do_without_earlier(group)
+        for group in [one for one in self._groups.values() if not one.slots]:
+            if self._nbytes <= self._max_bytes:
+                return
+            self._give_up(group)
         super()._make_room()
 
     def _do_without_earlier(self, group: Group[GroupKey]) -> None:
-        """Free a group at once; live requests are read anew, a few tokens per engine step."""
+        """Free a group at once; this step's texts are read anew, a few tokens per engine step."""
         self._succeed(group, self.pool.create())
         self._counts["evictions"] += 1
         if group.slots:  # or it is free
             self._give_up(group)
 
+    def _keep_ended(self, key: Hashable, text: Int32Array) -> None:
+        """Keep a text of this step that has ended, where another automaton may have to read it."""
+        group = self._groups.get(key)  # type: ignore[call-overload]
+        if group is not None and (key in self._reading or group.seeded_tokens):
+            self._ended.setdefault(group.key, []).append(text)
+            self._ended_bytes += text.nbytes
+
+    def _forget_ended(self, key: GroupKey) -> None:
+        self._ended_bytes -= sum(text.nbytes for text in self._ended.pop(key, ()))
+
     def _take_over(self, key: GroupKey, reading: Future[Seed | None]) -> None:
         """Let a prompt's requests draft from its earlier responses."""
         if (error := reading.exception()) is not None:
+            self._forget_ended(key)
             return self._responses.fail(error)
         seed = reading.result()
         self._counts["missing" if seed is None else "found"] += 1
         group = self._groups.get(key)
         if seed is None or group is None or group.is_over:
-            return
-        live = sum(self.pool.length(slot) for slot in group.slots.values())
-        needed = seed.pool.nbytes + self.pool.nbytes_of_text(group.automaton, live)
+            return self._forget_ended(key)
+        ended = np.array([len(text) for text in self._ended.get(key, ())], np.int64)
+        tokens = np.concatenate([self._live_tokens(group), ended])
+        needed = seed.pool.nbytes + int(self.pool.nbytes_of_texts(group.automaton, tokens).sum())
         if self._nbytes + needed > self._max_bytes:
             self._counts["evictions"] += 1
-            return
+            return self._forget_ended(key)
         self._succeed(group, self.pool.adopt(seed.pool, seed.automaton), seed.tokens)
 
     def _place_of(self, piece: Piece) -> Place | None:
@@ -197,7 +214,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
 
     def _read(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         super()._read(token_ids, num_tokens, eligible)
-        self._shared.step()
+        self._shared.read()
 
     def _begin(self, key: GroupKey, identity: RequestIdentity | None) -> Group[GroupKey]:
         group = super()._begin(key, identity)
@@ -205,17 +222,21 @@ class PromptTexts(GroupedTexts[GroupKey]):
         if self._reads_earlier and self._responses.keeps and is_of_training(identity):
             _, step, name = key
             most = int(self._max_bytes * _SHARE_OF_ONE) // LIVE_BYTES_PER_TOKEN
+            most = min(most, LARGEST_AUTOMATON // 4)
             self._reading[key] = self._responses.read_earlier(name, step, most)
         return group
 
     def _succeed(self, group: Group[GroupKey], automaton: int, seeded_tokens: int = 0) -> None:
         self._shared.detach(group.key)
         super()._succeed(group, automaton, seeded_tokens)
+        for text in self._ended.get(group.key, ()):
+            self._moving.read_to_end(text, automaton, number_of(group.key))
         self._shared.attach(group.key, automaton)
 
     def _free(self, group: Group[GroupKey]) -> None:
         if group not in self._replaced:
             self._shared.forget(group.key)
+            self._forget_ended(group.key)
         super()._free(group)
 
 

@@ -28,7 +28,7 @@ from sam_rollout.automaton.interface import (
 from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.core.settings import Section, setting
-from sam_rollout.sources.contract import Source, SourceEntry, Usage
+from sam_rollout.sources.contract import Scored, Source, SourceEntry, Usage
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,11 @@ class TokenRecycling(Source):
         self._followers[:, FOLLOWER] = -1
         self._heard = 0
 
-    def hear(self, tokens: Int32Array, likeliest: Int32Array, widths: Int32Array) -> None:
+    def hear(self, scored: Scored) -> None:
         """As `Source.hear`; what fills a step up tells nothing."""
-        self._hear(tokens, likeliest, widths, self._followers)
-        self._heard += len(tokens)
+        if scored.likeliest is not None:
+            self._hear(scored.tokens, scored.likeliest, scored.widths, self._followers)
+            self._heard += len(scored.tokens)
 
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
@@ -97,10 +98,6 @@ class TokenRecycling(Source):
     def usage(self) -> Usage:
         """The table."""
         return Usage(bytes=self._followers.nbytes)
-
-    def levels(self) -> Mapping[str, int]:
-        """Size of the table."""
-        return {"recycling_bytes": self._followers.nbytes}
 
 
 def _make(

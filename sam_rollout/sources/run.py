@@ -5,33 +5,44 @@ beside `prompt`, which knows this prompt only. Texts of other engines are left t
 A corpus, files of token ids from elsewhere, counts as the run's oldest text.
 
 Old text goes by generations. An automaton that has grown too large gets a successor, made of the
-newest ended responses beside the engine (`support/kept_texts.py`). Live requests move there a few
-tokens per engine step (`support/text_moves.py`). The old one is freed with the last of them.
+newest ended responses (`support/kept_texts.py`) in a thread and a pool of its own, most of it
+without the GIL: no engine step waits for it. Live requests and what has ended meanwhile move there
+a few tokens per engine step (`support/text_moves.py`). The old one is freed with the last of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import ClassVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, ClassVar
 
-from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array
+from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, places_of
 from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.core.metric import Metric
 from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Limits, SourceEntry
 from sam_rollout.sources.support.corpus import read_corpus
-from sam_rollout.sources.support.grouped import Group, GroupedTexts
-from sam_rollout.sources.support.kept_texts import KeptTexts
+from sam_rollout.sources.support.grouped import LEAST_BYTES_OF_LARGE, Group, GroupedTexts
+from sam_rollout.sources.support.kept_texts import KeptTexts, Room
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
-from sam_rollout.sources.support.responses import Responses, is_of_training
+from sam_rollout.sources.support.responses import Responses, is_of_training, submit
+from sam_rollout.sources.support.seeds import Seed, empty_seed, read_texts
+
+if TYPE_CHECKING:
+    from sam_rollout.automaton.pool import AutomatonPool
+
+logger = logging.getLogger(__name__)
 
 # An automaton is replaced when it is so large, of the limit, by a successor that is so large: both
 # stand side by side until live requests have moved, with room for growth. The seventh that is
 # missing is the text that goes at a change, and so what acceptance may fall by.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
+# Of the texts that are kept, what may be added to an automaton that was made: 3/32 of the memory.
+_LATE_SHARE = 1 / 4
+_MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # of a successor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +78,14 @@ class RunSourceConfig(Section):
         meaning="Token ids to draft from until the run has written enough itself: a `.jsonl` file "
         "of lists of token ids, or traces of a run (`.parquet` with `prompt_ids` and "
         "`response_ids`, or a folder of such files). It counts as the oldest text of the run, "
-        f"may take {_SUCCESSOR:.3g} of `max_bytes`, and has at most "
-        f"{int(LARGEST_AUTOMATON // 2 * _SUCCESSOR):,} tokens.",
+        f"may take {_SUCCESSOR:.3g} of `max_bytes`, and has at most {_MOST_PLACES:,} tokens, "
+        f"each text rounded up to a multiple of {places_of(1)}.",
     )
 
     @property
     def most_tokens_of_successor(self) -> int:
         """Tokens that an automaton may begin with."""
-        limit = min(LARGEST_AUTOMATON // 2, self.max_bytes // LIVE_BYTES_PER_TOKEN)
-        return int(limit * _SUCCESSOR)
+        return min(_MOST_PLACES, int(self.max_bytes // LIVE_BYTES_PER_TOKEN * _SUCCESSOR))
 
 
 def check_corpus(config: RunSourceConfig, vocab_size: int) -> list[Int32Array]:
@@ -88,6 +98,16 @@ def check_corpus(config: RunSourceConfig, vocab_size: int) -> list[Int32Array]:
         return []
     field = f"{config.PATH}.corpus"
     return read_corpus(field, config.corpus, config.most_tokens_of_successor, vocab_size)
+
+
+@dataclasses.dataclass
+class _Making:
+    """An automaton that is being made, or waits to take over."""
+
+    pool: AutomatonPool
+    made: Future[Seed]
+    room: Room  # of the whole
+    since: int  # texts kept before it was begun
 
 
 class RunTexts(GroupedTexts[str]):
@@ -103,6 +123,7 @@ class RunTexts(GroupedTexts[str]):
     Attributes:
         restarts: how often an automaton was replaced by a successor.
         seeded_tokens: tokens of old text that successors began with.
+        failures: errors of making successors, survived by going on without.
 
     Raises:
         ConfigError: the corpus cannot be read.
@@ -113,12 +134,17 @@ class RunTexts(GroupedTexts[str]):
     def __init__(self, config: RunSourceConfig, limits: Limits, responses: Responses) -> None:
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
+        # Bytes that an automaton grows by before it is looked at again.
+        self._growth = min(config.max_bytes, LEAST_BYTES_OF_LARGE) // 32
         self._most_tokens_of_successor = config.most_tokens_of_successor
         self._kept = KeptTexts(config.max_bytes)
         self._kept.keep_corpus(corpus := check_corpus(config, limits.vocab_size))
         self._has_older = bool(corpus)  # old texts have come in
         self._is_met = False  # whether the texts of the run before this one were asked for
         self._reading: Future[list[Int32Array]] | None = None  # of that one
+        self._executor = ThreadPoolExecutor(1, "sam-run-texts")
+        self._making: _Making | None = None  # training's successor
+        self.failures = 0
         self.restarts = 0
         self.seeded_tokens = 0
 
@@ -162,42 +188,73 @@ class RunTexts(GroupedTexts[str]):
     def wait(self) -> None:
         """As `Source.wait`: successors that are being made take over."""
         self._responses.wait()
-        for _ in range(3):  # what was read is made something of, what ended meanwhile is added
-            self._kept.wait()
+        for _ in range(2):  # what was read is made something of
+            if self._making is not None:
+                self._making.made.exception()
             self._turn_over()
 
     def counters(self) -> Mapping[str, int]:
-        """Automata given up, and replaced."""
+        """Automata replaced."""
         return {
-            "run_evictions": self.evictions,
             "run_restarts": self.restarts,
             "run_seeded_tokens": self.seeded_tokens,
-            "run_failures": self._kept.failures,
+            "run_failures": self.failures,
         }
-
-    def levels(self) -> Mapping[str, int]:
-        """Memory."""
-        return {"run_bytes": self._nbytes}
 
     @property
     def _nbytes(self) -> int:
-        """Automata, those that are being made, and texts."""
-        return super()._nbytes + self._kept.nbytes
+        """Automata, one that is being made, and texts."""
+        making = 0 if self._making is None else max(self._making.pool.nbytes, 0)
+        return super()._nbytes + self._kept.nbytes + making
 
     def _turn_over(self) -> None:
         """Have a successor made for what is due; let it take over when it is made."""
         self._take_older()
         for group in list(self._groups.values()):
-            split = group.key
-            if self._kept.is_making(split):
-                if (seed := self._kept.take(split)) is not None:
-                    automaton = self.pool.adopt(seed.pool, seed.automaton)
-                    self._succeed(group, automaton, seed.tokens)
-            elif any(one.key == split for one in self._replaced):
+            if self._making is not None and group.key == TRAIN_SPLIT:
+                if self._making.made.done():
+                    making, self._making = self._making, None
+                    self._take_over(group, making)
+            elif any(one.key == group.key for one in self._replaced):
                 continue  # live requests have yet to leave the one before
             elif self._is_due(group):
-                nbytes_of = functools.partial(self.pool.nbytes_of_text, group.automaton)
-                self._kept.make(split, *self._room_for_old_text(group), nbytes_of)
+                self._make_successor(group)
+
+    def _make_successor(self, group: Group[str]) -> None:
+        """Begin to make an automaton of the newest texts; validation's begins with none."""
+        room = self._room_for_old_text(group)
+        if min(room) <= 0:
+            return
+        if group.key != TRAIN_SPLIT:
+            return self._succeed(group, self.pool.create())
+        nbytes_of = functools.partial(self.pool.nbytes_of_texts, group.automaton)
+        seed, texts = empty_seed(), self._kept.newest(room, nbytes_of)
+        made = submit(self._executor, read_texts, seed, texts)
+        self._making = _Making(seed.pool, made, room, self._kept.added)
+
+    def _take_over(self, group: Group[str], making: _Making) -> None:
+        """Let a successor that was made take over; it reads what has ended meanwhile, if it fits.
+
+        A later one has what is left out.
+        """
+        if (error := making.made.exception()) is not None:
+            if not self.failures:
+                logger.warning(
+                    "Older texts of the run cannot be taken over; the rollout continues without.",
+                    exc_info=error,
+                )
+            self.failures += 1
+            return
+        seed = making.made.result()
+        automaton = self.pool.adopt(seed.pool, seed.automaton)
+        places = making.room.places - self.pool.places_of_automaton(automaton)
+        nbytes = making.room.nbytes - self.pool.nbytes_of_automaton(automaton)
+        room = Room(int(self._kept.most_tokens * _LATE_SHARE), places, nbytes)
+        nbytes_of = functools.partial(self.pool.nbytes_of_texts, automaton)
+        late = self._kept.newest(room, nbytes_of, self._kept.added - making.since)
+        self._succeed(group, automaton, seed.tokens)
+        for text in late:
+            self._moving.read_to_end(text, automaton)
 
     def _take_older(self) -> None:
         """Keep the texts of the run before this one once they are read."""
@@ -221,25 +278,24 @@ class RunTexts(GroupedTexts[str]):
         if nbytes <= self._max_bytes * _DUE and places <= LARGEST_AUTOMATON // 2 * _DUE:
             return False
         # Not at every engine step, where live texts fill it or nothing can be made.
-        group.due_at = nbytes + self._max_bytes // 32
+        group.due_at = nbytes + self._growth
         return min(self._room_for_old_text(group)) > 0
 
-    def _room_for_old_text(self, group: Group[str]) -> tuple[int, int]:
-        """Ended texts with which a successor, live ones added, is as large as allowed.
-
-        Returns:
-            Their tokens, and the bytes that are left for them: short texts take more per token.
-        """
-        live = [self.pool.length(slot) for slot in group.slots.values()]
+    def _room_for_old_text(self, group: Group[str]) -> Room:
+        """Ended texts with which a successor, live ones added, is as large as allowed."""
+        live = self._live_tokens(group)
         # Beside it, in memory, by what texts take here; a little is left for growth meanwhile.
         free = self._max_bytes * 7 // 8 - self._nbytes
-        free -= sum(self.pool.nbytes_of_text(group.automaton, tokens) for tokens in live)
-        return self._most_tokens_of_successor - sum(live), free
+        return Room(
+            self._most_tokens_of_successor - int(live.sum()),
+            _MOST_PLACES - int(places_of(live).sum()),
+            free - int(self.pool.nbytes_of_texts(group.automaton, live).sum()),
+        )
 
     def _succeed(self, group: Group[str], automaton: int, seeded_tokens: int = 0) -> None:
         super()._succeed(group, automaton, seeded_tokens)
         nbytes = self.pool.nbytes_of_automaton(automaton)
-        self._groups[group.key].due_at = nbytes + self._max_bytes // 32
+        self._groups[group.key].due_at = nbytes + self._growth
         self.restarts += 1
         self.seeded_tokens += seeded_tokens
 

@@ -37,6 +37,7 @@ COMPARED_SETTINGS = (
     "dynamic_sampling.gen_batch_size",
     "dynamic_sampling.max_rounds",
     "rollout_sampler.kind",
+    "coupling",
     "rollout_telemetry.tail_threshold",
     "trainer.device",
     "trainer.nnodes",

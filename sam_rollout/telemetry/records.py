@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sam_rollout.config import coupling_of
 from sam_rollout.core.json_values import dumps, loads, measured
 from sam_rollout.sources import NAMES
 
@@ -163,15 +164,6 @@ def _metadata(one: Field) -> dict[str, str]:
     return {"meaning": one.metadata["meaning"], **by_source}
 
 
-def _columns(record: type) -> list[Field]:
-    """The fields of a record, its own before what it inherits: when and where before what."""
-    declared = [vars(base).get("__annotations__", {}) for base in record.__mro__]
-    return sorted(
-        fields(record),
-        key=lambda one: next(depth for depth, own in enumerate(declared) if one.name in own),
-    )
-
-
 def _schema(record: type) -> pa.Schema:
     return pa.schema(
         [
@@ -181,7 +173,7 @@ def _schema(record: type) -> pa.Schema:
                 nullable=one.default is None,
                 metadata=_metadata(one),
             )
-            for one in _columns(record)
+            for one in fields(record)
         ]
     )
 
@@ -268,31 +260,16 @@ class RunFolder:
         Raises RunFolderError if the folder or run.json is missing or unreadable, VersionError if
         another version wrote it.
         """
-        if not self.path.is_dir():
-            raise RunFolderError(
-                f"no folder {self.path}: expected a run folder with sam/run.json and "
-                "sam/train_steps.jsonl"
-            )
         first = self.root / "run.json"
         if not first.is_file():
             raise RunFolderError(
-                f"no file {first}: expected there what the run was (config, seeds, versions)"
+                f"no file {first}: expected a run folder, and there what the run was (config, "
+                "seeds, versions)"
             )
         return [_read_info(path) for path in [first, *_numbered(self.root, "run", "json")]]
 
-    def write_engine_steps(self, replica: int, table: pa.Table) -> Path:
-        """Writes a table of schema `ENGINE_STEPS` as this replica's next file."""
-        return self._write("engine_steps", replica, table)
-
-    def write_requests(self, replica: int, table: pa.Table) -> Path:
-        """Writes a table of schema `REQUESTS` as this replica's next file."""
-        return self._write("requests", replica, table)
-
-    def write_traces(self, replica: int, table: pa.Table) -> Path:
-        """Writes a table of schema `TRACES` as this replica's next file."""
-        return self._write("traces", replica, table)
-
-    def _write(self, name: str, replica: int, table: pa.Table) -> Path:
+    def write(self, name: str, replica: int, table: pa.Table) -> Path:
+        """Writes a table of `TABLES` as this replica's next file."""
         folder = self.root / name
         folder.mkdir(parents=True, exist_ok=True)
         number = _next_number(folder, str(replica), "parquet")
@@ -306,8 +283,7 @@ class RunFolder:
         """All rows of "engine_steps", "requests" or "traces"; an empty table if none was written.
 
         Rows of training steps that a resumed run went through once more are left out. With
-        `problems` a damaged file, or a missing run.json, is named there and left out; without it
-        RunFolderError is raised.
+        `problems` a damaged file is named there and left out; without it RunFolderError is raised.
         """
         schema, time_column = TABLES[name]
         paths = sorted((self.root / name).glob("*.parquet"))
@@ -315,14 +291,14 @@ class RunFolder:
         for path in paths:
             try:
                 # ParquetFile reads one file as it stands; read_table looks for a data set.
-                table = _by_todays_sources(pq.ParquetFile(path).read())
+                table = _in_todays_order(pq.ParquetFile(path).read())
                 tables.append(table.select(schema.names).cast(schema))
             except (pa.ArrowException, OSError, ValueError) as error:
                 if problems is None:
                     raise RunFolderError(f"{path}: unreadable ({error})") from error
                 problems.append(f"{path.relative_to(self.path)}: unreadable, left out ({error})")
         table = pa.concat_tables([schema.empty_table(), *tables])
-        for info in self._resumes(problems):
+        for info in self.read_starts()[1:]:
             resumed = datetime.fromisoformat(info.started_at).timestamp()
             for split in ("train", "val"):  # a resumed run may validate before it trains
                 after = pc.greater_equal(table[time_column], resumed)
@@ -332,17 +308,6 @@ class RunFolder:
                     again = pc.and_(of_split, pc.greater_equal(table["step"], first))
                     table = table.filter(pc.or_(after, pc.invert(again)))
         return table
-
-    def _resumes(self, problems: list[str] | None) -> list[RunInfo]:
-        """Every start but the first; none if they cannot be read and `problems` are collected."""
-        try:
-            return self.read_starts()[1:]
-        except RunFolderError as error:
-            if problems is None:
-                raise
-            if str(error) not in problems:
-                problems.append(str(error))
-            return []
 
     def append_train_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds an entry for a training step.
@@ -393,12 +358,8 @@ class RunFolder:
         return dict(sorted(steps.items()))
 
 
-# Sources as they were called -> as they are.
-_RENAMED = {"siblings": "prompt", "history": "prompt", "corpus": "run"}
-
-
-def _by_todays_sources(table: pa.Table) -> pa.Table:
-    """Put lists by source into today's order: the registry may have changed since."""
+def _in_todays_order(table: pa.Table) -> pa.Table:
+    """Put lists by source into the order of the registry, which may have changed since."""
     for name in ("drafted_per_source", "accepted_per_source"):
         place = table.schema.get_field_index(name)
         if place < 0:
@@ -407,15 +368,12 @@ def _by_todays_sources(table: pa.Table) -> pa.Table:
         if b"sources" not in metadata:
             raise ValueError(f"{name} does not name its sources")
         then = metadata[b"sources"].decode().split(",")
-        if then == list(NAMES):
-            continue
-        now = [_RENAMED.get(one, one) for one in then]
-        columns = [[i for i, one in enumerate(now) if one == kind] for kind in NAMES]
-        lists = [
-            row and [sum(row[i] for i in those) for those in columns]
-            for row in table[name].to_pylist()
-        ]
-        table = table.set_column(place, name, pa.array(lists, _INTS))
+        if then != list(NAMES):
+            lists = [
+                row and [dict(zip(then, row, strict=True)).get(kind, 0) for kind in NAMES]
+                for row in table[name].to_pylist()
+            ]
+            table = table.set_column(place, name, pa.array(lists, _INTS))
     return table
 
 
@@ -432,9 +390,14 @@ def _read_info(path: Path) -> RunInfo:
             "versions)"
         )
     try:
-        return RunInfo(**content)
+        info = RunInfo(**content)
     except (ValueError, TypeError) as error:
         raise RunFolderError(f"{path}: not a run description: {error}") from error
+    kind = value_at(info.config, "rollout_sampler.kind")
+    if kind is None:
+        return info
+    coupling = coupling_of(kind, info.config.get("coupling"))  # some runs did not tell
+    return replace(info, config={**info.config, "coupling": coupling})
 
 
 def _numbered(folder: Path, stem: str, suffix: str) -> list[Path]:

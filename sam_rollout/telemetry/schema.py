@@ -66,8 +66,6 @@ _PLACES = {
     CONTEXT: "|".join(map(str, CONTEXT_EDGES)),
     SOURCE: "|".join(NAMES),
 }
-# First parts of the names that recorded runs have -> today's.
-_RENAMED = {"sam/head/": "sam/bulk/", "sam_val/head/": "sam_val/bulk/"}
 
 
 def _of_phase(phase: str, words: str, act: str) -> list[Metric]:
@@ -203,7 +201,7 @@ _HEAD_TRAINING = (
            "Time of the training / timing_s/step: what `sam.sources.model.train.budget` bounds.",
            STEP),
     Metric("head_training/updates", "updates",
-           "Updates of the head's weights. 0: it pauses, since acceptance did not rise.", STEP),
+           "Updates of the head's weights. 0: there was no time for one.", STEP),
     Metric("head_training/failures", "1",
            "The training failed, and is over for this run. Look into the trainer's log.", STEP),
 )  # fmt: skip
@@ -342,11 +340,3 @@ def named(split: str, values: Mapping[str, float]) -> dict[str, float]:
     """Values by name without prefix as metrics of `split`; what is no metric is left out."""
     full = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
     return {name: value for name, value in full.items() if _find(name)}
-
-
-def todays_name(name: str) -> str:
-    """What a metric that was recorded under `name` is called now."""
-    for then, now in _RENAMED.items():
-        if name.startswith(then):
-            return now + name.removeprefix(then)
-    return name

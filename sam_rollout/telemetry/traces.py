@@ -2,7 +2,6 @@
 
 Formats, for one file or every file of a folder, by the end of its name:
 
-* `.npy`: integers, one text; a second dimension makes one text of each row.
 * `.jsonl`: one text a line, `{"tokens": [...]}` or `{"prompt": [...], "response": [...]}`, with
   `"group"` (responses to one prompt share it), `"sibling"` and `"step"` where known.
 * `.parquet`: the columns `prompt_ids` and `response_ids`, with `group`, `sibling` and `step` where
@@ -95,7 +94,7 @@ def _read(file: Path) -> list[Trace]:
         return list(_READERS[file.suffix](file))
     except TraceError:
         raise
-    except ValueError as error:  # numpy's and json's, of damaged files
+    except ValueError as error:  # json's, of a damaged file
         raise TraceError(f"{file}: {error}") from error
 
 
@@ -117,16 +116,6 @@ def _ids(values: Any, place: str) -> Int32Array:
     if not is_list or array.min() < 0 or array.max() > _MAX_TOKEN_ID:
         raise TraceError(f"{place}: token ids must be a list of integers in 0..{_MAX_TOKEN_ID}")
     return array.astype(np.int32)
-
-
-def _read_npy(file: Path) -> Iterator[Trace]:
-    with file.open("rb") as stream:  # not np.load, which takes other files than arrays, too
-        array = np.lib.format.read_array(stream, allow_pickle=False)
-    if array.ndim not in (1, 2):
-        raise TraceError(f"{file}: {array.ndim} dimensions, expected 1 or 2")
-    nothing = np.zeros(0, np.int32)
-    for i, row in enumerate(np.atleast_2d(array)):
-        yield Trace(f"{file.stem}-{i}", 0, nothing, _ids(row, str(file)))
 
 
 def _read_jsonl(file: Path) -> Iterator[Trace]:
@@ -183,4 +172,4 @@ def _number(entry: Mapping[str, Any], key: str, place: str) -> int:
     return value
 
 
-_READERS = {".npy": _read_npy, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+_READERS = {".jsonl": _read_jsonl, ".parquet": _read_parquet}

@@ -105,7 +105,7 @@ ENGINES = {
     "head, closed": Side(head("own", gate="closed")),
     "head, fails": Side(head("own")),
     # At the end: it changes the model.
-    "head, drawn": Side(head(sampled=True), "coupled_gumbel"),
+    "head, drawn": Side(head(sampled=True), "coupled"),
 }
 
 

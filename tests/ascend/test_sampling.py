@@ -21,7 +21,7 @@ from sam_rollout.integrations.vllm_ascend.sampling.samplers import (
     AscendKeyedRejectionSampler,
     install_sampler,
 )
-from sam_rollout.verification import draw_tokens, keyed_bits
+from sam_rollout.verification import draw_gumbel, keyed_bits
 from tests.ascend.steps import NO_TOKEN, ToyEngine, same_draft_for_all, sampling_metadata
 from tests.unit.verification.distributions import assert_lossless
 
@@ -94,7 +94,7 @@ LENGTH = 40  # new tokens per request that are compared
 
 
 def by_definition(prompt, params, key):
-    """Token by token: cut, softmax, one keyed number."""
+    """Token by token: cut, and the position's noise."""
     text = list(prompt)
     for _ in range(LENGTH):
         logits = toy_model(text).unsqueeze(0)
@@ -104,7 +104,7 @@ def by_definition(prompt, params, key):
         cuts = (None if n not in params else torch.tensor([params[n]]) for n in ("top_k", "top_p"))
         logits = apply_top_k_top_p(logits / params["temperature"], *cuts)
         bits = keyed_bits(torch.tensor([key]), torch.tensor([len(text)]))
-        text.append(int(draw_tokens(logits.softmax(dim=-1), bits)))
+        text.append(int(draw_gumbel(logits, bits)))
     return text
 
 

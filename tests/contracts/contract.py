@@ -544,6 +544,29 @@ VLLM_STATISTICS_BY_POSITION: Table = {
 }
 
 # What sam_rollout/integrations/vllm/cpu/cpu_workarounds.py replaces.
+# Draft trees (integrations/vllm/trees), verified on CPUs.
+VLLM_TREES: Table = {
+    "v1.worker.gpu_model_runner": {
+        "GPUModelRunner._prepare_inputs(scheduler_output, num_scheduled_tokens)": (
+            "slots are worked out before the positions of a tree's tokens are put right",
+            "self.input_batch.block_table.compute_slot_mapping("),
+    },
+    "v1.attention.backends.cpu_attn": {
+        "CPUAttentionBackendImpl.forward": (
+            "the kernel reads texts by pages and lengths that the metadata tells",
+            "block_table=attn_metadata.block_table",
+            "scheduler_metadata=attn_metadata.scheduler_metadata"),
+        "CPUAttentionBackendImpl.do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)":
+            "writes keys and values of paths to spare pages, and of accepted tokens to their place",
+        "CPUAttentionMetadataBuilder.build": (
+            "how the kernel's schedule of a step is made",
+            "ops.cpu_attn_get_scheduler_metadata("),
+    },
+    "v1.sample.rejection_sampler": {
+        "RejectionSampler._combine_outputs_with_spec_tokens(output_token_ids, spec_token_ids)":
+            "the text before each draft token, for penalties and bad words: a tree's path",
+    },
+}
 VLLM_CPU_WORKAROUNDS: Table = {
     "model_executor.layers.utils:dispatch_cpu_unquantized_gemm(layer, remove_weight)": (
         "patched: packing drops layer.weight, and the next weight sync has no parameter to "
@@ -1194,6 +1217,7 @@ CONTRACT = [
     *rows("vllm", VLLM_STATISTICS),
     *rows("vllm", VLLM_STATISTICS_BY_POSITION, ("0.24", VLLM_CPU_INSTALLED)),
     *rows("vllm", VLLM_CPU_WORKAROUNDS, (VLLM_CPU_INSTALLED,)),
+    *rows("vllm", VLLM_TREES, (VLLM_CPU_INSTALLED,)),
     *rows("vllm", VLLM_SECOND_RUNNER, (VLLM_CPU_INSTALLED,)),
     *rows("vllm_ascend", VLLM_ASCEND_WRAPPED, ASCEND_VERSIONS),
     *rows("vllm_ascend", VLLM_ASCEND),

@@ -34,7 +34,6 @@ from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHe
 
 from sam_rollout.config import SamConfig
 from sam_rollout.heads.peers import Peers
-from sam_rollout.integrations.verl import policy_part_megatron
 from sam_rollout.integrations.verl.head_training import HeadTraining
 from sam_rollout.integrations.verl.policy_part_megatron import MegatronPart
 from sam_rollout.integrations.verl.state_capture import StateCapture
@@ -63,14 +62,14 @@ def texts() -> list[list[int]]:
     return [[rng.randrange(500) for _ in range(length)] for _, length in LENGTHS]
 
 
-def batch(replica: int, replicas: int) -> TensorDict:
-    """A replica's texts as verl hands them to its engine, two in a micro-batch."""
+def batch() -> TensorDict:
+    """All texts as verl hands them to its engine, two in a micro-batch."""
 
     def nested(rows: list[list[int]]) -> torch.Tensor:
         return torch.nested.nested_tensor([torch.tensor(r) for r in rows], layout=torch.jagged)
 
-    own, lengths = texts()[replica::replicas], LENGTHS[replica::replicas]
-    pairs = [(text[:prompt], text[prompt:]) for text, (prompt, _) in zip(own, lengths, strict=True)]
+    own = texts()
+    pairs = [(text[:prompt], text[prompt:]) for text, (prompt, _) in zip(own, LENGTHS, strict=True)]
     tensors = {
         "input_ids": nested(own),
         "prompts": nested([prompt for prompt, _ in pairs]),
@@ -163,7 +162,6 @@ def with_head(engine: Any, data: TensorDict, policy: Path, path: Path) -> dict[s
     head = make_head(engine, policy, path)
     passes, taken, learned, matrices = [], [], [], []
     for _ in range(STEPS):
-        head.is_due()
         with head.reading(len(data)):
             passes.append(log_probs(engine, data))
         taken.append([vars(sample) for sample in head._capture.taken])
@@ -204,21 +202,6 @@ def captures(engine: Any, data: TensorDict) -> Iterator[dict[str, Any]]:
         }
 
 
-def why_no_matrices(engine: Any) -> str:
-    """The error in this process where the first one has no memory for them."""
-
-    def no_room(*_args: Any) -> Any:
-        raise MemoryError
-
-    if distributed.get_rank() == 0:
-        policy_part_megatron.find_room = no_room
-    try:
-        MegatronPart(engine).matrices(Peers(distributed.group.WORLD))
-    except Exception as error:
-        return repr(error)
-    return "none"
-
-
 def process(rank: int, folder: Path, policy: Path, head: Path, sizes: Sizes) -> None:
     count = sizes.processes
     store = distributed.FileStore(str(folder / "store"), count)
@@ -226,15 +209,13 @@ def process(rank: int, folder: Path, policy: Path, head: Path, sizes: Sizes) -> 
     found: dict[str, Any] = {"texts": texts(), "prompts": [prompt for prompt, _ in LENGTHS]}
     torch.manual_seed(0)
     engine = make_engine(policy, sizes)
-    replica = found["replica"] = engine.get_data_parallel_rank()
-    data = batch(replica, sizes.data)
+    data = batch()
     found["without"] = without_head(engine, data)
     torch.manual_seed(0)
     engine = make_engine(policy, sizes)
     found["layers"] = sum(len(unwrap_model(chunk).decoder.layers) for chunk in engine.module)
     found["with"] = with_head(engine, data, policy, head)
     found["others"] = list(captures(engine, data))
-    found["no_matrices"] = why_no_matrices(engine)
     torch.save(found, folder / f"{rank}.pt")
 
 

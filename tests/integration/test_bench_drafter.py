@@ -23,22 +23,6 @@ def test_a_periodic_text_takes_few_steps(name):
     assert result.mean_acceptance_length > 2.5
 
 
-def test_a_side_whose_package_is_missing_is_named(monkeypatch):
-    import builtins
-
-    imported = builtins.__import__
-
-    def without_arctic(name, *arguments, **options):
-        if name.startswith("arctic_inference"):
-            raise ModuleNotFoundError(f"No module named {name!r}")
-        return imported(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without_arctic)
-    there, missing = sides.available()
-    assert sides.NGRAM in there and set(missing) == {sides.ARCTIC, sides.ARCTIC_4}
-    assert "arctic_inference" in missing[sides.ARCTIC]
-
-
 def test_a_side_that_cannot_be_made_is_named(monkeypatch):
     """As of a version that asks its configuration for more."""
     from vllm.v1.spec_decode.ngram_proposer import NgramProposer

@@ -39,7 +39,7 @@ SMALL = {
     "block_size": 128,
 }  # fmt: skip
 LARGE = {"max_num_seqs": 32}
-TEXTS = ("own", "prompt", "run")
+TEXTS = ("own", "prompt", "run", "draws")
 HEAD = f"{MODEL}_eagle3"
 pytestmark = pytest.mark.usefixtures("few_collections")
 SECONDS, SEED = (int(os.environ.get(f"SAM_FUZZ_{name}", 0)) for name in ("SECONDS", "SEED"))

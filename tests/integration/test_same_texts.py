@@ -70,6 +70,7 @@ def joined(k: int, gate: GateConfig, **options: Any) -> SamConfig:
 
 SCHEDULE = GateConfig(kind="schedule", schedule={4: 8, 8: 0, 16: 2})
 FILLED_UP = SamConfig(max_draft_tokens=3, gate=GateConfig("threshold", 2), pad_drafts="always")
+TREES = SamConfig(max_draft_tokens=12, draft_shape="tree", gate=ALWAYS)
 FORCED = {"method": "custom_class", "model": FORCED_PROPOSER, "num_speculative_tokens": 3}
 SIDES = {
     "closed": Side(SamConfig(gate=CLOSED)),
@@ -80,6 +81,10 @@ SIDES = {
     "schedule": Side(SamConfig(gate=SCHEDULE)),
     "filled up": Side(FILLED_UP),
     "preempted": Side(SamConfig(max_draft_tokens=3, gate=ALWAYS), engine=SMALL),
+    "tree": Side(TREES),
+    "trees of a few requests": Side(dataclasses.replace(TREES, gate=GateConfig("threshold", 16))),
+    "tree, auto": Side(dataclasses.replace(TREES, gate=AUTO)),
+    "tree, preempted": Side(TREES, engine=SMALL | {"enable_prefix_caching": True}),
     # Prepared ahead with up to 28 requests (k = 8) or 64 (k = 3), bound with more.
     "ahead, closed": Side(SamConfig(gate=CLOSED), ahead=True),
     "ahead, opens": Side(SamConfig(gate=GateConfig("threshold", 24)), ahead=True),
@@ -180,11 +185,14 @@ def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
     assert counters.get("draft/model_failures", 0) == 0
     assert (counters.get("draft/model_tokens", 0) > 0) == side.sam.drafts_with_model
     drafted, accepted = drafts(report)
+    draws = counters.get("draft/draws_positions", 0)
+    assert (draws > 0) == (drafted > 0 and side.sam.sources.draws.enabled)
     assert 0 < accepted < drafted if "closed" not in name else drafted == 0
     if side.sam.gate == CLOSED:
         assert opened == {False}
     elif side.sam.gate != ALWAYS:
         assert opened == {False, True}
+    assert session_of(engine).drafter.shape == side.sam.draft_shape
     # Filling, and places that no draft was bound to, are no drafts: vLLM counts both.
     kept = accepted + counters["draft/accepted_padding_tokens"]
     assert counted(engine, "spec_decode_num_accepted_tokens") == kept
@@ -195,7 +203,7 @@ def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
         assert counted(engine, "spec_decode_num_draft_tokens") == drafted + filled
         assert (filled > 0) == (side.sam == FILLED_UP)
         assert not fetched, "drafts come with a step's output"
-    assert (counted(engine, "num_preemptions") > 0) == (side.engine == SMALL)
+    assert (counted(engine, "num_preemptions") > 0) == (SMALL.items() <= side.engine.items())
 
 
 @pytest.mark.parametrize("name", [name for name in SIDES if "closed" not in name])
@@ -240,7 +248,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("sampler", "ahead"), [("coupled", False), ("coupled", True), ("coupled_gumbel", False)]
+    ("sampler", "ahead"), [("coupled", False), ("coupled", True), ("coupled_inversion", False)]
 )
 def test_every_sampling_parameter_is_kept_by_drafts(start, prompts, sampler, ahead):
     """Requests of all kinds share the batches."""

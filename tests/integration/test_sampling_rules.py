@@ -77,7 +77,7 @@ def verify(
     return [[token for token in row if token != NO_TOKEN] for row in tokens]
 
 
-@pytest.mark.parametrize("kind", ["coupled", "coupled_gumbel", "vectorised"])
+@pytest.mark.parametrize("kind", ["coupled", "coupled_inversion", "vectorised"])
 def test_a_text_may_end_once_it_is_long_enough_with_the_drafts_before(kind):
     """vLLM's own sampler lets no bonus token end a text that was too short before the step."""
     drafts = [[OTHER] * 3, [OTHER] * 2, [OTHER], [], [OTHER] * 2]

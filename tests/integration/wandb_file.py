@@ -1,19 +1,24 @@
 """What an offline run of wandb recorded, with kinds of records that a comparison has no use for."""
 
 import json
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from wandb.proto import wandb_internal_pb2
 
-from sam_rollout.report.wandb_log import records
+# wandb 0.31 reads its file in its Go core alone: a header, then blocks of chunks as LevelDB's log
+# has them (https://github.com/google/leveldb/blob/main/doc/log_format.md).
+HEADER, BLOCK, CHUNK = 7, 32 * 1024, struct.Struct("<IHB")  # checksum, length, kind
+LAST_OF_A_RECORD = (1, 4)
 
 
 def read_wandb(path: Path) -> SimpleNamespace:
     """run (its record), config, history {step: row}, metrics {name: definition}, summary."""
     run, config, history, metrics, summary = None, {}, {}, {}, {}
-    for content in records(path, problems=[]):
+    for content in records(path.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(content)
         kind = record.WhichOneof("record_type")
@@ -33,6 +38,22 @@ def read_wandb(path: Path) -> SimpleNamespace:
     return SimpleNamespace(
         run=run, config=config, history=history, metrics=metrics, summary=summary
     )
+
+
+def records(content: bytes) -> Iterator[bytes]:
+    """Payloads of a whole log."""
+    position, parts = HEADER, b""
+    while position < len(content):
+        left = BLOCK - position % BLOCK
+        _, length, kind = CHUNK.unpack_from(content, position) if left >= CHUNK.size else (0, 0, 0)
+        if not kind:  # padding up to the end of the block
+            position += left
+            continue
+        position += CHUNK.size + length
+        parts += content[position - length : position]
+        if kind in LAST_OF_A_RECORD:
+            yield parts
+            parts = b""
 
 
 def _items(items: Any) -> dict[str, Any]:

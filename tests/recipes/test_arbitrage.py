@@ -5,7 +5,6 @@ import asyncio
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from benchmarks.results_page import over
 from recipes.arbitrage import __main__ as command
@@ -176,16 +175,6 @@ def test_thresholds_send_the_share_that_was_asked():
     assert (pairs["draft"] < everything).all()
 
 
-@pytest.fixture
-def one_thread():
-    """Threads that wait for each other on a busy machine make a short training long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_a_router_learns_what_a_text_shows(tmp_path):
     # "no" marks the pairs in which the target is better.
     arguments = {

@@ -169,7 +169,7 @@ def test_the_first_places_are_looked_at(monkeypatch):
 
 @pytest.mark.parametrize(("noise", "distance"), [([0.0, 1.0, 2.0], 0.01), ([0.0, 5.0, 0.0], 4.99)])
 def test_with_gumbel_noise_a_tie_is_one_once_it_is_added(monkeypatch, noise, distance):
-    options = parser().parse_args(["--rollout-sampler", "coupled_gumbel", "--samples", "2"])
+    options = parser().parse_args(["--rollout-sampler", "coupled", "--samples", "2"])
     parted, requests, off = partings(4)
     monkeypatch.setattr(ties, "noise_of", lambda *_: np.array(noise))
     look_at_ties(parted, requests, off, lambda *_: np.array([-1.0, -3.0, -2.99]), options)
@@ -183,8 +183,9 @@ def test_random_numbers_are_those_of_the_samplers():
         bits = keyed_bits(torch.tensor([4711]), torch.tensor([position]))
         token = int(draw_tokens(torch.tensor(row)[None], bits)[0])
         assert distance_of_draw(row, uniform_of(4711, position), (token,)) < 1e-6
-        scores = np.log(row) + noise_of(4711, position, 50)
-        assert scores.max() - scores[int(draw_gumbel(torch.tensor(row)[None], bits)[0])] < 1e-5
+        logits = np.log(row)
+        scores = logits + noise_of(4711, position, 50)
+        assert scores.max() - scores[int(draw_gumbel(torch.tensor(logits)[None], bits)[0])] < 1e-5
 
 
 def test_problems_are_read_and_limited(tmp_path):

@@ -31,15 +31,6 @@ def said(content, **more):
     return {"role": "assistant", "content": content, **more}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Small operations on several threads crawl when other work shares the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def checkpoint():
     model = Qwen3ForCausalLM.from_pretrained(DEFAULT_OUTPUT, dtype=torch.float32)

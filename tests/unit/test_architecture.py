@@ -24,8 +24,8 @@ FLOORS = (
     ("session", "heads", "report"),
     ("gating", "drafting", "telemetry", "sizing"),
     ("config",),
-    ("sources",),
-    ("core", "automaton", "verification"),
+    ("sources", "verification"),
+    ("core", "automaton"),
 )
 MOST_ARGUMENTS = 8
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}

@@ -27,7 +27,9 @@ def test_an_experiment_is_composed_as_the_recipe_does():
     ("override", "said"),
     [
         ("rollout_sampler=magic", "rollout_sampler = 'magic': unknown option; known options: "
-         "coupled, coupled_gumbel, stock, vectorised"),
+         "coupled, coupled_inversion, stock, vectorised"),
+        ("rollout_sampler=coupled_gumbel", "rollout_sampler = 'coupled_gumbel': it is "
+         "rollout_sampler=coupled now"),
         ("rollout_sampler=arbitrage", "rollout_sampler = 'arbitrage': keeps steps of a draft model "
          "and so changes what is sampled; it is for evaluating checkpoints and making data: "),
         ("device=cuda12", "device = 'cuda12': unknown option; did you mean 'cuda'? known "

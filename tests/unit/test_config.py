@@ -18,6 +18,8 @@ from sam_rollout.config import (
 FULL = {
     "enabled": True,
     "max_draft_tokens": 5,
+    "draft_shape": "tree",
+    "step_budget": 64,
     "draft_policy": "confidence",
     "min_confidence": 0.25,
     "pad_drafts": "auto",
@@ -81,7 +83,8 @@ def test_absent_keys_take_the_defaults():
         (
             {"max_draft_token": 3},
             "sam.max_draft_token = 3: unknown key; did you mean 'max_draft_tokens'? known keys: "
-            "enabled, max_draft_tokens, draft_policy, min_confidence, pad_drafts, scheduling, "
+            "enabled, max_draft_tokens, draft_shape, step_budget, draft_policy, min_confidence, "
+            "pad_drafts, scheduling, "
             "gate, sources",
         ),
         ({"gate": {"x": 3}}, "sam.gate.x = 3: unknown key; known keys: kind, threshold"),

@@ -36,7 +36,7 @@ def figures(record: dict[str, Any]) -> dict[str, list[str]]:
     pairs = fair["lossless"]["pairs"]
     rollout, tail = (row(fair["times"], key) for key in ("rollout", "tail"))
     tail_ms = row(fair["quantities"], "tail_ms_per_token")
-    drafts = fair["acceptance"]["positions"]
+    length = row(fair["quantities"], "acceptance_length")
     return {
         "runs a side, steps of each": [
             str(record["setting"][name]) for name in ("repeats", "steps")
@@ -45,7 +45,7 @@ def figures(record: dict[str, Any]) -> dict[str, list[str]]:
         "the same responses": [
             f"{sum(pair[name] for pair in pairs):,}" for name in ("identical", "matched")
         ],
-        "tokens of a verify step": [f"{1 + sum(place['accepted_share'] for place in drafts):.1f}"],
+        "tokens of a verify step": [f"{length['sam']['per_step']:.1f}"],
         "ms per tail token, medians": [
             f"{tail_ms[side]['median']:.2f}" for side in ("base", "sam")
         ],

@@ -105,11 +105,12 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
             f"sam.gate.threshold = {gate.threshold}: the gate 'auto' does not go by it; "
             "sam.gate.kind=threshold does"
         )
-    yield from _check_baseline(config, run.compare.baseline_run)
+    yield from _check_baseline(config, run)
 
 
-def _check_baseline(config: DictConfig, path: str) -> Iterator[str]:
+def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
     """Read the baseline that the run is to be compared with; yields where it is another run."""
+    path = run.compare.baseline_run
     if not path:
         return
     try:
@@ -118,7 +119,8 @@ def _check_baseline(config: DictConfig, path: str) -> Iterator[str]:
         raise ConfigError(
             "compare.baseline_run", path, f"must be the folder of a finished run ({error})"
         ) from error
-    if differences := list(baseline.differences(plain(config))):
+    recorded = plain(config) | {"coupling": run.sampler.coupling}
+    if differences := list(baseline.differences(recorded)):
         yield (
             f"compare.baseline_run={path} is not the same training but for the drafts: "
             + "; ".join(differences)

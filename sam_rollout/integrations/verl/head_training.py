@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from verl.single_controller.base.decorator import (
 )
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from sam_rollout.heads.checkpoint import is_fresh
+from sam_rollout.heads import is_fresh
 from sam_rollout.heads.hidden_states import STORED
 from sam_rollout.heads.online import SHARE_OF_BUFFER, OnlineHead
 from sam_rollout.heads.peers import Peers
@@ -61,29 +62,19 @@ class HeadTraining:
         rng, windows = random.Random(engine.get_data_parallel_rank()), max(1, round(share))
         layers = head.shape.target_layers
         self._capture = StateCapture(self._part, layers, settings.window, windows, rng)
-        self._passes, self._due = 0, False
 
-    def reading(self, responses: int) -> Any:
+    def reading(self, responses: int) -> AbstractContextManager[None]:
         """A context for the pass over so many responses; what it brings is kept."""
-        return self._capture.running(responses)
-
-    def is_due(self) -> bool:
-        """Whether this training step is one to learn in; asked once a step."""
-        self._passes += 1
-        self._due = not self.online.failed and self._passes % self._source.train.every_steps == 0
-        return self._due
+        return nullcontext() if self.online.failed else self._capture.running(responses)
 
     def learn(self, seconds: float) -> dict[str, float]:
-        """As `OnlineHead.learn`, with what the last pass brought; nothing where none was due."""
-        if not self._due:
-            return self.online.costs({})
-        self._due = False
+        """As `OnlineHead.learn`, with what the last pass brought."""
         taken, self._capture.taken = self._capture.taken, []
-        self.online.buffer.add(taken)
-        self.online.charge(self._capture.spent_s)
-        self.online.problem = self._capture.problem
-        share_s = seconds * self._source.train.every_steps
-        return self.online.learn(self._part.matrices, this_device(), share_s)
+        if not self.online.failed:
+            self.online.buffer.add(taken)
+            self.online.charge(self._capture.spent_s)
+            self.online.problem = self._capture.problem
+        return self.online.learn(self._part.matrices, this_device(), seconds)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """What a sync brings the engines."""
@@ -142,9 +133,7 @@ class HeadTrainingWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def compute_log_prob(self, data: Any) -> Any:
-        """As verl's; keeps hidden states for the head where it is due to learn."""
-        if not self._head.is_due():
-            return super().compute_log_prob(data)
+        """As verl's; keeps hidden states for the head."""
         with self._head.reading(len(data)):
             return super().compute_log_prob(data)
 

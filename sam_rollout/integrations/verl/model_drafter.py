@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, SamConfig
-from sam_rollout.heads.checkpoint import HeadShape, read_head, shape_for
+from sam_rollout.heads import HeadShape, read_head, shape_for
 from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.layouts import RunLayout
 from sam_rollout.integrations.verl.policy_model import read_config

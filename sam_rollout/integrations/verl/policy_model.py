@@ -5,7 +5,6 @@ Nothing heavy is imported: files are read as JSON and as headers of safetensors.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
+from sam_rollout.core.json_values import read_object
+from sam_rollout.heads import tensor_shapes
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, Rule, hold
 from sam_rollout.integrations.verl.environment import experiment_variables
 from sam_rollout.integrations.verl.run_config import plain
@@ -26,16 +27,11 @@ TOKENIZER_FILES = (
     *("qwen.tiktoken", "spiece.model", "tekken.json"),
 )
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
-LONGEST_HEADER = 100_000_000  # bytes, the limit of the format's own library
 DOWNLOAD = "copy or download it again"
 # What vLLM's attention on CPUs computes (CPUAttentionBackend.get_supported_head_sizes in 0.31).
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # Kinds of rotary embedding with which max_position_embeddings is the longest text.
 PLAIN_ROPE = (None, "default", "mrope", "llama3")
-
-
-class DamagedError(ValueError):
-    """A file is not what it should be; the text names it and says why."""
 
 
 def find_folder(path: str, environment: Mapping[str, str] | None = None) -> Path | None:
@@ -78,8 +74,8 @@ def read_config(config: DictConfig) -> dict[str, Any] | None:
     if folder is None:
         return None
     try:
-        return read_json(folder / "config.json")
-    except (OSError, DamagedError) as error:
+        return read_object(folder / "config.json")
+    except (OSError, ValueError) as error:
         raise ConfigError(PATH, path, f"{_said(error)}; {DOWNLOAD}") from None
 
 
@@ -123,7 +119,7 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
     try:
         _check_tokenizer(config, folder)
         weights = _describe_weights(folder)
-    except (OSError, DamagedError) as error:
+    except (OSError, ValueError) as error:
         if folder != Path(path).expanduser():  # the hub's cache, whose client fetches what lacks
             yield _elsewhere(path, environment)
             return
@@ -191,7 +187,7 @@ def _check_tokenizer(config: DictConfig, folder: Path) -> None:
     given = config.actor_rollout_ref.model.get("tokenizer_path") or config.data.get("tokenizer")
     own = folder if given is None else find_folder(given)
     if own is not None and not any((own / name).exists() for name in TOKENIZER_FILES):
-        raise DamagedError(f"{own} has no tokenizer ({', '.join(TOKENIZER_FILES)})")
+        raise ValueError(f"{own} has no tokenizer ({', '.join(TOKENIZER_FILES)})")
 
 
 def _describe_weights(folder: Path) -> str:
@@ -199,66 +195,28 @@ def _describe_weights(folder: Path) -> str:
 
     Raises:
         OSError: A file cannot be read.
-        DamagedError: A file is missing, cut or something else.
+        ValueError: A file is missing, cut or something else.
     """
     index = folder / "model.safetensors.index.json"
     others = [path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern)]
     if others and not index.exists() and not (folder / "model.safetensors").exists():
         return f"{len(others)} weight file(s), not looked into"
-    of_tensor = read_json(index).get("weight_map", {}) if index.exists() else {}
+    of_tensor = read_object(index).get("weight_map", {}) if index.exists() else {}
     names = sorted(set(of_tensor.values())) if index.exists() else ["model.safetensors"]
     missing = [name for name in names if not (folder / name).exists()]
     if missing or not names:
         listed = ", ".join(missing[:3]) or "any file named in its index"
-        raise DamagedError(f"{folder} lacks {listed} ({len(missing)} of {len(names)})")
+        raise ValueError(f"{folder} lacks {listed} ({len(missing)} of {len(names)})")
     held: set[str] = set()
     for name in names:
         held |= tensor_shapes(folder / name).keys()
     if lost := of_tensor.keys() - held:
-        raise DamagedError(f"{folder}: {min(lost)} is in no file ({len(lost)} tensors lack)")
+        raise ValueError(f"{folder}: {min(lost)} is in no file ({len(lost)} tensors lack)")
     size = sum((folder / name).stat().st_size for name in names)
     return f"{len(names)} weight file(s), {size / 2**20:,.0f} MiB"
 
 
-def tensor_shapes(path: Path) -> dict[str, list[int]]:
-    """Return the tensors' shapes in a safetensors file whose length is as its header says.
-
-    Raises:
-        OSError: The file cannot be read.
-        DamagedError: The file is cut or something else.
-    """
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > LONGEST_HEADER:
-            raise DamagedError(f"{path} is no safetensors file (a pointer of git-lfs?)")
-        try:
-            header = json.loads(file.read(length))
-            end = max((t["data_offsets"][1] for n, t in header.items() if n != "__metadata__"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedError(f"{path} has no readable header: {error}") from None
-    size = path.stat().st_size
-    if size != 8 + length + end:
-        raise DamagedError(f"{path} has {size:,} bytes, its header says {8 + length + end:,}")
-    return {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        OSError: The file cannot be read.
-        DamagedError: The file holds something else.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DamagedError(f"{path} is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise DamagedError(f"{path} holds no object")
-    return found
-
-
-def _said(error: OSError | DamagedError) -> str:
+def _said(error: OSError | ValueError) -> str:
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror or error}"
     return str(error)

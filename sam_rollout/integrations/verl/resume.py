@@ -38,6 +38,7 @@ IDENTITY = (
     "data.max_response_length",
     "actor_rollout_ref.rollout.n",
     "rollout_sampler.kind",
+    "coupling",
 )
 # What differs without being another training: places, clusters, and what follows from the others.
 NOT_TRAINING = (

@@ -200,9 +200,7 @@ class SamHttpServer(vLLMHttpServer):
             servers: Replica -> its server, this one among them.
         """
         engines = engine_count(self.engine)
-        sam = self._settings.sam
-        keeps = bool(sam.sources.prompt.earlier_steps and sam.texts.path)
-        folder = await asyncio.to_thread(find_name, Path(sam.texts.path)) if keeps else ""
+        folder = await asyncio.to_thread(find_name, self._settings.sam)
         self._sharing = TextSharing(
             self.replica_rank, servers, engines, self._exchange_texts, folder
         )

@@ -32,6 +32,7 @@ from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError
 
+from sam_rollout.config import SamConfig
 from sam_rollout.core.identity import GroupKey, RequestIdentity
 from sam_rollout.integrations.verl.piece_queue import PieceQueue
 from sam_rollout.sources.contract import Piece
@@ -278,10 +279,14 @@ class TextSharing:
             del self._peers[replica]
 
 
-def find_name(folder: Path) -> str:
-    """Return what tells a folder from all others; empty where it cannot be used."""
+def find_name(sam: SamConfig) -> str:
+    """Return what tells the folder of ended responses from others; empty where none is used."""
+    sources: Any = sam.sources  # its fields are those of the registry
+    if not sam.texts.path or not (sources.prompt.earlier_steps or sources.run.enabled):
+        return ""
+    folder = Path(sam.texts.path).expanduser()
     try:
-        return name_of(folder.expanduser())
+        return name_of(folder)
     except OSError as error:
         logger.warning(
             "Ended responses reach no other folder from %s, and none from others reach it: %s",

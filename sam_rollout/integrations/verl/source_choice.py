@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
+from sam_rollout.automaton.interface import places_of
 from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.data_checks import data_files
 from sam_rollout.integrations.verl.layouts import rollout_layout
@@ -64,7 +65,8 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
     if sources.run.enabled and sources.run.corpus:  # which is wanted, whatever fits beside it
         sources = replace(sources, run=replace(sources.run, when="always"))
     if sources.run.enabled and sources.run.when == "fits":
-        tokens = draft_texts(config, run).response_tokens_of_engine
+        round_ = draft_texts(config, run)
+        tokens = round_.shared.per_engine * places_of(round_.response_tokens)
         most = sources.run.max_bytes // LIVE_BYTES_PER_TOKEN
         most = min(most, MOST_SHARED_TOKENS) // ROUND_SHARE
         fits = tokens <= most
@@ -73,6 +75,12 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
         lines.append(
             f"sam.sources.run.{'when = always' if fits else 'enabled = false'}: an engine samples "
             f"up to {tokens:,} tokens per round, and {most:,} at most leave room for other steps"
+        )
+    if sources.draws.enabled and not run.sampler.is_coupled:
+        sources = replace(sources, draws=replace(sources.draws, enabled=False))
+        lines.append(
+            f"sam.sources.draws.enabled = false: with rollout_sampler.kind = {run.sampler.kind} "
+            "positions have no random numbers of their own"
         )
     prompt, texts = sources.prompt, run.sam.texts
     if prompt.enabled and prompt.earlier_steps and (reason := _none_serves_later(config, run)):

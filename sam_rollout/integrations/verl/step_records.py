@@ -57,10 +57,10 @@ class StepRecords:
         if not any(table.num_rows for table in tables):
             return {}
         for records in replicas:
-            self._folder.write_engine_steps(records.replica, records.engine_steps)
-            self._folder.write_requests(records.replica, records.requests)
+            self._folder.write("engine_steps", records.replica, records.engine_steps)
+            self._folder.write("requests", records.replica, records.requests)
             if records.traces is not None:
-                self._folder.write_traces(records.replica, records.traces)
+                self._folder.write("traces", records.replica, records.traces)
         return aggregate(
             tables,
             [records.requests for records in replicas],

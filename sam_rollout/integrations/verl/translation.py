@@ -33,6 +33,7 @@ def translate(config: DictConfig, run: RunConfig) -> None:
         OmegaConf.update(config, ASKED_SAM, typed, force_add=True)
         config.sam = run.sam.to_mapping()
         config.compare = run.compare.to_mapping()
+        config.coupling = run.sampler.coupling
         _configure_engine(config, run)
         _configure_sampling(config, run)
         _configure_validation(config)

@@ -47,8 +47,8 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         model = self.sam.sources.model
-        if self.sam.drafts_with_model and model.sampled and self.sampler.kind != "coupled_gumbel":
-            allowed = f"needs rollout_sampler=coupled_gumbel, not {self.sampler.kind!r}"
+        if self.sam.drafts_with_model and model.sampled and self.sampler.kind != "coupled":
+            allowed = f"needs rollout_sampler=coupled, not {self.sampler.kind!r}"
             raise ConfigError("sam.sources.model.sampled", model.sampled, allowed)
 
     @classmethod

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.automaton.interface import Int32Array, places_of
 from sam_rollout.core.settings import ConfigError
 from sam_rollout.sources.support.vocabulary import is_known
 
@@ -25,7 +25,7 @@ def read_corpus(field: str, path: str, most_tokens: int, vocab_size: int) -> lis
     Args:
         field: that names the file, for errors.
         path: of a file or folder.
-        most_tokens: that it may have.
+        most_tokens: that it may have, each text rounded up to the places it takes.
         vocab_size: tokens of the model.
 
     Raises:
@@ -40,10 +40,11 @@ def read_corpus(field: str, path: str, most_tokens: int, vocab_size: int) -> lis
                     f"token ids from {text.min()} to {text.max()}; the model has {vocab_size}"
                 )
             texts.append(text)
-            tokens += len(text)
+            tokens += places_of(len(text))
             if tokens > most_tokens:
                 allowed = f"holds more than the {most_tokens} tokens that fit in sam.sources.run"
-                raise ConfigError(field, path, f"{allowed}.max_bytes and 2^24 places")
+                counted = f"each text rounded up to a multiple of {places_of(1)}"
+                raise ConfigError(field, path, f"{allowed}.max_bytes and 2^24 places, {counted}")
     except (OSError, ValueError, TypeError, KeyError) as error:
         if isinstance(error, ConfigError):
             raise

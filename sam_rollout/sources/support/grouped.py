@@ -9,7 +9,12 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from sam_rollout.automaton.interface import LARGEST_AUTOMATON, AutomatonFullError, Int32Array
+from sam_rollout.automaton.interface import (
+    LARGEST_AUTOMATON,
+    AutomatonFullError,
+    Int32Array,
+    Int64Array,
+)
 from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.sources.contract import Limits, Usage
 from sam_rollout.sources.support.live_texts import NO_SLOT, LiveTexts, number_of
@@ -17,7 +22,7 @@ from sam_rollout.sources.support.responses import Responses
 from sam_rollout.sources.support.text_moves import MovingTexts
 
 # No automaton that is half as large as can be takes less.
-_LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
+LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -98,7 +103,9 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         """Give groups up until the rest fits into memory."""
         if self._nbytes > self._max_bytes:
             self._make_room()
-        if self.pool.nbytes > _LEAST_BYTES_OF_LARGE:
+        if self.pool.nbytes <= LEAST_BYTES_OF_LARGE:
+            return
+        if self.pool.places_of_largest > LARGEST_AUTOMATON // 2:
             for group in list(self._all()):
                 if self.pool.places_of_automaton(group.automaton) > LARGEST_AUTOMATON // 2:
                     self._give_up(group)
@@ -119,15 +126,17 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._leave(request_id)
 
     def usage(self) -> Usage:
-        """As `LiveTexts`, with all memory; a request that moves is one request."""
-        usage = super().usage()
-        live = usage.live_requests - len(self._moving)
-        return usage._replace(live_requests=live, bytes=self._nbytes)
+        """As `LiveTexts`, with all memory; a slot of a text that moves is no request."""
+        return super().usage()._replace(live_requests=len(self._group_of), bytes=self._nbytes)
 
     @property
     def _nbytes(self) -> int:
         """All memory."""
         return self.pool.nbytes
+
+    def _live_tokens(self, group: Group[Key]) -> Int64Array:
+        """Tokens of each live text of a group, int64[texts]."""
+        return np.array([self.pool.length(slot) for slot in group.slots.values()], np.int64)
 
     def _all(self) -> Iterator[Group[Key]]:
         """All groups, in the order in which they are given up."""
@@ -136,8 +145,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
 
     def _read(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         """As `catch_up`, once; after an AutomatonFullError it is called again."""
-        if len(self._moving):
-            self._arrive(self._moving.read(self._bound, token_ids, num_tokens, eligible))
+        self._arrive(self._moving.read(self._bound, token_ids, num_tokens, eligible))
         super().catch_up(token_ids, num_tokens, eligible)
 
     def _arrive(self, moved: list[tuple[int, int, int]]) -> None:

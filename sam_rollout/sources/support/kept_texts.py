@@ -1,84 +1,73 @@
 """Ended responses of a run, from which its next automaton is made.
 
 The newest ones stay in memory, 4 bytes per token; those of a run before this one come from disk
-(`responses.py`), and behind them a corpus fills what room is left. An automaton of them is made in
-a thread and a pool of its own, most of it without the GIL: no engine step waits for it. Responses
-of validation are not kept: they would take the place of those that training drafts from.
+(`responses.py`), and behind them a corpus fills what room is left. Responses of validation are not
+kept: they would take the place of those that training drafts from.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
-from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array
-from sam_rollout.core.identity import TRAIN_SPLIT
-from sam_rollout.sources.support.seeds import Seed, empty_seed, read_texts
-from sam_rollout.sources.support.text_moves import TOKENS_PER_STEP
+import numpy as np
 
-if TYPE_CHECKING:
-    from sam_rollout.automaton.pool import AutomatonPool
-
-logger = logging.getLogger(__name__)
+from sam_rollout.automaton.interface import (
+    LARGEST_AUTOMATON,
+    Int32Array,
+    Int64Array,
+    places_of,
+)
 
 # Of the source's memory, for kept texts: they take 4 of the 60 bytes per token of an automaton, so
 # this is what an automaton of 6/16 of the memory is made of.
 _SHARE = 1 / 40
-# Of these, what may be added to an automaton that is being made: 3/32 of the memory.
-_LATE_SHARE = 1 / 4
 
 
-@dataclasses.dataclass
-class _Making:
-    """An automaton that is being made, or waits to be taken."""
+class Room(NamedTuple):
+    """How much text an automaton may be made of; what none is left of allows none."""
 
-    pool: AutomatonPool
-    made: Future[Seed]
-    most_bytes: int  # of the pool
-    since: int = 0  # texts kept after those that it is being made of
-    is_late: bool = False  # made, and late texts are being added
+    tokens: int
+    places: int  # that texts take there
+    nbytes: int
 
 
 class KeptTexts:
     """What a run's requests have written.
 
+    Short texts are bounded in number, too: in an automaton each takes whole blocks of places.
+
     Args:
         max_bytes: memory of the source; a 40th of it is for texts.
-        executor: where automata are made, one after the other; by default a thread of its own.
 
     Attributes:
         most_tokens: that are kept.
-        failures: errors of making automata, survived by going on without.
+        added: texts so far that this run's requests wrote.
     """
 
-    def __init__(self, max_bytes: int, executor: Executor | None = None) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.most_tokens = min(int(max_bytes * _SHARE) // 4, LARGEST_AUTOMATON // 4)
-        self._executor = executor or ThreadPoolExecutor(1, "sam-run-texts")
+        # As many as an automaton may be made of where each takes one block, 16 bytes per place.
+        most_places = min(max_bytes // 2 // 16, LARGEST_AUTOMATON // 4)
+        self._most_texts = most_places // places_of(1)
         self._kept: deque[Int32Array] = deque()  # of training, oldest first
         self._corpus: list[Int32Array] = []  # newest first
         self._tokens = 0  # of both
-        self._making: dict[str, _Making] = {}  # by split
-        self.failures = 0
+        self.added = 0
 
     @property
     def nbytes(self) -> int:
-        """Texts, and automata that are being made."""
-        making = sum(max(one.pool.nbytes, 0) for one in self._making.values())
-        return 4 * self._tokens + making
+        """Memory of the texts."""
+        return 4 * self._tokens
 
     def keep(self, text: Int32Array) -> None:
         """Keep a response of training that has ended."""
         text = text[-self.most_tokens :]
         self._kept.append(text)
         self._tokens += len(text)
-        if (making := self._making.get(TRAIN_SPLIT)) is not None:
-            making.since += 1
+        self.added += 1
         self._shorten()
 
     def keep_older(self, texts: list[Int32Array]) -> bool:
@@ -88,6 +77,7 @@ class KeptTexts:
             texts: oldest first.
         """
         newer = len(self._kept)
+        texts = texts[-self._most_texts :]
         self._kept.extendleft(reversed(texts))
         self._tokens += sum(map(len, texts))
         self._shorten()
@@ -99,89 +89,30 @@ class KeptTexts:
         self._tokens += sum(map(len, texts))
         self._shorten()
 
-    def make(self, split: str, tokens: int, nbytes: int, nbytes_of: Callable[[int], int]) -> None:
-        """Begin to make an automaton of the newest texts; of none, nothing.
+    def newest(
+        self,
+        room: Room,
+        nbytes_of: Callable[[Int64Array], Int64Array],
+        most_texts: int = LARGEST_AUTOMATON,
+    ) -> list[Int32Array]:
+        """As many of the newest texts as fit, oldest first.
 
         Args:
-            split: of the texts.
-            tokens: most that they may have.
-            nbytes: most that they may take there, with those that are added later.
-            nbytes_of: what a text of so many tokens takes there.
+            room: for them.
+            nbytes_of: what texts of so many tokens take there.
+            most_texts: that are looked at.
         """
-        if min(tokens, nbytes) <= 0:
-            return
-        count = len(self._kept) + len(self._corpus) if split == TRAIN_SPLIT else 0
-        texts = self._newest(count, tokens, nbytes, nbytes_of)
-        seed = empty_seed()
-        self._making[split] = _Making(seed.pool, self._submit(seed, texts), nbytes)
-
-    def is_making(self, split: str) -> bool:
-        """Whether an automaton is being made, or waits to be taken."""
-        return split in self._making
-
-    def take(self, split: str) -> Seed | None:
-        """The automaton that was being made; None while it is not finished, or if that failed.
-
-        What has ended meanwhile is added beside the engine, too, but only once: texts may end all
-        the time. The newest of what has ended during that is read here, so few tokens that no
-        engine step is held up. What is left out, a later automaton has.
-        """
-        making = self._making[split]
-        if not making.made.done():
-            return None
-        try:
-            seed = making.made.result()
-            room = making.most_bytes - seed.pool.nbytes
-            nbytes_of = functools.partial(seed.pool.nbytes_of_text, seed.automaton)
-            since = min(making.since, len(self._kept))  # not of the corpus
-            if since and not making.is_late:
-                tokens = int(self.most_tokens * _LATE_SHARE)
-                late = self._newest(since, tokens, room, nbytes_of)
-                making.made = self._submit(seed, late)
-                making.since, making.is_late = 0, True
-                return None
-            last = self._newest(since, TOKENS_PER_STEP, room, nbytes_of)
-            seed = read_texts(seed, last)
-        except Exception:
-            del self._making[split]
-            if not self.failures:
-                logger.warning(
-                    "Older texts of the run cannot be taken over; the rollout continues without.",
-                    exc_info=True,
-                )
-            self.failures += 1
-            return None
-        del self._making[split]
-        return seed
-
-    def wait(self) -> None:
-        """Wait until all automata are made."""
-        for making in self._making.values():
-            making.made.exception()
+        texts = list(islice(chain(reversed(self._kept), self._corpus), most_texts))
+        tokens = np.fromiter(map(len, texts), np.int64, len(texts))
+        needed = np.cumsum([tokens, places_of(tokens), nbytes_of(tokens)], axis=1)
+        fits = (needed <= np.array(room)[:, None]).all(axis=0)
+        return texts[: int(fits.sum())][::-1]  # what is needed only grows
 
     def _shorten(self) -> None:
         """Forget the oldest texts until the rest fits."""
-        while self._tokens > self.most_tokens:
+        while (
+            self._tokens > self.most_tokens
+            or len(self._kept) + len(self._corpus) > self._most_texts
+        ):
             oldest = self._corpus.pop() if self._corpus else self._kept.popleft()
             self._tokens -= len(oldest)
-
-    def _newest(
-        self, count: int, tokens: int, nbytes: int, nbytes_of: Callable[[int], int]
-    ) -> list[Int32Array]:
-        """Of the last `count` texts, as many of the newest as fit, oldest first; see `make`."""
-        texts = []
-        for text in islice(chain(reversed(self._kept), self._corpus), count):
-            tokens -= len(text)
-            nbytes -= nbytes_of(len(text))
-            if min(tokens, nbytes) < 0:
-                break
-            texts.append(text)
-        return texts[::-1]
-
-    def _submit(self, seed: Seed, texts: list[Int32Array]) -> Future[Seed]:
-        try:
-            return self._executor.submit(read_texts, seed, texts)
-        except RuntimeError as error:  # no thread to be had
-            failed: Future[Any] = Future()
-            failed.set_exception(error)
-            return failed

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -24,10 +26,10 @@ from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.support.seeds import Seed, empty_seed, read_texts
+from sam_rollout.sources.support.text_store import TextStore
 
 if TYPE_CHECKING:
     from sam_rollout.automaton.recorder import TextRecorder
-    from sam_rollout.sources.support.text_store import TextStore
 
 logger = logging.getLogger(__name__)
 
@@ -94,11 +96,15 @@ class Responses:
         self._recorder = self._new_recorder()
         self._executor = executor or ThreadPoolExecutor(1, "sam-texts")
         config = config or TextsConfig()
-        self._folder = _Folder(config, limits.vocab_size) if config.path else None
+        self._store: TextStore | None = None
+        if config.path:
+            folder, most = Path(config.path).expanduser(), config.max_responses_per_prompt
+            self._store = TextStore(folder, config.max_bytes, most, limits.vocab_size)
         self._live: dict[str, tuple[RequestIdentity, int]] = {}  # with the recorder's slot
         self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)  # of the bound requests
-        self._waiting: dict[Future[None], int] = {}  # on their way to the disk -> bytes
-        self._reading: list[Future[Any]] = []
+        # On their way to the disk, each with its bytes; done in this order.
+        self._waiting: deque[tuple[Future[Any], int]] = deque()
+        self._waiting_bytes = 0
         self._is_wanted = self._off = False
         self.ended: dict[str, Ended] = {}
         self.failures = self.dropped = self.heard = 0
@@ -106,17 +112,17 @@ class Responses:
     @property
     def keeps(self) -> bool:
         """Whether ended responses go to a folder."""
-        return self._folder is not None and self._is_wanted and not self._off
+        return self._store is not None and self._is_wanted and not self._off
 
     @property
     def nbytes(self) -> int:
         """Memory of what requests write, and of what waits for the disk."""
-        return self._recorder.nbytes + sum(self._waiting.values())
+        return self._recorder.nbytes + self._waiting_bytes
 
     @property
     def refused(self) -> int:
         """Texts on disk that cannot be drafted from."""
-        return 0 if self._folder is None else self._folder.refused
+        return 0 if self._store is None else self._store.refused
 
     def want(self) -> None:
         """A source reads what has ended: it is kept from now on."""
@@ -134,6 +140,10 @@ class Responses:
     def record(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         """Copy what is new in each row of the batch that is bound; as `Source.catch_up`."""
         self._recorder.record(self._slots[: len(num_tokens)], token_ids, num_tokens, eligible)
+
+    def live(self) -> Iterator[tuple[str, RequestIdentity]]:
+        """All requests that have not ended, and who they are."""
+        return ((request_id, identity) for request_id, (identity, _) in self._live.items())
 
     def peek(self, request_id: str, start: int) -> Int32Array:
         """Return what a live request wrote, from token `start` on."""
@@ -165,24 +175,24 @@ class Responses:
 
     def read_earlier(self, group: str, step: int, max_tokens: int) -> Future[Seed | None]:
         """Begin to make an automaton of a prompt's responses before a step; None where none are."""
-        return self._read(_Folder.seed, group, step, max_tokens)
+        return self._submit(0, _read_earlier, self._store, group, step, max_tokens)
 
     def read_newest(self, step: int, max_tokens: int) -> Future[list[Int32Array]]:
         """Begin to read the newest responses before a step, to any prompt."""
-        return self._read(_Folder.newest, step, max_tokens)
+        return self._submit(0, TextStore.read, self._store, None, step, max_tokens)
 
     def wait(self) -> None:
         """Wait until all work handed over is done."""
-        for future in [*self._waiting, *self._reading]:
-            future.exception()
+        futures.wait([future for future, _ in self._waiting])
         self.settle()
 
     def settle(self) -> None:
-        """Notice what has been written."""
-        self._reading = [future for future in self._reading if not future.done()]
-        for future in [future for future in self._waiting if future.done()]:
-            self._waiting.pop(future, None)
-            if (error := future.exception()) is not None:
+        """Notice what has been written; a disk that hangs is not asked for each text anew."""
+        while self._waiting and self._waiting[0][0].done():
+            future, nbytes = self._waiting.popleft()
+            self._waiting_bytes -= nbytes
+            # What was read is for those who asked; so are its errors.
+            if nbytes and (error := future.exception()) is not None:
                 self.fail(error)
 
     def fail(self, error: BaseException) -> None:
@@ -192,12 +202,13 @@ class Responses:
         logger.warning(
             "The responses kept in %s cannot be read or written any more; the rollout continues "
             "without.",
-            self._folder and self._folder.path,
+            self._store and self._store.folder,
             exc_info=error,
         )
         self.failures += 1
         self._off = True
         self._waiting.clear()
+        self._waiting_bytes = 0
 
     def _new_recorder(self) -> TextRecorder:
         from sam_rollout.automaton.recorder import TextRecorder  # compiles
@@ -206,74 +217,37 @@ class Responses:
         return TextRecorder(2 * self._limits.max_rows + 16, self._limits.max_model_len)
 
     def _keep(self, group: str, step: int, text: Int32Array) -> bool:
-        if self._folder is None or not self.keeps:
+        if self._store is None or not self.keeps:
             return False
-        if sum(self._waiting.values()) + text.nbytes > MOST_WAITING_BYTES:
+        if self._waiting_bytes + text.nbytes > MOST_WAITING_BYTES:
             self.dropped += 1
             return False
-        self._waiting[self._submit(self._folder.append, group, step, text)] = text.nbytes
+        self._submit(text.nbytes, self._store.append, group, step, text)
         return True
 
-    def _read(self, task: Callable[..., Any], *arguments: object) -> Future[Any]:
-        future = self._submit(task, self._folder, *arguments)
-        self._reading.append(future)
+    def _submit(self, nbytes: int, task: Callable[..., Any], *arguments: object) -> Future[Any]:
+        future = submit(self._executor, task, *arguments)
+        self._waiting.append((future, nbytes))
+        self._waiting_bytes += nbytes
         return future
 
-    def _submit(self, task: Callable[..., Any], *arguments: object) -> Future[Any]:
-        try:
-            return self._executor.submit(task, *arguments)
-        except RuntimeError as error:  # no thread to be had
-            failed: Future[Any] = Future()
-            failed.set_exception(error)
-            return failed
+
+def submit(executor: Executor, task: Callable[..., Any], *arguments: object) -> Future[Any]:
+    """Have a task done; one for which there is no thread has failed."""
+    try:
+        return executor.submit(task, *arguments)
+    except RuntimeError as error:
+        failed: Future[Any] = Future()
+        failed.set_exception(error)
+        return failed
+
+
+def _read_earlier(store: TextStore, group: str, step: int, max_tokens: int) -> Seed | None:
+    """See `Responses.read_earlier`."""
+    texts = store.read(group, step, max_tokens)
+    return read_texts(empty_seed(), texts) if texts else None
 
 
 def is_of_training(identity: RequestIdentity | None) -> bool:
     """Whether a request belongs to a training step: an engine's warm-up, say, does not."""
     return identity is not None and identity.split == TRAIN_SPLIT and identity.step >= 0
-
-
-class _Folder:
-    """The slow half, run by the executor; opened by the first task: some ranks never have one."""
-
-    def __init__(self, config: TextsConfig, vocab_size: int) -> None:
-        self._config, self._vocab_size = config, vocab_size
-        self._store: TextStore | None = None
-        self._step = -1  # of the last refresh
-        self.path = Path(config.path).expanduser()
-
-    @property
-    def refused(self) -> int:
-        """Return what the store has counted."""
-        return 0 if self._store is None else self._store.refused
-
-    def append(self, group: str, step: int, text: Int32Array) -> None:
-        """Write a response."""
-        self._open().append(group, step, text)
-
-    def seed(self, group: str, step: int, max_tokens: int) -> Seed | None:
-        """See `Responses.read_earlier`."""
-        texts = self._refreshed(step).read(group, step, max_tokens)
-        return read_texts(empty_seed(), texts) if texts else None
-
-    def newest(self, step: int, max_tokens: int) -> list[Int32Array]:
-        """See `Responses.read_newest`."""
-        return self._refreshed(step).read_all(step, max_tokens)
-
-    def _refreshed(self, step: int) -> TextStore:
-        """Return the store; responses of earlier steps are all there when a step begins."""
-        store = self._open()
-        if step != self._step:
-            store.refresh()
-            self._step = step
-        return store
-
-    def _open(self) -> TextStore:
-        if self._store is None:
-            from sam_rollout.sources.support.text_store import TextStore
-
-            config = self._config
-            self._store = TextStore(
-                self.path, config.max_bytes, config.max_responses_per_prompt, self._vocab_size
-            )
-        return self._store

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,6 +59,65 @@ class _Told:
         return Piece(*who.group_key, self.name, start, is_last, False, to_bytes(tokens))
 
 
+class OwnTexts:
+    """What the engine samples, until it has been told.
+
+    Args:
+        responses: what the engine's requests write.
+
+    Attributes:
+        room: ended texts that may wait to be told; beyond it the one that ended first goes.
+        nbytes: of these.
+    """
+
+    def __init__(self, responses: Responses) -> None:
+        self._responses = responses
+        self.room = 0
+        self._live: dict[str, _Told] = {}
+        self._ended: deque[Piece] = deque()  # to be told
+        self._made = 0
+        self.nbytes = 0
+
+    def _begin(self, identity: RequestIdentity) -> _Told:
+        self._made += 1
+        return _Told(identity, str(self._made))
+
+    def finish(self, request_ids: Iterable[str]) -> None:
+        """Requests ended; unknown ids are passed over."""
+        for request_id in request_ids:
+            told = self._live.pop(request_id, None)
+            ended = self._responses.ended.get(request_id)
+            if ended is None or not self.room:
+                continue
+            told = told or self._begin(ended.identity)
+            self._ended.append(told.piece(ended.text[told.tokens :], is_last=True))
+            self.nbytes += len(self._ended[-1].tokens)
+            if len(self._ended) > self.room:
+                self.nbytes -= len(self._ended.popleft().tokens)
+
+    def forget_ended(self) -> None:
+        """What ended will not be told."""
+        self._ended.clear()
+        self.nbytes = 0
+
+    def pieces(self, origin: str) -> list[Piece]:
+        """What is new since the last call.
+
+        Args:
+            origin: of this engine; responses are named after it.
+        """
+        pieces = list(self._ended)
+        self.forget_ended()
+        for request_id, identity in self._responses.live() if self.room else ():
+            if request_id not in self._live:
+                self._live[request_id] = self._begin(identity)
+            told = self._live[request_id]
+            tokens = self._responses.peek(request_id, told.tokens)
+            if len(tokens):
+                pieces.append(told.piece(tokens))
+        return [piece._replace(response=f"{origin}/{piece.response}") for piece in pieces]
+
+
 class SharedTexts:
     """Both directions. Before the first exchange there is room for no text.
 
@@ -68,6 +127,10 @@ class SharedTexts:
         max_bytes: of all texts of siblings, own and others'.
         responses: what the engine's requests write, and where whole responses of others are kept.
         place_of: tells the group of a piece and its automaton.
+        keep_ended: is told a text of a group that has ended and was read.
+
+    Attributes:
+        own: what the engine samples.
     """
 
     def __init__(
@@ -77,38 +140,57 @@ class SharedTexts:
         max_bytes: int,
         responses: Responses,
         place_of: Callable[[Piece], Place | None],
+        keep_ended: Callable[[Hashable, Int32Array], None],
     ) -> None:
+        self._pool = pool
         self._limits = limits
+        self._max_bytes = max_bytes
         self._responses = responses
         self._place_of = place_of
-        self._max_bytes = max_bytes
-        self._pool = pool
+        self._keep_ended = keep_ended
+        self.own = OwnTexts(responses)
         self._is_asked = False
+        self._refused = self._tokens_read = self._tokens_missed = 0
         self._make(room=0)
-        self._refused = 0
 
-    @property
-    def slots(self) -> int:
-        """Open slots of the pool."""
-        return self._others.slots
+    def _make(self, room: int) -> None:
+        """Make room for so many texts that wait to be read."""
+        rows = min(MOST_TEXTS, room)
+        # Untouched pages of zeroed memory cost nothing.
+        self._texts = np.zeros((rows, self._limits.max_model_len), np.int32)
+        self._touched = np.zeros(rows, np.int32)  # tokens that were ever there
+        self._known = np.zeros(rows, np.int32)  # tokens there
+        self._done = np.zeros(rows, np.int32)  # of these, read
+        self._slots = np.full(rows, NO_SLOT, np.int32)  # of the pool; none without automaton
+        self._starts = np.zeros(rows, np.int32)  # tokens of the response before the row's first
+        self._ended = np.zeros(rows, bool)
+        self._heard = np.full(rows, _NEVER)  # the turn in which the last piece came
+        self._numbers = np.zeros(rows, np.int64)  # of their groups, see `number_of`
+        self._free = list(range(rows - 1, -1, -1))
+        self._place: dict[str, tuple[Hashable, int]] = {}  # response -> its group and row
+        self._members: dict[Hashable, set[str]] = {}  # group -> its responses
+        self._touched_tokens = 0
+        self._unread = 0  # tokens
+        self._turn = 0
+        self._next = 0  # the row that is read first
 
     @property
     def nbytes(self) -> int:
-        """Bytes of texts that wait, in both directions."""
-        return self._own.nbytes + self._others.nbytes
+        """Memory of what waits, or waited, in both directions."""
+        return self.own.nbytes + self._touched_tokens * 4
 
     def counters(self) -> dict[str, int]:
         """What became of other engines' texts."""
         return {
-            "shared_tokens": self._others.tokens_read,
-            "shared_missed_tokens": self._others.tokens_missed,
+            "shared_tokens": self._tokens_read,
+            "shared_missed_tokens": self._tokens_missed,
             "shared_refused": self._refused,
         }
 
     def exchange(self, origin: str, pieces: Iterable[Any]) -> list[Piece]:
         """As `Source.exchange`; refused pieces are counted, the first one is named."""
         if not self._is_asked:
-            self._begin()
+            self._start()
         for raw in pieces:
             try:
                 piece, tokens = read_piece(raw, self._limits)
@@ -126,13 +208,13 @@ class SharedTexts:
                 continue
             place = self._place_of(piece)
             if place is None:
-                self._others.tokens_missed += len(tokens)
+                self._tokens_missed += len(tokens)
             else:
-                self._others.take(*place, piece, tokens)
-        self._others.end_turn()
-        return self._own.pieces(origin)
+                self._take(*place, piece, tokens)
+        self._end_turn()
+        return self.own.pieces(origin)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         """Somebody asks: texts are kept from now on."""
         room = int(self._max_bytes * _WAITING_SHARE) // (4 * self._limits.max_model_len)
         if not room:
@@ -142,158 +224,11 @@ class SharedTexts:
                 self._max_bytes,
                 self._limits.max_model_len,
             )
+        self.own.room = room
         self._make(room)
         self._is_asked = True
 
-    def _make(self, room: int) -> None:
-        most_bytes = int(self._max_bytes * _READING_SHARE)
-        self._own = OwnTexts(self._responses, room)
-        self._others = OthersTexts(self._pool, self._limits, room, most_bytes)
-
-    def bind(
-        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
-    ) -> None:
-        """As `Source.bind`."""
-        if self._is_asked:
-            self._own.bind(request_ids, identities)
-
-    def step(self) -> None:
-        """Read of what other engines sampled. Errors as `OthersTexts.read`."""
-        if self._is_asked:
-            self._others.read()
-
-    def finish(self, request_ids: Iterable[str]) -> None:
-        """As `Source.finish`."""
-        self._own.finish(request_ids)
-
-    def attach(self, group: Hashable, automaton: int) -> None:
-        """A group has its automaton from now on."""
-        self._others.attach(group, automaton)
-
-    def detach(self, group: Hashable) -> None:
-        """A group gets another automaton; before the one that it has is destroyed."""
-        self._others.detach(group)
-
-    def forget(self, group: Hashable) -> None:
-        """A group is over; before its automaton is destroyed."""
-        self._others.forget(group)
-
-    def forget_others(self) -> None:
-        """Memory is short: what waits of other engines' texts goes."""
-        self._others.forget_all()
-
-    def end_step(self) -> None:
-        """The training step is over for all engines."""
-        self._own.forget_ended()
-        self._others.forget_all()
-
-
-class OwnTexts:
-    """What the engine samples, until it has been told.
-
-    Args:
-        responses: what the engine's requests write.
-        room: ended texts that may wait to be told; beyond it the one that ended first goes.
-    """
-
-    def __init__(self, responses: Responses, room: int) -> None:
-        self._responses = responses
-        self._room = room
-        self._live: dict[str, _Told] = {}
-        self._ended: deque[Piece] = deque()  # to be told
-        self._made = 0
-        self.nbytes = 0  # of these
-
-    def bind(
-        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
-    ) -> None:
-        """As `Source.bind`."""
-        for request_id, identity in zip(request_ids, identities, strict=True):
-            if identity is not None and self._room and request_id not in self._live:
-                self._made += 1
-                self._live[request_id] = _Told(identity, str(self._made))
-
-    def finish(self, request_ids: Iterable[str]) -> None:
-        """Requests ended; unknown ids are passed over."""
-        for request_id in request_ids:
-            told = self._live.pop(request_id, None)
-            ended = self._responses.ended.get(request_id)
-            if told is None or ended is None:
-                continue
-            self._ended.append(told.piece(ended.text[told.tokens :], is_last=True))
-            self.nbytes += len(self._ended[-1].tokens)
-            if len(self._ended) > self._room:
-                self.nbytes -= len(self._ended.popleft().tokens)
-
-    def forget_ended(self) -> None:
-        """What ended will not be told."""
-        self._ended.clear()
-        self.nbytes = 0
-
-    def pieces(self, origin: str) -> list[Piece]:
-        """What is new since the last call.
-
-        Args:
-            origin: of this engine; responses are named after it.
-        """
-        pieces = list(self._ended)
-        self.forget_ended()
-        for request_id, told in self._live.items():
-            tokens = self._responses.peek(request_id, told.tokens)
-            if len(tokens):
-                pieces.append(told.piece(tokens))
-        return [piece._replace(response=f"{origin}/{piece.response}") for piece in pieces]
-
-
-class OthersTexts:
-    """What other engines sample, waiting to be read.
-
-    Args:
-        pool: of the automata it is read into.
-        limits: of the engine.
-        room: texts that may wait.
-        most_bytes: of these and the pool; beyond it nothing is read.
-
-    Attributes:
-        tokens_read: so far.
-        tokens_missed: that came in and were never read: their group has gone, or there was no room.
-    """
-
-    def __init__(self, pool: AutomatonPool, limits: Limits, room: int, most_bytes: int) -> None:
-        self._pool = pool
-        self._most_bytes = most_bytes
-        rows = min(MOST_TEXTS, room)
-        # Untouched pages of zeroed memory cost nothing.
-        self._texts = np.zeros((rows, limits.max_model_len), np.int32)
-        self._touched = np.zeros(rows, np.int32)  # tokens that were ever there
-        self._known = np.zeros(rows, np.int32)  # tokens there
-        self._done = np.zeros(rows, np.int32)  # of these, read
-        self._slots = np.full(rows, NO_SLOT, np.int32)  # of the pool; none without automaton
-        self._starts = np.zeros(rows, np.int32)  # tokens of the response before the row's first
-        self._ended = np.zeros(rows, bool)
-        self._heard = np.full(rows, _NEVER)  # the turn in which the last piece came
-        self._numbers = np.zeros(rows, np.int64)  # of their groups, see `number_of`
-        self._free = list(range(rows - 1, -1, -1))
-        self._place: dict[str, tuple[Hashable, int]] = {}  # response -> its group and row
-        self._members: dict[Hashable, set[str]] = {}  # group -> its responses
-        self._touched_tokens = 0
-        self._unread = 0  # tokens
-        self._turn = 0
-        self._next = 0  # the row that is read first
-        self.tokens_read = 0
-        self.tokens_missed = 0
-
-    @property
-    def slots(self) -> int:
-        """Open slots of the pool."""
-        return int((self._slots != NO_SLOT).sum())
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of what waits, or waited."""
-        return self._touched_tokens * 4
-
-    def take(
+    def _take(
         self, group: Hashable, automaton: int | None, piece: Piece, tokens: Int32Array
     ) -> None:
         """Keep a piece until it is read.
@@ -310,7 +245,7 @@ class OthersTexts:
             row = -1
         if row < 0:
             if not self._free:
-                self.tokens_missed += len(tokens)
+                self._tokens_missed += len(tokens)
                 return
             row = self._free.pop()
             self._place[piece.response] = (group, row)
@@ -361,7 +296,12 @@ class OthersTexts:
         self._texts = np.zeros(self._texts.shape, np.int32)  # which gives its memory back
         self._touched[:] = self._touched_tokens = 0
 
-    def end_turn(self) -> None:
+    def end_step(self) -> None:
+        """The training step is over for all engines."""
+        self.own.forget_ended()
+        self.forget_all()
+
+    def _end_turn(self) -> None:
         """All pieces of an exchange were taken; free the places of texts that fell silent."""
         self._turn += 1
         is_silent = (self._turn - self._heard > SILENT_TURNS) & (self._done == self._known)
@@ -372,7 +312,8 @@ class OthersTexts:
 
         Errors as `AutomatonPool.extend`; nothing counts as read then, and the next call reads on.
         """
-        if not self._unread or self._pool.nbytes + self.nbytes > self._most_bytes:
+        most_bytes = int(self._max_bytes * _READING_SHARE)
+        if not self._unread or self._pool.nbytes + 4 * self._touched_tokens > most_bytes:
             return
         behind = np.where(self._slots != NO_SLOT, self._known - self._done, 0)
         rows = np.flatnonzero(behind)
@@ -388,7 +329,7 @@ class OthersTexts:
         self._done[rows] = ends
         read = int(lengths.sum())
         self._unread -= read
-        self.tokens_read += read
+        self._tokens_read += read
         self._forget_rows(rows[self._ended[rows] & (ends == self._known[rows])])
 
     def _begin(self, row: int, start: int, automaton: int | None) -> None:
@@ -401,7 +342,7 @@ class OthersTexts:
         """Close a row's text; what was not read of it never will be."""
         unread = int(self._known[row] - self._done[row])
         self._unread -= unread
-        self.tokens_missed += unread
+        self._tokens_missed += unread
         if self._slots[row] != NO_SLOT:
             self._pool.close(int(self._slots[row]))
         self._slots[row] = NO_SLOT
@@ -416,6 +357,8 @@ class OthersTexts:
 
     def _forget(self, response: str) -> None:
         group, row = self._place.pop(response)
+        if self._ended[row] and self._done[row] == self._known[row]:
+            self._keep_ended(group, self._texts[row, : self._known[row]].copy())
         self._end(row)
         self._heard[row] = _NEVER
         self._free.append(row)

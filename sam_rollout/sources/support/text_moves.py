@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sam_rollout.automaton.interface import Int32Array
+from sam_rollout.automaton.interface import Int32Array, places_of
 
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
@@ -35,10 +35,6 @@ class MovingTexts:
         self._slots: dict[str, tuple[int, int]] = {}  # request -> second slot, its automaton
         self._ended: deque[tuple[Int32Array, int, int]] = deque()  # text, slot, automaton
 
-    def __len__(self) -> int:
-        """Slots held, beside those that requests draft from."""
-        return len(self._slots) + len(self._ended)
-
     def begin(self, slots: Mapping[str, int], automaton: int) -> None:
         """Let requests, given with their slots, that do not move yet move to an automaton."""
         for request_id, slot in slots.items():
@@ -57,7 +53,15 @@ class MovingTexts:
         group = self._pool.group_of(slot)
         self._pool.close(slot)
         if text is not None:
-            self._ended.append((text, self._pool.open(automaton, group), automaton))
+            self.read_to_end(text, automaton, group)
+
+    def read_to_end(self, text: Int32Array, automaton: int, group: int = 0) -> None:
+        """Let an automaton read a text that has ended.
+
+        Args:
+            group: of its writer, as for `AutomatonPool.open`.
+        """
+        self._ended.append((text, self._pool.open(automaton, group), automaton))
 
     def drop_all_to(self, automaton: int) -> None:
         """An automaton will be freed."""
@@ -111,11 +115,15 @@ class MovingTexts:
         return [(row, *self._slots.pop(request_ids[row])) for row in rows[done].tolist()]
 
     def _read_ended(self) -> None:
-        """Read on in the text that ended first."""
-        text, slot, _ = self._ended[0]
-        length = min(self._pool.length(slot) + TOKENS_PER_STEP, len(text))
-        slots, rows, lengths = np.array([[slot], [0], [length]], np.int32)
-        self._pool.extend(slots, rows, text[None], lengths)
-        if length == len(text):
-            self._ended.popleft()
-            self._pool.close(slot)
+        """Read on in the texts that ended first; short ones count as the blocks they begin."""
+        room = TOKENS_PER_STEP
+        while self._ended and room > 0:
+            text, slot, _ = self._ended[0]
+            before = self._pool.length(slot)
+            length = min(before + room, len(text))
+            slots, rows, lengths = np.array([[slot], [0], [length]], np.int32)
+            self._pool.extend(slots, rows, text[None], lengths)
+            room -= places_of(length - before)
+            if length == len(text):
+                self._ended.popleft()
+                self._pool.close(slot)

@@ -54,7 +54,7 @@ class TextStore:
     """Responses by prompt and training step, bounded in bytes.
 
     Args:
-        folder: made if need be. Engines on several machines may share it; it then has to support
+        folder: made when needed. Engines on several machines may share it; it then has to support
             `flock`.
         max_bytes: of all segments, those of other writers included. Each writer needs a segment
             of its own, a 256th of it.
@@ -62,6 +62,7 @@ class TextStore:
         vocab_size: tokens of the model that reads; a response with others is left out.
 
     Attributes:
+        folder: as given.
         refused: responses left out, as `TextCheck` counts them.
 
     Raises:
@@ -69,7 +70,7 @@ class TextStore:
     """
 
     def __init__(self, folder: Path, max_bytes: int, max_responses: int, vocab_size: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._max_bytes = max_bytes
         self._segment_bytes = max_bytes // SEGMENTS
         self._max_responses = max_responses
@@ -78,8 +79,7 @@ class TextStore:
         self._segment: BinaryIO | None = None
         self._written = 0  # bytes of the own segment
         self._check = TextCheck(folder, vocab_size)
-        self._damaged: set[str] = set()  # closed segments whose rest is no record
-        folder.mkdir(parents=True, exist_ok=True)
+        self._step = -1  # that was read for last
 
     @property
     def refused(self) -> int:
@@ -103,23 +103,22 @@ class TextStore:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._segment.name)
         self._written += len(record)
 
-    def read(self, group: str, before_step: int, max_tokens: int) -> list[Int32Array]:
-        """Return a prompt's newest responses of earlier steps, oldest first.
+    def read(self, group: str | None, before_step: int, max_tokens: int) -> list[Int32Array]:
+        """Return the newest responses of earlier steps, oldest first.
 
         Args:
-            group: the prompt's.
-            before_step: what was sampled in this step or later is left out.
+            group: the prompt's; None for all prompts, and for as many responses as fit.
+            before_step: what was sampled in this step or later is left out. When it changes, the
+                folder is looked at anew: responses of earlier steps are all there by then.
             max_tokens: the oldest ones are left out when together they are longer.
         """
-        places = [p for p in self._groups.get(_key(group), ()) if p.step < before_step]
-        return self._read_newest(places[-self._max_responses :], max_tokens)
-
-    def read_all(self, before_step: int, max_tokens: int) -> list[Int32Array]:
-        """Return the newest responses to any prompt; arguments as for `read`."""
-        places = [p for group in self._groups.values() for p in group if p.step < before_step]
-        return self._read_newest(sorted(places, key=_step_of), max_tokens)
-
-    def _read_newest(self, places: list[_Place], max_tokens: int) -> list[Int32Array]:
+        self._look(before_step)
+        groups = self._groups.values() if group is None else [self._groups.get(_key(group), [])]
+        places = [p for places in groups for p in places if p.step < before_step]
+        if group is None:
+            places.sort(key=_step_of)
+        else:
+            places = places[-self._max_responses :]
         responses = []
         for place in reversed(places):
             if place.tokens > max_tokens:
@@ -128,14 +127,18 @@ class TextStore:
             if response is not None and self._check.passes(response):
                 max_tokens -= place.tokens
                 responses.append(response)
-        self._check.tell()
         return responses[::-1]
+
+    def _look(self, step: int) -> None:
+        if step != self._step:
+            self.refresh()
+            self._step = step
 
     def refresh(self) -> None:
         """Take note of what all writers have added and deleted since the last time."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         segments = self._segments()
         gone = self._read_up_to.keys() - segments.keys()
-        self._damaged -= gone
         for stem in gone:
             del self._read_up_to[stem]
         if gone:
@@ -158,25 +161,26 @@ class TextStore:
 
         On a shared file system some may be gone: what a machine knows of a folder may be old.
         """
-        paths = [p for p in self._folder.iterdir() if p.suffix in (OPEN, CLOSED)]
+        paths = [p for p in self.folder.iterdir() if p.suffix in (OPEN, CLOSED)]
         return {path.stem: path for path in sorted(paths)}
 
     # --- writing ---
 
     def _begin_segment(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
         with self._folder_lock():
             self.close()
             self._close_orphans()
             self._make_room()
             stem = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
             # Unbuffered: what was appended is the system's, and survives this process.
-            segment = open(self._folder / f"{stem}{OPEN}", "xb", buffering=0)  # noqa: SIM115
+            segment = open(self.folder / f"{stem}{OPEN}", "xb", buffering=0)  # noqa: SIM115
             fcntl.flock(segment, fcntl.LOCK_EX)
         self._segment, self._written = segment, 0
 
     @contextmanager
     def _folder_lock(self) -> Iterator[None]:
-        with open(self._folder / "lock", "ab") as file:
+        with open(self.folder / "lock", "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -206,7 +210,7 @@ class TextStore:
                 path.unlink(missing_ok=True)
                 total -= size
         if total > self._max_bytes:
-            raise OSError(f"{self._folder}: more than {SEGMENTS - 1} engines write to one folder")
+            raise OSError(f"{self.folder}: more than {SEGMENTS - 1} engines write to one folder")
 
     # --- reading ---
 
@@ -227,9 +231,9 @@ class TextStore:
                 place = _Place(step, stem, offset, tokens)
                 self._note(group, place)
                 offset = end
-            if offset < size and path.suffix == CLOSED and stem not in self._damaged:
-                self._damaged.add(stem)
+            if offset < size and path.suffix == CLOSED:
                 self._check.damaged(path.name)
+                offset = size  # it grows no more
         self._read_up_to[stem] = offset
 
     def _note(self, group: bytes, place: _Place) -> None:
@@ -242,7 +246,7 @@ class TextStore:
 
     def _read_record(self, place: _Place) -> Int32Array | None:
         """Tokens of a record; None if it is damaged or its segment was deleted meanwhile."""
-        path = self._folder / f"{place.segment}{CLOSED}"
+        path = self.folder / f"{place.segment}{CLOSED}"
         size = _RECORD.size + 4 * place.tokens
         record = b""
         with self._opened(place.segment, path) as file:
@@ -264,7 +268,7 @@ class TextStore:
         """
         file = None
         # Closed last: a segment may be renamed between two attempts, but only in this direction.
-        for candidate in (path, self._folder / f"{stem}{OPEN}", self._folder / f"{stem}{CLOSED}"):
+        for candidate in (path, self.folder / f"{stem}{OPEN}", self.folder / f"{stem}{CLOSED}"):
             with suppress(FileNotFoundError):
                 file = open(candidate, "rb")  # noqa: SIM115 - closed below
                 break

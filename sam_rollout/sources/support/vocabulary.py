@@ -13,8 +13,6 @@ from sam_rollout.automaton.interface import Int32Array
 
 logger = logging.getLogger(__name__)
 
-_COUNTED = "They are dropped, drafting goes on; others are counted (sam/draft/refused_texts)."
-
 
 def is_known(tokens: Int32Array, vocab_size: int) -> bool:
     """Whether a model with so many tokens has all of these."""
@@ -22,7 +20,7 @@ def is_known(tokens: Int32Array, vocab_size: int) -> bool:
 
 
 class TextCheck:
-    """Tells which texts of a folder can be drafted from; counts the others, and names them once.
+    """Tells which texts of a folder can be drafted from; counts the others, and names the first.
 
     Args:
         folder: where the texts lie.
@@ -35,39 +33,27 @@ class TextCheck:
     def __init__(self, folder: Path, vocab_size: int) -> None:
         self._folder = folder
         self._vocab_size = vocab_size
-        self._foreign = 0
-        self._ids: list[int] = []  # lowest and largest of each foreign text, until they are told
-        self._has_told = self._has_told_damage = False
+        self._named: set[str] = set()  # what is wrong
         self.refused = 0
 
     def passes(self, tokens: Int32Array) -> bool:
-        """Whether the model has the text's token ids; `tell` says so of those that it has not."""
+        """Whether the model has the text's token ids."""
         if is_known(tokens, self._vocab_size):
             return True
-        self.refused += 1
-        if not self._has_told:
-            self._foreign += 1
-            self._ids += [int(tokens.min()), int(tokens.max())]
+        ids = f"token ids from {tokens.min()} to {tokens.max()}, the model has {self._vocab_size}"
+        self._refuse("another model wrote them", f"hold {ids}")
         return False
-
-    def tell(self) -> None:
-        """After some texts: say what did not pass, the first time that something did not."""
-        if not self._ids:
-            return
-        logger.warning(
-            "Texts in %s (%d so far) hold token ids from %d to %d, the model has %d: another "
-            "model wrote them. %s",
-            self._folder, self._foreign, min(self._ids), max(self._ids), self._vocab_size, _COUNTED,
-        )  # fmt: skip
-        self._has_told = True
-        self._ids.clear()
 
     def damaged(self, segment: str) -> None:
         """Something in a segment is no text that this version wrote."""
+        self._refuse("torn by a crash or of another version", f"file {segment}, are damaged")
+
+    def _refuse(self, why: str, what: str) -> None:
         self.refused += 1
-        if not self._has_told_damage:
+        if why not in self._named:
             logger.warning(
-                "Texts in %s, file %s, are damaged, torn by a crash or of another version. %s",
-                self._folder, segment, _COUNTED,
+                "Texts in %s %s: %s. They are dropped, drafting goes on; others are counted "
+                "(sam/draft/refused_texts).",
+                self._folder, what, why,
             )  # fmt: skip
-        self._has_told_damage = True
+        self._named.add(why)

@@ -108,18 +108,19 @@ def finish(worker: subprocess.Popen) -> tuple[dict, str]:
     return warm_up, stderr
 
 
-def test_a_package_that_cannot_be_written_reads_all_the_same(package):
-    warm_up, stderr = finish(start(package, cache=None))
-    assert (warm_up["loaded"], warm_up["compiled"], warm_up["cache_path"]) == (0, KERNELS, "")
-    assert "no locator available" in warm_up["problem"]
-    assert stderr.count("numba's disk cache cannot be used") == 1
+FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
 
 
-def test_a_full_disk_is_survived(package, tmp_path):
-    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
-    warm_up, stderr = finish(start(package, tmp_path / "cache", full, QUICK))
+@pytest.mark.parametrize(
+    ("cached", "prelude", "problem"), [(False, "", "no locator available"), (True, FULL, "OSError")]
+)
+def test_a_folder_that_cannot_be_written_and_a_full_disk_are_survived(
+    package, tmp_path, cached, prelude, problem
+):
+    cache = tmp_path / "cache" if cached else None
+    warm_up, stderr = finish(start(package, cache, prelude, QUICK))
     assert (warm_up["loaded"], warm_up["compiled"]) == (0, QUICK)
-    assert warm_up["problem"].startswith("OSError")
+    assert problem in warm_up["problem"] and bool(warm_up["cache_path"]) <= cached
     assert stderr.count("numba's disk cache cannot be used") == 1
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
-from sam_rollout.bench.replay import Replay, accepted_tokens, read_through, replay
+from sam_rollout.bench.replay import Replay, accepted_tokens, replay
 from sam_rollout.bench.sides import OwnSession, Session
 from sam_rollout.telemetry.traces import Trace
 
@@ -75,18 +75,6 @@ def test_requests_advance_together_and_rows_close_up():
     assert sorted(session.finished) == ["0/g/0", "0/g/1", "0/g/2"]
 
 
-def test_an_earlier_epoch_is_read_prompt_first():
-    reads = []
-
-    class Reader(Scripted):
-        def read(self, request_ids, token_ids, lengths, sampled):
-            reads.append((lengths.tolist(), sampled))
-
-    session = Reader({})
-    read_through(session, [trace([1, 2], [3, 4, 5])], step=4)
-    assert reads == [([3], [[3]]), ([5], [[4, 5]])] and session.finished == ["4/g/0"]
-
-
 def test_the_plain_automaton_drafts_what_followed_the_first_time():
     automaton = FirstOccurrenceAutomaton()
     automaton.extend([1, 2, 3, 1, 2, 4, 1, 2])
@@ -114,6 +102,6 @@ def test_the_plain_automaton_agrees_with_brute_force(alphabet):
 
 def test_our_drafter_replays_a_periodic_text_in_few_steps():
     result = Replay()
-    replay(OwnSession({}, 3, 1, 200), [trace([1, 2, 3], [1, 2, 3] * 20)], result)
+    replay(OwnSession({}, "fixed", 3, 1, 200), [trace([1, 2, 3], [1, 2, 3] * 20)], result)
     # 59 tokens behind the first: every step yields four once a token has repeated.
     assert (result.tokens, result.steps) == (59, 15)

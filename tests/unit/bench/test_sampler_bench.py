@@ -39,7 +39,7 @@ def test_each_size_has_every_sampler():
     ]  # fmt: skip
     for case in result["cases"]:
         names = [timing["name"] for timing in case["timings"]]
-        ours = "vectorised", "coupled", "coupled_gumbel"
+        ours = "vectorised", "coupled", "coupled_inversion"
         assert names[:6] == [sampler.READ, sampler.COPY, *ours, "ascend_0.23"]
         for timing in case["timings"]:
             assert 0 < timing["q1_ms"] <= timing["median_ms"] <= timing["q3_ms"]

@@ -36,8 +36,8 @@ def write(folder, *, sam=False, replicas=1, texts=True, rounds=1, responses=4, t
             for step in (1, 2) for running in (1, 2, 4, 8) for _ in range(3)
         ]  # fmt: skip
         steps.append(engine_step(replica=replica, running=1, prompt_tokens=100, duration_s=0.1))
-        run.write_engine_steps(replica, engine_steps(*steps))
-        run.write_requests(replica, requests())
+        run.write("engine_steps", replica, engine_steps(*steps))
+        run.write("requests", replica, requests())
         if texts:
             rows = [
                 trace(
@@ -47,7 +47,7 @@ def write(folder, *, sam=False, replicas=1, texts=True, rounds=1, responses=4, t
                 )
                 for step in (1, 2) for turn in range(rounds) for number in range(responses)
             ]  # fmt: skip
-            run.write_traces(replica, traces(*rows))
+            run.write("traces", replica, traces(*rows))
     return folder
 
 
@@ -108,7 +108,7 @@ def test_engines_draft_from_what_others_sample(tmp_path, monkeypatch):
             trace(step=1, replica=replica, group="g", sibling=replica, prompt_ids=[1, 2],
                   response_ids=[*range(replica * 40), *said])
         ]  # fmt: skip
-        RunFolder(folder).write_traces(replica, traces(*rows))
+        RunFolder(folder).write("traces", replica, traces(*rows))
     run = read_baseline(folder)
     assert run.engines == 2
     (outcome,) = sample(run, drafts=True)

@@ -1,18 +1,8 @@
-import socket
 from types import SimpleNamespace
 
 import pytest
 
 from sam_rollout.doctor import Question, network
-
-
-def test_ports_of_ray(monkeypatch, question):
-    with socket.create_server(("", 0)) as server:
-        monkeypatch.setattr(network, "RAY_PORTS", {server.getsockname()[1]: "Ray"})
-        assert [line.status for line in network.check_ray_ports(question)] == ["warn"]
-        assert not list(network.check_ray_ports(Question("cpu", cluster=True)))
-    monkeypatch.setattr(network, "is_free", lambda port: True)
-    assert [line.status for line in network.check_ray_ports(question)] == ["ok"]
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,15 @@
 import numpy as np
 import pytest
 
-from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
+from sam_rollout.config import GateConfig, SamConfig
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources.own import OwnSourceConfig
-from tests.unit.drafting.texts import drive, int32, step
+from tests.unit.drafting.texts import counter, drafter_of, drive, int32, step
 
 
 def make_drafter(k=3, max_rows=8, max_model_len=4096, max_bytes=1 << 30):
-    sources = SourcesConfig(own=OwnSourceConfig(max_bytes=max_bytes))
-    config = SamConfig(max_draft_tokens=k, sources=sources)
-    return SamDrafter(config, Limits(max_rows, max_model_len))
+    own = {"max_bytes": max_bytes}
+    return drafter_of(k=k, max_rows=max_rows, longest=max_model_len, own=own)
 
 
 def test_the_engines_list_of_ids_may_change_in_place():
@@ -54,6 +52,7 @@ def test_max_bytes_takes_from_absent_requests_first():
     usage = drafter.usage()
     assert (usage.live_requests, usage.evictions) == (1, 1)
     assert usage.bytes <= 1 << 20
+    assert 0 < counter(drafter, "own_bytes") <= usage.bytes and counter(drafter, "own_evictions")
 
 
 def test_max_bytes_suspends_the_smallest_present_request_until_memory_returns():

@@ -5,12 +5,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from sam_rollout.config import SamConfig, SourcesConfig
+from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
 from sam_rollout.session.padding import DraftPadding, no_graphs
-from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.drafting.texts import expected_draft, identity, int32, rows_of
 
 K, MAX_ROWS, LENGTH = 4, 6, 200
@@ -58,7 +57,7 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
     """And own text is drafted from as if it were read at once."""
     seed = 0
     rng = np.random.default_rng(seed)
-    sources = SourcesConfig(prompt=PromptSourceConfig(enabled=siblings))
+    sources = sources_of("own", *["prompt"] * siblings)
     config = SamConfig(max_draft_tokens=K, draft_policy=policy, min_confidence=0.6, sources=sources)
     drafter = SamDrafter(config, Limits(MAX_ROWS, LENGTH))
     padding = DraftPadding("always", no_graphs, LIMITS)

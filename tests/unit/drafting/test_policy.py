@@ -138,7 +138,7 @@ class Policy(DraftPolicy):
                 places[source, row] = kind, draft.ctypes.data, 0, len(draft), 0
         batch.clear(rows)
         batch.pending = True
-        total = self.draft(places, int32(*budget), batch.tokens, batch.columns, least)
+        total = self.draft(places, int32(*budget), batch, least)
         counts, drawn = batch.counts[:rows], (batch.counts + batch.held_back)[:rows]
         assert total == counts.sum()
         return [
@@ -152,7 +152,7 @@ class Policy(DraftPolicy):
         """Verify and learn: the rows have these texts now and gained so many tokens."""
         token_ids, lengths = rows_of(texts, 40)
         verified = self.batch.verify(token_ids, lengths, int32(*gained))
-        self.learn(verified, token_ids, self.batch.length[: len(texts)])
+        self.learn(verified, token_ids, self.batch)
         return verified
 
     def one(self, *ready, budget=K, least=0.0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from sam_rollout.core.limits import MAX_DRAFT_TOKENS, Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
-from sam_rollout.sources import Source
+from sam_rollout.sources import UNKNOWN_VOCABULARY, Source
 
 WIDTH = 4096
 
@@ -79,7 +80,7 @@ def draft_from(
     places, batch = np.full((1, rows, PLACE_WIDTH), -1, np.int64), DraftBatch(limits)
     source.locate(token_ids, num_tokens, np.ones(rows, bool), places[0])
     policy = DraftPolicy(SamConfig(max_draft_tokens=k), 1, limits)
-    policy.draft(places, np.full(rows, k, np.int32), batch.tokens, batch.columns)
+    policy.draft(places, np.full(rows, k, np.int32), batch)
     lengths = np.where(places[0, :, PLACE_KIND] == NOWHERE, 0, places[0, :, PLACE_LENGTH])
     drafts = [row[:count].tolist() for row, count in zip(batch.tokens, batch.counts, strict=True)]
     return list(zip(lengths.tolist(), drafts, strict=True))
@@ -90,7 +91,7 @@ def expected_draft(text: Sequence[int], k: int, like: SamDrafter | None = None) 
     config = SamConfig(max_draft_tokens=k, sources=sources_of("own"))
     drafter = SamDrafter(config, Limits(1, WIDTH))
     if like is not None:
-        for learned in ("_shares", "_weights"):
+        for learned in ("shares", "weights"):
             getattr(drafter._policy, learned)[:] = getattr(like._policy, learned)
     return step(drafter, {"a": text})["a"]
 
@@ -104,3 +105,42 @@ def identity(
 def counter(drafter, name):
     """A count or level of a drafter, by its name below `draft/`."""
     return (drafter.counters() | drafter.levels())[f"draft/{name}"]
+
+
+def drafter_of(
+    *names: str,
+    k: int = 3,
+    max_rows: int = 8,
+    longest: int = 1 << 20,
+    vocabulary: int = UNKNOWN_VOCABULARY,
+    path: object = "",
+    **sections: dict[str, Any],
+) -> SamDrafter:
+    """A drafter with sources of these names; those with settings of their own are on, too."""
+    sources = sources_of(*names, *sections).to_mapping()
+    for name, section in sections.items():
+        sources[name] |= section
+    config = {"max_draft_tokens": k, "sources": sources, "texts": {"path": str(path)}}
+    return SamDrafter(SamConfig.from_mapping(config), Limits(max_rows, longest, vocabulary))
+
+
+class Later(Executor):
+    """Does nothing before it is told to.
+
+    Attributes:
+        done: tasks so far.
+    """
+
+    def __init__(self):
+        self.tasks, self.done = [], 0
+
+    def submit(self, task, *arguments):
+        self.tasks.append((Future(), task, arguments))
+        return self.tasks[-1][0]
+
+    def work(self):
+        tasks, self.tasks = self.tasks, []
+        for future, task, arguments in tasks:
+            if future.set_running_or_notify_cancel():
+                future.set_result(task(*arguments))
+                self.done += 1

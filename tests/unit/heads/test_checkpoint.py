@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from sam_rollout.core.settings import ConfigError
 from sam_rollout.heads.checkpoint import LLAMA, check_belongs, default_layers, read_head, shape_for
@@ -48,12 +47,11 @@ def tensors(folder):
 def test_what_is_written_is_read(written, model_config):
     folder = written()
     head = read_head(folder)
-    assert (head.method, head.shape.architecture) == ("eagle3", LLAMA)
+    assert head.shape.architecture == LLAMA
     assert (head.shape.hidden_size, head.shape.vocabulary) == (32, 48)
     assert head.shape.draft_vocabulary == 48 and head.shape.target_layers == (2, 3, 4)
     found = tensors(folder)
     assert head.parameters == sum(t.numel() for t in found.values())
-    assert head.nbytes == sum(t.nbytes for t in found.values())
     assert head.own_policy_weights == ()
     check_belongs(head, model_config)
 
@@ -79,20 +77,6 @@ def test_a_reduced_vocabulary_brings_its_rows_and_its_maps(written, policy):
     torch.testing.assert_close(found["lm_head.weight"], rows)
     head = read_head(folder)
     assert head.shape.draft_vocabulary == 20 and head.own_policy_weights == ("lm_head.weight",)
-    assert head.nbytes == sum(tensor.nbytes for tensor in found.values())
-
-
-def test_a_hugging_face_llama_is_read(written, tmp_path):
-    folder = written()
-    config = json.loads((folder / "config.json").read_text())
-    flat = config["transformer_layer_config"] | {
-        "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 48,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(flat))
-    renamed = {k.replace("layers.0.", "midlayer."): v for k, v in tensors(folder).items()}
-    save_file(renamed, folder / "model.safetensors")
-    head = read_head(folder)
-    assert head.shape.architecture == LLAMA and head.shape.target_layers == ()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +106,7 @@ def test_folders_without_a_head_are_refused(written, tmp_path):
         read_head(tmp_path / "nowhere")
     folder = written()
     (folder / "model.safetensors").write_bytes(b"12345678{")
-    with pytest.raises(ConfigError, match="must be a whole safetensors file"):
+    with pytest.raises(ConfigError, match="is no whole safetensors file"):
         read_head(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="must hold weights"):
@@ -175,6 +159,6 @@ def test_a_policy_without_sizes_is_refused():
 
 
 def test_reading_needs_no_torch():
-    code = "import sys, sam_rollout.heads.checkpoint; print('torch' in sys.modules)"
+    code = "import sys, sam_rollout.heads; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

@@ -149,7 +149,7 @@ def test_the_command_trains_writes_and_begins_with_a_head(
     record = json.loads((first / "training.json").read_text())
     assert record["updates"] == 30 and record["base_model"]["hidden_size"] == 32
     assert [len(found["per_position"]) for found in record["held_out"]] == [2] * 10
-    result = run(*common, "--output", second, "--updates", 1, "--start", first)
+    result = run(*common, "--output", second, "--updates", 1, "--start", first, "--split-model")
     assert result.exit_code == 0, result.output
     assert load_head(second, model_config).shape == load_head(first, model_config).shape
     again = json.loads((second / "training.json").read_text())

@@ -137,10 +137,10 @@ class Synthetic:
             )
             for row, place in enumerate(order)
         ))  # fmt: skip
-        folder.write_engine_steps(0, steps_table)
-        folder.write_requests(0, finished)
+        folder.write("engine_steps", 0, steps_table)
+        folder.write("requests", 0, finished)
         if self.traces:
-            folder.write_traces(0, self._traces(step, names, lengths[np.argsort(order)], start))
+            folder.write("traces", 0, self._traces(step, names, lengths[np.argsort(order)], start))
         metrics = aggregate([steps_table], [finished], tail_threshold=TAIL_THRESHOLD)
         update_s = self.update_s * (1 + self.noise * noise.standard_normal())
         gen_s = metrics["sam/engine/rollout_s"] + 0.1

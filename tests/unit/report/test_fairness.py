@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -19,11 +20,6 @@ def texts(comparison, name: str) -> list[str]:
     return [finding.text for finding in comparison.findings if finding.name == name]
 
 
-def figures(comparison, name: str) -> dict:
-    (finding,) = [finding for finding in comparison.findings if finding.name == name]
-    return finding.figures
-
-
 @pytest.fixture
 def base(synthetic):
     return synthetic("off")
@@ -32,7 +28,7 @@ def base(synthetic):
 def test_a_fair_pair_is_fair(compared):
     comparison = compared(noise_seed=1)
     assert comparison.fair is True and comparison.unfair == []
-    assert found(comparison) == {"samples": "note", "one_repeat": "note"}
+    assert found(comparison) == {"samples": "note"}
     assert texts(comparison, "samples") == ["All 96 responses are identical."]
 
 
@@ -63,6 +59,10 @@ def model(**paths) -> dict:
          "responses_per_prompt", "unfair", "rollout.n: absent in BASE, 8 in SAM"),
         ({}, config(rollout_sampler={"kind": "stock"}),
          "sampler", "unfair", "rollout_sampler.kind: coupled in BASE, stock in SAM"),
+        (config(coupling="inversion"), config(coupling="gumbel"),
+         "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
+        ({}, config(coupling="gumbel"),  # before it was recorded, coupled meant inversion
+         "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
         ({}, config(trainer={"test_freq": 1}),
          "validation", "warning", "trainer.test_freq: absent in BASE, 1 in SAM"),
         ({}, model(path="/elsewhere/qwen3"),
@@ -108,22 +108,11 @@ def test_a_setting_that_is_not_finite_is_equal_to_itself_alone(compared, in_both
     assert texts(comparison, "config") == ([] if in_both else [other])
 
 
-def test_other_hardware_is_unfair(compared):
-    host = {"cpu": "Xeon", "accelerators": {"GPU": 8.0, "H100": 1.0}}
-    other = {"cpu": "EPYC", "accelerators": {"GPU": 8.0, "A100": 1.0}}
-    comparison = compared({"fields": {"host": host}}, fields={"host": other})
-    assert texts(comparison, "host") == [
-        "host accelerators.A100: absent in BASE, 1.0 in SAM",
-        "host accelerators.H100: 1.0 in BASE, absent in SAM",
-        "host cpu: Xeon in BASE, EPYC in SAM",
-    ]
-    assert comparison.fair is False
-
-
 def test_other_prompts_and_texts(compared):
     comparison = compared(seed=2)
     assert found(comparison)["prompts"] == "unfair"
-    assert figures(comparison, "prompts") == {"shared": 0.0, "steps": [1, 2, 3, 4, 5, 6]}
+    (told,) = texts(comparison, "prompts")
+    assert told.startswith("they differ in 6 of 6 steps, first in step 1; 0% of")
     assert found(comparison)["samples"] == "warning"
 
 
@@ -131,9 +120,9 @@ def test_shorter_responses(compared):
     comparison = compared(mean_tokens=30.0)
     severities = found(comparison)
     assert severities["response_lengths"] == severities["mean_length"] == "unfair"
-    told = figures(comparison, "mean_length")
-    assert told["sam"] < 0.6 * told["base"]
-    assert "gains at equal tokens do not" in texts(comparison, "mean_length")[0]
+    (told,) = texts(comparison, "mean_length")
+    assert float(re.search(r"\(-([\d.]+)%\)", told)[1]) > 40
+    assert "gains at equal tokens do not" in told
 
 
 def test_the_wrong_side_drafting(compared):
@@ -145,7 +134,6 @@ def test_repeats_that_draft_otherwise_are_no_repeats(base, synthetic):
     sam = [synthetic(f"on-{k}", sam=True, **config(sam={"enabled": True, "k": k})) for k in (3, 8)]
     comparison = compare_folders(base, sam)
     assert texts(comparison, "repeats") == ["repeats of SAM differ: sam.k: 3 in SAM 1, 8 in SAM 2"]
-    assert figures(comparison, "repeats") == {"key": "sam.k", "sam 1": 3, "sam 2": 8}
 
 
 def test_repeats_may_have_seeds_of_their_own_if_both_sides_have_the_same(pairs):
@@ -167,8 +155,7 @@ def test_a_run_that_is_resumed_otherwise_is_unfair(base, synthetic, resume):
     resume(sam, versions={"vllm": "0.29.0"}, **other)
     (told,) = [f for f in compare_folders(base, sam).findings if f.severity == "unfair"]
     assert told.name == "resumed"
-    changed = {"sam.enabled", "versions vllm", "seeds"}
-    assert changed <= set(told.figures["changed"])
+    assert all(name in told.text for name in ("sam.enabled", "versions vllm", "seeds"))
 
 
 def test_the_actors_update_is_compared_over_steps_that_all_runs_know(base, synthetic, rewrite):
@@ -188,8 +175,8 @@ def test_a_run_that_lost_a_step_and_ended_early(base, synthetic):
     log.write_text("".join(line for line in lines if json.loads(line)["step"] != 3))
     comparison = compare_folders(base, sam)
     assert comparison.steps == [1, 2, 4, 5, 6]
-    assert figures(comparison, "step_counts") == {"BASE": 6, "SAM": 5}
-    assert figures(comparison, "unfinished") == {"run": "SAM", "last": 6, "planned": 9}
+    assert "BASE 6 (1-6), SAM 5 (1-6)" in texts(comparison, "step_counts")[0]
+    assert texts(comparison, "unfinished")[0].startswith("SAM ended at step 6 of 9: ")
 
 
 def planned(steps: int) -> dict:
@@ -210,8 +197,8 @@ def test_a_resumed_run_has_ended_at_the_step_it_was_last_asked_for(base, synthet
     assert compare_folders(base, sam).caveat is None
 
 
-def test_runs_that_are_left_out_are_told_with_the_verdict(synthetic):
-    sam = [synthetic(f"on-{n}", sam=True, steps=n) for n in (6, 2, 1)]
-    assert compare_folders(synthetic("off"), sam).caveat == "2 runs are left out"
-    one = compare_folders(synthetic("off-2"), synthetic("short", sam=True, steps=4))
-    assert one.caveat == "the runs have unequal numbers of steps"
+def test_repeats_of_unequal_numbers_of_steps_are_told_with_the_verdict(base, synthetic):
+    sam = [synthetic(f"on-{n}", sam=True, steps=n) for n in (6, 4)]
+    comparison = compare_folders(base, sam)
+    assert comparison.caveat == "the runs have unequal numbers of steps"
+    assert comparison.steps == [1, 2, 3, 4]

@@ -54,10 +54,10 @@ def test_a_pattern_finds_what_was_logged(pattern, recorded):
 
 @pytest.mark.parametrize("group", ["", "tiny_cpu"])
 def test_wandbs_own_model_reads_the_workspace(group):
-    built = workspace.build("me", "project", "mine", group)
+    built = workspace.build("me", "project", group)
     view = ws.internal.View.model_validate(workspace.specification(built))
     again = ws.Workspace._from_model(view)
-    assert (again.entity, again.project, again.name) == ("me", "project", "mine")
+    assert (again.entity, again.project) == ("me", "project")
     for shown, meant in zip(again.sections, layout.SECTIONS, strict=True):
         question, *panels = shown.panels
         assert shown.name == meant.title and meant.question in question.markdown
@@ -80,7 +80,7 @@ def test_saving_without_a_server_says_what_to_do(monkeypatch):
 
     monkeypatch.setattr(ws.Workspace, "save", refuse)
     with pytest.raises(workspace.DashboardError, match=r"ConnectionError: no network.*wandb login"):
-        workspace.save(workspace.build("me", "project", "mine"))
+        workspace.save(workspace.build("me", "project"))
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def run(tmp_path) -> Path:
     folder = RunFolder(tmp_path / "sam-1")
     folder.write_start(RunInfo("sam=on", CONFIG, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
     for step in (1, 2):
-        folder.write_engine_steps(0, engine_steps(engine_step(step=step)))
+        folder.write("engine_steps", 0, engine_steps(engine_step(step=step)))
         folder.append_train_step(
             step,
             {
@@ -118,15 +118,6 @@ def test_a_side_is_drawn_as_the_mean_of_its_runs(axis):
     assert axis.get_ylim()[0] == 0 and axis.get_ylabel() == "s"
     thick = [line for line in axis.lines if line.get_linewidth() > 1]
     assert [line.get_linestyle() for line in thick] == ["-", "--", "-", "--"]
-
-
-def test_parts_are_stacked_the_first_on_top_and_many_steps_share_bars(axis):
-    steps = range(1, 51)
-    run = pd.DataFrame({"tail": [4.0 + step for step in steps], "head": 4.0}, index=steps)
-    draw(axis, Panel("", ("tail", "head"), stacked=True), [Side("off", "red", [run])])
-    heads, tails = axis.patches[:17], axis.patches[17:]  # means of three steps each
-    assert len(tails) == 17 and {bar.get_height() for bar in heads} == {4.0}
-    assert (tails[0].get_y(), tails[0].get_height()) == (4.0, 6.0)
 
 
 def test_every_section_is_drawn_even_where_metrics_are_missing(run, tmp_path):

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sam_rollout.core.limits import Limits
+from sam_rollout.config import SourcesConfig
 from sam_rollout.core.settings import ConfigError
 from sam_rollout.sources import UNKNOWN_VOCABULARY, check_sources
 from sam_rollout.sources.run import RunSourceConfig, check_corpus
 from sam_rollout.sources.support.corpus import read_corpus
-from tests.unit.drafting.texts import counter, identity, step
+from tests.unit.drafting.texts import counter, drafter_of, identity, step
 from tests.unit.sources.test_run import continued, ended, make_drafter
 
 TEXT = np.random.default_rng(0).permutation(1000).tolist()
@@ -52,13 +52,14 @@ def test_lines_of_ids_and_traces_of_a_run_are_read(tmp_path):
         ('{"text": [1]}', "line 1: no list of token ids"),
         ("[]", "holds no tokens"),
         ("[1, 2, 512]", "token ids from 1 to 512; the model has 512"),
-        (json.dumps([1] * 101), "holds more than the 100 tokens that fit"),
+        (json.dumps([1] * 1025), "holds more than the 1024 tokens that fit"),
+        ("[1]\n[2]\n[3]", "each text rounded up to a multiple of 512"),
     ],
 )
 def test_what_cannot_be_drafted_from_is_refused_in_one_line(tmp_path, content, message):
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(ConfigError, match=message) as refused:
-        read(tmp_path / "a.jsonl", 100, 512)
+        read(tmp_path / "a.jsonl", 1024, 512)
     assert refused.value.field == "field" and "\n" not in str(refused.value)
 
 
@@ -69,19 +70,16 @@ def test_a_file_without_traces_is_refused(tmp_path):
 
 
 def test_the_most_tokens_follow_from_the_memory(tmp_path):
-    path = write_lines(tmp_path / "a.jsonl", [1] * 6554)
+    path = write_lines(tmp_path / "a.jsonl", [1] * 6145)
     with pytest.raises(ConfigError, match=r"run\.corpus = .*: holds more than the 6553 tokens"):
         check_corpus(RunSourceConfig(corpus=path, max_bytes=1 << 20), UNKNOWN_VOCABULARY)
     assert check_corpus(RunSourceConfig(corpus=path), UNKNOWN_VOCABULARY)
+    short = write_lines(tmp_path / "b.jsonl", *[[1, 2]] * (6 * 1024 + 1))
+    with pytest.raises(ConfigError, match="holds more than the 3145728 tokens"):
+        check_corpus(RunSourceConfig(corpus=short), UNKNOWN_VOCABULARY)
     assert RunSourceConfig().most_tokens_of_successor == 3 << 20
     with pytest.raises(ConfigError, match="the model has 1"):
-        check_sources(make_config(path), 1)
-
-
-def make_config(path):
-    from sam_rollout.config import SourcesConfig
-
-    return SourcesConfig(run=RunSourceConfig(corpus=path))
+        check_sources(SourcesConfig(run=RunSourceConfig(corpus=path)), 1)
 
 
 def test_a_run_drafts_from_it_until_it_has_written_enough_itself(tmp_path):
@@ -102,9 +100,5 @@ def test_a_run_drafts_from_it_until_it_has_written_enough_itself(tmp_path):
 
 
 def test_a_corpus_switches_the_source_on_outside_a_run(tmp_path):
-    from sam_rollout.config import SamConfig, SourcesConfig
-    from sam_rollout.drafting.drafter import SamDrafter
-
-    run = RunSourceConfig(corpus=write_lines(tmp_path / "a.jsonl", TEXT))
-    drafter = SamDrafter(SamConfig(sources=SourcesConfig(run=run)), Limits(8, 1 << 16))
+    drafter = drafter_of("own", run={"corpus": write_lines(tmp_path / "a.jsonl", TEXT)})
     assert "run" in [source.name for source in drafter.sources]

@@ -1,44 +1,21 @@
 """Responses of earlier steps: whose are drafted from, what is kept, and what a bad disk costs."""
 
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
-from sam_rollout.config import SamConfig, sources_of
-from sam_rollout.core.limits import Limits
-from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources import UNKNOWN_VOCABULARY
+from sam_rollout.sources import UNKNOWN_VOCABULARY, Piece
 from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import TextStore
-from tests.unit.drafting.texts import counter, identity, step
+from tests.unit.drafting.texts import Later, counter, drafter_of, identity, step
 
 PROMPT = list(range(100, 120))
 RESPONSE = list(range(200, 260))
 
 
-class Later(Executor):
-    """Does nothing before it is told to."""
-
-    def __init__(self):
-        self.tasks = []
-
-    def submit(self, task, *arguments):
-        future = Future()
-        self.tasks.append((future, task, arguments))
-        return future
-
-    def work(self):
-        tasks, self.tasks = self.tasks, []
-        for future, task, arguments in tasks:
-            future.set_result(task(*arguments))
-
-
-def make_drafter(folder, *, max_rows=8, executor=None, **options):
-    sources = sources_of("prompt").to_mapping()
-    sources["prompt"] |= options
-    config = {"max_draft_tokens": 3, "sources": sources, "texts": {"path": str(folder)}}
-    drafter = SamDrafter(SamConfig.from_mapping(config), Limits(max_rows, 1 << 20))
+def make_drafter(folder, *, max_rows=8, longest=1 << 20, executor=None, **options):
+    drafter = drafter_of(path=folder, max_rows=max_rows, longest=longest, prompt=options)
     if executor is not None:
         drafter.responses._executor = executor
     return drafter
@@ -67,7 +44,6 @@ def continued(drafter, name, who, text):
 
 def kept(folder, group="g", before_step=9):
     reader = TextStore(folder, 1 << 26, 16, UNKNOWN_VOCABULARY)
-    reader.refresh()
     return [text.tolist() for text in reader.read(group, before_step, 1 << 20)]
 
 
@@ -99,16 +75,6 @@ def test_siblings_of_this_step_are_found_beside_earlier_responses(tmp_path):
         drafter.admit(name, identity(step=2, sibling=sibling))
     drafts = step(drafter, texts)
     assert drafts["c"] == live[34:37] and drafts["d"] == RESPONSE[34:37]
-
-
-def test_the_current_step_is_not_an_earlier_one(tmp_path):
-    drafter = make_drafter(tmp_path)
-    responded(drafter, "a", identity(step=5))
-    for again in (4, 5):  # a resumed run may come to earlier steps again
-        assert continued(drafter, "b", identity(step=again), RESPONSE[:9]) == []
-        drafter.finish(["b"])
-        drafter.end_step()
-    assert continued(drafter, "b", identity(step=6), RESPONSE[:9]) == RESPONSE[9:12]
 
 
 def test_a_restart_and_another_engine_see_the_same_folder(tmp_path):
@@ -165,6 +131,7 @@ def test_a_group_that_ends_before_its_responses_are_read(tmp_path):
     drafter.finish(["b"])
     drafter.end_step()
     executor.work()
+    assert executor.done == 1, "what b wrote goes to the disk; nobody asks for its past any more"
     drafter.admit("c", identity("other", step=2))
     assert step(drafter, {"c": RESPONSE[:9]})["c"] == []
     drafter.finish(["c"])
@@ -205,6 +172,48 @@ def test_under_pressure_earlier_responses_go_first_then_ended_ones_then_running_
     assert gone[-1][1] > 0
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, elsewhere):
+    """They are there when these are taken over, and when these are given up."""
+    texts = np.random.default_rng(0).permutation(40_000).reshape(10, 4000).tolist()
+    writer = make_drafter(tmp_path)
+    for text in texts[:3]:
+        responded(writer, "w", identity(step=1), text)
+    executor = Later()
+    drafter = make_drafter(tmp_path, executor=executor, longest=8192, max_bytes=1 << 20)
+    live, ended = [7, 8], texts[3][:3900]
+    drafter.admit("live", identity(step=2))
+    step(drafter, {"live": live})
+    if elsewhere:
+        drafter.exchange("y", [])
+        told = np.array(ended, "<i4").tobytes()
+        drafter.exchange("y", [Piece("train", 2, "g", "x/1", 0, True, False, told)])
+    else:
+        drafter.admit("ended", identity(step=2, sibling=1))
+        for end in (1, 3900):
+            step(drafter, {"live": live, "ended": ended[:end]})
+        drafter.finish(["ended"])
+    for _ in range(9):
+        step(drafter, {"live": live})
+    executor.work()
+    for _ in range(9):
+        step(drafter, {"live": live})
+    assert counter(drafter, "earlier_found") == 1
+    for text in (ended, texts[2]):
+        assert step(drafter, {"live": [*live, *text[50:54]]})["live"] == text[54:57]
+    for number in range(6):  # others need the memory
+        drafter.admit(f"r{number}", identity(f"h{number}", step=2))
+        step(drafter, {f"r{number}": texts[4 + number][:3900], "live": live})
+    for _ in range(9):
+        step(drafter, {"live": live})
+    assert counter(drafter, "earlier_evictions") == 1
+    assert step(drafter, {"live": [*live, *ended[50:54]]})["live"] == ended[54:57]
+    assert step(drafter, {"live": [*live, *texts[2][50:54]]})["live"] == []
+    drafter.finish(["live", *(f"r{number}" for number in range(6))])
+    drafter.end_step()
+    assert counter(drafter, "prompt_bytes") == 0 and len(drafter.sources[0].pool) == 0
+
+
 def test_what_is_read_of_one_prompt_is_bounded_and_the_newest(tmp_path):
     rng = np.random.default_rng(0)
     writer = TextStore(tmp_path, 1 << 26, 16, UNKNOWN_VOCABULARY)
@@ -233,6 +242,18 @@ def test_a_slow_disk_drops_responses_instead_of_keeping_them(tmp_path, monkeypat
     assert len(kept(tmp_path)) == 3
 
 
+def test_a_disk_that_hangs_is_not_asked_anew_for_each_text_that_waits(tmp_path, monkeypatch):
+    drafter, asked, done = make_drafter(tmp_path, executor=Later()), [], Future.done
+    for number in range(20):
+        drafter.admit(f"r{number}", identity(str(number), step=1))
+        for end in (1, 9):
+            step(drafter, {f"r{number}": RESPONSE[:end]})
+        drafter.finish([f"r{number}"])
+    monkeypatch.setattr(Future, "done", lambda self: asked.append(1) or done(self))
+    step(drafter, {"r": [1]})
+    assert len(asked) == 2, "the first write, and the first prompt that is read"
+
+
 def test_preempted_requests_are_kept_whole(tmp_path):
     drafter = make_drafter(tmp_path, max_rows=2)
     for name, group in (("a", "g"), ("b", "h")):
@@ -246,7 +267,7 @@ def test_preempted_requests_are_kept_whole(tmp_path):
     assert kept(tmp_path, "h") == [PROMPT[-8:] + RESPONSE[:31]]
 
 
-@pytest.mark.parametrize("method", ["append", "refresh", "__init__"])
+@pytest.mark.parametrize("method", ["append", "refresh"])
 def test_a_disk_that_fails_costs_a_warning_and_drafting_goes_on(
     tmp_path, monkeypatch, caplog, method
 ):

@@ -1,4 +1,4 @@
-"""Drafts that the engine's own drafter made, as votes beside those of texts."""
+"""Drafts that the engine's own drafter made, as votes beside those of texts, and its files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.settings import ConfigError
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources import SOURCES
+from sam_rollout.sources import SOURCES, check_sources
 from sam_rollout.sources.model import ModelSourceConfig
 from tests.unit.drafting.texts import drive, rows_of
 
@@ -113,7 +113,7 @@ def test_how_certain_the_model_was_counts():
         if len(text) > MAX_LENGTH - 4:
             break
     policy = drafter._policy
-    shares = policy._shares[1] / policy._shares[0]
+    shares = policy.shares[1] / policy.shares[0]
     assert shares.max() > 0.9 and shares.min() < 0.2
 
 
@@ -135,3 +135,39 @@ def test_wrong_settings_are_refused(settings, field, allowed):
 def test_a_model_drafts_no_more_than_a_step_verifies():
     with pytest.raises(ConfigError, match=r"max_tokens = 5: must be at most .* = 4"):
         config_of(max_tokens=5)
+
+
+def section(path: str, method: str = "eagle3") -> ModelSourceConfig:
+    return ModelSourceConfig(enabled=True, method=method, path=path)
+
+
+def test_a_name_on_the_hub_is_left_to_the_engine():
+    model = section("RedHatAI/Qwen3-32B-speculator.eagle3")
+    assert model.folder is None and model.read_files_config() == {}
+
+
+def test_a_method_without_files_has_no_folder():
+    assert section("", "ngram").folder is None
+
+
+def test_a_folder_is_read(tmp_path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 7}')
+    model = section(str(tmp_path))
+    assert model.folder == tmp_path and model.read_files_config() == {"vocab_size": 7}
+
+
+@pytest.mark.parametrize("path", ["/nowhere/head", "./owner/name", "../heads", "head", "a/b/c"])
+def test_what_is_neither_is_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^sam\.sources\.model\.path = .*: no such folder"):
+        check_sources(SourcesConfig(model=section(path)))
+
+
+@pytest.mark.parametrize("content", [None, "{", "[1]"])
+def test_a_folder_without_a_config_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(
+        ConfigError, match=r"^sam\.sources\.model\.path = .*: must be a folder with"
+    ):
+        check_sources(SourcesConfig(model=section(str(tmp_path))))

@@ -7,21 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sam_rollout.config import SamConfig, SourcesConfig
-from sam_rollout.core.limits import Limits
-from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources.own import OwnSourceConfig
-from sam_rollout.sources.prompt import PromptSourceConfig
-from tests.unit.drafting.texts import counter, identity, step
+from tests.unit.drafting.texts import counter, drafter_of, identity, step
 
 
 def make_drafter(*names, k=3, max_rows=8, own=True, max_bytes=1 << 30):
     """A drafter that has met requests of these names, siblings."""
-    sources = SourcesConfig(
-        own=OwnSourceConfig(enabled=own),
-        prompt=PromptSourceConfig(enabled=True, max_bytes=max_bytes),
-    )
-    drafter = SamDrafter(SamConfig(max_draft_tokens=k, sources=sources), Limits(max_rows, 1 << 20))
+    others = ["own"] if own else []
+    drafter = drafter_of(*others, k=k, max_rows=max_rows, prompt={"max_bytes": max_bytes})
     admitted(drafter, "g", *names)
     return drafter
 
@@ -48,16 +40,6 @@ def test_finished_responses_stay_until_the_step_ends():
     assert counter(drafter, "prompt_groups") == 0
     drafter.end_step()
     assert drafter.usage().bytes == 0
-
-
-def test_groups_without_live_requests_end_with_the_step():
-    drafter = make_drafter("a")
-    step(drafter, {"a": [9, 1, 2, 3]})
-    drafter.finish(["a"])
-    assert counter(drafter, "prompt_groups") == 1
-    assert counter(drafter, "prompt_bytes") > 0
-    drafter.end_step()
-    assert counter(drafter, "prompt_groups") == counter(drafter, "prompt_bytes") == 0
 
 
 @pytest.mark.parametrize(
@@ -112,6 +94,21 @@ def test_max_bytes_gives_up_the_group_absent_longest_and_leaves_it_given_up():
     drafter.admit("new", identity("g0", 1))
     step(drafter, {"new": [1, 2]}, width=9001)
     assert counter(drafter, "prompt_groups") == 3
+
+
+def test_a_prompt_whose_responses_have_ended_goes_before_one_that_pauses():
+    drafter = make_drafter(own=False, max_bytes=1 << 20)
+    texts = np.random.default_rng(0).permutation(27_000).reshape(3, 9000).tolist()
+    for number, text in enumerate(texts):
+        drafter.admit(str(number), identity(f"g{number}"))
+        step(drafter, {str(number): text}, width=9001)
+        if number == 1:
+            drafter.finish(["1"])
+    assert counter(drafter, "prompt_evictions") == 1
+    admitted(drafter, "g0", "a")
+    admitted(drafter, "g1", "b")
+    starts = {"a": [5, *texts[0][50:54]], "b": [5, *texts[1][50:54]]}
+    assert step(drafter, starts) == {"a": texts[0][54:57], "b": []}
 
 
 def test_requests_of_a_group_that_was_given_up_are_never_read_again():

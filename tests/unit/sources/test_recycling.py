@@ -11,11 +11,9 @@ from sam_rollout.automaton.interface import (
     PLACE_STATE,
     PLACE_WIDTH,
 )
-from sam_rollout.config import GateConfig, SamConfig, sources_of
-from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources import UNKNOWN_VOCABULARY, Limits
+from sam_rollout.sources import UNKNOWN_VOCABULARY, Limits, Scored
 from sam_rollout.sources.recycling import SOURCE, RecyclingSourceConfig, TokenRecycling
-from tests.unit.drafting.texts import drive, int32, rows_of
+from tests.unit.drafting.texts import drafter_of, drive, int32, rows_of
 
 VOCABULARY, MAX_ROWS, MAX_LENGTH = 50, 4, 64
 ON = RecyclingSourceConfig(enabled=True)
@@ -26,11 +24,8 @@ def source():
     return TokenRecycling(ON, Limits(MAX_ROWS, MAX_LENGTH, VOCABULARY))
 
 
-def drafter_of(*names):
-    config = SamConfig(
-        max_draft_tokens=3, gate=GateConfig("threshold", MAX_ROWS), sources=sources_of(*names)
-    )
-    return SamDrafter(config, Limits(MAX_ROWS, MAX_LENGTH, VOCABULARY))
+def make_drafter(*names):
+    return drafter_of(*names, max_rows=MAX_ROWS, longest=MAX_LENGTH, vocabulary=VOCABULARY)
 
 
 def draft(drafter, *texts):
@@ -41,18 +36,22 @@ def draft(drafter, *texts):
 
 
 def hear(listener, tokens, likeliest, widths=()):
-    listener.hear(int32(*tokens), int32(*likeliest), int32(*widths or [1] * len(tokens)))
+    widths = int32(*widths or [1] * len(tokens))
+    names = [f"request {row}" for row in range(len(widths))]
+    positions = np.zeros(len(tokens), np.int32)
+    likeliest = int32(*likeliest)
+    listener.hear(Scored(names, widths, int32(*tokens), positions, positions, likeliest, None))
 
 
 def test_what_fills_a_step_up_tells_nothing():
-    drafter = drafter_of("recycling")
+    drafter = make_drafter("recycling")
     # Texts that end in 1 and 5: a draft and filling; two draft tokens, the last like the text's.
     hear(drafter, [1, 2, 1, 1, 5, 6, 5], [2, 3, 8, 8, 6, 7, 9], widths=[4, 3])
     assert draft(drafter, [1], [5])[0] == [2, 3] and draft(drafter, [5], [1])[0] == [6, 7]
 
 
 def test_a_chain_of_the_likeliest_tokens_is_drafted():
-    drafter = drafter_of("recycling")
+    drafter = make_drafter("recycling")
     assert draft(drafter, [7, 1]) == [[]], "nothing was heard"
     hear(drafter, [1, 2, 3, 9], [2, 3, 4, 9])
     assert draft(drafter, [7, 1], [8, 3], [1, 9], [5]) == [[2, 3, 4], [4], [9, 9, 9], []]
@@ -61,7 +60,7 @@ def test_a_chain_of_the_likeliest_tokens_is_drafted():
 
 
 def test_a_longer_suffix_of_the_text_outvotes_it():
-    drafter = drafter_of("own", "recycling")
+    drafter = make_drafter("own", "recycling")
     hear(drafter, [1, 6], [9, 7])
     text = [1, 2, 3, 4, 5, 6] * 4 + [1]
     assert draft(drafter, text, [8, 6]) == [[2, 3, 4], [7]]
@@ -75,14 +74,12 @@ def test_tokens_outside_the_vocabulary_are_passed_over(source):
     assert places[:3, PLACE_KIND].tolist() == [FOLLOWERS, FOLLOWERS, NOWHERE]
     assert places[:3, PLACE_STATE].tolist() == [3, VOCABULARY + 5, 4]
     assert (places[:3, PLACE_LENGTH] == VOCABULARY).all()
-    assert draft(drafter_of("recycling"), [3], [VOCABULARY + 5]) == [[], []]
+    assert draft(make_drafter("recycling"), [3], [VOCABULARY + 5]) == [[], []]
 
 
 def test_it_holds_one_table_whatever_it_hears(source):
-    held = source.levels()
     for _ in range(3):
         hear(source, range(VOCABULARY), range(VOCABULARY))
-    assert source.levels() == held == {"recycling_bytes": 8 * VOCABULARY}
     assert source.usage().bytes == 8 * VOCABULARY
     assert source.counters() == {"recycling_positions": 3 * VOCABULARY}
 

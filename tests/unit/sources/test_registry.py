@@ -50,8 +50,8 @@ try:
 except ConfigError as error:
     found["refusal"] = str(error)
 found["metrics"] = [metric.name for metric in METRICS if "toy" in metric.name]
-found["page of metrics"] = [line for line in docs.render().splitlines() if "toy" in line]
-settings = docs.with_source_settings(Path(sys.argv[1]).read_text())
+found["page of metrics"] = [line for line in docs.metrics().splitlines() if "toy" in line]
+settings = docs.filled("configuration.md", Path(sys.argv[1]).read_text())
 found["page of settings"] = [line for line in settings.splitlines() if "sources.toy" in line]
 found["panels"] = [
     panel.title
@@ -114,28 +114,16 @@ def found(tmp_path_factory) -> dict:
     return told
 
 
-def test_it_is_found_in_its_place(found):
+def test_it_is_found_and_shown_wherever_sources_are_told_apart(found):
     assert found["names"] == [*NAMES, "toy"], "last, by its order"
-
-
-def test_it_has_a_section_of_the_configuration(found):
     assert found["section"] == 9
     expected = "sam.sources.toy.tokn = 9: unknown key; did you mean 'token'?"
     assert found["refusal"].startswith(expected)
     row = "| `sam.sources.toy.token` | int | `7` | at least 0 | The token. |"
     assert row in found["page of settings"]
-
-
-def test_it_has_metrics_and_rows_on_their_page(found):
     assert found["metrics"] == ["sam/draft/toy_drafts"]
     assert "Drafts of one token." in "".join(found["page of metrics"])
-
-
-def test_it_has_a_place_in_the_records(found):
     assert found["column"] == ",".join([*NAMES, "toy"])
-
-
-def test_it_has_a_curve_on_the_dashboard(found):
     assert found["panels"] == ["Accepted by source"]
 
 

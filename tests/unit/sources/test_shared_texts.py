@@ -6,26 +6,18 @@ import numpy as np
 import pytest
 
 from sam_rollout.automaton.interface import AutomatonFullError
-from sam_rollout.config import SamConfig, SourcesConfig, TextsConfig
-from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources.own import OwnSourceConfig
-from sam_rollout.sources.prompt import PromptSourceConfig
 from sam_rollout.sources.support.pieces import to_bytes
 from sam_rollout.sources.support.shared_texts import SILENT_TURNS, TOKENS_PER_STEP
-from tests.unit.drafting.texts import WIDTH, counter, identity, step
+from tests.unit.drafting.texts import WIDTH, counter, drafter_of, identity, step
 
 VOCABULARY = 1000
 
 
 def make_engine(name: str, *, share=True, path="", **options) -> SamDrafter:
     """An engine's drafter that has met one response and takes part in sharing."""
-    options = {"enabled": True, "share": share, **options}
-    sources = SourcesConfig(
-        own=OwnSourceConfig(enabled=False), prompt=PromptSourceConfig(**options)
-    )
-    config = SamConfig(sources=sources, texts=TextsConfig(path=path))
-    drafter = SamDrafter(config, Limits(8, WIDTH, VOCABULARY))
+    options = {"share": share, **options}
+    drafter = drafter_of(longest=WIDTH, vocabulary=VOCABULARY, path=path, prompt=options)
     drafter.exchange(name, [])
     drafter.admit(name, identity(sibling=ord(name[0])))
     return drafter
@@ -294,10 +286,7 @@ def test_what_nobody_asks_for_is_bounded_counted_and_freed():
 
 
 def test_where_memory_holds_no_text_nothing_is_shared_and_that_is_named_once(caplog):
-    sources = SourcesConfig(
-        own=OwnSourceConfig(enabled=False), prompt=PromptSourceConfig(max_bytes=1 << 20)
-    )
-    drafter = SamDrafter(SamConfig(sources=sources), Limits(8, 1 << 16))
+    drafter = drafter_of(longest=1 << 16, prompt={"max_bytes": 1 << 20})
     drafter.admit("b", identity())
     for _ in range(2):
         assert drafter.exchange("y", [piece([1, 2, 3, 4])]) == []

@@ -5,24 +5,16 @@ import logging
 import numpy as np
 import pytest
 
-from sam_rollout.config import SamConfig, SourcesConfig, TextsConfig
-from sam_rollout.core.limits import Limits
-from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources import SOURCES
 from sam_rollout.sources.support.text_store import CLOSED, TextStore
-from tests.unit.drafting.texts import counter, identity, step
+from tests.unit.drafting.texts import counter, drafter_of, identity, step
 
 VOCABULARY, LARGER = 512, 1 << 20
 ALL = 1 << 30
 
 
 def make_drafter(name, folder, vocabulary):
-    sections = {entry.name: {"enabled": entry.name == name} for entry in SOURCES}
-    more = {"when": "always"} if name == "run" else {}
-    sections[name] |= more
-    sources, texts = SourcesConfig.from_mapping(sections), TextsConfig(path=str(folder))
-    config = SamConfig(max_draft_tokens=3, sources=sources, texts=texts)
-    return SamDrafter(config, Limits(8, 4096, vocabulary))
+    section = {"when": "always"} if name == "run" else {}
+    return drafter_of(path=folder, longest=4096, vocabulary=vocabulary, **{name: section})
 
 
 def write(drafter, request, text, number):
@@ -54,7 +46,7 @@ def test_texts_of_a_model_with_a_larger_vocabulary_are_dropped_counted_and_named
     assert found == {"a": known[54:57], "b": []}
     assert counter(again, "refused_texts") == 2 and counter(again, "unknown_tokens") == 0
     (warning,) = caplog.messages
-    for part in (str(tmp_path / "texts"), "(2 so far)", "100 to 5199", "the model has 512"):
+    for part in (str(tmp_path / "texts"), "another model", "the model has 512"):
         assert part in warning
     assert counter(again, "texts_failures") == 0
 
@@ -65,7 +57,6 @@ def test_no_id_beside_the_vocabulary_comes_back(id_, tmp_path):
     for number, token in enumerate((VOCABULARY - 1, id_)):
         writer.append("g", number, np.array([0, token], np.int32))
     reader = TextStore(tmp_path, 1 << 20, 16, VOCABULARY)
-    reader.refresh()
     assert [text.tolist() for text in reader.read("g", ALL, ALL)] == [[0, VOCABULARY - 1]]
     assert reader.refused == 1
 
@@ -75,7 +66,6 @@ def test_texts_that_are_dropped_take_no_room_from_others(tmp_path):
     for number, token in enumerate((3, 4, 5000, 5000)):
         writer.append("g", number, np.full(10, token, np.int32))
     reader = TextStore(tmp_path, 1 << 20, 16, VOCABULARY)
-    reader.refresh()
     assert [text[0] for text in reader.read("g", ALL, max_tokens=20)] == [3, 4]
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from sam_rollout.telemetry.aggregate import Rollout, aggregate
+from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.records import SCHEMA_VERSION
 from sam_rollout.telemetry.schema import declared
 from tests.records import by_source, engine_step, engine_steps, request, requests
@@ -149,16 +149,6 @@ def test_bulk_and_tail_add_up_when_the_longest_tail_is_not_on_the_busiest_replic
 def test_all_that_is_written_is_declared(metrics):
     for name, value in metrics.items():
         assert declared(name) and math.isfinite(value), name
-
-
-def test_every_column_is_at_hand_for_a_metric():
-    rollout = Rollout(replica_zero(), three_requests(), tail_threshold=2)
-    assert rollout.draft_tokens.tolist() == [0, 0, 6, 3]
-    assert rollout.sampler_us.tolist() == [0.0, 0.0, 100.0, 0.0], "0 where it is null"
-    assert rollout.tail.tolist() == [False, False, True, True]
-    assert list(rollout.by_source("accepted").values()) == by_source(own=3, prompt=1)
-    with pytest.raises(AttributeError, match="no numeric column 'drafts'"):
-        rollout.drafts  # noqa: B018
 
 
 def test_replicas_with_more_requests_show():

@@ -98,17 +98,6 @@ def test_what_differs_is_said_in_words(folder):
     assert list(baseline.differences(other)) == ["data.seed: 1 in the baseline, 2 here"]
 
 
-@pytest.mark.parametrize("number", [math.inf, math.nan])
-def test_a_setting_that_is_not_finite_is_the_same_in_both(tmp_path, number):
-    config = CONFIG | {"data": {"seed": number}}
-    folder = RunFolder(tmp_path / "base")
-    folder.write_start(RunInfo("sam=off", config, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
-    folder.append_train_step(1, step(30.0, 100))
-    baseline = Baseline(folder.path)
-    assert list(baseline.differences(config)) == []
-    assert len(list(baseline.differences({"data": {"seed": 1}}))) == 1
-
-
 def test_what_is_no_run_is_refused(tmp_path, folder):
     with pytest.raises(RunFolderError):
         Baseline(tmp_path)

@@ -1,14 +1,13 @@
 """The columns of a table are declared once, in a dataclass; everything else follows from it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry import records
-from sam_rollout.telemetry.docs import render
+from sam_rollout.telemetry.docs import tables
 from sam_rollout.telemetry.records import (
     NOTE_COLUMNS,
     TABLES,
@@ -16,17 +15,21 @@ from sam_rollout.telemetry.records import (
     RequestRecord,
     StepRecord,
     TraceRecord,
-    column,
-    table_of,
 )
 from tests.records import engine_step, engine_steps
 
 RECORDS = {"engine_steps": StepRecord, "requests": RequestRecord, "traces": TraceRecord}
-SOURCES_THEN = ("siblings", "gone", "own", "history")
 
 
 def names_of(record: type) -> list[str]:
     return [one.name for one in fields(record)]
+
+
+@pytest.fixture
+def folder(tmp_path) -> records.RunFolder:
+    folder = records.RunFolder(tmp_path)
+    folder.write_start(records.RunInfo("sam=on", {}, {}, {}, {}, "1970-01-01T00:00:00+00:00"))
+    return folder
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -34,13 +37,9 @@ def test_schema_and_page_have_the_fields_of_the_record(name):
     schema, time_column = TABLES[name]
     assert sorted(schema.names) == sorted(names_of(RECORDS[name]))
     assert time_column in schema.names
-    _, _, page = render().partition(f"\n## {name}\n\n")
+    _, _, page = tables().partition(f"## {name}\n\n")
     _, _, *rows = page.split("\n\n")[0].splitlines()
     assert [row.split("`")[1] for row in rows] == schema.names
-
-
-def test_an_engine_step_says_first_when_and_where_it_was():
-    assert TABLES["engine_steps"][0].names[:4] == ["step", "split", "replica", "time_s"]
 
 
 def test_an_engine_steps_null_columns_are_those_that_say_what_null_means():
@@ -54,47 +53,34 @@ def test_a_sessions_notes_have_the_columns_of_its_half():
     assert list(NOTE_COLUMNS) == names_of(DraftNote) == names_of(StepRecord)[: len(NOTE_COLUMNS)]
 
 
-def test_a_new_column_is_written_with_its_type_meaning_and_default():
-    @dataclass(slots=True, kw_only=True)
-    class WithTemperature(StepRecord):
-        device_c: float | None = column(pa.float32(), "of the device, degrees", None)
-
-    known = {name: getattr(engine_step(), name) for name in names_of(StepRecord)}
-    rows = [WithTemperature(**known, device_c=71.5), WithTemperature(**known)]
-    table = table_of(WithTemperature, rows)
-    assert table.drop_columns("device_c").equals(engine_steps(engine_step(), engine_step()))
-    field = table.schema.field("device_c")
-    assert (field.type, field.nullable) == (pa.float32(), True)
-    assert field.metadata == {b"meaning": b"of the device, degrees"}
-    assert table["device_c"].to_pylist() == [71.5, None]
+def write_table(folder, metadata):
+    """A table as another registry of sources left it."""
+    rows = [engine_step(drafted_per_source=counts) for counts in ([1, 2, 3], [])]
+    path = folder.write("engine_steps", 0, engine_steps(*rows))
+    table = pq.ParquetFile(path).read()
+    place = table.schema.get_field_index("drafted_per_source")
+    field = table.schema.field(place).with_metadata(metadata)
+    pq.write_table(table.set_column(place, field, table["drafted_per_source"]), path)
 
 
-def test_lists_by_source_of_another_registry_come_in_todays_order():
-    """One that was renamed is added up, one that is gone left out; null stays null."""
-    then = [[1, 2, 3, 4], [], None]
-    metadata = {"sources": ",".join(SOURCES_THEN)}
-    schema = pa.schema([pa.field("drafted_per_source", pa.list_(pa.int32()), metadata=metadata)])
-    table = records._by_todays_sources(pa.table([then], schema=schema))
-    expected = [{"own": 3, "prompt": 5}.get(name, 0) for name in NAMES]
-    assert table["drafted_per_source"].to_pylist() == [expected, [], None]
+def test_lists_by_source_of_another_registry_come_in_todays_order(folder):
+    """A source that is gone is left out."""
+    write_table(folder, {"sources": "run,gone,own"})
+    expected = [{"own": 3, "run": 1}.get(name, 0) for name in NAMES]
+    assert folder.read("engine_steps")["drafted_per_source"].to_pylist() == [expected, []]
 
 
-def test_lists_that_do_not_name_their_sources_are_refused():
-    table = pa.table({"accepted_per_source": pa.array([[4, 3]], pa.list_(pa.int32()))})
-    with pytest.raises(ValueError, match="accepted_per_source does not name its sources"):
-        records._by_todays_sources(table)
+def test_lists_that_do_not_name_their_sources_are_refused(folder):
+    write_table(folder, {})
+    with pytest.raises(records.RunFolderError, match="drafted_per_source does not name its source"):
+        folder.read("engine_steps")
 
 
-def test_lists_by_source_survive_the_disk_under_their_sources_names(tmp_path):
-    (tmp_path / "sam").mkdir()
-    folder = records.RunFolder(tmp_path)
-    folder.write_start(
-        records.RunInfo("sam=on", {}, {}, {}, {}, started_at="1970-01-01T00:00:00+00:00")
-    )
+def test_lists_by_source_survive_the_disk_under_their_sources_names(folder):
     counts = list(range(len(NAMES)))
-    folder.write_engine_steps(0, engine_steps(engine_step(drafted_per_source=counts)))
+    folder.write("engine_steps", 0, engine_steps(engine_step(drafted_per_source=counts)))
     table = folder.read("engine_steps")
     assert table["drafted_per_source"].to_pylist() == [counts]
-    path = tmp_path / "sam" / "engine_steps" / "0-000.parquet"
+    path = folder.root / "engine_steps" / "0-000.parquet"
     written = pq.ParquetFile(path).read().schema.field("drafted_per_source")
     assert written.metadata[b"sources"].decode().split(",") == list(NAMES)

@@ -79,11 +79,3 @@ def test_a_small_picture_is_drawn(replicas, threshold):
     image = draw(running_curve(tables, tail_threshold=threshold), "sam=on, training step 1")
     assert image.dtype == np.uint8 and image.shape == (270, 576, 3)
     assert len(np.unique(image.reshape(-1, 3), axis=0)) > 10, "more than an empty sheet"
-
-
-def test_texts_lie_within_the_pictures_fixed_margins():
-    """Wide labels of the axis, too: thousands of requests, a rollout of hours."""
-    rows = [(36.0 * n, 36.0, 5000 - n) for n in range(1, 1000)]
-    image = draw(running_curve([steps(0, *rows)], tail_threshold=8), "sam=on, training step 1000")
-    for edge in (image[:2], image[-2:], image[:, :2], image[:, -2:]):
-        assert (edge == 255).all()

@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 
 from sam_rollout.config import ConfigError, GateConfig, RolloutTelemetryConfig, SentinelConfig
-from sam_rollout.core.limits import Limits
-from sam_rollout.core.statistics import share
-from sam_rollout.gating.auto import AutoGate
 from sam_rollout.telemetry.records import NOTE_COLUMNS, RequestTotals
 from sam_rollout.telemetry.schema import declared
 from sam_rollout.telemetry.sentinel import FINDINGS, Sentinel, TrainingStep
 from tests.records import engine_step, engine_steps, request, requests
-from tests.unit.gating.synthetic import SyntheticEngines, linear, memory_bound, tail
 from tests.unit.session.engine import MAX_ROWS, Engine, K, next_of_period
 
 OPEN = GateConfig("threshold", MAX_ROWS)
@@ -189,76 +185,6 @@ def test_steps_without_drafts_are_passed_over():
     for rates, steps in (([1.0, 1.1] * 8, 40), ([0.0] * 16, 0), ([0.1, 0.12] * 8, 40)):
         said = names(sentinel, accepting(rates, steps))
     assert said == ["acceptance_halved"]
-
-
-class Counting(AutoGate):
-    """The gate that measures, with what an engine would record of the steps that it is shown."""
-
-    def begin(self, lengths: np.ndarray) -> None:
-        """A training step begins, with a prompt for each of these responses."""
-        self.left, self.rows = np.array(lengths, float), np.arange(len(lengths))
-        # Of every request: drafts, and tokens drafted, accepted and steps that were open.
-        self.totals = np.zeros((4, len(lengths)), np.int64)
-        self.records = []
-        self._budget = 0  # of the step before: nobody had drafts
-
-    def observe(self, step) -> None:
-        drafted, accepted = step.verified.drafted, step.verified.accepted
-        opened = np.full(len(drafted), self._budget > 0)
-        self.totals[:, self.rows] += [drafted > 0, drafted, accepted, opened]
-        counts = [int(one.sum()) for one in (drafted > 0, drafted, accepted)]
-        columns = ("draft_requests", "draft_tokens", "accepted_tokens")
-        self.records.append(engine_step(**dict(zip(columns, counts, strict=True))))
-        self.left -= step.verified.sampled
-        self.rows, self.left = self.rows[self.left > 0], self.left[self.left > 0]
-        super().observe(step)
-
-    def look(self, sentinel: Sentinel, seed: int, world: SyntheticEngines) -> list[str]:
-        """One training step of engines on paper, and what the sentinel says of it."""
-        self.begin(world.lengths[0])
-        world.run(self, rounds=1, seed=seed)
-        columns = ("verify_steps", "drafted_tokens", "accepted_tokens", "open_steps")
-        rows = [
-            request(group=str(number), **dict(zip(columns, totals, strict=True)))
-            for number, totals in enumerate(self.totals.T.tolist())
-        ]
-        return names(sentinel, TrainingStep({}, [reported(self.records, rows, self.drain())]))
-
-
-FEW, MANY, LONG_TAIL = np.full(6, 800.0), np.full(48, 600.0), tail(48, 100)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "fulfilled", "said"),
-    [
-        # Full drafts while few run; with many only tokens that are worth their time.
-        ((FEW, MANY, FEW), (1.0, 1.0, 1.0), []),
-        ((MANY, FEW, MANY), (1.0, 1.0, 1.0), []),
-        ([LONG_TAIL] * 3, (1.0, 1.0, 0.02), ["acceptance_halved"]),
-    ],
-    ids=["load goes up", "load goes down", "breakdown"],
-)
-def test_a_price_that_changes_with_the_load_is_no_fall_and_a_breakdown_is(sizes, fulfilled, said):
-    gate, sentinel = Counting(Limits(64, 1 << 20, k=8), 0.005), Sentinel(SentinelConfig())
-    found = []
-    for seed, (lengths, right) in enumerate(zip(sizes, fulfilled, strict=True)):
-        world = SyntheticEngines(
-            memory_bound, lambda rows, now: 0.8, lengths=[lengths], fulfilled=right
-        )
-        found.append(gate.look(sentinel, seed, world))
-    assert found == [[], [], said]
-
-
-def test_trials_of_a_gate_that_stays_closed_are_not_held_against_the_drafts():
-    """On hopeless texts it looks again now and then; to switch drafts off would gain nothing."""
-    gate = Counting(Limits(64, 1 << 20, k=8), 0.005)
-    sentinel = Sentinel(SentinelConfig(least_acceptance=0.05))
-    world = SyntheticEngines(linear, lambda rows, now: 0.8, lengths=[LONG_TAIL], fulfilled=1e-6)
-    drafts = 0
-    for seed in range(6):
-        assert gate.look(sentinel, seed, world) == []
-        drafts += int(gate.totals[0].sum()) if seed < 3 else 0
-    assert share(0, drafts).high < 0.05, "enough of them to tell, had they been chosen"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import torch
 from scipy.stats import chisquare
 
-from sam_rollout.verification import NO_TOKEN, DraftLayout, keyed_bits
+from sam_rollout.verification import NO_TOKEN, DraftLayout, draw_gumbel, keyed_bits
 
 P_VALUE = 1e-4
 
@@ -23,6 +23,11 @@ def target(
         cut = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
         logits = logits.masked_fill(cut, -torch.inf)
     return logits.softmax(dim=-1)
+
+
+def gumbel_draws(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    """Draw from probabilities, as ``draw_tokens`` does, with Gumbel noise."""
+    return draw_gumbel(probabilities.log(), bits)
 
 
 def bits(n: int, *, stream=0, seed=0) -> torch.Tensor:

@@ -6,13 +6,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam_rollout.verification import (
     DraftLayout,
-    draw_gumbel,
     draw_tokens,
     expand_batch_to_tokens,
     keyed_bits,
     verify_coupled,
     verify_vectorised,
 )
+from sam_rollout.verification.gumbel import draw_by_operations
 from tests.unit.verification.distributions import bits, layout_of, target
 
 SYNCHRONISES = {
@@ -42,15 +42,16 @@ class Recorder(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def coupled(batch, counts, drafts, probabilities, draw=draw_tokens):
+def coupled_inversion(batch, counts, drafts, probabilities, draw=draw_tokens):
     layout = DraftLayout(counts.cumsum(0), len(drafts), 8)
     keys = torch.arange(batch)[layout.request_of_row]
     tokens = draw(probabilities, keyed_bits(keys, keys))
     verify_coupled(layout, drafts, tokens)
 
 
-def coupled_gumbel(batch, counts, drafts, probabilities):
-    coupled(batch, counts, drafts, probabilities, draw_gumbel)
+def coupled(batch, counts, drafts, probabilities):
+    """Where a device has a kernel of its own, it is one operation."""
+    coupled_inversion(batch, counts, drafts, probabilities, draw_by_operations)
 
 
 def vectorised(batch, counts, drafts, probabilities, **options):
@@ -78,7 +79,7 @@ def expansion(batch, counts, drafts, probabilities):
     "call",
     [
         coupled,
-        coupled_gumbel,
+        coupled_inversion,
         vectorised,
         vectorised_greedy,
         vectorised_with_distributions,

@@ -3,16 +3,23 @@
 import pytest
 import torch
 
-from sam_rollout.verification import draw_gumbel, draw_tokens
+from sam_rollout.verification import draw_tokens
+from sam_rollout.verification.gumbel import draw_by_operations
 from sam_rollout.verification.inverse_cdf import BLOCK
-from tests.unit.verification.distributions import assert_drawn_from, bits, target
+from tests.unit.verification.distributions import assert_drawn_from, bits, gumbel_draws, target
 
 # One level; the largest of one level; two levels with a block cut short, and with whole blocks.
 VOCABULARIES = [7, 2 * BLOCK, 1300, 3 * BLOCK]
 CUTS = [{}, {"temperature": 0.6}, {"top_p": 0.9}, {"top_k": 5}, {"top_k": 40, "top_p": 0.8}]
 
 
-@pytest.fixture(params=[draw_tokens, draw_gumbel], ids=["inversion", "gumbel"])
+def operations(probabilities, random):
+    return draw_by_operations(probabilities.log(), random)
+
+
+@pytest.fixture(
+    params=[draw_tokens, gumbel_draws, operations], ids=["inversion", "gumbel", "operations"]
+)
 def draw(request):
     return request.param
 

@@ -5,7 +5,6 @@ import torch
 
 from sam_rollout.verification import (
     NO_TOKEN,
-    draw_gumbel,
     draw_tokens,
     keyed_bits,
     verify_coupled,
@@ -14,13 +13,14 @@ from sam_rollout.verification import (
 from tests.unit.verification.distributions import (
     assert_lossless,
     bits,
+    gumbel_draws,
     layout_of,
     make_likely,
     place_of_row,
     target,
 )
 
-DRAWS = {"coupled": draw_tokens, "coupled_gumbel": draw_gumbel}
+DRAWS = {"coupled": gumbel_draws, "coupled_inversion": draw_tokens}
 WAYS = [*DRAWS, "vectorised"]
 K = 3
 REQUESTS = 2000
@@ -168,7 +168,7 @@ def test_sampled_and_given_drafts_side_by_side(vocabulary, cut):
         assert_lossless(some, by_place, counts[:REQUESTS], places=2)
 
 
-@pytest.mark.parametrize("draw", [draw_gumbel, draw_tokens], ids=["gumbel", "reused"])
+@pytest.mark.parametrize("draw", [gumbel_draws, draw_tokens], ids=["gumbel", "reused"])
 def test_drafts_may_be_drawn_with_their_positions_gumbel_noise(draw):
     """It says nothing of the numbers that verify there.
 
@@ -189,7 +189,7 @@ def test_drafts_may_be_drawn_with_their_positions_gumbel_noise(draw):
         draw_bits,
         draft_probabilities=proposals,
     )
-    if draw is draw_gumbel:
+    if draw is gumbel_draws:
         assert_lossless(output, by_place, counts, places=1)
     else:
         with pytest.raises(AssertionError):

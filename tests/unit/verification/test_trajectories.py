@@ -5,11 +5,11 @@ import torch
 
 from sam_rollout.verification import (
     DraftLayout,
-    draw_gumbel,
     draw_tokens,
     keyed_bits,
     verify_coupled,
 )
+from tests.unit.verification.distributions import gumbel_draws
 
 VOCABULARY, LENGTH, SEEDS = 50, 100, 20
 CONTEXT = 3  # tokens the toy model looks back
@@ -49,7 +49,7 @@ def write(draw, propose) -> tuple[list[list[int]], int]:
     return [text[CONTEXT : CONTEXT + LENGTH] for text in texts], steps
 
 
-@pytest.fixture(scope="module", params=[draw_tokens, draw_gumbel], ids=["inversion", "gumbel"])
+@pytest.fixture(scope="module", params=[draw_tokens, gumbel_draws], ids=["inversion", "gumbel"])
 def draw(request):
     return request.param
 

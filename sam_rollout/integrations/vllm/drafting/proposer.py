@@ -7,8 +7,10 @@ which decides everything. Ranks whose drafts vLLM ignores have no session, and s
 
 from __future__ import annotations
 
+import logging
 import pkgutil
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +18,10 @@ import numpy as np
 from sam_rollout.config import ConfigError
 from sam_rollout.core.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.core.limits import Limits
-from sam_rollout.integrations.vllm.drafting.likeliest import LikeliestTokens
+from sam_rollout.integrations.vllm.drafting.scored_positions import ScoredPositions
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY, settings_of
 from sam_rollout.integrations.vllm.sampling.sampler_clock import SamplerClock
+from sam_rollout.integrations.vllm.sampling.samplers import keeps_draws
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import (
     DpExchange,
     join_group,
@@ -38,7 +41,10 @@ if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
     from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
     from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
+    from sam_rollout.integrations.vllm.trees.attachment import Trees
 
+
+logger = logging.getLogger(__name__)
 
 ROOMS = "sam_rollout.integrations.vllm"
 # Of a runner whose drafter is vLLM's own: ours beside it.
@@ -53,9 +59,14 @@ def is_output_rank() -> bool:
 
 
 class RunnerRequests:
-    """What a model runner of vLLM knows of its requests."""
+    """What a model runner of vLLM knows of its requests.
 
-    def __init__(self, runner: Any) -> None:
+    Args:
+        runner: vLLM's.
+        trees: whether their drafts are trees.
+    """
+
+    def __init__(self, runner: Any, trees: bool = False) -> None:
         from vllm.v1.structured_output import StructuredOutputManager
 
         self._runner = runner
@@ -63,7 +74,9 @@ class RunnerRequests:
         # middle of a step (vLLM 0.23, 0.24), it never sees what followed the end of thinking there;
         # whether a request thinks is not asked.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
-        self._no_grammars = getattr(runner, "use_async_scheduling", False) or not begins
+        ahead = getattr(runner, "use_async_scheduling", False)
+        self._no_grammars = ahead or trees or not begins
+        self._trees = trees
 
     @property
     def live(self) -> Collection[str]:
@@ -84,8 +97,11 @@ class RunnerRequests:
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
         if sampling is None:
             return False
+        # Grammars and budgets of thinking take a request's draft tokens for one text.
         has_grammar = self._no_grammars and sampling.structured_outputs is not None
-        return has_grammar or bool((sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY))
+        thinks = self._trees and getattr(sampling, "thinking_token_budget", None) is not None
+        asks = bool((sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY))
+        return has_grammar or thinks or asks
 
 
 class SamProposer:
@@ -129,10 +145,11 @@ class SamProposer:
         self._sampler_clock: SamplerClock | None = None
         self.late_binding = f"{ROOMS}.scheduling.late_binding:LateBinding"
         self.engine_drafter = f"{ROOMS}.model_drafts.engine_drafter:EngineDrafter"
-        self._likeliest: LikeliestTokens | None = None
+        self._scored: ScoredPositions | None = None
         self._late_binding: LateBinding | None = None  # where the engine schedules a step ahead
         self._with_output: WithOutput | None = None  # where drafts come with a step's output
         self._engine_drafter: EngineDrafter | None = None  # where vLLM runs a drafter of its own
+        self._trees: Trees | None = None  # where drafts are trees
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
         """There is no draft model; the runners for CPU and NPU call this unconditionally."""
@@ -163,13 +180,15 @@ class SamProposer:
             )
         self._runner = model_runner
         for attached in (
-            self._sampler_clock, self._likeliest, self._late_binding, self._with_output,
-            self._engine_drafter,
+            self._sampler_clock, self._scored, self._late_binding, self._with_output,
+            self._engine_drafter, self._trees,
         ):  # fmt: skip
             if attached is not None:
                 attached.detach()
-        self._sampler_clock = self._likeliest = self._late_binding = self._with_output = None
-        self._engine_drafter = None
+        self._sampler_clock = self._scored = self._late_binding = self._with_output = None
+        self._engine_drafter = self._trees = None
+        if self.config.draft_shape == "tree":
+            self._bind_trees(model_runner)
         if self.config.drafts_with_model:
             from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
 
@@ -201,21 +220,36 @@ class SamProposer:
 
             self._with_output = WithOutput(model_runner)
 
+    def _bind_trees(self, model_runner: Any) -> None:
+        """Prepare the runner for trees; drafts are chains where it cannot have them."""
+        from sam_rollout.integrations.vllm.trees.attachment import Trees, why_no_trees
+
+        if reason := why_no_trees(model_runner, self._vllm_config, self.config):
+            logger.warning("sam.draft_shape = chain: %s", reason)
+            self.config = replace(self.config, draft_shape="chain")
+        else:
+            self._trees = Trees(model_runner)
+
     def _new_session(self, record: bool) -> DraftSession:
         hooks: dict[str, Any] = {}
         if record:
             self._sampler_clock = SamplerClock(self._runner)
             hooks["sampler_us"] = self._sampler_clock.take_us
-        if self.config.sources.recycling.enabled:
-            self._likeliest = LikeliestTokens(self._runner)
-            hooks["heard"] = self._likeliest.take
+        likeliest = self.config.sources.recycling.enabled
+        drawn = self.config.sources.draws.enabled and keeps_draws(self._runner)
+        if likeliest or drawn:
+            options = {} if self._trees is None else {"row_parents": self._trees.row_parents}
+            self._scored = ScoredPositions(
+                self._runner, likeliest=likeliest, drawn=drawn, **options
+            )
+            hooks["heard"] = self._scored.take
         if self._engine_drafter is not None:
             hooks["made"] = self._engine_drafter.take
             # Passes are scheduled two steps after they were asked for, where that is done ahead.
             hooks["made_after"] = 3 if has_places(self._vllm_config) else 1
         return DraftSession(
             self.config,
-            RunnerRequests(self._runner),
+            RunnerRequests(self._runner, trees=self._trees is not None),
             self._limits,
             exchange=self.exchange,
             record=record,
@@ -246,6 +280,8 @@ class SamProposer:
         sampled = np.fromiter(map(len, sampled_token_ids), np.int32, rows)
         request_ids = self._runner.input_batch.req_ids
         batch = self.session.step(request_ids, token_ids_cpu, num_tokens_no_spec[:rows], sampled)
+        if self._trees is not None:
+            self._trees.keep(request_ids, batch)
         if self._with_output is None:
             return batch.to_lists()
         self._with_output.drafts = batch.to_lists() if batch.pending else []

@@ -35,8 +35,14 @@ from sam_rollout.verification import (
 
 ACCEPT_STREAM = 1  # of a position's random numbers; number 0 draws its token
 GREEDY_TEMPERATURE = 0.0
-# How each kind draws the tokens of whole rows.
-DRAW = {"vectorised": draw_tokens, "coupled": draw_tokens, "coupled_gumbel": draw_gumbel}
+
+
+def _invert(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    return draw_tokens(logits.softmax(dim=-1, dtype=torch.float32), bits)
+
+
+# How each kind draws tokens, int64 [rows], from logits, float32 [rows, vocabulary], and bits.
+DRAW = {"vectorised": _invert, "coupled": draw_gumbel, "coupled_inversion": _invert}
 
 
 def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
@@ -68,8 +74,14 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
 def shared_noise(model_runner: Any) -> KeyedTopKTopPSampler | None:
     """The runner's sampler, if a model that drafts can draw with its noise."""
     drawing = getattr(getattr(model_runner, "sampler", None), "topk_topp_sampler", None)
-    shares = isinstance(drawing, KeyedTopKTopPSampler) and drawing.config.kind == "coupled_gumbel"
+    shares = isinstance(drawing, KeyedTopKTopPSampler) and drawing.config.kind == "coupled"
     return drawing if shares else None
+
+
+def keeps_draws(model_runner: Any) -> bool:
+    """Whether the runner's verify steps keep what every row drew (`row_tokens`)."""
+    verifying = getattr(model_runner, "rejection_sampler", None)
+    return isinstance(verifying, KeyedRejectionSampler) and verifying.config.is_coupled
 
 
 def installed_sampler(model_runner: Any) -> str:
@@ -111,7 +123,7 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     Args:
         logprobs_mode: vLLM's; decides what is returned for log-probabilities.
         rows: Random bits of the step's rows.
-        config: What was asked for; ``coupled`` and ``vectorised`` draw alike without drafts.
+        config: What was asked for; without drafts ``vectorised`` draws as ``coupled_inversion``.
     """
 
     _cut = staticmethod(cut)
@@ -131,10 +143,8 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Cut, draw, and return what log-probabilities are to be taken from, if processed ones."""
         logits = self._cut(logits, k, p)
-        draw = DRAW[self.config.kind]
-        tokens = draw(
-            logits.softmax(dim=-1, dtype=torch.float32), self._rows.decode_bits(logits.shape[0])
-        )
+        bits = self._rows.decode_bits(logits.shape[0])
+        tokens = DRAW[self.config.kind](logits.to(torch.float32), bits)
         returned = None
         if self.logprobs_mode == "processed_logits":
             returned = logits
@@ -164,7 +174,7 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
         logits.div_(sampling.temperature.masked_fill(greedy, 1.0).unsqueeze(1))
         logits = self._cut(logits, sampling.top_k, sampling.top_p)
         bits = self._rows.draft_bits(positions)
-        tokens = DRAW[self.config.kind](logits.softmax(dim=-1, dtype=torch.float32), bits)
+        tokens = DRAW[self.config.kind](logits.to(torch.float32), bits)
         return tokens if likeliest is None else torch.where(greedy, likeliest, tokens)
 
 
@@ -184,6 +194,8 @@ class KeyedRejectionSampler(RejectionSampler):
 
     _cut = staticmethod(cut)
     _scratch: torch.Tensor | None = None  # made when it is first needed
+    # int64 [rows], what each row of the last verify step drew; None where a kind draws otherwise.
+    row_tokens: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -230,6 +242,7 @@ class KeyedRejectionSampler(RejectionSampler):
         token_ids, row_tokens = self._verify(
             metadata, draft_probs, processed, sampling_metadata, layout
         )
+        self.row_tokens = row_tokens if self.config.is_coupled else None
         logprobs = None
         if wants_logprobs:
             source = raw if keep_raw else processed
@@ -250,16 +263,16 @@ class KeyedRejectionSampler(RejectionSampler):
         drafts = metadata.draft_token_ids
         if sampling.all_greedy:
             row_tokens = logits.argmax(dim=-1)
-            return verify_coupled(layout, drafts, row_tokens), row_tokens
+            return self._keep(layout, drafts, row_tokens), row_tokens
         greedy = None if sampling.all_random else sampling.temperature == GREEDY_TEMPERATURE
-        probabilities = logits.softmax(dim=-1, dtype=torch.float32)
         bits = self._rows.verify_bits(metadata.logits_indices, layout.request_of_row)
         if self.config.is_coupled:
-            row_tokens = DRAW[self.config.kind](probabilities, bits)
+            row_tokens = DRAW[self.config.kind](logits, bits)
             if greedy is not None:
                 likeliest = logits.argmax(dim=-1)
                 row_tokens = torch.where(greedy[layout.request_of_row], likeliest, row_tokens)
-            return verify_coupled(layout, drafts, row_tokens), row_tokens
+            return self._keep(layout, drafts, row_tokens), row_tokens
+        probabilities = logits.softmax(dim=-1, dtype=torch.float32)
         accept_bits = self._rows.verify_bits(
             metadata.logits_indices, layout.request_of_row, ACCEPT_STREAM
         )
@@ -277,6 +290,12 @@ class KeyedRejectionSampler(RejectionSampler):
         place = place - layout.first_row[layout.request_of_row]
         row_tokens = token_ids[layout.request_of_row, place].to(torch.int64)
         return token_ids, row_tokens.masked_fill(row_tokens == NO_TOKEN, 0)
+
+    def _keep(
+        self, layout: DraftLayout, drafts: torch.Tensor, row_tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """Keep the drafts that equal what their rows drew."""
+        return verify_coupled(layout, drafts, row_tokens)
 
     def _scratch_for(self, batch: int, probabilities: torch.Tensor) -> torch.Tensor:
         """Room for a row of probabilities per request, kept from step to step."""

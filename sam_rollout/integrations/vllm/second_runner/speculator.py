@@ -27,7 +27,7 @@ from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockst
 from sam_rollout.verification import (
     NO_TOKEN,
     DraftLayout,
-    draw_tokens,
+    draw_gumbel,
     keyed_bits,
     verify_coupled,
 )
@@ -206,7 +206,7 @@ class KeyedSampling:
             positions: Integer [rows], of the token in front of the one that is drawn.
         """
         bits = keyed_bits(self._row_keys.keys[slots], positions + 1)
-        tokens = draw_tokens(logits.softmax(dim=-1, dtype=torch.float32), bits)
+        tokens = draw_gumbel(logits.to(torch.float32), bits)
         greedy = self._sampler.sampling_states.temperature.gpu[slots] == 0
         return torch.where(greedy, logits.argmax(dim=-1), tokens)
 

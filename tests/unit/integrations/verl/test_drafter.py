@@ -8,7 +8,7 @@ from omegaconf import OmegaConf, open_dict
 
 from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.config import ConfigError
-from sam_rollout.heads.checkpoint import check_belongs, read_head
+from sam_rollout.heads import check_belongs, read_head
 from sam_rollout.integrations.verl.graphs import capture_sizes, covered_requests
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.model_drafter import (
@@ -50,7 +50,6 @@ def test_a_name_on_the_hub_stays_one_and_a_folder_becomes_absolute(monkeypatch):
     ("override", "reason"),
     [
         ("model_shape.vocab=600", "made for a model with vocab_size = 512, not 600"),
-        ("model_shape.hidden=256", "made for a model with hidden_size = 128, not 256"),
         ("model_shape.layers=8", "made for a model with num_hidden_layers = 12, not 8"),
         ("draft_model_path=/nowhere", "no such folder"),
     ],
@@ -99,9 +98,7 @@ def test_what_of_megatron_a_head_cannot_learn_from_ends_the_run(name, value, all
         check(config)
 
 
-@pytest.mark.parametrize(
-    "preset", ["qwen3_8b_cuda", "qwen3_32b_cuda", "qwen3_32b_910c", "qwen3_235b_910c"]
-)
+@pytest.mark.parametrize("preset", ["qwen3_8b_cuda", "qwen3_32b_910c", "qwen3_235b_910c"])
 def test_presets_train_a_head_of_their_own(preset):
     config = changed(f"experiment={preset}", "sam=trained", f"{MODEL}.path=''")
     run = check(config)
@@ -137,9 +134,6 @@ def test_the_policys_own_files_are_asked_too(tmp_path):
     sizes = json.loads((POLICY / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "vocab_size": 600}))
     with pytest.raises(ConfigError, match="vocab_size = 512, not 600"):
-        check(changed(*TINY, f"actor_rollout_ref.model.path={tmp_path}"))
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"config\.json is no JSON"):
         check(changed(*TINY, f"actor_rollout_ref.model.path={tmp_path}"))
 
 

@@ -68,10 +68,10 @@ def lose_tensor(folder):
     ("damage", "said"),
     [
         (lambda folder: (folder / "b.safetensors").unlink(), "lacks b.safetensors (1 of 2)"),
-        (cut, "its header says"),
-        (lambda folder: (folder / "b.safetensors").write_text(LFS_POINTER), "git-lfs"),
+        (cut, "b.safetensors is no whole safetensors file"),
+        (lambda folder: (folder / "b.safetensors").write_text(LFS_POINTER), "no whole safetensors"),
         (lose_tensor, "z is in no file"),
-        (lambda folder: (folder / "b.safetensors").write_bytes(b""), "no readable header"),
+        (lambda folder: (folder / "b.safetensors").write_bytes(b""), "no whole safetensors"),
         (lambda folder: (folder / "config.json").unlink(), "config.json"),
         (lambda folder: (folder / "config.json").write_text("{"), "is no JSON"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),

@@ -1,5 +1,6 @@
 """A run goes on from its own checkpoints and from no others."""
 
+import json
 import os
 import re
 from datetime import datetime
@@ -58,7 +59,11 @@ RESUME = "trainer.resume_mode=auto"
         ("sam=matched", "sam=on", "sam.gate.kind: closed there, auto here"),
         ("sam=on", "sam=off", "sam.enabled: True there, False here"),
         ("sam.max_draft_tokens=2", "sam=on", "sam.max_draft_tokens: 2 there, 8 here"),
-        ("rollout_sampler=stock", "rollout_sampler=coupled", "kind: stock there, coupled here"),
+        (
+            "rollout_sampler=stock",
+            "rollout_sampler=coupled",
+            "kind: stock there, coupled here; coupling: none there, gumbel here",
+        ),
         *(
             (f"{field}={one}", f"{field}={other}", f"{field}: {one} there, {other} here")
             for field, one, other in (
@@ -77,6 +82,17 @@ def test_another_runs_checkpoints_are_not_resumed(begun, first, second, differen
         check(composed(second, where, RESUME))
     assert caught.value.field == "run_dir" and f"{difference})" in caught.value.allowed
     check(composed(second, where, "trainer.resume_mode=disable"))
+
+
+def test_a_run_of_before_is_not_resumed_with_what_coupled_is_now(begun, tmp_path):
+    where = begun("rollout_sampler=coupled")
+    check(composed("rollout_sampler=coupled", where, RESUME))
+    path = tmp_path / "run" / "sam" / "run.json"
+    info = json.loads(path.read_text())
+    del info["config"]["coupling"]  # it was not recorded
+    path.write_text(json.dumps(info))
+    with pytest.raises(ConfigError, match="coupling: inversion there, gumbel here"):
+        check(composed("rollout_sampler=coupled", where, RESUME))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +166,7 @@ def test_checkpoints_of_a_run_in_another_folder_are_not_resumed(tmp_path):
     checkpoint(tmp_path / "checkpoints", 40, at(2))
     check(composed("sam=off", f"run_dir={tmp_path}/off", shared, RESUME))
     command = ("sam=on", f"run_dir={tmp_path}/on", shared, RESUME)
-    with pytest.raises(ConfigError, match=r"^trainer\.default_local_dir = .*no folder"):
+    with pytest.raises(ConfigError, match=r"^trainer\.default_local_dir = .*no file"):
         check(composed(*command))
     left_by(tmp_path / "on", at(3), "sam=on", shared)
     with pytest.raises(ConfigError, match="is later than the checkpoint"):

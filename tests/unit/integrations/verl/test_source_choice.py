@@ -31,6 +31,7 @@ def sized(response_tokens: int, *overrides: str):
         (LONGEST + 1, ("trainer.n_gpus_per_node=2",), True),
         (1024, (f"{RUN}.max_bytes=15728640",), True),
         (1024, (f"{RUN}.max_bytes=15728639",), False),
+        (300, (f"{RUN}.max_bytes=6000000",), False),  # each text takes places for 512 tokens
         (LONGEST + 1, (f"{RUN}.when=always",), True),
         (1024, (f"{RUN}.enabled=false",), False),
     ],
@@ -134,3 +135,10 @@ def test_without_drafts_there_is_nothing_to_tell():
     run = check(composed("sam=off"))
     assert run.decisions == ()
     assert run.sam.sources == check(composed()).sam.sources
+
+
+@pytest.mark.parametrize("kind", ["coupled", "coupled_inversion", "stock", "vectorised"])
+def test_draws_need_a_coupled_sampler(kind):
+    run = check(composed(f"rollout_sampler.kind={kind}"))
+    told = [line for line in run.decisions if line.startswith("sam.sources.draws")]
+    assert run.sam.sources.draws.enabled is run.sampler.is_coupled is not bool(told)

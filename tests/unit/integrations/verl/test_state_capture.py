@@ -192,22 +192,6 @@ def test_states_that_two_processes_have_are_a_problem():
         assert not taken and "twice" in problem
 
 
-def test_states_that_nobody_has_are_a_problem():
-    engine, found = capture()
-    found._part.tokens = lambda _output, _batch: torch.arange(8, 61)
-    with found.running(3):
-        engine.forward_step(micro_batch(*TEXTS), scale=1)
-    assert not found.taken and "are nowhere" in str(found.problem)
-
-
-def test_states_that_a_process_has_twice_are_a_problem():
-    engine, found = capture(window=12)
-    found._part.tokens = lambda *_: torch.cat([torch.arange(50), torch.arange(9, 12)])
-    with found.running(3):
-        engine.forward_step(micro_batch(*TEXTS), scale=1)
-    assert not found.taken and "twice" in str(found.problem)
-
-
 def test_waiting_for_others_is_not_the_heads_time(monkeypatch):
     engine, found = capture()
     clock = SimpleNamespace(now_s=0.0)
@@ -237,10 +221,31 @@ def test_states_of_zeros_are_states():
     assert len(found.taken) == 3 and found.problem is None
 
 
-def test_an_output_of_another_shape_is_a_problem():
-    engine, found = capture()
-    engine.module.base_model.layers[2].forward = lambda x: x[..., None, :].expand(-1, -1, 2, -1)
-    engine.module.base_model.layers[3].forward = lambda x: x[..., 0, :]
+def nowhere(engine, part):
+    part.tokens = lambda *_: torch.arange(8, 61)
+
+
+def twice(engine, part):
+    part.tokens = lambda *_: torch.cat([torch.arange(50), torch.arange(9, 12)])
+
+
+def of_another_shape(engine, part):
+    layers = engine.module.base_model.layers
+    layers[2].forward = lambda x: x[..., None, :].expand(-1, -1, 2, -1)
+    layers[3].forward = lambda x: x[..., 0, :]
+
+
+@pytest.mark.parametrize(
+    ("breaking", "problem"),
+    [
+        (nowhere, "are nowhere"),
+        (twice, "twice"),
+        (of_another_shape, "a layer's output has (106, 4), not (53, 4)"),
+    ],
+)
+def test_states_that_are_not_one_of_each_token_are_a_problem(breaking, problem):
+    engine, found = capture(window=12)
+    breaking(engine, found._part)
     with found.running(3):
         engine.forward_step(micro_batch(*TEXTS), scale=1)
-    assert not found.taken and "a layer's output has (106, 4), not (53, 4)" in str(found.problem)
+    assert not found.taken and problem in str(found.problem)

@@ -1,0 +1,285 @@
+"""How often a sampled token changes where logits round differently: by sampler and disturbance.
+
+    python -m benchmarks.exactness [--model FOLDER]... [--output benchmarks/results/exactness.json]
+    python -m benchmarks.exactness --check
+
+Logits are disturbed as other kernels disturb them, and drawn from with the same random bits as
+before. Made-up distributions have 151,936 tokens, Zipf-like in random order, of one entropy each or
+of the entropies of a reasoning model's positions. Models (the tiny one, others by ``--model``) read
+texts they have sampled themselves: once more with the sums of attention or of the output layer in
+another order, products rounded as TF32 does, hidden states or logits rounded to bfloat16, in
+bfloat16 with one attention against another, and with noise at positions of like entropy.
+
+Reported are the share of changed tokens, as drawn and as the closed form has it, which lies below
+2 TV for Gumbel noise, and how many of a response's 10,000 tokens come before the first change.
+``--check`` repeats the first row and a short second one, and fails where the promise of
+docs/verification.md does not hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.measuring import MODEL, parser, write_record
+from sam_rollout.bench.machine_record import machine
+from sam_rollout.verification import draw_gumbel, draw_tokens, keyed_bits
+
+VOCABULARY = 151_936  # Qwen3
+BATCH = 32  # rows of made-up distributions at a time
+POSITIONS, DRAWS = 384, 16  # of each made-up row; every position is drawn from so often
+RESPONSE = 10_000  # tokens
+# Quantiles of a reasoning model's entropies in nats: half of the tokens have less than 0.01, a
+# fifth more than 0.672 (Wang et al., arXiv 2506.01939, Qwen3-8B); the ends are ours.
+REASONING = ((0.0, 0.5, 0.8, 1.0), (1e-4, 0.01, 0.672, 4.0))
+BANDS = ((0.5, 1.5), (3.0, 5.0))  # nats
+PROMPTS, SIBLINGS, TOKENS = 8, 2, 160  # texts a model writes
+
+Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]  # logits and disturbed ones, [rows, vocabulary]
+SAMPLERS: dict[str, Draw] = {
+    "inversion": lambda logits, bits: draw_tokens(logits.softmax(-1), bits),
+    "gumbel": draw_gumbel,
+}
+
+
+def inversion_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """The probability that one number falls on different tokens: double [rows]."""
+    (p_end, q_end) = (p.cumsum(-1), q.cumsum(-1))
+    both = torch.minimum(p_end, q_end) - torch.maximum(p_end - p, q_end - q)
+    return 1 - both.clamp_(min=0).sum(-1)
+
+
+def gumbel_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """The probability that equal noise draws different tokens: double [rows].
+
+    A token is drawn from both with probability 1 / sum_j max(p_j / p_i, q_j / q_i). In order of
+    q / p, a token's sum takes p of those before it, and q of those behind it.
+    """
+    order = (q / p.clamp(min=1e-300)).argsort(dim=-1)
+    p, q = p.gather(-1, order), q.gather(-1, order)
+    p_to, q_behind = p.cumsum(-1), q.flip(-1).cumsum(-1).flip(-1) - q
+    both = p * q / (p_to * q + q_behind * p).clamp(min=1e-300)
+    return 1 - both.sum(-1)
+
+
+CLOSED_FORMS = {"inversion": inversion_changes, "gumbel": gumbel_changes}
+
+
+def tokens_before_a_change(share: float) -> float:
+    """Expected number of a response's tokens before the first that changes, if each may alike."""
+    if share < 1e-12:
+        return float(RESPONSE)
+    return -math.expm1(RESPONSE * math.log1p(-share)) * (1 - share) / share
+
+
+@torch.no_grad()
+def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
+    """Compare what each sampler draws from logits and disturbed ones."""
+    sums = dict.fromkeys(("entropy", "tv", *SAMPLERS), 0.0)
+    changed = dict.fromkeys(SAMPLERS, 0)
+    positions = 0
+    for logits, disturbed in pairs:
+        p, q = (both.double().softmax(-1) for both in (logits, disturbed))
+        sums["entropy"] += float(torch.special.entr(p).sum())
+        sums["tv"] += float((p - q).abs().sum()) / 2
+        places = torch.arange(positions, positions + len(p))
+        for name, draw in SAMPLERS.items():
+            sums[name] += float(CLOSED_FORMS[name](p, q).clamp(min=0).sum())
+            for key in range(draws):
+                bits = keyed_bits(torch.full_like(places, key), places)
+                changed[name] += int((draw(logits, bits) != draw(disturbed, bits)).sum())
+        positions += len(p)
+    if not positions:  # a model without positions of these entropies
+        return {}
+    mean = {name: total / positions for name, total in sums.items()}
+    return {
+        "positions": positions, "draws": draws, "entropy": mean["entropy"], "tv": mean["tv"],
+        "samplers": {
+            name: {
+                "changed": changed[name] / positions / draws,
+                "expected": mean[name],
+                "tokens_before_a_change": tokens_before_a_change(mean[name]),
+            }
+            for name in SAMPLERS
+        },
+    }  # fmt: skip
+
+
+def made_up(entropies: np.ndarray, disturb: Callable[..., torch.Tensor], seed: int = 0) -> Pairs:
+    """Zipf-like rows in random order with these entropies, and what they are disturbed to."""
+    generator = torch.Generator().manual_seed(seed)
+    ranks = torch.arange(1, VOCABULARY + 1).log()
+    for some in torch.tensor(entropies).split(BATCH):
+        low, high = torch.zeros(len(some)), torch.full((len(some),), 30.0)
+        for _ in range(30):  # the exponent with this entropy
+            middle = (low + high) / 2
+            flat = torch.special.entr((-middle[:, None] * ranks).softmax(-1)).sum(-1) > some
+            low, high = torch.where(flat, middle, low), torch.where(flat, high, middle)
+        orders = [torch.randperm(VOCABULARY, generator=generator) for _ in some]
+        logits = -middle[:, None] * ranks[torch.stack(orders)]
+        yield logits, disturb(logits, generator)
+
+
+def add_noise(logits: torch.Tensor, generator: torch.Generator, size: float) -> torch.Tensor:
+    """Add normal noise of this size to every logit."""
+    return logits + size * torch.randn(logits.shape, generator=generator)
+
+
+def to_bfloat16(values: torch.Tensor, _generator: Any = None) -> torch.Tensor:
+    """Round to 8 bits."""
+    return values.bfloat16().float()
+
+
+def to_tf32(values: torch.Tensor) -> torch.Tensor:
+    """Round to 11 bits, as tensor cores do with what they multiply."""
+    bits = values.float().view(torch.int32)
+    return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32)
+
+
+def made_up_rows() -> dict[str, Pairs]:
+    """Every row of made-up distributions."""
+    shapes = {f"{nats:g} nats": np.full(POSITIONS, float(nats)) for nats in (1, 4, 7)}
+    shapes["reasoning"] = np.interp((np.arange(POSITIONS) + 0.5) / POSITIONS, *REASONING)
+    noises = {f"noise {size:g}": partial(add_noise, size=size) for size in (0.01, 0.001, 0.0001)}
+    return {
+        f"{shape}, {name}": made_up(entropies, disturb)
+        for shape, entropies in shapes.items()
+        for name, disturb in (noises | {"bfloat16 logits": to_bfloat16}).items()
+    }
+
+
+class Reader:
+    """A model that writes texts, and reads them again in other ways."""
+
+    def __init__(self, folder: str) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from recipes.dapo_qwen3.synthetic_math import draw_problems, prompts_of
+
+        prompts = prompts_of(
+            draw_problems(seed=2, count=PROMPTS), AutoTokenizer.from_pretrained(folder)
+        )
+        load = partial(AutoModelForCausalLM.from_pretrained, folder)
+        self._model = load(dtype=torch.float32, attn_implementation="eager")
+        self._half = load(dtype=torch.bfloat16, attn_implementation="eager")
+        torch.manual_seed(0)
+        self._texts = []
+        for prompt in prompts:
+            texts = self._model.generate(
+                torch.tensor([prompt]), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                max_new_tokens=TOKENS, num_return_sequences=SIBLINGS,
+            )  # fmt: skip
+            self._texts += [(len(prompt), text[None, :-1]) for text in texts]
+
+    def rows(self) -> dict[str, Pairs]:
+        """Every row of this model."""
+        weight = self._model.get_output_embeddings().weight
+        parts = [slice(start, None, 4) for start in range(4)]
+        heads: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "output layer in another order": lambda hidden: torch.stack(
+                [hidden[:, part] @ weight[:, part].T for part in parts]
+            ).sum(0),
+            "TF32 output layer": lambda hidden: to_tf32(hidden) @ to_tf32(weight).T,
+            "bfloat16 hidden states": lambda hidden: to_bfloat16(hidden) @ weight.T,
+            "bfloat16 logits": lambda hidden: to_bfloat16(hidden @ weight.T),
+        }
+        return {
+            "attention in another order": self._read_twice(self._model),
+            **{name: self._with_head(head) for name, head in heads.items()},
+            "bfloat16, attention in another order": self._read_twice(self._half),
+            **{
+                f"noise 0.01, {low:g} to {high:g} nats": self._with_noise(low, high)
+                for low, high in BANDS
+            },
+        }
+
+    def _read_twice(self, model: Any) -> Pairs:
+        for start, text in self._texts:
+            pair = []
+            for attention in ("eager", "sdpa"):
+                model.set_attn_implementation(attention)
+                pair.append(model(text).logits[0, start - 1 :].float())
+            yield pair[0], pair[1]
+
+    def _with_head(self, head: Callable[[torch.Tensor], torch.Tensor]) -> Pairs:
+        self._model.set_attn_implementation("eager")
+        weight = self._model.get_output_embeddings().weight
+        for start, text in self._texts:
+            hidden = self._model.model(text).last_hidden_state[0, start - 1 :]
+            yield hidden @ weight.T, head(hidden)
+
+    def _with_noise(self, low: float, high: float) -> Pairs:
+        """Positions of these entropies only."""
+        generator = torch.Generator().manual_seed(0)
+        for logits, _ in self._with_head(lambda hidden: hidden):
+            entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
+            some = logits[(entropy >= low) & (entropy < high)]
+            if len(some):
+                yield some, add_noise(some, generator, 0.01)
+
+
+def show(name: str, row: dict[str, Any]) -> None:
+    """Print a row."""
+    shares = ", ".join(
+        f"{sampler} {one['changed']:.3%} (expected {one['expected']:.3%}, "
+        f"{one['tokens_before_a_change']:,.0f} tokens before a change)"
+        for sampler, one in row["samplers"].items()
+    )
+    print(f"{name}: {row['entropy']:.2f} nats, TV {row['tv']:.2e}: {shares}", flush=True)
+
+
+def check() -> None:
+    """Repeat two rows, and fail where Gumbel noise does not keep what docs/verification.md says."""
+    for nats, positions, fewer in ((1.0, POSITIONS, 5), (4.0, BATCH, 30)):
+        name = f"{nats:g} nats, noise 0.01"
+        pairs = made_up(np.full(positions, nats), partial(add_noise, size=0.01))
+        row = measure(pairs, DRAWS if positions == POSITIONS else 1)
+        show(name, row)
+        inversion, gumbel = (row["samplers"][sampler]["expected"] for sampler in SAMPLERS)
+        if gumbel > 2 * row["tv"]:
+            raise SystemExit(f"{name}: {gumbel} is more than 2 TV = {2 * row['tv']}")
+        if inversion < fewer * gumbel:
+            raise SystemExit(f"{name}: {inversion / gumbel:.1f} times fewer, not {fewer} times")
+        count = row["positions"] * row["draws"]
+        for sampler, one in row["samplers"].items():
+            off = abs(one["changed"] - one["expected"]) * count
+            if off > 5 * math.sqrt(one["expected"] * count) + 1:
+                raise SystemExit(f"{name}: {sampler} changes {one['changed']}, not as expected")
+    print("holds")
+
+
+def main() -> None:
+    """Measure, print, write; or check."""
+    options = parser(__doc__, "exactness")
+    options.add_argument("--model", type=Path, action="append", default=[], help="a folder")
+    options.add_argument("--check", action="store_true", help="repeat two rows, write nothing")
+    arguments = options.parse_args()
+    if arguments.check:
+        return check()
+    sources = {"made-up": made_up_rows}
+    for folder in (MODEL, *arguments.model):
+        sources[folder.name] = lambda folder=folder: Reader(str(folder)).rows()
+    rows: dict[str, dict[str, Any]] = {}
+    for source, pairs_of in sources.items():
+        rows[source] = {}
+        for name, pairs in pairs_of().items():
+            if row := measure(pairs, DRAWS):
+                rows[source][name] = row
+                show(f"{source}, {name}", row)
+    setting = {
+        "vocabulary": VOCABULARY, "draws": DRAWS, "response": RESPONSE,
+        "texts": PROMPTS * SIBLINGS, "tokens": TOKENS,
+    }  # fmt: skip
+    about = machine("torch", "transformers")
+    write_record({"machine": about, "setting": setting, "rows": rows}, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""What positions that are still to come drew: kind DRAWN of places (`interface.py`)."""
+
+from numba import types
+
+from sam_rollout.automaton.compilation import INT32, INT64, kernel, written
+from sam_rollout.automaton.interface import (
+    DRAWN_AFTER,
+    DRAWN_AGAIN,
+    DRAWN_DISTANCE,
+    DRAWN_POSITION,
+    DRAWN_TOKEN,
+)
+
+_MOST_TIMES = 1 << 20
+
+
+@kernel(INT32, INT32, INT32, INT32, INT32, INT64, written(types.int32, 3))
+def note_draws(tokens, positions, parents, drawn, widths, rows, table):
+    """Note what was drawn for positions behind the tokens of each draft that were right.
+
+    Args:
+        tokens, positions, parents, drawn, widths: as in `Scored`.
+        rows: int64[M], of the table; -1 for requests that are not in it.
+        table: int32[rows, positions, DRAWN_WIDTH], by position modulo its length.
+    """
+    first, length = 0, table.shape[1]
+    for m in range(widths.size):
+        stop = min(first + widths[m], tokens.size)
+        right = first  # where the tokens that are right end
+        for i in range(first + 1, stop):
+            if parents[i] == right - first and tokens[i] == drawn[right]:
+                right = i
+        for i in range(stop - 1, first, -1):  # of several for a position the likeliest counts
+            distance = positions[i] - positions[right]
+            if rows[m] < 0 or drawn[i] < 0 or distance < 1:
+                continue
+            entry = table[rows[m], positions[i] % length]
+            again = entry[DRAWN_POSITION] == positions[i] and entry[DRAWN_TOKEN] == drawn[i]
+            entry[DRAWN_AGAIN] = min(entry[DRAWN_AGAIN] + 1, _MOST_TIMES) if again else 1
+            entry[DRAWN_POSITION], entry[DRAWN_TOKEN] = positions[i], drawn[i]
+            entry[DRAWN_AFTER], entry[DRAWN_DISTANCE] = tokens[i], distance
+        first = stop

@@ -1,0 +1,452 @@
+"""Trees of draft tokens, grown best-first from the votes that chains are made of.
+
+A chain drafts the likeliest next token and hopes. The votes name other tokens, too, and a verify
+step can score several continuations of one text. A tree takes the tokens through which the text
+goes on most likely, whatever row they are of: all rows share one budget of tokens. What a token's
+chance is follows as for chains (`policy.py`): from the sum of its votes, its depth, what was
+accepted of the request's draft before, and its rank among the tokens that the votes name; times
+the chance of the token that it follows.
+
+Votes learn at every position of the text that a tree looked at, for all tokens that were named
+there, drafted or not.
+"""
+
+import numpy as np
+from numba import types
+
+from sam_rollout.automaton.compilation import (
+    GIVEN_INT32,
+    GIVEN_INT32_2D,
+    INT32,
+    INT32_2D,
+    INT64_2D,
+    kernel,
+    warm_up,
+    written,
+)
+from sam_rollout.automaton.continuations import (
+    CLASSES,
+    LANE_FIRST,
+    LANE_HEADER,
+    LANE_LENGTH,
+    LANE_STATE,
+    LANE_TEXT,
+    LANE_WIDTH,
+    LEVELS,
+    OTHER_VOTES,
+    TASK_WIDTH,
+    VOTES_PER_LEVEL,
+    lane_at,
+    take_other_votes,
+    vote_lanes,
+)
+from sam_rollout.automaton.interface import (
+    LIVE,
+    NOWHERE,
+    PLACE_HEADER,
+    PLACE_KIND,
+    PLACE_LENGTH,
+    PLACE_STATE,
+    PLACE_TEXT,
+    Int32Array,
+    Int64Array,
+)
+from sam_rollout.automaton.kernels import _inlined
+from sam_rollout.config import SamConfig
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.verified import CHANCES, Offered, Verified
+from sam_rollout.drafting.in_flight import (
+    COUNTS,
+    HELD_BACK,
+    LENGTH,
+    NO_SOURCE,
+    SOURCE,
+    DraftBatch,
+    next_node,
+)
+from sam_rollout.drafting.policy import (
+    _CHANGED,
+    _LARGEST_SHARE,
+    _SHARE_MEMORY,
+    DraftPolicy,
+    _collect,
+    _count,
+    _follow,
+    _origin_of,
+    _tell_agreement,
+)
+
+_FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
+_INT32_3D = written(types.int32, 3)
+
+# A token's chance is told by its sum, its rank, its depth and what was accepted before.
+_SUMS, _SUM_WIDTH = 32, 0.25
+_RANKS, _DEPTHS, _BEFORE = 4, 4, 3
+_CHANCE_CLASSES = _SUMS * _RANKS * _DEPTHS * _BEFORE
+_BORROWED, _ASSUMED = 8.0, 4.0  # in tokens, as for chains
+_ASSUMED_OF_OTHERS = 0.15  # chance of a token that is not the likeliest, before any was seen
+_CHANCE_MEMORY = 1 << 14
+_LEAST = 1e-3  # chance of a token that is worth looking at
+_CHILDREN = 8  # most candidates that follow one token
+# Tokens whose followers are looked up together, so that their waits for memory overlap; none of
+# them has less than half the chance of the first.
+_AT_ONCE, _NEAR = 8, 0.5
+# Columns of a candidate, and of what is kept of each look-up of followers.
+_ROW, _PARENT, _LOOKUP, _TOKEN = 0, 1, 2, 3
+
+
+class TreePolicy(DraftPolicy):
+    """Drafts trees by vote, and learns from trees that were verified.
+
+    Args:
+        config, sources, limits: as for `DraftPolicy`; `k` is most tokens of a request, and
+            `config.step_budget` most tokens of a step, over all rows.
+    """
+
+    def __init__(self, config: SamConfig, sources: int, limits: Limits) -> None:
+        super().__init__(config, sources, limits)
+        warm_up(_grow, _learn_paths)
+        self._least, self._step_budget = max(self._least, _LEAST), config.step_budget
+        self._chances_of = np.zeros((2, _CHANCE_CLASSES + _SUMS * _RANKS))
+        sources, rows = max(sources, 1), limits.max_rows
+        lookups = rows + min(self._step_budget, rows * limits.k)
+        most_votes = sources * LEVELS * (VOTES_PER_LEVEL + OTHER_VOTES)
+        # Of the trees in flight: of each row, the look-up of what follows the text and each token,
+        # -1 for none, and their depths.
+        self._nodes = np.full((rows, 2, limits.k + 1), -1, np.int32)
+        self._accepted = np.zeros(rows, np.int32)
+        # Of each look-up, the tokens and classes of its votes.
+        self._votes = np.zeros((lookups, 2, most_votes), np.int32)
+        self._num_votes = np.zeros(lookups, np.int32)
+        self._judged_rows = 0
+        # To write to.
+        self._lanes = np.zeros((lookups * sources, LANE_WIDTH), np.int64)
+        self._tasks = np.zeros((LEVELS * lookups * sources, TASK_WIDTH), np.int64)
+        longest = max(_AT_ONCE, rows) * sources
+        self._lists = np.zeros((7, max(longest, most_votes)), np.int64)
+        self._sums = np.zeros(most_votes)
+        self._heap = np.zeros((_CHILDREN * lookups, 4), np.int64)
+        self._heap_chances = np.zeros(_CHILDREN * lookups)
+
+    def rearrange(self, rows: np.ndarray, *, in_flight: bool = True) -> None:
+        """Follow a changed batch, as `DraftPolicy.rearrange`."""
+        known, count = rows >= 0, len(rows)
+        self._accepted[:count] = np.where(known, self._accepted[rows], 0)
+        if in_flight:
+            self._nodes[:count] = self._nodes[rows]
+            self._nodes[:count][~known] = -1
+            self._chances[:count] = self._chances[rows]
+
+    def learn(self, verified: Verified, token_ids: Int32Array, batch: DraftBatch) -> None:
+        """Learn what was right of the last trees, as `DraftPolicy.learn`."""
+        self._judged_rows = _learn_paths(
+            token_ids, verified.sampled, verified.source, batch.tokens, batch.parents,
+            batch.columns, self._nodes, self._chances, self._accepted, self._votes,
+            self._num_votes, self._sums, self._lists, self.shares, self.weights, self._chances_of,
+            self._tokens,
+        )  # fmt: skip
+
+    def draft(
+        self,
+        places: Int64Array,
+        budget: Int32Array,
+        batch: DraftBatch,
+        least_chance: float = 0.0,
+    ) -> int:
+        """Grow a tree for every row, as `DraftPolicy.draft`; parents come before their children."""
+        drafted, unknown = _grow(
+            places, budget, self._vocab_size, self._step_budget, self._least,
+            max(self._least, least_chance), batch.tokens, batch.parents, batch.columns,
+            self._nodes, self._chances, self._accepted, self._votes, self._num_votes, self.weights,
+            self._chances_of, self._lanes, self._tasks, self._lists, self._sums, self._heap,
+            self._heap_chances,
+        )  # fmt: skip
+        self.warn_of(unknown)
+        return drafted
+
+    def offered(self, verified: Verified) -> Offered | None:
+        """What the last trees could have held; worked out when they were learned from."""
+        return Offered(self._judged_rows, self._tokens) if self._tells else None
+
+
+@_inlined
+def _class_of_chance(total, rank, depth, accepted):
+    number = np.int64(min(total / _SUM_WIDTH, _SUMS - 1))
+    number = number * _RANKS + min(rank, _RANKS - 1)
+    return (number * _DEPTHS + min(depth, _DEPTHS - 1)) * _BEFORE + min(accepted, _BEFORE - 1)
+
+
+@_inlined
+def _wider(number):
+    """The class of all tokens with the sum and rank of a class."""
+    return _CHANCE_CLASSES + number // (_DEPTHS * _BEFORE)
+
+
+@_inlined
+def _chance(table, number, rank, total):
+    """Of a class's tokens, the share that was right; at first what their votes say."""
+    wider = _wider(number)
+    first = _ASSUMED_OF_OTHERS if rank > 0 else min(0.95, -np.expm1(-total))
+    share = (table[1, wider] + _ASSUMED * first) / (table[0, wider] + _ASSUMED)
+    return (table[1, number] + _BORROWED * share) / (table[0, number] + _BORROWED)
+
+
+@_inlined
+def _rank(tokens, classes, weights, count, sums):
+    """Add up equal tokens' votes; write them to the front, likeliest first; return their number.
+
+    `tokens` is written to, from the front: what it held there is read before.
+    """
+    distinct = 0
+    for n in range(count):
+        token, weight, at = tokens[n], weights[classes[n]], 0
+        while at < distinct and tokens[at] != token:
+            at += 1
+        if at == distinct:
+            tokens[at], sums[at] = token, 0.0
+            distinct += 1
+        sums[at] += weight
+        while at > 0 and sums[at - 1] < sums[at]:
+            tokens[at - 1], tokens[at] = tokens[at], tokens[at - 1]
+            sums[at - 1], sums[at] = sums[at], sums[at - 1]
+            at -= 1
+    return distinct
+
+
+@_inlined
+def _push(heap, chances, size, chance, row, parent, lookup, token):
+    at = size
+    while at > 0 and chances[(at - 1) >> 1] < chance:
+        above = (at - 1) >> 1
+        chances[at] = chances[above]
+        for column in range(4):
+            heap[at, column] = heap[above, column]
+        at = above
+    chances[at] = chance
+    heap[at, _ROW], heap[at, _PARENT], heap[at, _LOOKUP], heap[at, _TOKEN] = (
+        row, parent, lookup, token,
+    )  # fmt: skip
+    return size + 1
+
+
+@_inlined
+def _drop_first(heap, chances, size):
+    """Take the likeliest candidate out; return how many are left."""
+    size -= 1
+    chance, at = chances[size], 0
+    while 2 * at + 1 < size:
+        below = 2 * at + 1
+        if below + 1 < size and chances[below + 1] > chances[below]:
+            below += 1
+        if chances[below] <= chance:
+            break
+        chances[at] = chances[below]
+        for column in range(4):
+            heap[at, column] = heap[below, column]
+        at = below
+    chances[at] = chance
+    for column in range(4):
+        heap[at, column] = heap[size, column]
+    return size
+
+
+@kernel(
+    written(types.int64, 3), INT32, types.int64, types.int64, types.float64, types.float64,
+    INT32_2D, INT32_2D, INT32_2D, _INT32_3D, written(types.float32, 2), INT32, _INT32_3D, INT32,
+    _FLOATS, _TABLE, INT64_2D, INT64_2D, INT64_2D, _FLOATS, INT64_2D, _FLOATS,
+)  # fmt: skip
+def _grow(
+    places, budget, vocab_size, step_budget, least_offered, least, out_tokens, out_parents,
+    out_columns, nodes, chances, accepted, votes, num_votes, weights, chances_of, lanes_of,
+    tasks_of, lists, sums, heap, heap_chances,
+):  # fmt: skip
+    """See `TreePolicy.draft`; a look-up finds what may follow a text or one of its draft tokens."""
+    sources, rows = places.shape[0], budget.size
+    lanes, tasks = np.int64(lanes_of.ctypes.data), np.int64(tasks_of.ctypes.data)
+    asked, waiting, tokens, classes, origin = lists[0], lists[1], lists[2], lists[3], lists[4]
+    counts, held_back = out_columns[COUNTS], out_columns[HELD_BACK]
+    lookups = size = drafted = total = unknown = 0
+    for i in range(rows):
+        counts[i] = held_back[i] = 0
+        out_columns[SOURCE, i] = NO_SOURCE
+        nodes[i] = -1
+        if budget[i] < 1:
+            continue
+        nodes[i, 0, 0], nodes[i, 1, 0] = lookups, 0
+        for s in range(sources):
+            if places[s, i, PLACE_KIND] != NOWHERE:
+                lane = lane_at(lanes, lookups * sources + s)
+                lane[LANE_HEADER] = places[s, i, PLACE_HEADER]
+                lane[LANE_STATE] = places[s, i, PLACE_STATE]
+                lane[LANE_LENGTH] = places[s, i, PLACE_LENGTH]
+                lane[LANE_TEXT] = places[s, i, PLACE_TEXT]
+                lane[LANE_FIRST] = s * CLASSES
+        heap[lookups, _ROW], heap[lookups, _PARENT] = i, 0  # the text itself, for now
+        lookups += 1
+    # Of new look-ups, the row and the node that they are for.
+    row_of, node_of = lists[5], lists[6]
+    first = 0
+    for n in range(lookups):
+        row_of[n], node_of[n] = heap[n, _ROW], 0
+    while True:
+        count = 0
+        for n in range(lookups - first):
+            for s in range(sources):
+                asked[count] = (first + n) * sources + s
+                count += places[s, row_of[n], PLACE_KIND] == LIVE
+        vote_lanes(lanes, tasks, asked, count, waiting)
+        for number in range(first, lookups):
+            i, node = row_of[number - first], node_of[number - first]
+            count = _named(i, number, places, lanes, tasks, tokens, classes, origin, weights)
+            num_votes[number] = count
+            for n in range(count):
+                votes[number, 0, n], votes[number, 1, n] = tokens[n], classes[n]
+            depth, share = nodes[i, 1, node], 1.0
+            if node > 0:
+                share = chances[i, node - 1]
+            distinct = min(_rank(tokens, classes, weights, count, sums), _CHILDREN)
+            if node == 0 and count > 0:
+                out_columns[SOURCE, i] = _origin_of(
+                    tokens[0], sources, votes[number, 0], votes[number, 1], origin, weights, count
+                )
+            expected = 0.0
+            for rank in range(distinct):
+                kind = _class_of_chance(sums[rank], rank, depth, accepted[i])
+                sums[rank] = _chance(chances_of, kind, rank, sums[rank])
+                expected += sums[rank]
+            share /= max(expected, 1.0)
+            for rank in range(distinct):
+                if sums[rank] * share >= least_offered:
+                    size = _push(
+                        heap, heap_chances, size, sums[rank] * share, i, node, number, tokens[rank]
+                    )
+        first, nearest = lookups, 0.0
+        while size > 0 and total < step_budget and lookups - first < _AT_ONCE:
+            chance = heap_chances[0]
+            if chance < nearest:
+                break
+            i, parent, number, token = heap[0, 0], heap[0, 1], heap[0, 2], heap[0, 3]
+            size = _drop_first(heap, heap_chances, size)
+            grown = counts[i] + held_back[i]
+            if grown >= budget[i]:
+                continue
+            if not 0 <= token < vocab_size:
+                unknown += 1  # the engine would look it up beyond its tables
+                continue
+            node = grown + 1
+            out_tokens[i, node - 1], out_parents[i, node - 1] = token, parent - 1
+            chances[i, node - 1] = chance
+            nodes[i, 1, node] = nodes[i, 1, parent] + 1
+            # What is handed over comes first, in the order of the row.
+            is_drafted = held_back[i] == 0 and chance >= least
+            counts[i] += is_drafted
+            held_back[i] += not is_drafted
+            drafted += is_drafted
+            total += 1
+            nearest = max(nearest, _NEAR * chance)
+            if node < budget[i] and total < step_budget:
+                _copy_lanes(lanes_of, tasks_of, number * sources, lookups * sources, sources)
+                _follow(i, i - lookups, token, places, lanes, tasks)
+                nodes[i, 0, node] = lookups
+                row_of[lookups - first], node_of[lookups - first] = i, node
+                lookups += 1
+        if lookups == first and (size == 0 or total >= step_budget):
+            break
+    return drafted, unknown
+
+
+@_inlined
+def _copy_lanes(lanes_of, tasks_of, source, target, count):
+    for n in range(count):
+        lanes_of[target + n] = lanes_of[source + n]
+        for level in range(LEVELS):
+            tasks_of[LEVELS * (target + n) + level] = tasks_of[LEVELS * (source + n) + level]
+
+
+@_inlined
+def _named(i, number, places, lanes, tasks, tokens, classes, origin, weights):
+    """Gather all votes of a look-up; return their number."""
+    sources = places.shape[0]
+    texts, count = _collect(i, i - number, places, lanes, tasks, tokens, classes, origin, weights)
+    for n in range(texts, count):
+        _tell_agreement(tokens, classes, weights, texts, n)
+    for s in range(sources):
+        if places[s, i, PLACE_KIND] == LIVE:
+            before = count
+            count = take_other_votes(lanes, tasks, number * sources + s, tokens, classes, count)
+            for n in range(before, count):
+                origin[n] = s
+    return count
+
+
+@kernel(
+    GIVEN_INT32_2D, GIVEN_INT32, INT32, INT32_2D, INT32_2D, INT32_2D, _INT32_3D,
+    written(types.float32, 2), INT32, _INT32_3D, INT32, _FLOATS, INT64_2D, _TABLE, _FLOATS, _TABLE,
+    _TABLE,
+)  # fmt: skip
+def _learn_paths(
+    token_ids, sampled, source, tokens, parents, columns, nodes, chances, accepted, votes,
+    num_votes, sums, lists, shares, weights, chances_of, offered,
+):  # fmt: skip
+    """See `TreePolicy.learn`; chances first, for which weights have to be as they were."""
+    ranked, classes = lists[2], lists[3]
+    rows = 0
+    offered[:] = 0
+    for learns_votes in range(2):
+        for i in range(sampled.size):
+            start, gained = columns[LENGTH, i], sampled[i]
+            if source[i] == NO_SOURCE or nodes[i, 0, 0] < 0:
+                continue
+            node = right = 0
+            grown = columns[COUNTS, i] + columns[HELD_BACK, i]
+            rows += learns_votes
+            while right < gained:
+                token, number = token_ids[i, start + right], nodes[i, 0, node]
+                if number < 0:
+                    break
+                if learns_votes:
+                    for n in range(num_votes[number]):
+                        kind = votes[number, 1, n]
+                        _count(shares, kind, votes[number, 0, n] == token, _SHARE_MEMORY)
+                        weights[kind] = _CHANGED
+                    _offer(i, node, token, tokens, parents, grown, chances, offered)
+                else:
+                    for n in range(num_votes[number]):
+                        ranked[n], classes[n] = votes[number, 0, n], votes[number, 1, n]
+                    distinct = _rank(ranked, classes, weights, num_votes[number], sums)
+                    for rank in range(min(distinct, _CHILDREN)):
+                        kind = _class_of_chance(sums[rank], rank, nodes[i, 1, node], accepted[i])
+                        _count(chances_of, kind, ranked[rank] == token, _CHANCE_MEMORY)
+                        _count(chances_of, _wider(kind), ranked[rank] == token, _CHANCE_MEMORY)
+                node = next_node(tokens[i], parents[i], grown, node, token)
+                if node == 0:
+                    break
+                right += 1
+            if learns_votes:
+                accepted[i] = right
+                for n in range(grown):
+                    offered[0, _chance_class(chances[i, n])] += 1
+    for kind in range(weights.size):
+        if weights[kind] == _CHANGED:
+            share = min(shares[1, kind] / shares[0, kind], _LARGEST_SHARE)
+            weights[kind] = -np.log1p(-share)
+    return rows
+
+
+@_inlined
+def _chance_class(chance):
+    kind = 0
+    while chance < CHANCES[kind]:
+        kind += 1
+    return kind
+
+
+@_inlined
+def _offer(i, node, token, tokens, parents, count, chances, offered):
+    """Judge the tokens that follow a node of the path."""
+    for child in range(node, count):
+        if parents[i, child] == node - 1:
+            kind = _chance_class(chances[i, child])
+            offered[1, kind] += 1
+            offered[2, kind] += tokens[i, child] == token
+            offered[3, kind] += chances[i, child]

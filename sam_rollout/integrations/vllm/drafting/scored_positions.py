@@ -1,0 +1,137 @@
+"""What the model said at every position that it scored, for sources that ask.
+
+vLLM's runner hands the logits of a step to `_sample`. Before the samplers change them, the
+likeliest token of each row is found on the device; after they ran, the token that each row drew is
+taken from our sampler, rows behind a rejected draft included. Both are copied to the host behind
+the step, beside the tokens that are sampled. Nothing waits for that copy: it is read once it is
+there. While the gate is closed nothing is looked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from sam_rollout.sources import Scored
+
+logger = logging.getLogger(__name__)
+
+_MOST_STEPS = 4  # that are kept until they are read
+
+
+class _Step(NamedTuple):
+    """A step's positions, on their way to the host."""
+
+    request_ids: list[str]
+    widths: np.ndarray  # int32[requests]
+    parents: np.ndarray  # int32[N], as in `Scored`
+    columns: torch.Tensor  # int32[2 to 4, N]: tokens, positions, and what was asked for
+    there: Any  # an event; None on a CPU
+
+
+class ScoredPositions:
+    """Stands between a runner and its samplers.
+
+    Args:
+        runner: vLLM's; its `_sample` is wrapped.
+        likeliest: whether the likeliest token of each position is wanted.
+        row_parents: tells the nodes that rows of a step with trees follow; None where all drafts
+            are chains.
+        drawn: whether the token that was drawn there is wanted; the runner's sampler keeps it
+            (`KeyedRejectionSampler.row_tokens`). Steps without drafts tell none.
+    """
+
+    def __init__(
+        self,
+        runner: Any,
+        *,
+        likeliest: bool,
+        drawn: bool,
+        row_parents: Callable[[], np.ndarray | None] = lambda: None,
+    ) -> None:
+        self._runner = runner
+        self._sample = runner._sample
+        self._likeliest, self._drawn, self._row_parents = likeliest, drawn, row_parents
+        self._wanted = True
+        self._steps: deque[_Step] = deque(maxlen=_MOST_STEPS)
+        runner._sample = self._noting
+
+    def detach(self) -> None:
+        """Give the runner its method back."""
+        self._runner.__dict__.pop("_sample", None)
+
+    def _noting(self, logits: torch.Tensor | None, metadata: Any) -> Any:
+        if logits is None or not self._wanted or (metadata is None and not self._likeliest):
+            return self._sample(logits, metadata)
+        # Before sampling, which overwrites logits.
+        likeliest = logits.argmax(-1) if self._likeliest else None
+        output = self._sample(logits, metadata)
+        try:
+            self._note(metadata, likeliest)
+        except Exception:
+            self.detach()
+            logger.warning(
+                "What the model says at scored positions cannot be noted any more; sampling goes "
+                "on.",
+                exc_info=True,
+            )
+        return output
+
+    def _note(self, metadata: Any, likeliest: torch.Tensor | None) -> None:
+        runner = self._runner
+        request_ids = list(runner.input_batch.req_ids)
+        if metadata is None:
+            rows = runner.query_start_loc.gpu[1 : len(request_ids) + 1] - 1
+            widths = np.ones(len(rows), np.int32)
+        else:
+            rows = metadata.logits_indices
+            widths = np.array(metadata.num_draft_tokens, np.int32) + 1
+        columns = [runner.input_ids.gpu[rows], runner.positions[rows] + 1]
+        if likeliest is not None:
+            columns.append(likeliest[: len(rows)])  # padding may follow
+        if self._drawn:
+            nothing = torch.full_like(columns[0], -1)
+            columns.append(nothing if metadata is None else runner.rejection_sampler.row_tokens)
+        table = torch.stack([column.to(torch.int32) for column in columns])
+        there = None
+        if table.device.type != "cpu":
+            table = table.to("cpu", non_blocking=True)
+            there = torch.Event()
+            there.record()
+        parents = self._row_parents()
+        if parents is None:
+            starts = np.cumsum(widths) - widths
+            parents = np.arange(-1, len(rows) - 1, dtype=np.int32)
+            parents -= np.repeat(starts, widths).astype(np.int32)
+        self._steps.append(_Step(request_ids, widths, parents, table, there))
+
+    def take(self, wanted: bool) -> Scored | None:
+        """What steps that are on the host told.
+
+        Args:
+            wanted: whether to go on.
+        """
+        self._wanted = wanted
+        found = []
+        while self._steps and (self._steps[0].there is None or self._steps[0].there.query()):
+            found.append(self._steps.popleft())
+        if not found:
+            return None
+        request_ids = [request_id for step in found for request_id in step.request_ids]
+        widths = np.concatenate([step.widths for step in found])
+        parents = np.concatenate([step.parents for step in found])
+        tokens, positions, *asked = np.concatenate([step.columns.numpy() for step in found], axis=1)
+        return Scored(
+            request_ids,
+            widths,
+            tokens,
+            positions,
+            parents,
+            asked[0] if self._likeliest else None,
+            asked[-1] if self._drawn else None,
+        )

@@ -1,0 +1,75 @@
+"""Where draft trees can be verified, and what a runner gets for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sam_rollout.config import SamConfig
+from sam_rollout.integrations.vllm.sampling.samplers import keeps_draws
+from sam_rollout.integrations.vllm.trees.step_trees import TreeKeeper
+
+
+def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
+    """Say why drafts of this engine have to be chains; empty where they may be trees."""
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+
+    if not current_platform.is_cpu():
+        return "trees are verified on CPUs only so far"
+    if not keeps_draws(runner):
+        return "trees need a coupled sampler"
+    if getattr(runner, "use_async_scheduling", False):
+        return "trees are not bound late so far"
+    if config.drafts_with_model:
+        return "not together with a model that drafts so far"
+    if config.pad_drafts == "always":
+        return "what fills a step up is a chain (sam.pad_drafts = always)"
+    parallel = vllm_config.parallel_config
+    if parallel.world_size > 1 or parallel.data_parallel_size > 1:
+        return "ranks would have to agree on their shapes"
+    if vllm_config.kv_transfer_config is not None:
+        return "a KV connector would take what is not accepted yet"
+    if vllm_config.cache_config.cache_dtype not in ("auto", "bfloat16", "float16", "float32"):
+        return f"a cache of {vllm_config.cache_config.cache_dtype} was not tried"
+    if len(runner.kv_cache_config.kv_cache_groups) != 1 or getattr(runner, "uses_mrope", False):
+        return "layers of several kinds, or positions of several dimensions"
+    context = runner.compilation_config.static_forward_context.values()
+    kinds = {type(layer.impl) for layer in context if hasattr(layer, "impl")}
+    if kinds != {CPUAttentionBackendImpl}:
+        return "layers other than plain attention"
+    windows = {layer.impl.sliding_window for layer in context}
+    if windows - {None, -1, (-1, -1)}:
+        return "attention in a sliding window"
+    return ""
+
+
+class Trees:
+    """All that a runner gets for trees.
+
+    Args:
+        runner: vLLM's, its cache ready and our sampler installed.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        from sam_rollout.integrations.vllm.trees.cpu_attention import CpuTreeAttention
+        from sam_rollout.integrations.vllm.trees.tree_sampler import TreeRejectionSampler
+
+        self._runner, self._sampler = runner, runner.rejection_sampler
+        self._keeper = TreeKeeper(runner)
+        self._attention = CpuTreeAttention(runner, self._keeper)
+        runner.rejection_sampler = TreeRejectionSampler(
+            self._sampler, self._keeper, self._attention.accept
+        )
+        self.keep = self._keeper.keep
+
+    def row_parents(self) -> np.ndarray | None:
+        """As `StepTrees.row_parents`; None where the step at hand has chains alone."""
+        return None if self._keeper.step is None else self._keeper.step.row_parents
+
+    def detach(self) -> None:
+        """Give the runner back what it had."""
+        self._runner.rejection_sampler = self._sampler
+        self._attention.detach()
+        self._keeper.detach()

@@ -1,0 +1,277 @@
+"""Attention of draft trees by vLLM's own kernel for CPUs, to the last bit as for chains.
+
+The kernel knows texts, not trees. Here every path through a tree becomes a text of its own: the
+pages of the context are shared, and the page in which the tree begins is copied to spare pages at
+the end of the cache, followed by the path's keys and values. A token is computed on one path only.
+So each sums up in the order in which it would without drafts, and draws what it would.
+
+The copies are a page for each branch and layer, in a step that reads all weights of the model.
+Pages are copied whole and filled by vLLM's own operator: nothing here knows their layout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from vllm import _custom_ops as ops
+from vllm import envs
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
+
+from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper
+
+_SPARE_PAGES = 64  # of each layer; a step that needs more takes several calls of the kernel
+
+
+class _Call(NamedTuple):
+    """A call of the kernel."""
+
+    tokens: torch.Tensor  # int64, of the step, in the order in which the call has them
+    metadata: CPUAttentionMetadata
+    # Pages to copy, then tokens of the step to write to slots.
+    from_pages: torch.Tensor
+    to_pages: torch.Tensor
+    written: torch.Tensor
+    slots: torch.Tensor
+
+
+class CpuTreeAttention:
+    """Stands between the runner's attention layers and their kernel.
+
+    Args:
+        runner: vLLM's for CPUs, its cache ready.
+        keeper: knows the step's trees.
+    """
+
+    def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
+        self._runner, self._keeper = runner, keeper
+        context = runner.compilation_config.static_forward_context
+        self._layers = [
+            layer
+            for layer in context.values()
+            if isinstance(getattr(layer, "impl", None), CPUAttentionBackendImpl)
+        ]
+        self._spare = 0
+        for layer in self._layers:
+            self._spare = layer.kv_cache.shape[0]
+            spare = layer.kv_cache.new_zeros((_SPARE_PAGES, *layer.kv_cache.shape[1:]))
+            layer.kv_cache = torch.cat([layer.kv_cache, spare])
+            layer.impl.forward = _Forward(self, layer)
+        self._page = self._layers[0].kv_cache.shape[2]
+        self._calls: list[_Call] = []
+        self._calls_of: StepTrees | None = None
+        # Keys and values of the step's trees, by layer: accepted ones may have to move.
+        self._computed: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
+        self._tree_tokens = torch.zeros(0, dtype=torch.int64)
+
+    def detach(self) -> None:
+        """Give the layers their kernel back; the cache keeps its spare pages."""
+        for layer in self._layers:
+            layer.impl.__dict__.pop("forward", None)
+
+    def calls(self, metadata: CPUAttentionMetadata) -> list[_Call]:
+        """How the step at hand is computed; nothing where it has no trees."""
+        trees = self._keeper.step
+        if trees is None:
+            return []
+        if self._calls_of is not trees:
+            self._computed.clear()
+            self._calls, self._calls_of = self._plan(trees, metadata), trees
+        return self._calls
+
+    def computed(self, layer: Any, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Keep what a layer computed of the trees' tokens."""
+        self._computed.append((layer, key[self._tree_tokens], value[self._tree_tokens]))
+
+    def _plan(self, trees: StepTrees, metadata: CPUAttentionMetadata) -> list[_Call]:
+        starts = metadata.query_start_loc.numpy()
+        lengths = metadata.seq_lens.numpy()
+        table = metadata.block_table.numpy()
+        # Texts: tokens of the step, length, pages, what is copied and written for it.
+        texts: list[tuple[list[int], int, np.ndarray, list[tuple[int, int]]]] = []
+        tree_tokens: list[int] = []
+        branching = set(trees.branching.tolist())
+        for row in range(len(lengths)):
+            begin, end = int(starts[row]), int(starts[row + 1])
+            if row not in branching:
+                texts.append((list(range(begin, end)), int(lengths[row]), table[row], []))
+                continue
+            first, count = int(trees.first[row]), int(trees.counts[row])
+            tree_tokens += range(first, end)
+            parents = trees.parents[row, :count]
+            context = int(lengths[row]) - count  # tokens up to the last known one, included
+            for path, new in _paths(parents):
+                if new == len(path) and path[0] == 1:  # where it was written
+                    tokens = list(range(begin, first + new + 1))
+                    texts.append((tokens, context + new, table[row], []))
+                    continue
+                tokens = [first + node for node in path[-new:]]
+                written = [(first + node, context + n) for n, node in enumerate(path)]
+                texts.append((tokens, context + len(path), table[row], written))
+        self._tree_tokens = torch.tensor(tree_tokens)
+        calls, at = [], 0
+        while at < len(texts):
+            pages, stop = 0, at
+            while stop < len(texts):
+                needed = self._pages_of(texts[stop])
+                if pages + needed > _SPARE_PAGES:
+                    break
+                pages += needed
+                stop += 1
+            calls.append(self._call(texts[at:stop], metadata))
+            at = stop
+        return calls
+
+    def _pages_of(self, text: tuple) -> int:
+        """Spare pages that a text needs."""
+        _, length, _, written = text
+        return 0 if not written else (length - 1) // self._page - written[0][1] // self._page + 1
+
+    def _call(self, texts: list, metadata: CPUAttentionMetadata) -> _Call:
+        page, spare = self._page, self._spare
+        table = np.zeros((len(texts), metadata.block_table.shape[1]), np.int32)
+        copies: list[tuple[int, int]] = []
+        written: list[tuple[int, int]] = []
+        for row, (_, _length, pages, placed) in enumerate(texts):
+            table[row] = pages
+            needed = self._pages_of(texts[row])
+            if not needed:
+                continue
+            begin = placed[0][1] // page
+            if placed[0][1] % page:
+                copies.append((int(pages[begin]), spare))
+            table[row, begin : begin + needed] = range(spare, spare + needed)
+            written += [
+                (token, (spare + position // page - begin) * page + position % page)
+                for token, position in placed
+            ]
+            spare += needed
+        tokens = [token for text in texts for token in text[0]]
+        starts = np.cumsum([0, *(len(text[0]) for text in texts)], dtype=np.int32)
+        lengths = torch.tensor([text[1] for text in texts], dtype=torch.int32)
+        impl = self._layers[0].impl
+        query_start_loc = torch.from_numpy(starts)
+        schedule = ops.cpu_attn_get_scheduler_metadata(
+            num_reqs=len(texts),
+            num_heads=impl.num_heads,
+            num_kv_heads=impl.num_kv_heads,
+            head_dim=impl.head_size,
+            seq_lens=lengths,
+            dtype=self._runner.model_config.dtype,
+            query_start_loc=query_start_loc,
+            causal=True,
+            sliding_window_size=-1,
+            isa=self._layers[0].isa,
+            enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
+            kv_cache_dtype=impl.kv_cache_dtype,
+        )
+        changed = dataclasses.replace(
+            metadata,
+            num_actual_tokens=len(tokens),
+            query_start_loc=query_start_loc,
+            seq_lens=lengths,
+            block_table=torch.from_numpy(table),
+            scheduler_metadata=schedule,
+        )
+        return _Call(
+            torch.tensor(tokens),
+            changed,
+            *torch.tensor(copies, dtype=torch.int64).reshape(-1, 2).T.contiguous(),
+            *torch.tensor(written, dtype=torch.int64).reshape(-1, 2).T.contiguous(),
+        )
+
+    def accept(self, trees: StepTrees, path: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Move keys and values of accepted tokens to where the text goes on.
+
+        Args:
+            trees: of the step.
+            path: int64 [B, N + 1], the node of each depth.
+            token_ids: int32 [B, N + 1], what was sampled, negative beyond.
+        """
+        accepted = (token_ids >= 0).sum(dim=1) - 1
+        depth = torch.arange(path.shape[1])
+        moves = (depth >= 1) & (depth <= accepted.unsqueeze(1)) & (path != depth)
+        if not moves.any():
+            return
+        first = torch.from_numpy(trees.first).to(torch.int64).unsqueeze(1)
+        source, target = (first + path)[moves], (first + depth)[moves]
+        slots = self._runner.input_batch.block_table[0].slot_mapping.gpu[target]
+        place = torch.searchsorted(self._tree_tokens, source)
+        for layer, key, value in self._computed:
+            write(layer, key[place], value[place], slots)
+
+
+class _Forward:
+    """In place of a layer's kernel."""
+
+    def __init__(self, attention: CpuTreeAttention, layer: Any) -> None:
+        self._attention, self._layer = attention, layer
+        self._forward = layer.impl.forward
+
+    def __call__(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: CPUAttentionMetadata | None,
+        output: torch.Tensor,
+        *others: Any,
+        **options: Any,
+    ) -> torch.Tensor:
+        calls = self._attention.calls(attn_metadata) if attn_metadata is not None else []
+        if not calls:
+            return self._forward(
+                layer, query, key, value, kv_cache, attn_metadata, output, *others, **options
+            )
+        self._attention.computed(layer, key, value)
+        for call in calls:
+            kv_cache[call.to_pages] = kv_cache[call.from_pages]
+            write(layer, key[call.written], value[call.written], call.slots)
+            found = torch.empty_like(output[: len(call.tokens)])
+            self._forward(
+                layer, query[call.tokens], key, value, kv_cache, call.metadata, found, *others,
+                **options,
+            )  # fmt: skip
+            output[call.tokens] = found
+        return output
+
+
+def write(layer: Any, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write keys and values to slots of a layer's cache, by vLLM's operator."""
+    if len(slots):
+        layer.impl.do_kv_cache_update(layer, key, value, layer.kv_cache, slots)
+
+
+def _paths(parents: np.ndarray) -> list[tuple[list[int], int]]:
+    """Paths through a tree that hold each of its nodes once as new; with the number of new ones.
+
+    The first one lies where it was written: nodes 1, 2, ... that follow each other.
+
+    Args:
+        parents: int32[n], the node that node 1, 2, ... follows; 0 is the last known token.
+    """
+    straight = 1
+    while straight < len(parents) and parents[straight] == straight:
+        straight += 1
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents.tolist(), start=1):
+        children.setdefault(parent, []).append(node)
+    found = [(list(range(1, straight + 1)), straight)]
+    begun = [
+        [*range(1, node + 1), other]
+        for node in range(straight + 1)
+        for other in children.get(node, [])
+        if other != node + 1 or node == straight
+    ]
+    while begun:
+        path, new = begun.pop(), 1
+        while below := children.get(path[-1], []):
+            begun += [[*path, other] for other in below[1:]]
+            path.append(below[0])
+            new += 1
+        found.append((path, new))
+    return found

@@ -1,0 +1,130 @@
+"""Our rejection sampler where a request's draft tokens are a tree.
+
+Every node is sampled from its own logits, and the path that draws its own tokens is kept. What
+rules on logits read of a text before a node is that node's path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+from sam_rollout.integrations.vllm.sampling.samplers import (
+    KeyedRejectionSampler,
+    _without_min_tokens,
+)
+from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper
+from sam_rollout.verification import DraftLayout
+from sam_rollout.verification.trees import verify_tree
+
+
+class TreeRejectionSampler(KeyedRejectionSampler):
+    """Verifies trees and chains.
+
+    Args:
+        sampler: the runner's own so far, whose state is taken over.
+        keeper: knows the step's trees.
+        accept: called with the nodes of each path, int64 [B, N + 1], and what was sampled.
+    """
+
+    def __init__(
+        self,
+        sampler: KeyedRejectionSampler,
+        keeper: TreeKeeper,
+        accept: Callable[[StepTrees, torch.Tensor, torch.Tensor], None],
+    ) -> None:
+        torch.nn.Module.__init__(self)
+        self.__dict__.update(sampler.__dict__)
+        self._keeper, self._accept = keeper, accept
+        self._path: torch.Tensor | None = None
+
+    def _keep(
+        self, layout: DraftLayout, drafts: torch.Tensor, row_tokens: torch.Tensor
+    ) -> torch.Tensor:
+        trees = self._keeper.step
+        if trees is None:
+            self._path = None
+            return super()._keep(layout, drafts, row_tokens)
+        token_ids, path = verify_tree(layout, drafts, row_tokens, trees.shapes)
+        self._path = path
+        self._accept(trees, path, token_ids)
+        return token_ids
+
+    def _gather(
+        self, logprobs: torch.Tensor, count: int, row_tokens: torch.Tensor, layout: DraftLayout
+    ) -> LogprobsTensors:
+        if self._path is None:
+            return super()._gather(logprobs, count, row_tokens, layout)
+        gathered = self.sampler.gather_logprobs(logprobs, count, row_tokens)
+        rows = layout.first_row.unsqueeze(1) + self._path
+        rows = rows.clamp_(max=layout.num_rows - 1).flatten()
+        return LogprobsTensors(
+            gathered.logprob_token_ids[rows],
+            gathered.logprobs[rows],
+            gathered.selected_token_ranks[rows],
+        )
+
+    def _process(
+        self,
+        logits: torch.Tensor,
+        metadata: SpecDecodeMetadata,
+        sampling: SamplingMetadata,
+        layout: DraftLayout,
+    ) -> torch.Tensor:
+        trees = self._keeper.step
+        if trees is None:
+            return super()._process(logits, metadata, sampling, layout)
+        others, minimum = _without_min_tokens(sampling)
+        if minimum is not None and minimum.min_toks:
+            # vLLM counts rows from a request's first; a node's text is as long as it is deep.
+            # Before the cut, which may keep nothing but a stop token.
+            self._hold_to_minimum(logits, minimum, trees, layout)
+            sampling = others
+        if sampling.spec_token_ids:  # what stands before the rows of bonus tokens: the last node's
+            last = [
+                self._path_to(trees, row, tokens, len(tokens))
+                for row, tokens in enumerate(sampling.spec_token_ids)
+            ]
+            self._all_drafts = sampling.spec_token_ids
+            sampling = replace(sampling, spec_token_ids=last)
+        return super()._process(logits, metadata, sampling, layout)
+
+    @staticmethod
+    def _hold_to_minimum(
+        logits: torch.Tensor, minimum: Any, trees: StepTrees, layout: DraftLayout
+    ) -> None:
+        first = layout.first_row.tolist()
+        for row, (least, output, stops, _) in minimum.min_toks.items():
+            depths = [0, *trees.depths[row, : trees.counts[row]].tolist()]
+            short = [first[row] + n for n, d in enumerate(depths) if len(output) + d < least]
+            if short and stops:
+                logits[torch.tensor(short)[:, None], torch.tensor(sorted(stops))] = float("-inf")
+
+    @staticmethod
+    def _path_to(trees: StepTrees, row: int, tokens: list[int], node: int) -> list[int]:
+        """The draft tokens on the way to a node, its own included."""
+        found = []
+        while node > 0:
+            found.append(tokens[node - 1])
+            node = int(trees.parents[row, node - 1])
+        return found[::-1]
+
+    def _combine_outputs_with_spec_tokens(
+        self, output_token_ids: list[list[int]], spec_token_ids: list[list[int]] | None = None
+    ) -> list[list[int]]:
+        trees = self._keeper.step
+        if trees is None or spec_token_ids is None:
+            return super()._combine_outputs_with_spec_tokens(output_token_ids, spec_token_ids)
+        return [
+            [*text, *self._path_to(trees, row, tokens, node)]
+            for row, (text, tokens) in enumerate(
+                zip(output_token_ids, self._all_drafts, strict=True)
+            )
+            for node in range(len(tokens))  # the last node's row is that of the bonus token
+        ]

@@ -1,0 +1,144 @@
+"""The source `draws`: what positions behind a rejected draft token drew.
+
+A coupled sampler draws the token of every position with the position's own random number. A verify
+step scores positions behind the first wrong token of a draft, too, and draws there: from the
+distribution after a wrong text, with the number that will draw the final token. Both draws are
+often the same token. It is the information that Jacobi and Lookahead decoding work with (Fu et al.
+2024, arXiv 2402.02057), at temperatures above 0, from positions that the step scored anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from sam_rollout.automaton.interface import (
+    DRAWN,
+    DRAWN_AFTER,
+    DRAWN_POSITION,
+    DRAWN_WIDTH,
+    NOWHERE,
+    PLACE_HEADER,
+    PLACE_KIND,
+    PLACE_LENGTH,
+    PLACE_STATE,
+    Int32Array,
+    Int64Array,
+)
+from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.core.limits import Limits
+from sam_rollout.core.settings import Section, setting
+from sam_rollout.sources.contract import Scored, Source, SourceEntry, Usage
+
+
+@dataclass(frozen=True)
+class DrawsSourceConfig(Section):
+    """Settings of the drafts from what rejected positions drew (compare arXiv 2402.02057)."""
+
+    PATH: ClassVar[str] = "sam.sources.draws"
+
+    enabled: bool = setting(
+        True,
+        meaning="Draft what positions behind a rejected draft token drew with their own random "
+        "numbers. Needs a coupled sampler; with others it has nothing to draft.",
+    )
+
+
+class PositionDraws(Source):
+    """A small table for each row of the batch, by position.
+
+    What a request drew goes when it leaves the batch: one that is preempted begins anew.
+
+    Args:
+        config: has nothing but whether it is on.
+        limits: of the engine.
+    """
+
+    name = "draws"
+
+    def __init__(self, config: DrawsSourceConfig, limits: Limits) -> None:
+        from sam_rollout.automaton.compilation import warm_up  # compiles
+        from sam_rollout.automaton.drawn import note_draws
+
+        warm_up(note_draws)
+        self._note = note_draws
+        # A draft is at most k tokens long: positions further ahead were never scored.
+        self._table = np.full((limits.max_rows, limits.k + 1, DRAWN_WIDTH), -1, np.int32)
+        self._headers = self._table.ctypes.data + self._table[0].nbytes * np.arange(limits.max_rows)
+        self._bound: list[str] = []
+        self._row_of: dict[str, int] = {}
+        self._heard = 0
+
+    def bind(
+        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
+    ) -> None:
+        """Let what was drawn follow its request to another row."""
+        before = self._row_of
+        rows = np.array([before.get(request_id, -1) for request_id in request_ids], np.int64)
+        table = self._table[rows]
+        table[rows < 0] = -1
+        self._table[: len(rows)] = table
+        self._bound = list(request_ids)
+        self._row_of = {request_id: row for row, request_id in enumerate(self._bound)}
+
+    def hear(self, scored: Scored) -> None:
+        """As `Source.hear`."""
+        if scored.drawn is None:
+            return
+        rows = np.arange(len(scored.request_ids))
+        if scored.request_ids != self._bound:
+            known = [self._row_of.get(request_id, -1) for request_id in scored.request_ids]
+            rows = np.array(known, np.int64)
+        self._note(
+            scored.tokens, scored.positions, scored.parents, scored.drawn, scored.widths, rows,
+            self._table,
+        )  # fmt: skip
+        self._heard += len(scored.drawn)
+
+    def locate(
+        self,
+        token_ids: Int32Array,
+        num_tokens: Int32Array,
+        eligible: np.ndarray,
+        out_places: Int64Array,
+    ) -> None:
+        """Every row stands before its next token."""
+        rows, length = len(num_tokens), self._table.shape[1]
+        each = np.arange(rows)
+        next_draw = self._table[each, num_tokens % length]
+        follows = (next_draw[:, DRAWN_POSITION] == num_tokens) & (
+            next_draw[:, DRAWN_AFTER] == token_ids[each, num_tokens - 1]
+        )
+        out_places[:rows, PLACE_KIND] = np.where(eligible, DRAWN, NOWHERE)
+        out_places[:rows, PLACE_HEADER] = self._headers[:rows]
+        out_places[:rows, PLACE_STATE] = 2 * num_tokens.astype(np.int64) + follows
+        out_places[:rows, PLACE_LENGTH] = length
+
+    def finish(self, request_ids: Iterable[str]) -> None:
+        """Forget what ended; the same id may come again as another request."""
+        for request_id in request_ids:
+            row = self._row_of.pop(request_id, -1)
+            if row >= 0:
+                self._table[row] = -1
+
+    def counters(self) -> Mapping[str, int]:
+        """Positions heard."""
+        return {"draws_positions": self._heard}
+
+    def usage(self) -> Usage:
+        """The tables of requests that are in the batch."""
+        return Usage(bytes=len(self._row_of) * self._table[0].nbytes)
+
+    def levels(self) -> Mapping[str, int]:
+        """The same."""
+        return {"draws_bytes": self.usage().bytes}
+
+
+def _make(config: DrawsSourceConfig, limits: Limits, _responses: object) -> PositionDraws | None:
+    return PositionDraws(config, limits) if limits.k else None
+
+
+SOURCE = SourceEntry("draws", DrawsSourceConfig, _make, order=45)

@@ -1,0 +1,61 @@
+"""Draws with Gumbel noise on an NVIDIA GPU, in one pass over the logits. Not run on a GPU yet.
+
+Its numbers are those of ``gumbel.py``. It is compiled for a GPU and run by Triton's interpreter in
+tests.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sam_rollout.verification.gumbel_cpu import MIX_1, MIX_2, UNIT
+
+BLOCK = 2048  # tokens at a time, each of which keeps the best of those in its place
+_MIX_1 = tl.constexpr(int(MIX_1))
+_MIX_2 = tl.constexpr(int(MIX_2))
+_UNIT = tl.constexpr(UNIT)
+
+
+def draw_on_cuda(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    """Draw as ``draw_gumbel`` does; arguments and result are those of it."""
+    rows, vocabulary = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    _draw_row[(rows,)](logits.contiguous(), bits.contiguous(), tokens, vocabulary, BLOCK=BLOCK)
+    return tokens
+
+
+@triton.jit
+def _draw_row(logits, bits, tokens, vocabulary, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    seed = tl.load(bits + row)
+    low = seed.to(tl.uint32)
+    high = (seed >> 32).to(tl.uint32)
+    places = tl.arange(0, BLOCK)
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    drawn = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, vocabulary, BLOCK):
+        token = start + places
+        score = tl.load(logits + row * vocabulary + token, token < vocabulary, float("-inf"))
+        word = _mix(_mix(token.to(tl.uint32), 0) ^ low, high)
+        # The sign bit goes; what the last shift made of it does not.
+        word = tl.where(word >> 31 != 0, word ^ 0x7FFF0000, word) & 0x7FFFFFFF | 1
+        uniform = word.to(tl.int32).to(tl.float32) * _UNIT
+        rest = 1.0 - uniform
+        # -log1p(-u), exact where u is small, without a function that interpreters lack.
+        exponential = tl.where(rest == 1.0, uniform, tl.log(rest) * uniform / (rest - 1.0))
+        score -= tl.log(exponential)
+        wins = score > best  # never if not a number
+        best = tl.where(wins, score, best)
+        drawn = tl.where(wins, token, drawn)
+    most = tl.max(best, axis=0)
+    tl.store(tokens + row, tl.min(tl.where(best == most, drawn, vocabulary - 1), axis=0))
+
+
+@triton.jit
+def _mix(word, add):
+    """MurmurHash3's finaliser, with a number added after its first product."""
+    word = (word ^ (word >> 16)) * _MIX_1 + add
+    word = (word ^ (word >> 13)) * _MIX_2
+    return word ^ (word >> 16)
