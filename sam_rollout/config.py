@@ -293,59 +293,6 @@ class DynamicSamplingConfig(Section):
     poll_interval_s: float = setting(0.1, minimum=0.01)
 
 
-def check_engine_limits(
-    config: SamConfig,
-    *,
-    max_model_len: int,
-    max_prompt: int,
-    max_response: int,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-) -> list[str]:
-    """Check what only shows once draft tokens meet the engine's limits.
-
-    Args:
-        config: nothing is checked when it is not enabled.
-        max_model_len: longest text the engine holds, in tokens.
-        max_prompt, max_response: longest prompt and response of the task, in tokens.
-        max_num_seqs: most requests running at once.
-        max_num_batched_tokens: most tokens scored in one engine step.
-
-    Returns:
-        Notes on settings that run but not as fast as they could.
-
-    Raises:
-        ConfigError: the engine would drop drafts silently.
-    """
-    if not config.enabled:
-        return []
-    k = config.max_draft_tokens
-    # vLLM (read in 0.28, `_input_fits_in_drafter`) skips the proposer for every row of a step
-    # when one row's scored text, k drafts counted, comes within k tokens of max_model_len. The
-    # longest text is scored before its last token is known.
-    needed = max_prompt + max_response - 1 + 2 * k
-    if needed > max_model_len:
-        raise ConfigError(
-            "max_model_len",
-            max_model_len,
-            f"must be at least {needed} = max_prompt {max_prompt} + max_response {max_response} "
-            f"- 1 + 2 * sam.max_draft_tokens {k}, or one long response stops drafts for all",
-        )
-    if k + 1 > max_num_batched_tokens:
-        raise ConfigError(
-            "sam.max_draft_tokens",
-            k,
-            f"must be less than max_num_batched_tokens = {max_num_batched_tokens}",
-        )
-    drafting = config.gate.most_drafting(max_num_seqs)
-    if drafting * (k + 1) > max_num_batched_tokens:
-        return [
-            f"{drafting} requests may draft at once, {k} draft tokens and one more each; beyond "
-            f"max_num_batched_tokens = {max_num_batched_tokens} the engine cuts drafts short"
-        ]
-    return []
-
-
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
     """Every setting of ours in one run, checked: what its composed configuration is parsed into."""

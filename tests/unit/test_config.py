@@ -2,19 +2,16 @@
 
 import json
 import pickle
-from dataclasses import replace
 from math import nan
 
 import pytest
 
 from sam_rollout.config import (
-    ARTICLE,
     ConfigError,
     GateConfig,
     RolloutTelemetryConfig,
     SamConfig,
     SentinelConfig,
-    check_engine_limits,
     sources_of,
 )
 
@@ -151,39 +148,3 @@ def test_errors_survive_pickling():
 
 def test_disabled_speculation_needs_no_source():
     assert not SamConfig(enabled=False, sources=sources_of()).enabled
-
-
-LIMITS = {
-    "max_model_len": 1000,
-    "max_prompt": 200,
-    "max_response": 795,
-    "max_num_seqs": 16,
-    "max_num_batched_tokens": 512,
-}
-
-
-def test_engine_limits_that_just_fit():
-    # The last step knows 994 of 995 tokens, scores 3 drafts more, and needs 3 tokens beyond.
-    assert check_engine_limits(ARTICLE, **LIMITS) == []
-
-
-def test_a_response_that_reaches_the_models_end_is_refused():
-    with pytest.raises(ConfigError, match=r"^max_model_len = 1000: must be at least 1001 = "):
-        check_engine_limits(ARTICLE, **{**LIMITS, "max_response": 796})
-    off = SamConfig(enabled=False)
-    assert check_engine_limits(off, **{**LIMITS, "max_response": 796}) == []
-
-
-def test_drafts_that_no_step_can_score_are_refused():
-    with pytest.raises(ConfigError, match=r"^sam\.max_draft_tokens = 3: must be less than"):
-        check_engine_limits(ARTICLE, **{**LIMITS, "max_num_batched_tokens": 3})
-    assert check_engine_limits(
-        replace(ARTICLE, gate=GateConfig("threshold", 1)), **{**LIMITS, "max_num_batched_tokens": 4}
-    ) == []  # fmt: skip
-
-
-def test_a_batch_that_cannot_draft_in_full_is_noted():
-    config = replace(ARTICLE, gate=GateConfig("threshold", 100))
-    assert check_engine_limits(config, **{**LIMITS, "max_num_batched_tokens": 64}) == []
-    notes = check_engine_limits(config, **{**LIMITS, "max_num_batched_tokens": 63})
-    assert len(notes) == 1 and notes[0].startswith("16 requests may draft at once")

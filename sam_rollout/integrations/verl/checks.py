@@ -13,8 +13,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from sam_rollout.config import ConfigError, GateConfig, RunConfig, check_engine_limits
-from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError
+from sam_rollout.config import ConfigError, GateConfig, RunConfig
+from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, hold
 from sam_rollout.integrations.verl.code_checks import (
     check_agent_loops,
     check_other_code,
@@ -34,7 +34,7 @@ from sam_rollout.integrations.verl.policy_model import check_model
 from sam_rollout.integrations.verl.resume import check_resume, check_run_folder
 from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.verl.source_choice import settle_sources
-from sam_rollout.integrations.verl.upstream_keys import check_upstream_keys
+from sam_rollout.integrations.verl.upstream_keys import ROLLOUT, check_upstream_keys
 from sam_rollout.sources import check_sources
 from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolderError
@@ -127,23 +127,34 @@ def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
         )
 
 
-def _check_engine_limits(config: DictConfig, run: RunConfig) -> list[str]:
-    rollout = config.actor_rollout_ref.rollout
-    try:
-        return check_engine_limits(
-            run.sam,
-            max_model_len=rollout.max_model_len,
-            max_prompt=config.data.max_prompt_length,
-            max_response=config.data.max_response_length,
-            max_num_seqs=rollout.max_num_seqs,
-            max_num_batched_tokens=rollout.max_num_batched_tokens,
+def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
+    """Check what only shows once draft tokens meet the engine's limits."""
+    if not run.sam.enabled:
+        return
+    rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
+    tokens = rollout.max_num_batched_tokens
+    # vLLM (read in 0.28, `_input_fits_in_drafter`) skips the proposer for every row of a step
+    # when one row's scored text, k drafts counted, comes within k tokens of max_model_len. The
+    # longest text is scored before its last token is known.
+    needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
+    long_enough = (
+        f"must be at least {needed} = max_prompt {data.max_prompt_length} + max_response "
+        f"{data.max_response_length} - 1 + 2 * sam.max_draft_tokens {k}, or one long response "
+        "stops drafts for all"
+    )
+    length, fits = rollout.max_model_len, f"must be less than max_num_batched_tokens = {tokens}"
+    hold(
+        [
+            (f"{ROLLOUT}.max_model_len", length, needed <= length, long_enough),
+            ("sam.max_draft_tokens", k, k < tokens, fits),
+        ]
+    )
+    drafting = run.sam.gate.most_drafting(rollout.max_num_seqs)
+    if drafting * (k + 1) > tokens:
+        yield (
+            f"{drafting} requests may draft at once, {k} draft tokens and one more each; beyond "
+            f"max_num_batched_tokens = {tokens} the engine cuts drafts short"
         )
-    except ConfigError as error:
-        if error.field != "max_model_len":
-            raise
-        # Under the name its user types.
-        field = f"actor_rollout_ref.rollout.{error.field}"
-        raise ConfigError(field, error.value, error.allowed) from None
 
 
 # In the order in which they are asked; the cheap ones first. The first list is about the command

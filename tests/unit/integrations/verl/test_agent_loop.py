@@ -11,7 +11,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from sam_rollout.core.identity import RequestIdentity, group_of, identify
 from sam_rollout.integrations.verl import agent_loop
-from sam_rollout.integrations.verl.agent_loop import IdentityClient, SamAgentLoopManager
+from sam_rollout.integrations.verl.agent_loop import SamAgentLoopManager
 from sam_rollout.integrations.verl.failures import DeadPartError
 
 SEED = 7
@@ -20,8 +20,6 @@ VERL_WORKER = agent_loop.AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
 class FakeClient:
     """verl's client: keeps what it is asked to generate."""
-
-    load_balance = "least busy"
 
     def __init__(self) -> None:
         self.calls: list[dict] = []
@@ -55,7 +53,7 @@ def worker(client, monkeypatch):
             output = await self.server_manager.generate(
                 name, prompt_ids=prompt, sampling_params=sampling_params, image_data=None
             )
-            prompt = prompt[: kwargs.get("kept", len(prompt))] + output.token_ids
+            prompt = prompt + output.token_ids
             await asyncio.sleep(0)
 
     def take_client(self, config, llm_client, *args, **kwargs):
@@ -108,14 +106,6 @@ def test_later_turns_stay_in_the_first_turns_group(worker, client):
     assert identities(client)["u/0/1"].group == group_of([1, 2, 3])
 
 
-def test_a_shortened_text_gets_other_random_numbers(worker, client):
-    """Its positions were drawn from once already."""
-    asyncio.run(run(worker, kept=1))
-    first, second = identities(client)["u/0/0"], identities(client)["u/0/1"]
-    assert first.key != second.key
-    assert (first.group, first.sibling) == (second.group, second.sibling)
-
-
 def test_requests_at_once_and_a_users_seed_have_keys_of_their_own(worker, client, monkeypatch):
     async def candidates(self, sampling_params, trajectory, **kwargs):
         def ask(name, **more):
@@ -162,26 +152,15 @@ def test_concurrent_responses_keep_their_own_identity(worker, client):
     assert len({identity.key for identity in identities(client).values()}) == 6
 
 
-def test_what_others_put_into_extra_args_stays(worker, client):
+def test_what_others_put_into_the_call_stays(worker, client):
     params = {"temperature": 1.0, "extra_args": {"other": 1}}
     asyncio.run(run(worker, params=params))
-    assert client.calls[0]["params"]["extra_args"].keys() == {"other", "sam"}
-    assert client.calls[0]["params"]["temperature"] == 1.0
+    (call, _) = client.calls
+    assert call["params"]["extra_args"].keys() == {"other", "sam"}
+    assert (call["params"]["temperature"], call["prompt"]) == (1.0, [1, 2, 3])
+    assert call["kwargs"] == {"image_data": None}
     # Siblings share the mapping.
     assert params == {"temperature": 1.0, "extra_args": {"other": 1}}
-
-
-def test_the_call_is_passed_on_otherwise_unchanged(worker, client):
-    asyncio.run(run(worker))
-    assert client.calls[0]["prompt"] == [1, 2, 3]
-    assert client.calls[0]["kwargs"] == {"image_data": None}
-    assert worker.server_manager.load_balance == "least busy"
-
-
-def test_outside_an_agent_loop_there_is_no_identity_to_send(client):
-    request = IdentityClient(client, SEED).generate("r", prompt_ids=[1], sampling_params={})
-    with pytest.raises(LookupError):
-        asyncio.run(request)
 
 
 @pytest.mark.parametrize("validate", [False, True])
@@ -225,13 +204,6 @@ def test_the_manager_counts_copies_within_a_step_and_split(monkeypatch):
     # A prompt's own number counts, also where copies of it ask for different ones.
     manager.generate_sequences(submitted([other, other, other], step=6, numbers=[16, 4, 1]))
     assert numbered == [[0, 0, 8], [16], [0, 0], [2, 4], [0], [0, 16, 20]]
-
-
-def test_the_manager_starts_our_workers(monkeypatch):
-    monkeypatch.setattr(agent_loop.AgentLoopManagerTQ, "__init__", lambda self: None)
-    started = SamAgentLoopManager().agent_loop_workers_class.__ray_metadata__.modified_class
-    assert issubclass(started, agent_loop._SamAgentLoopWorker)
-    assert issubclass(started, VERL_WORKER)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ BAD = [
     "+sam.gate.treshold=3",
     "+rollout_telemetry.record_trace=true",
     "rollout_telemetry.progress=log",
-    f"{ROLLOUT}.max_model_len=1152",
+    f"{ROLLOUT}.max_model_len=1166",
     f"{ROLLOUT}.max_model_len=null",
     "trainer.use_v1=false",
     "trainer.v1.trainer_mode=sync",
@@ -106,6 +106,7 @@ def test_a_wrong_value_is_named(overrides, said):
     [
         ["sam=off", f"+{ENGINE}.speculative_config={{method:ngram,num_speculative_tokens:3}}"],
         ["sam=off", f"{ROLLOUT}.max_model_len=1152"],
+        [f"{ROLLOUT}.max_model_len=1167"],
         ["sam.gate.kind=threshold", "sam.gate.threshold=0"],
         ["dynamic_sampling=none", "dynamic_sampling.gen_batch_size=${data.train_batch_size}"],
         [f"+{ENGINE}.additional_config={{other:1}}"],

@@ -24,7 +24,6 @@ EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_presets_graphs_hold_every_request_on_both_sides(name):
     config = composed(f"experiment={name}", "sam=on")

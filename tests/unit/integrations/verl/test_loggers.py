@@ -176,15 +176,6 @@ def test_a_curve_goes_to_loggers_of_pictures_only():
     assert len(images) == 1
 
 
-def test_what_draws_is_loaded_before_the_first_step_if_anything_is_drawn(monkeypatch):
-    loaded = []
-    monkeypatch.setattr(loggers, "warm_up", lambda: loaded.append(True))
-    loggers.CurveLogger({"console": None}, 8).warm_up()
-    assert not loaded
-    loggers.CurveLogger({"tensorboard": None}, 8).warm_up()
-    assert loaded
-
-
 def test_a_curve_that_cannot_be_drawn_ends_nothing(caplog):
     curve_logger = loggers.CurveLogger({"tensorboard": SimpleNamespace()}, 8)
     curve_logger.log([engine_steps(engine_step())], "title", 1)

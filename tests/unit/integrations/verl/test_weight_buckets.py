@@ -60,10 +60,7 @@ def test_a_bucket_that_is_large_enough_stays(compose):
     config = compose(2048)
     assert not [*fit_bucket(config)]
     assert OmegaConf.select(config, BUCKET) == 2048
-
-
-def test_gpus_share_what_is_larger(compose):
-    assert not [*fit_bucket(compose(16, device="cuda"))]
+    assert not [*fit_bucket(compose(16, device="cuda"))], "GPUs share what is larger"
 
 
 def test_the_models_own_files_count_where_there_are_some(compose, tmp_path):
