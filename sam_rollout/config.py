@@ -19,12 +19,20 @@ from sam_rollout.sources.support.responses import TextsConfig
 # Samplers whose drafts leave texts the same, token for token -> what couples a position's draws.
 COUPLINGS = {"coupled": "gumbel", "coupled_inversion": "inversion"}
 SAMPLERS = ("stock", "vectorised", *COUPLINGS)
-_COUPLINGS_UNTOLD = {"coupled": "inversion", "coupled_gumbel": "gumbel"}  # of runs before
+# Of runs that did not record what coupled their draws: today's names of their samplers.
+_RENAMED = {"coupled": "coupled_inversion", "coupled_gumbel": "coupled"}
 
 
-def coupling_of(kind: Any, recorded: Any) -> str:
-    """What coupled a run's draws, given what it recorded of its sampler; "none" if nothing."""
-    return recorded or _COUPLINGS_UNTOLD.get(kind, "none")
+def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
+    """A run's sampler by today's name, and what couples its draws; "none" if nothing.
+
+    Args:
+        kind, coupling: as the run recorded them; no coupling before samplers were renamed.
+    """
+    if not coupling:
+        kind = _RENAMED.get(kind, kind)
+        coupling = COUPLINGS.get(kind, "none")
+    return kind, coupling
 
 
 @dataclasses.dataclass(frozen=True)

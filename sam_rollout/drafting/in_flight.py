@@ -149,7 +149,9 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
             node = child
             right += 1
         if right == gained and node <= drafted:
-            drafted = node - 1  # the engine verified no more of it
+            drafted = (
+                node - 1
+            )  # the engine cut the drafts here: it would have accepted this token, too
         out_drafted[i] = drafted
         out_accepted[i] = min(accepted, gained - 1)
         out_filling[i] = filling[i]

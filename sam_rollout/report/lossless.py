@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sam_rollout.config import coupling_of
+from sam_rollout.config import sampler_of_today
 from sam_rollout.report.pairing import Both, whole_steps
 from sam_rollout.report.runs import Run, partners
 from sam_rollout.telemetry.records import value_at
@@ -78,10 +78,10 @@ def losslessness(both: Both) -> Losslessness:
     pairs = [(base[one], sam[other]) for one, other in partners(base, sam)]
     controls = [(side[0], other) for side in (base, sam) for other in side[1:]]
     couplings = {
-        coupling_of(
+        sampler_of_today(
             value_at(run.start.config, "rollout_sampler.kind"),
             value_at(run.start.config, "coupling"),
-        )
+        )[1]
         for run in both.runs
     }
     return Losslessness(

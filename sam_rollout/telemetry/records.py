@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sam_rollout.config import coupling_of
+from sam_rollout.config import sampler_of_today
 from sam_rollout.core.json_values import dumps, loads, measured
 from sam_rollout.sources import NAMES
 
@@ -396,8 +396,9 @@ def _read_info(path: Path) -> RunInfo:
     kind = value_at(info.config, "rollout_sampler.kind")
     if kind is None:
         return info
-    coupling = coupling_of(kind, info.config.get("coupling"))  # some runs did not tell
-    return replace(info, config={**info.config, "coupling": coupling})
+    kind, coupling = sampler_of_today(kind, info.config.get("coupling"))
+    sampler = {**info.config["rollout_sampler"], "kind": kind}
+    return replace(info, config={**info.config, "rollout_sampler": sampler, "coupling": coupling})
 
 
 def _numbered(folder: Path, stem: str, suffix: str) -> list[Path]:

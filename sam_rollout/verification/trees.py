@@ -3,7 +3,7 @@
 Every row of a request is a node: its last known token, then its draft tokens. A node draws what
 follows it, with the random number of its own place in the text. A draft token is right where it is
 what its parent drew, and accepted where all before it on its path are right. So at most one path
-is, and its tokens are those that would have been sampled without drafts.
+is accepted, and its tokens are those that would have been sampled without drafts.
 """
 
 from __future__ import annotations

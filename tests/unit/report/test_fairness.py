@@ -58,7 +58,7 @@ def model(**paths) -> dict:
         ({}, config(actor_rollout_ref={"rollout": {"n": 8}}),
          "responses_per_prompt", "unfair", "rollout.n: absent in BASE, 8 in SAM"),
         ({}, config(rollout_sampler={"kind": "stock"}),
-         "sampler", "unfair", "rollout_sampler.kind: coupled in BASE, stock in SAM"),
+         "sampler", "unfair", "rollout_sampler.kind: coupled_inversion in BASE, stock in SAM"),
         (config(coupling="inversion"), config(coupling="gumbel"),
          "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
         ({}, config(coupling="gumbel"),  # before it was recorded, coupled meant inversion

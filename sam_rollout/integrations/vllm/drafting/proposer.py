@@ -226,7 +226,6 @@ class SamProposer:
 
         if reason := why_no_trees(model_runner, self._vllm_config, self.config):
             logger.warning("sam.draft_shape = chain: %s", reason)
-            self.config = replace(self.config, draft_shape="chain")
         else:
             self._trees = Trees(model_runner)
 
@@ -247,8 +246,13 @@ class SamProposer:
             hooks["made"] = self._engine_drafter.take
             # Passes are scheduled two steps after they were asked for, where that is done ahead.
             hooks["made_after"] = 3 if has_places(self._vllm_config) else 1
+        # What cannot be had here: trees, and draws that no sampler keeps.
+        sources: Any = self.config.sources
+        if not drawn:
+            sources = replace(sources, draws=replace(sources.draws, enabled=False))
+        shape = "chain" if self._trees is None else "tree"
         return DraftSession(
-            self.config,
+            replace(self.config, draft_shape=shape, sources=sources),
             RunnerRequests(self._runner, trees=self._trees is not None),
             self._limits,
             exchange=self.exchange,
@@ -313,6 +317,7 @@ class SamProposer:
             "sam": self.config.to_mapping(),
             "bound": self._runner is not None,
             "drafts_are_used": self.session is not None,
+            "draft_shape": "chain" if self._trees is None else "tree",
             "padding": self.session.padding.describe() if self.session else NO_PADDING,
             "deciding_engines": self.exchange.ranks if self.exchange else 1,
             "why_synchronous": self._why_synchronous(),

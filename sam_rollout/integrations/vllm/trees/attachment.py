@@ -18,6 +18,8 @@ def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
 
     if not current_platform.is_cpu():
         return "trees are verified on CPUs only so far"
+    if not hasattr(runner, "_prepare_inputs"):
+        return "this kind of model runner verifies chains"
     if not keeps_draws(runner):
         return "trees need a coupled sampler"
     if getattr(runner, "use_async_scheduling", False):
@@ -36,12 +38,13 @@ def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
     if len(runner.kv_cache_config.kv_cache_groups) != 1 or getattr(runner, "uses_mrope", False):
         return "layers of several kinds, or positions of several dimensions"
     context = runner.compilation_config.static_forward_context.values()
-    kinds = {type(layer.impl) for layer in context if hasattr(layer, "impl")}
-    if kinds != {CPUAttentionBackendImpl}:
+    layers = [layer for layer in context if hasattr(layer, "impl")]  # experts have none
+    if {type(layer.impl) for layer in layers} != {CPUAttentionBackendImpl}:
         return "layers other than plain attention"
-    windows = {layer.impl.sliding_window for layer in context}
-    if windows - {None, -1, (-1, -1)}:
+    if {layer.impl.sliding_window for layer in layers} - {None, -1, (-1, -1)}:
         return "attention in a sliding window"
+    if any(getattr(layer, "kv_sharing_target_layer_name", None) for layer in layers):
+        return "layers that share a cache"
     return ""
 
 

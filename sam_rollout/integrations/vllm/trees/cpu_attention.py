@@ -53,11 +53,9 @@ class CpuTreeAttention:
             for layer in context.values()
             if isinstance(getattr(layer, "impl", None), CPUAttentionBackendImpl)
         ]
-        self._spare = 0
+        self._spare = runner.kv_cache_config.num_blocks  # number of the first spare page
         for layer in self._layers:
-            self._spare = layer.kv_cache.shape[0]
-            spare = layer.kv_cache.new_zeros((_SPARE_PAGES, *layer.kv_cache.shape[1:]))
-            layer.kv_cache = torch.cat([layer.kv_cache, spare])
+            self._add_spare_pages(layer)
             layer.impl.forward = _Forward(self, layer)
         self._page = self._layers[0].kv_cache.shape[2]
         self._calls: list[_Call] = []
@@ -65,6 +63,19 @@ class CpuTreeAttention:
         # Keys and values of the step's trees, by layer: accepted ones may have to move.
         self._computed: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
         self._tree_tokens = torch.zeros(0, dtype=torch.int64)
+
+    def _add_spare_pages(self, layer: Any) -> None:
+        """Lengthen a layer's cache, unless it was done for a session before this one."""
+        cache = layer.kv_cache
+        if cache.shape[0] > self._spare:
+            return
+        spare = cache.new_zeros((_SPARE_PAGES, *cache.shape[1:]))
+        layer.kv_cache = torch.cat([cache, spare])
+        # The runner's own list, by which it copies pages; the shorter cache is freed with this.
+        caches = self._runner.kv_caches
+        for number, one in enumerate(caches):
+            if one.data_ptr() == cache.data_ptr():
+                caches[number] = layer.kv_cache
 
     def detach(self) -> None:
         """Give the layers their kernel back; the cache keeps its spare pages."""

@@ -1,5 +1,6 @@
 """The proposer between a runner that holds nothing but a batch, and the session that decides."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from sam_rollout.integrations.vllm.drafting.proposer import (
     RunnerRequests,
     SamProposer,
 )
+from sam_rollout.integrations.vllm.drafting.startup_check import check_drafters
 from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
 from sam_rollout.sources.prompt import PromptSourceConfig
@@ -211,3 +213,20 @@ def test_a_grammar_has_no_drafts_that_it_would_not_see(ahead, begins_anywhere, d
     requests = RunnerRequests(SimpleNamespace(requests=asked, use_async_scheduling=ahead))
     assert requests.takes_no_drafts("with") != drafts
     assert not requests.takes_no_drafts("without")
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_where_trees_cannot_be_verified_chains_are_drafted_and_the_start_goes_on(shape, caplog):
+    """The check at start-up compares with what was asked."""
+    runner = Runner()
+    asked = dataclasses.replace(runner.proposer.config, draft_shape=shape)
+    runner.proposer = SamProposer(vllm_config(asked))
+    runner.bind()
+    session = runner.proposer.session
+    assert session.drafter.shape == "chain"
+    assert "draws" not in [source.name for source in session.drafter.sources]
+    report = {"sampler": "stock", **runner.proposer.describe()}
+    check_drafters([report], asked)
+    told = [record.getMessage() for record in caplog.records]
+    reason = "this kind of model runner verifies chains"
+    assert told == [f"sam.draft_shape = chain: {reason}"] * (shape == "tree")
