@@ -328,7 +328,8 @@ def _grow(
             i, parent, number, token = heap[0, 0], heap[0, 1], heap[0, 2], heap[0, 3]
             size = _drop_first(heap, heap_chances, size)
             grown = counts[i] + held_back[i]
-            if grown >= budget[i]:
+            # Of a row that drafts one token is held back, of one that only looks all of them.
+            if grown >= budget[i] or (counts[i] > 0 and held_back[i] > 0):
                 continue
             if not 0 <= token < vocab_size:
                 unknown += 1  # the engine would look it up beyond its tables
