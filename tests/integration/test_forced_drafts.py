@@ -71,10 +71,10 @@ def _force_drafts(engine: Any) -> None:
     """Let a session draft what is nearly always wrong."""
     policy = session_of(engine).drafter._policy
 
-    def draft(_places: Any, budget: np.ndarray, tokens: Any, columns: Any, *_: Any) -> int:
+    def draft(_places: Any, budget: np.ndarray, batch: Any, *_: Any) -> int:
         rows = len(budget)
-        tokens[:rows] = FORCED_DRAFTS
-        drafted, held_back = columns[:2, :rows]
+        batch.tokens[:rows] = FORCED_DRAFTS
+        drafted, held_back = batch.columns[:2, :rows]
         drafted[:], held_back[:] = np.maximum(budget, 0), 0
         return int(drafted.sum())
 
