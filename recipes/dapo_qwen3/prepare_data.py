@@ -7,8 +7,8 @@ mathematics comes in columns of its own, some with each problem repeated a hundr
     python -m recipes.dapo_qwen3.prepare_data synthetic --output-dir data/synthetic
     python -m recipes.dapo_qwen3.prepare_data dapo_math_17k --output-dir data/dapo_math_17k
 
-The synthetic set is made here; the others come from the Hugging Face hub or, with ``--source``,
-from a local copy. Finished files are left alone unless ``--force`` is given.
+`synthetic` and `word_problems` are made here; the others come from the Hugging Face hub or, with
+``--source``, from a local copy. Finished files are left alone unless ``--force`` is given.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import datasets
 import pandas as pd
 from tqdm import tqdm
 
-from recipes.dapo_qwen3 import synthetic_math
+from recipes.dapo_qwen3 import synthetic_math, word_problems
 
 ASK_FOR_BOX = "\n\nReason step by step, and put the final answer in \\boxed{}."
 READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
@@ -87,7 +87,7 @@ PUBLIC_SETS = {
     "gsm8k": PublicSet("openai/gsm8k", "main", ("train", "test"), _from_gsm8k),
     "math_500": PublicSet("HuggingFaceH4/MATH-500", None, ("test",), _from_math_500),
 }
-NAMES = ("synthetic", *PUBLIC_SETS)
+NAMES = ("synthetic", "word_problems", *PUBLIC_SETS)
 
 
 def _require_hub(name: str) -> None:
@@ -182,9 +182,25 @@ def _synthetic_rows(split: str) -> list[Row]:
     ]
 
 
+def _word_problem_rows(split: str) -> list[Row]:
+    return [
+        Row([{"role": "user", "content": one.question}], one.answer, {"steps": one.steps})
+        for one in word_problems.draw_split(split)
+    ]
+
+
+# Sets that are made here: rows of a split, the splits, and what verl's column `data_source` says.
+MADE: dict[str, tuple[Callable[[str], list[Row]], tuple[str, ...], str]] = {
+    "synthetic": (_synthetic_rows, tuple(synthetic_math.SPLIT_SIZES), synthetic_math.DATA_SOURCE),
+    "word_problems": (
+        _word_problem_rows, tuple(word_problems.SPLIT_SIZES), word_problems.DATA_SOURCE,
+    ),
+}  # fmt: skip
+
+
 def _table(name: str, split: str, rows: Sequence[Row]) -> pd.DataFrame:
     """Lay ``rows`` out in verl's columns."""
-    source = synthetic_math.DATA_SOURCE if name == "synthetic" else name
+    source = MADE[name][2] if name in MADE else name
     return pd.DataFrame(
         [
             {
@@ -220,13 +236,13 @@ def prepare(
     ``limit`` keeps the first so many problems of each split. Existing files are kept unless
     ``force``. Raises ``PreparationError`` with a message for the user.
     """
-    splits = tuple(synthetic_math.SPLIT_SIZES) if name == "synthetic" else PUBLIC_SETS[name].splits
+    splits = MADE[name][1] if name in MADE else PUBLIC_SETS[name].splits
     paths = [output_dir / f"{split}.parquet" for split in splits]
     for split, path in zip(splits, paths, strict=True):
         if path.exists() and not force:
             print(f"{path} exists already; --force makes it again")
             continue
-        rows = _synthetic_rows(split) if name == "synthetic" else _public_rows(name, split, source)
+        rows = MADE[name][0](split) if name in MADE else _public_rows(name, split, source)
         _write(_table(name, split, rows[:limit]), path)
     return paths
 

