@@ -12,17 +12,12 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 EXPERIMENT=tiny_cpu
-DATA_DIR=data/synthetic
 OUTPUT_DIR=${OUTPUT_DIR:-outputs/tiny_cpu/$(date +%Y%m%d-%H%M%S)}
-
-# Nothing on the CPU profile needs a network, a tracker's account or telemetry.
-export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=${WANDB_MODE:-offline}
-export RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
 
 bash scripts/install.sh cpu
 PYTHON=.venv/bin/python
 
 echo "==> data"
-"$PYTHON" -m recipes.dapo_qwen3.prepare_data synthetic --output-dir "$DATA_DIR"
+"$PYTHON" -m recipes.dapo_qwen3.prepare_data synthetic --output-dir data/synthetic
 
 source scripts/lib/train_both.sh

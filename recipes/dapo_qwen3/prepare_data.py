@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -87,7 +88,6 @@ PUBLIC_SETS = {
     "gsm8k": PublicSet("openai/gsm8k", "main", ("train", "test"), _from_gsm8k),
     "math_500": PublicSet("HuggingFaceH4/MATH-500", None, ("test",), _from_math_500),
 }
-NAMES = ("synthetic", "word_problems", *PUBLIC_SETS)
 
 
 def _require_hub(name: str) -> None:
@@ -170,37 +170,37 @@ def _public_rows(name: str, split: str, source: Path | None) -> list[Row]:
         ) from error
 
 
-def _synthetic_rows(split: str) -> list[Row]:
+def _synthetic_row(problem: synthetic_math.Problem) -> Row:
     # The question asks for the box itself, in words the tiny model knows.
-    return [
-        Row(
-            [{"role": "user", "content": problem.question}],
-            problem.answer,
-            {"family": problem.family, "operands": len(problem.operands)},
-        )
-        for problem in synthetic_math.draw_split(split)
-    ]
+    return Row(
+        [{"role": "user", "content": problem.question}],
+        problem.answer,
+        {"family": problem.family, "operands": len(problem.operands)},
+    )
 
 
-def _word_problem_rows(split: str) -> list[Row]:
-    return [
-        Row([{"role": "user", "content": one.question}], one.answer, {"steps": one.steps})
-        for one in word_problems.draw_split(split)
-    ]
+def _word_problem_row(problem: word_problems.WordProblem) -> Row:
+    turns = (*word_problems.EXAMPLE, ("user", problem.question))
+    prompt = [{"role": role, "content": content} for role, content in turns]
+    return Row(prompt, problem.answer, {"kind": problem.kind})
 
 
-# Sets that are made here: rows of a split, the splits, and what verl's column `data_source` says.
-MADE: dict[str, tuple[Callable[[str], list[Row]], tuple[str, ...], str]] = {
-    "synthetic": (_synthetic_rows, tuple(synthetic_math.SPLIT_SIZES), synthetic_math.DATA_SOURCE),
-    "word_problems": (
-        _word_problem_rows, tuple(word_problems.SPLIT_SIZES), word_problems.DATA_SOURCE,
-    ),
-}  # fmt: skip
+#: Sets that are made here: the module that draws a split, and what turns a problem into a row.
+MADE: dict[str, tuple[ModuleType, Callable[[Any], Row]]] = {
+    "synthetic": (synthetic_math, _synthetic_row),
+    "word_problems": (word_problems, _word_problem_row),
+}
+NAMES = (*MADE, *PUBLIC_SETS)
+
+
+def _made_rows(name: str, split: str) -> list[Row]:
+    module, row_of = MADE[name]
+    return [row_of(problem) for problem in module.draw_split(split)]
 
 
 def _table(name: str, split: str, rows: Sequence[Row]) -> pd.DataFrame:
     """Lay ``rows`` out in verl's columns."""
-    source = MADE[name][2] if name in MADE else name
+    source = MADE[name][0].DATA_SOURCE if name in MADE else name
     return pd.DataFrame(
         [
             {
@@ -236,13 +236,13 @@ def prepare(
     ``limit`` keeps the first so many problems of each split. Existing files are kept unless
     ``force``. Raises ``PreparationError`` with a message for the user.
     """
-    splits = MADE[name][1] if name in MADE else PUBLIC_SETS[name].splits
+    splits = tuple(MADE[name][0].SPLIT_SIZES) if name in MADE else PUBLIC_SETS[name].splits
     paths = [output_dir / f"{split}.parquet" for split in splits]
     for split, path in zip(splits, paths, strict=True):
         if path.exists() and not force:
             print(f"{path} exists already; --force makes it again")
             continue
-        rows = MADE[name][0](split) if name in MADE else _public_rows(name, split, source)
+        rows = _made_rows(name, split) if name in MADE else _public_rows(name, split, source)
         _write(_table(name, split, rows[:limit]), path)
     return paths
 

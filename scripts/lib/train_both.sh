@@ -1,9 +1,15 @@
-# Trains an experiment on this machine's CPU without and with SAM, and compares; sourced.
+# shellcheck shell=bash
+# Trains an experiment on this machine's CPU without and with SAM, and compares; to be sourced.
 #
-# Needs: EXPERIMENT, OUTPUT_DIR and PYTHON. Arguments: further options of the group sam, then Hydra
-# overrides for all runs. TIMEOUT_S: of one run.
+# Needs EXPERIMENT, OUTPUT_DIR and PYTHON. Arguments: further options of the group sam, then Hydra
+# overrides for all runs. TIMEOUT_S: most seconds of a run.
+
 # A run that hangs (a dead engine during weight sync, say) must not hang forever.
 TIMEOUT_S=${TIMEOUT_S:-3600}
+
+# Nothing on the CPU profile needs a network, a tracker's account or telemetry.
+export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=${WANDB_MODE:-offline}
+export RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
 
 train() {  # train <off|on> [overrides...]
     local side=$1
