@@ -7,8 +7,8 @@ mathematics comes in columns of its own, some with each problem repeated a hundr
     python -m recipes.dapo_qwen3.prepare_data synthetic --output-dir data/synthetic
     python -m recipes.dapo_qwen3.prepare_data dapo_math_17k --output-dir data/dapo_math_17k
 
-The synthetic set is made here; the others come from the Hugging Face hub or, with ``--source``,
-from a local copy. Finished files are left alone unless ``--force`` is given.
+`synthetic` and `word_problems` are made here; the others come from the Hugging Face hub or, with
+``--source``, from a local copy. Finished files are left alone unless ``--force`` is given.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,7 +28,7 @@ import datasets
 import pandas as pd
 from tqdm import tqdm
 
-from recipes.dapo_qwen3 import synthetic_math
+from recipes.dapo_qwen3 import synthetic_math, word_problems
 
 ASK_FOR_BOX = "\n\nReason step by step, and put the final answer in \\boxed{}."
 READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
@@ -87,7 +88,6 @@ PUBLIC_SETS = {
     "gsm8k": PublicSet("openai/gsm8k", "main", ("train", "test"), _from_gsm8k),
     "math_500": PublicSet("HuggingFaceH4/MATH-500", None, ("test",), _from_math_500),
 }
-NAMES = ("synthetic", *PUBLIC_SETS)
 
 
 def _require_hub(name: str) -> None:
@@ -170,21 +170,37 @@ def _public_rows(name: str, split: str, source: Path | None) -> list[Row]:
         ) from error
 
 
-def _synthetic_rows(split: str) -> list[Row]:
+def _synthetic_row(problem: synthetic_math.Problem) -> Row:
     # The question asks for the box itself, in words the tiny model knows.
-    return [
-        Row(
-            [{"role": "user", "content": problem.question}],
-            problem.answer,
-            {"family": problem.family, "operands": len(problem.operands)},
-        )
-        for problem in synthetic_math.draw_split(split)
-    ]
+    return Row(
+        [{"role": "user", "content": problem.question}],
+        problem.answer,
+        {"family": problem.family, "operands": len(problem.operands)},
+    )
+
+
+def _word_problem_row(problem: word_problems.WordProblem) -> Row:
+    turns = (*word_problems.EXAMPLE, ("user", problem.question))
+    prompt = [{"role": role, "content": content} for role, content in turns]
+    return Row(prompt, problem.answer, {"kind": problem.kind})
+
+
+#: Sets that are made here: the module that draws a split, and what turns a problem into a row.
+MADE: dict[str, tuple[ModuleType, Callable[[Any], Row]]] = {
+    "synthetic": (synthetic_math, _synthetic_row),
+    "word_problems": (word_problems, _word_problem_row),
+}
+NAMES = (*MADE, *PUBLIC_SETS)
+
+
+def _made_rows(name: str, split: str) -> list[Row]:
+    module, row_of = MADE[name]
+    return [row_of(problem) for problem in module.draw_split(split)]
 
 
 def _table(name: str, split: str, rows: Sequence[Row]) -> pd.DataFrame:
     """Lay ``rows`` out in verl's columns."""
-    source = synthetic_math.DATA_SOURCE if name == "synthetic" else name
+    source = MADE[name][0].DATA_SOURCE if name in MADE else name
     return pd.DataFrame(
         [
             {
@@ -220,13 +236,13 @@ def prepare(
     ``limit`` keeps the first so many problems of each split. Existing files are kept unless
     ``force``. Raises ``PreparationError`` with a message for the user.
     """
-    splits = tuple(synthetic_math.SPLIT_SIZES) if name == "synthetic" else PUBLIC_SETS[name].splits
+    splits = tuple(MADE[name][0].SPLIT_SIZES) if name in MADE else PUBLIC_SETS[name].splits
     paths = [output_dir / f"{split}.parquet" for split in splits]
     for split, path in zip(splits, paths, strict=True):
         if path.exists() and not force:
             print(f"{path} exists already; --force makes it again")
             continue
-        rows = _synthetic_rows(split) if name == "synthetic" else _public_rows(name, split, source)
+        rows = _made_rows(name, split) if name in MADE else _public_rows(name, split, source)
         _write(_table(name, split, rows[:limit]), path)
     return paths
 

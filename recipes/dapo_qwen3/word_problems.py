@@ -1,0 +1,117 @@
+"""Word problems of one and two steps in English, for a small pretrained model.
+
+A model of a hundred million parameters solves some of them and misses others, which is what
+training with a verifiable reward needs. Names, things and numbers are drawn; a split's problems are
+distinct, and those of the test split are not in the train split.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+DATA_SOURCE = "word_problems"
+SPLIT_SIZES = {"train": 4096, "test": 256}
+
+#: Turns before each question. Without an example the model reasons at random and does not say which
+#: number is its answer.
+EXAMPLE = (
+    ("user", "Tom has 8 pencils and buys 5 more. How many pencils does Tom have?"),
+    ("assistant", "Tom has 8 pencils. He buys 5 more, so he has 8 + 5 = 13 pencils.\n\nAnswer: 13"),
+)
+
+_NAMES = ("Ann", "Ben", "Carla", "David", "Emma", "Frank", "Grace", "Henry", "Iris", "Jack")
+_THINGS = ("apples", "books", "coins", "eggs", "marbles", "pens", "shells", "stamps", "stickers")
+_BOXES = ("bags", "boxes", "jars", "shelves", "trays")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A sort of problems: text, range of each number, answer of the numbers, number of steps."""
+
+    text: str
+    numbers: tuple[tuple[int, int], ...]
+    answer: Callable[..., int]
+    steps: int
+
+
+KINDS = {
+    "gain": Kind(
+        "{name} has {0} {things} and gets {1} more. How many {things} does {name} have?",
+        ((2, 15), (2, 9)),
+        lambda a, b: a + b,
+        1,
+    ),
+    "loss": Kind(
+        "{name} has {0} {things} and gives {1} away. How many {things} are left?",
+        ((7, 15), (2, 6)),
+        lambda a, b: a - b,
+        1,
+    ),
+    "product": Kind(
+        "{name} has {0} {boxes} with {1} {things} each. How many {things} does {name} have?",
+        ((2, 6), (2, 6)),
+        lambda a, b: a * b,
+        1,
+    ),
+    "gain and loss": Kind(
+        "{name} has {0} {things}, buys {1} more, and then gives {2} to a friend. "
+        "How many {things} does {name} have now?",
+        ((3, 12), (2, 6), (2, 4)),
+        lambda a, b, c: a + b - c,
+        2,
+    ),
+    "product and gain": Kind(
+        "{name} fills {0} {boxes} with {1} {things} each and has {2} more. "
+        "How many {things} does {name} have in all?",
+        ((2, 4), (2, 5), (2, 6)),
+        lambda a, b, c: a * b + c,
+        2,
+    ),
+    "twice": Kind(
+        "{name} has {0} {things}. {other} has twice as many. "
+        "How many {things} do they have together?",
+        ((2, 9),),
+        lambda a: 3 * a,
+        2,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class WordProblem:
+    """A question, its answer in decimal, and what it is."""
+
+    question: str
+    answer: str
+    kind: str
+
+
+def draw_problem(rng: random.Random) -> WordProblem:
+    """A problem of any kind."""
+    kind = rng.choice(list(KINDS))
+    numbers = [rng.randint(*limits) for limits in KINDS[kind].numbers]
+    name, other = rng.sample(_NAMES, 2)
+    words = {
+        "name": name,
+        "other": other,
+        "things": rng.choice(_THINGS),
+        "boxes": rng.choice(_BOXES),
+    }
+    question = KINDS[kind].text.format(*numbers, **words)
+    return WordProblem(question, str(KINDS[kind].answer(*numbers)), kind)
+
+
+def draw_split(split: str) -> list[WordProblem]:
+    """The problems of the train or the test split; the same on every machine."""
+    rng, seen = random.Random(1), set()
+    splits: dict[str, list[WordProblem]] = {}
+    for name, count in SPLIT_SIZES.items():  # in one sequence: no question is in two splits
+        found = splits[name] = []
+        while len(found) < count:
+            problem = draw_problem(rng)
+            if problem.question not in seen:
+                seen.add(problem.question)
+                found.append(problem)
+    return splits[split]

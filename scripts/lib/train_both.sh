@@ -1,0 +1,49 @@
+# shellcheck shell=bash
+# Trains an experiment on this machine's CPU without and with SAM, and compares; to be sourced.
+#
+# Needs EXPERIMENT, OUTPUT_DIR and PYTHON. Arguments: further options of the group sam, then Hydra
+# overrides for all runs. TIMEOUT_S: most seconds of a run.
+
+# A run that hangs (a dead engine during weight sync, say) must not hang forever.
+TIMEOUT_S=${TIMEOUT_S:-3600}
+
+# Nothing on the CPU profile needs a network, a tracker's account or telemetry.
+export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=${WANDB_MODE:-offline}
+export RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
+
+train() {  # train <off|on> [overrides...]
+    local side=$1
+    shift
+    local run_dir=$OUTPUT_DIR/$side
+    echo "==> DAPO with sam=$side (log: $run_dir/log.txt)"
+    mkdir -p "$run_dir"
+    timeout --kill-after=30 "$TIMEOUT_S" \
+        "$PYTHON" -m recipes.dapo_qwen3.main "experiment=$EXPERIMENT" "sam=$side" \
+        "run_dir=$run_dir" "$@" >"$run_dir/log.txt" 2>&1 &
+    RUN_PID=$!
+    # An interrupted script must not leave the run behind: it would fight the next one for memory.
+    trap 'kill -TERM "$RUN_PID" 2> /dev/null || true' EXIT
+    "$PYTHON" scripts/lib/follow_run.py "$run_dir" --pid "$RUN_PID"
+    wait "$RUN_PID"
+    trap - EXIT
+}
+
+# Options of the group sam come first, overrides after them.
+SIDES=(on)
+while [[ "${1:-}" =~ ^[a-z_]+$ ]]; do
+    SIDES+=("$1")
+    shift
+done
+
+train off "$@"
+for side in "${SIDES[@]}"; do
+    train "$side" "$@"
+done
+
+for side in "${SIDES[@]}"; do
+    echo "==> comparison of off and $side"
+    page=$OUTPUT_DIR/comparison
+    [ "$side" = on ] || page+=_$side
+    .venv/bin/sam-rollout compare "$OUTPUT_DIR/off" --with "$OUTPUT_DIR/$side" \
+        --html "$page.html" --picture "$page.png" --json "$page.json"
+done

