@@ -7,8 +7,8 @@
 #   bash scripts/run_smollm2_cpu.sh --quick                          # two small steps a side
 #   bash scripts/run_smollm2_cpu.sh trainer.total_training_steps=60  # any Hydra override, for all runs
 #
-# It learns in more steps than that. One side alone, measured on held-out problems every 10 steps, goes on
-# where it was stopped when called again:
+# One side alone, measured on held-out problems every 10 steps; called again it goes on where it stopped.
+# It has not been seen to learn yet.
 #
 #   .venv/bin/python -m recipes.dapo_qwen3.main experiment=smollm2_cpu sam=on run_dir=outputs/smollm2_long \
 #       trainer.total_training_steps=50 trainer.val_before_train=true trainer.test_freq=10 \
