@@ -57,7 +57,11 @@ async def ask_engines(
 
 
 class EngineRecorders(StatLoggerBase):
-    """A step recorder for each engine, behind the one logger that vLLM calls for all of them."""
+    """A step recorder for each engine, behind the one logger that vLLM calls for all of them.
+
+    Attach it to a running engine with ``engine.logger_manager.stat_loggers.append(recorders)``; the
+    engine must have been started with ``disable_log_stats=False``.
+    """
 
     def __init__(self, engines: int) -> None:
         self.recorders = [EngineStepRecorder() for _ in range(engines)]
@@ -83,7 +87,7 @@ class EngineRecorders(StatLoggerBase):
         engine_idx: int = 0,
     ) -> None:
         """Called by vLLM once per step of each engine."""
-        self.recorders[engine_idx].record(scheduler_stats, iteration_stats, mm_cache_stats)
+        self.recorders[engine_idx].record(scheduler_stats, iteration_stats)
         if len(self.recorders) > 1 and iteration_stats is not None:
             for request in iteration_stats.finished_requests:
                 self._engine_of[request.request_id] = engine_idx
