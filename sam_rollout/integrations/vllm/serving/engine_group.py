@@ -8,18 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
-
-
-class _Identified(Protocol):
-    request_id: str  # as it was given to the engine
-
-
-Finished = TypeVar("Finished", bound=_Identified)
 
 
 def engine_count(engine: Any) -> int:
@@ -92,9 +85,13 @@ class EngineRecorders(StatLoggerBase):
             for request in iteration_stats.finished_requests:
                 self._engine_of[request.request_id] = engine_idx
 
-    def share_out(self, finished: Iterable[Finished]) -> list[list[Finished]]:
-        """Sort requests by the engine that ran them; unknown ones go to the first."""
-        shares: list[list[Finished]] = [[] for _ in self.recorders]
+    def share_out(self, finished: Iterable[Any]) -> list[list[Any]]:
+        """Sort requests by the engine that ran them; unknown ones go to the first.
+
+        Args:
+            finished: Each with the ``request_id`` that was given to the engine.
+        """
+        shares: list[list[Any]] = [[] for _ in self.recorders]
         for request in finished:
             shares[self._engine_of.pop(request.request_id, 0)].append(request)
         return shares
