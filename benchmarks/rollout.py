@@ -136,10 +136,11 @@ class Side:
     """An engine with its step recorder."""
 
     def __init__(self, engine: Any) -> None:
-        from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
+        from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders
 
-        self._engine, self._recorder = engine, EngineStepRecorder()
-        engine.llm_engine.logger_manager.stat_loggers.append(self._recorder)
+        recorders = EngineRecorders(1)
+        self._engine, (self._recorder,) = engine, recorders.recorders
+        engine.llm_engine.logger_manager.stat_loggers.append(recorders)
 
     def rollout(
         self, requests: list[tuple[list[int], Any]], max_tokens: int

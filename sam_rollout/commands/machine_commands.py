@@ -12,6 +12,7 @@ from sam_rollout.commands.command_line import (
     one_line_errors,
     wide_console,
 )
+from sam_rollout.core.json_values import dumps, measured
 
 TINY_MODEL = "recipes/dapo_qwen3/tiny_qwen3"  # as seen from the repository's root
 DRAFTS = [1, 3, 8]
@@ -59,7 +60,8 @@ def check_operators(
     program.show(result, wide_console(), limit)
     if json_path is not None:
         with one_line_errors():
-            json_path.write_text(program.to_json(result) + "\n", encoding="utf-8")
+            # A value that is no number (a broken operator) becomes null.
+            json_path.write_text(dumps(measured(result), indent=1) + "\n", encoding="utf-8")
     if limit is not None and program.exceeds(result, limit):
         raise typer.Exit(1)
 

@@ -88,6 +88,9 @@ class DraftPadding:
 
     Args:
         setting, graph_of, limits: As for ``padding_by_rows``.
+
+    Attributes:
+        in_use: Whether any step is ever filled up.
     """
 
     def __init__(self, setting: str, graph_of: GraphOf, limits: Limits) -> None:
@@ -97,13 +100,8 @@ class DraftPadding:
         # Asked in every step: whether one of so many requests is filled up, gate closed and open.
         closed, opened = by_rows == Padding.EVERY_STEP, by_rows != Padding.NO_STEP
         self._applies = closed.tolist(), opened.tolist()
-        self._in_use = bool(by_rows.any())
+        self.in_use = bool(by_rows.any())
         self._max_model_len = limits.max_model_len
-
-    @property
-    def in_use(self) -> bool:
-        """Whether any step is ever filled up."""
-        return self._in_use
 
     def describe(self) -> str:
         """Say for the start-up report which steps are filled up."""

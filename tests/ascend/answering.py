@@ -85,14 +85,12 @@ def head(*names: str, k: int = K, gate: str = "threshold", **model: Any) -> SamC
 
 OFF = SamConfig(enabled=False)
 CLOSED = SamConfig(gate=GateConfig("closed"))
-AUTO = SamConfig(gate=GateConfig("auto", exploration=0.1))
 # Requests are preempted, and no step holds all prompts.
 SMALL = {"max_num_seqs": 6, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 6}
 ENGINES = {
     "off": Side(OFF, engine={"async_scheduling": False}),
     "closed": Side(CLOSED),
     "opens": Side(texts_alone(12)),
-    "auto": Side(AUTO),
     "filled up": Side(texts_alone(12, k=8, pad_drafts="always")),
     "preempted": Side(texts_alone(1_000, k=8), engine=SMALL),
     # Or an engine's steps would not be those that the gate saw last.
@@ -100,7 +98,6 @@ ENGINES = {
     "sync, filled up": Side(texts_alone(2, scheduling="sync", pad_drafts="always")),
     "off, stock": Side(OFF, "stock"),
     "on, stock": Side(texts_alone(1_000, pad_drafts="always"), "stock"),
-    "head": Side(head()),
     "head and texts": Side(head("own", "prompt", k=8), engine=SMALL),
     "head, closed": Side(head("own", gate="closed")),
     "head, fails": Side(head("own")),

@@ -16,16 +16,13 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.attention.backend import AttentionCGSupport
 
 from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamConfig
-from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError, check_drafters
 from sam_rollout.integrations.vllm.engine_settings import (
     ENGINES_OWN_SAMPLER,
-    PROPOSER_CLASS,
     engine_arguments,
 )
 from sam_rollout.integrations.vllm.sampling.samplers import installed_sampler
 from sam_rollout.integrations.vllm_ascend import hooks
-from sam_rollout.integrations.vllm_ascend.plugin import way_in
 from sam_rollout.integrations.vllm_ascend.worker import SamAscendWorkerExtension
 from tests.ascend.conftest import SAM
 from tests.ascend.steps import ToyEngine, same_draft_for_all, sampling_metadata
@@ -61,30 +58,6 @@ def worker_of(runner) -> SamAscendWorkerExtension:
     worker = SamAscendWorkerExtension()
     worker.model_runner, worker.vllm_config = runner, runner.vllm_config
     return worker
-
-
-def test_the_runner_has_our_drafter_and_it_is_bound(runner):
-    assert isinstance(runner.drafter, SamProposer)
-    assert runner.drafter.describe()["bound"], "no worker extension is needed"
-    assert way_in() == "plugin"
-    report = worker_of(runner).sam_bind()
-    line = check_drafters([report], SAM)
-    assert line.startswith(f"sam_rollout: drafter {PROPOSER_CLASS} on 1 worker(s)")
-    assert line.endswith("; into vllm-ascend by plugin")
-
-
-def test_the_runner_asks_our_drafter(runner):
-    engine = ToyEngine(runner, model=None)
-    engine.add(PERIOD * 3, SamplingParams(max_tokens=50))
-    engine.add([1, 2, 3], SamplingParams(max_tokens=50))
-    drafts = runner.propose_draft_token_ids([[PERIOD[-1]], [3]], *[None] * 7)
-    assert drafts == [PERIOD[:K], []]
-    assert runner.propose_draft_token_ids([[], []], *[None] * 7) == [[], []], "prompt chunks"
-
-
-def test_what_the_runner_calls_on_every_drafter_is_there(runner):
-    for name in hooks.CALLED_ON_EVERY_DRAFTER:
-        assert getattr(runner.drafter, name)("whatever", the="runner passes") is None
 
 
 def test_a_drafter_of_others_gets_what_the_runner_calls(vllm_config, monkeypatch, runner):

@@ -77,6 +77,11 @@ def rows(package: str, table: Table, versions: tuple[str, ...] = ()) -> list[Row
     return found
 
 
+def members(owner: str, why: str, *names: str) -> dict[str, Reason]:
+    """Names of one class that are needed for the same reason."""
+    return {f"{owner}.{name}": why for name in names}
+
+
 # fmt: off
 VLLM_SAMPLERS: Table = {
     "v1.worker.gpu_model_runner": {
@@ -186,8 +191,8 @@ VLLM_PROPOSER: Table = {
         "CachedRequestState.sampling_params": "extra_args carry a request's identity to the worker",
     },
     "distributed.parallel_state": {
-        "get_tp_group()": "drafting state is kept on the output rank only",
-        "get_pp_group()": "drafting state is kept on the output rank only",
+        **dict.fromkeys(
+            ("get_tp_group()", "get_pp_group()"), "drafting state is kept on the output rank only"),
         "GroupCoordinator.rank_in_group": "rank 0 of the tensor-parallel group is the output rank",
         "GroupCoordinator.is_last_rank": "the last pipeline stage samples",
     },
@@ -220,10 +225,9 @@ VLLM_LATE_BINDING: Table = {
             "num_draft_tokens -= num_invalid_spec_tokens.get(request_id, 0)"),
     },
     "v1.core.sched.output": {
-        "SchedulerOutput.num_scheduled_tokens": "replaced in the worker's copy of a step",
-        "SchedulerOutput.total_num_scheduled_tokens": "likewise",
-        "SchedulerOutput.scheduled_spec_decode_tokens": "likewise",
-        "SchedulerOutput.scheduled_cached_reqs": "likewise",
+        **members(
+            "SchedulerOutput", "replaced in the worker's copy of a step", "num_scheduled_tokens",
+            "total_num_scheduled_tokens", "scheduled_spec_decode_tokens", "scheduled_cached_reqs"),
         "SchedulerOutput.finished_req_ids": "what they sampled last is nobody's",
         "SchedulerOutput.has_structured_output_requests": "these get no drafts",
         "CachedRequestData.num_computed_tokens": "replaced in the worker's copy of a step",
@@ -289,12 +293,9 @@ VLLM_LATE_BINDING: Table = {
         "Request.use_structured_output": "such requests get no places",
         "Request.spec_token_ids": "places of the next step",
     },
-    "config.model": {
-        "ModelConfig.is_hybrid": "schedules synchronously",
-        "ModelConfig.uses_mrope": "schedules synchronously",
-        "ModelConfig.is_multimodal_model": "schedules synchronously",
-        "ModelConfig.enable_prompt_embeds": "schedules synchronously",
-    },
+    "config.model": members(
+        "ModelConfig", "schedules synchronously", "is_hybrid", "uses_mrope", "is_multimodal_model",
+        "enable_prompt_embeds"),
     "v1.sample.logits_processor.builtin:MinTokensLogitsProcessor.min_toks":
         "counts tokens on the host: no step is prepared ahead",
     "v1.worker.gpu_input_batch": {
@@ -346,7 +347,6 @@ VLLM_ENGINE_DRAFTER: Table = {
             "copies nothing where there is only a list",
             "if not torch.is_tensor(draft_token_ids):"),
         "GPUModelRunner._draft_token_req_ids": "whose drafts vLLM hands to its scheduler",
-        "GPUModelRunner.positions": "of the step's tokens, until the next is prepared",
     },
     "v1.spec_decode.llm_base_proposer": {
         "SpecDecodeBaseProposer.propose": (
@@ -399,8 +399,7 @@ VLLM_DRAFTS_WITH_OUTPUT: Table = {
             "if request is None or request.is_finished():"),
     },
     "v1.outputs": {
-        "DraftTokenIds.req_ids": "made from a step's output",
-        "DraftTokenIds.draft_token_ids": "made from a step's output",
+        **members("DraftTokenIds", "made from a step's output", "req_ids", "draft_token_ids"),
         "ModelRunnerOutput.req_ids": "the rows that drafts belong to",
     },
     "v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens(grammar_output)": (
@@ -431,11 +430,8 @@ VLLM_GRAPHS: Table = {
             "full graphs of decode steps are for k + 1 tokens a request only",
             "x <= max_num_tokens and x >= uniform_decode_query_len"),
     },
-    "config.compilation": {
-        "CUDAGraphMode.NONE": "what the dispatcher returns",
-        "CUDAGraphMode.PIECEWISE": "what the dispatcher returns",
-        "CUDAGraphMode.FULL": "what the dispatcher returns",
-    },
+    "config.compilation":
+        members("CUDAGraphMode", "what the dispatcher returns", "NONE", "PIECEWISE", "FULL"),
     "v1.core.sched.scheduler": {
         "Scheduler.update_from_output": (
             "whatever was verified counts as a draft, filling included",
@@ -497,14 +493,8 @@ VLLM_CONFIGURATION: Table = {
         "AsyncLLM.model_config": "bounds of what other nodes say their engines sampled",
         "AsyncLLM.logger_manager": "the stat logger's records are drained from the server process",
     },
-    "plugins": {
-        "DEFAULT_PLUGINS_GROUP": (
-            "our entry point is loaded in every vLLM process",
-            "'vllm.general_plugins'"),
-        "STAT_LOGGER_PLUGINS_GROUP": (
-            "a stat logger of ours in plain vLLM",
-            "'vllm.stat_logger_plugins'"),
-    },
+    "plugins:DEFAULT_PLUGINS_GROUP": (
+        "our entry point is loaded in every vLLM process", "'vllm.general_plugins'"),
 }
 
 VLLM_STATISTICS: Table = {
@@ -517,33 +507,19 @@ VLLM_STATISTICS: Table = {
         "StatLoggerManager.stat_loggers": "the list our logger is in",
     },
     "v1.metrics.stats": {
-        "SchedulerStats.num_running_reqs": "engine step: running requests",
-        "SchedulerStats.num_waiting_reqs": "engine step: waiting requests",
-        "SchedulerStats.spec_decoding_stats": "engine step: drafted and accepted tokens",
-        "SchedulerStats.kv_cache_usage": "engine step: share of the KV cache in use",
-        "IterationStats.iteration_timestamp": "engine step: when it ended",
-        "IterationStats.num_generation_tokens": "engine step: tokens generated",
-        "IterationStats.num_prompt_tokens": "engine step: prompt tokens",
-        "IterationStats.num_preempted_reqs": "engine step: preemptions",
-        "IterationStats.time_to_first_tokens_iter": "engine step: time to first token, s",
-        "IterationStats.inter_token_latencies_iter": "engine step: time between tokens, s",
-        "IterationStats.finished_requests": "engine step: requests that ended",
+        **members(
+            "SchedulerStats", "noted of an engine step", "num_running_reqs", "num_waiting_reqs",
+            "spec_decoding_stats"),
+        **members(
+            "IterationStats", "noted of an engine step", "num_generation_tokens",
+            "num_prompt_tokens", "num_preempted_reqs", "time_to_first_tokens_iter",
+            "inter_token_latencies_iter", "finished_requests"),
     },
-    "v1.spec_decode.metrics": {
-        "SpecDecodingStats.num_spec_tokens": "acceptance",
-        "SpecDecodingStats.num_drafts": "acceptance",
-        "SpecDecodingStats.num_draft_tokens": "acceptance",
-        "SpecDecodingStats.num_accepted_tokens": "acceptance",
-        "SpecDecodingStats.num_accepted_tokens_per_pos": "acceptance",
-    },
+    "v1.spec_decode.metrics": members(
+        "SpecDecodingStats", "acceptance", "num_drafts", "num_draft_tokens", "num_accepted_tokens",
+        "num_accepted_tokens_per_pos"),
 }
 
-VLLM_STATISTICS_BY_POSITION: Table = {
-    "v1.spec_decode.metrics:SpecDecodingStats.num_draft_tokens_per_pos":
-        "acceptance per position, where vLLM counts it",
-}
-
-# What sam_rollout/integrations/vllm/cpu/cpu_workarounds.py replaces.
 # Draft trees (integrations/vllm/trees), verified on CPUs.
 VLLM_TREES: Table = {
     "v1.worker.gpu_model_runner": {
@@ -567,6 +543,8 @@ VLLM_TREES: Table = {
             "the text before each draft token, for penalties and bad words: a tree's path",
     },
 }
+
+# What sam_rollout/integrations/vllm/cpu/cpu_workarounds.py replaces.
 VLLM_CPU_WORKAROUNDS: Table = {
     "model_executor.layers.utils:dispatch_cpu_unquantized_gemm(layer, remove_weight)": (
         "patched: packing drops layer.weight, and the next weight sync has no parameter to "
@@ -664,10 +642,6 @@ VLLM_SECOND_RUNNER: Table = {
         "NewRequestData.sampling_params": "the identity, and whether it is a control",
         "NewRequestData.prompt_token_ids": "the identity of requests that carry none",
     },
-    "v1.outputs": {
-        "DraftTokenIds.req_ids": "first field",
-        "DraftTokenIds.draft_token_ids": "second field",
-    },
 }
 
 # What sam_rollout/integrations/vllm_ascend wraps: vllm-ascend has no branch for drafters of others.
@@ -739,9 +713,8 @@ VLLM_ASCEND_CHANGED: Table = {
 VERL_ROLLOUT: Table = {
     "workers.rollout.replica": {
         "RolloutReplicaRegistry.register(name, loader)": "registers the rollout sam_vllm",
-        "TokenOutput.token_ids": "what generate returns",
-        "TokenOutput.stop_reason": "what generate returns",
-        "TokenOutput.num_preempted": "what generate returns",
+        **members(
+            "TokenOutput", "what generate returns", "token_ids", "stop_reason", "num_preempted"),
     },
     "workers.rollout.base:_ROLLOUT_REGISTRY": (
         "private: (name, 'async') -> class path of the training side's adapter",
@@ -757,24 +730,17 @@ VERL_ROLLOUT: Table = {
             "the driver finds servers by their names, to ask for progress",
             "f'{prefix}server_{self.replica_rank}_{node_rank}{self.name_suffix}'"),
         "vLLMHttpServer._get_worker_extension_cls()": "overridden",
-        "vLLMHttpServer._preprocess_engine_kwargs(engine_kwargs)":
-            "overridden: edits the engine arguments in place",
         "vLLMHttpServer.run_server(args)": (
-            "overridden: starts the engine, then calls monkey_patch_model on the workers",
-            "AsyncLLM.from_vllm_config",
-            "method='monkey_patch_model'"),
+            "overridden: starts the engine, which our drafter is bound to afterwards",
+            "AsyncLLM.from_vllm_config"),
         "vLLMHttpServer.launch_server(master_address, master_port, dp_rpc_port)": (
-            "passes worker_extension_cls and the engine arguments on",
-            "self._preprocess_engine_kwargs(engine_kwargs)",
+            "passes worker_extension_cls on",
             "'worker_extension_cls': self._get_worker_extension_cls()"),
         "vLLMHttpServer.generate(prompt_ids, sampling_params, request_id)":
             "overridden: adds extra_args, records the request",
         "vLLMHttpServer.collective_rpc(method, timeout, args, kwargs)":
             "reaches the worker methods",
     },
-    "workers.rollout.vllm_rollout.utils:"
-    "vLLMColocateWorkerExtension.monkey_patch_model(vocab_size, banned_token_ids)":
-        "overridden: called once per worker, binds the proposer",
     "workers.rollout.llm_server:LLMServerClient.generate(request_id, prompt_ids, sampling_params)":
         "sampling_params travel unchanged from the agent loop to the server",
 }
@@ -1215,7 +1181,6 @@ CONTRACT = [
     *rows("vllm_ascend", ASCEND_DATA_PARALLEL),
     *rows("vllm", VLLM_CONFIGURATION),
     *rows("vllm", VLLM_STATISTICS),
-    *rows("vllm", VLLM_STATISTICS_BY_POSITION, ("0.24", VLLM_CPU_INSTALLED)),
     *rows("vllm", VLLM_CPU_WORKAROUNDS, (VLLM_CPU_INSTALLED,)),
     *rows("vllm", VLLM_TREES, (VLLM_CPU_INSTALLED,)),
     *rows("vllm", VLLM_SECOND_RUNNER, (VLLM_CPU_INSTALLED,)),

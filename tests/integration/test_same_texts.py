@@ -22,7 +22,7 @@ import pytest
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
-from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
+from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders
 from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL
 from tests.integration.engines import FORCED_PROPOSER
@@ -252,21 +252,36 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("sampler", "ahead"), [("coupled", False), ("coupled", True), ("coupled_inversion", False)]
-)
-def test_every_sampling_parameter_is_kept_by_drafts(start, prompts, sampler, ahead):
-    """Requests of all kinds share the batches."""
+@pytest.fixture(scope="module")
+def answer(prompts) -> Callable[[Any], list[Any]]:
+    """``answer(engine)``: its responses to requests of all kinds, which share the batches."""
     asked, parameters = [], []
     for sampling in SAMPLING.values():
         some = requests(prompts[:3], SIBLINGS, max_tokens=LONGEST, logprobs=0, **sampling)
         asked += some[0]
         parameters += some[1]
-    sides = Side(OFF, sampler=sampler), Side(SamConfig(gate=ALWAYS), ahead, sampler=sampler)
-    found = []
-    for engine in map(start, sides):
+
+    def ask(engine: Any) -> list[Any]:
         outputs = engine.generate(asked, [one.clone() for one in parameters], use_tqdm=False)
-        found.append([output.outputs[0] for output in outputs])
+        return [output.outputs[0] for output in outputs]
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def plain_answers(plain, answer) -> list[Any]:
+    return answer(plain)
+
+
+@pytest.mark.parametrize("name", ["k = 8", "ahead, k = 8", "coupled_inversion"])
+def test_every_sampling_parameter_is_kept_by_drafts(name, start, engine_of, answer, plain_answers):
+    if name in SIDES:
+        engine, expected = engine_of(name), plain_answers
+    else:
+        expected = answer(start(Side(OFF, sampler=name)))
+        engine = start(Side(SamConfig(gate=ALWAYS), sampler=name))
+    engine.collective_rpc("sam_drain")
+    found = [expected, answer(engine)]
     _, accepted = drafts(engine.collective_rpc("sam_drain")[0])
     assert accepted > 500, "drafts were at work"
     assert any(one.stop_reason in SAMPLING["stop strings"]["stop"] for one in found[1])
@@ -308,8 +323,9 @@ def test_a_drafter_that_fails_with_a_step_on_its_way_ends_no_rollout(
     assert len(calls) == 40 and caplog.text.count("switched off") == 1
 
 
-def test_the_measuring_gate_sees_every_step_of_the_engine(start, prompts):
-    engine = start(SIDES["auto"])
+def test_the_measuring_gate_sees_every_step_of_the_engine(engine_of, prompts):
+    engine = engine_of("auto")
+    engine.collective_rpc("sam_drain")
     # With asynchronous scheduling the time between two calls would not be that of a step.
     assert not engine.llm_engine.vllm_config.scheduler_config.async_scheduling
     tokens = sum(map(len, rollout(engine, prompts)))
@@ -327,12 +343,13 @@ def test_the_measuring_gate_sees_every_step_of_the_engine(start, prompts):
 
 def test_the_engines_statistics_less_filling_are_what_the_requests_have(engine_of, prompts):
     engine = engine_of("filled up")
-    recorder = EngineStepRecorder()
+    recorders = EngineRecorders(1)
     # The last request of all before it is still in the books.
     before = engine.collective_rpc("sam_drain")[0]["requests"]
-    engine.llm_engine.logger_manager.stat_loggers.append(recorder)
+    engine.llm_engine.logger_manager.stat_loggers.append(recorders)
     rollout(engine, prompts[:6])
     report = engine.collective_rpc("sam_drain")[0]
+    (recorder,) = recorders.recorders
     table = recorder.drain(step=0, split="train", replica=0, session_steps=report["steps"])
     for name in before:
         report["requests"].pop(name, None)

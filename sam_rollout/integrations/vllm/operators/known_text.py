@@ -104,15 +104,19 @@ class TextScores:
             )
         rows: list[int] = []
         tokens: list[int] = []
-        places = []
+        places: list[tuple[dict[str, list], int, int]] = []  # columns, position, width
         first = 0
         for request, width in zip(requests, widths, strict=True):
             known = _known_text_of(request)
-            done = len(request.output_token_ids)
-            ahead = known["token_ids"][done : done + width]  # shorter at the end of the text
+            text, done = known["token_ids"], len(request.output_token_ids)
+            ahead = text[done : done + width]  # shorter at the end of the text
+            columns = self._by_number.setdefault(
+                known["number"],
+                {"logprobs": [0.0] * len(text), "top": [-1] * len(text), "widths": [0] * len(text)},
+            )
             rows += range(first, first + len(ahead))
             tokens += ahead
-            places += [(known, done + offset, width) for offset in range(len(ahead))]
+            places += [(columns, done + offset, width) for offset in range(len(ahead))]
             first += width
         row = torch.tensor(rows, dtype=torch.int64, device=logits.device)
         token = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
@@ -121,23 +125,13 @@ class TextScores:
         # topk, not argmax: of exactly equal tokens vLLM's log-probabilities name topk's first.
         top = logprobs.topk(1, dim=-1).indices.squeeze(1).tolist()
         values = logprobs.gather(1, token.unsqueeze(1)).squeeze(1).tolist()
-        for (known, position, width), value, likeliest in zip(places, values, top, strict=True):
-            self._note(known, position, value, likeliest, width)
+        # Chunks of a long prompt note the first position again and again; the last one is right.
+        for (columns, position, width), value, likeliest in zip(places, values, top, strict=True):
+            columns["logprobs"][position] = value
+            columns["top"][position] = likeliest
+            columns["widths"][position] = width
         logits[row] = float("-inf")
         logits[row, token] = 0.0
-
-    def _note(
-        self, known: dict[str, Any], position: int, value: float, likeliest: int, width: int
-    ) -> None:
-        length = len(known["token_ids"])
-        columns = self._by_number.setdefault(
-            known["number"],
-            {"logprobs": [0.0] * length, "top": [-1] * length, "widths": [0] * length},
-        )
-        # Chunks of a long prompt note the first position again and again; the last one is right.
-        columns["logprobs"][position] = value
-        columns["top"][position] = likeliest
-        columns["widths"][position] = width
 
     def drain(self) -> dict[int, dict[str, list]]:
         """Return and forget, by text number, a value per token.

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sam_rollout.config import GateConfig, SamConfig
-from sam_rollout.core.json_values import dumps, measured
 from sam_rollout.core.limits import MAX_DRAFT_TOKENS
+from sam_rollout.integrations.vllm.engine_settings import METHOD
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ DECODED_AGAIN = 0  # drafts per step where texts are only decoded once more
 # By name: importing the module imports vLLM, which must not happen before its environment is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
+
+# Of a text, with a value for each token: "logprobs", "top" and "widths" as `TextScores.drain` says.
+Scores = dict[str, list]
 
 
 class OperatorCheckError(RuntimeError):
@@ -73,111 +76,77 @@ class OperatorCheck:
             raise ValueError(f"prompts = {self.prompts}: at least 1")
 
 
-@dataclass(frozen=True)
-class ScoredText:
-    """One text and what the model gave its tokens; all lists are as long as the text.
-
-    ``context`` is the prompt's length in tokens, ``logprobs`` those of the text's tokens (natural
-    logarithm), ``top`` the likeliest tokens, ``widths`` how many positions were scored together.
-    """
-
-    context: int
-    logprobs: Sequence[float]
-    top: Sequence[int]
-    widths: Sequence[int]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far two scorings of the same tokens lie apart.
-
-    Attributes:
-        low, high: Context lengths, tokens before the scored one: ``low <= length < high``.
-        positions: Compared tokens.
-        maximum, mean: Of the absolute differences of log-probabilities (natural logarithm).
-        top_differs: Tokens where another token is the likeliest.
-    """
-
-    low: int
-    high: int
-    positions: int
-    maximum: float
-    mean: float
-    top_differs: int
-
-
-def buckets(lengths: np.ndarray) -> list[tuple[int, int]]:
-    """Return ranges [low, high) that cover ``lengths``: 0-128, 128-256, 256-512 and so on."""
-    ranges = [(0, FIRST_BUCKET)]
-    while ranges[-1][1] <= lengths.max():
-        ranges.append((ranges[-1][1], 2 * ranges[-1][1]))
-    return [(low, high) for low, high in ranges if np.any((lengths >= low) & (lengths < high))]
-
-
 def differences(
-    reference: Sequence[ScoredText], verified: Sequence[ScoredText], width: int
-) -> list[Difference]:
-    """Compare two scorings of the same texts by context length; the last entry is the whole.
+    contexts: Sequence[int], reference: Sequence[Scores], verified: Sequence[Scores], width: int
+) -> list[dict[str, Any]]:
+    """Compare two scorings of the same texts by length of context; the last entry is the whole.
 
     Only tokens that ``verified`` scored ``width`` at a time count, and never a text's first token:
     both sides score it in the prefill.
 
+    Args:
+        contexts: Tokens of each text's prompt.
+        reference, verified: Of each text, as ``TextScores.drain`` returns them.
+        width: Positions that were scored together.
+
+    Returns:
+        For each range ``low <= tokens before the scored one < high`` how many ``positions`` were
+        compared, ``maximum`` and ``mean`` of the absolute differences of log-probabilities (natural
+        logarithm), and in ``top_differs`` where another token is the likeliest.
+
     Raises:
         OperatorCheckError: There is no such token.
     """
-    lengths, gaps, top_differs = [], [], []
-    for one, other in zip(reference, verified, strict=True):
-        if not len(one.logprobs) == len(other.logprobs) == len(other.widths):
-            raise OperatorCheckError("the two scorings are not of the same texts")
-        for position in range(1, len(one.logprobs)):
-            if other.widths[position] == width:
-                lengths.append(one.context + position)
-                gaps.append(abs(one.logprobs[position] - other.logprobs[position]))
-                top_differs.append(one.top[position] != other.top[position])
-    if not gaps:
+    columns = []
+    for context, one, other in zip(contexts, reference, verified, strict=True):
+        gap = np.abs(np.subtract(one["logprobs"], other["logprobs"]))
+        differs = np.not_equal(one["top"], other["top"])
+        counts = np.equal(other["widths"], width)
+        counts[0] = False
+        columns.append(np.stack([context + np.arange(len(gap)), gap, differs])[:, counts])
+    length, gap, differs = np.concatenate(columns, axis=1)
+    if not length.size:
         raise OperatorCheckError(
             f"no token was scored {width} at a time: the engine did not verify the drafts it was "
             "given (texts too short, or drafts cut off by max_num_batched_tokens)"
         )
-    length, gap, differs = np.array(lengths), np.array(gaps), np.array(top_differs)
+    ranges = [(0, FIRST_BUCKET)]
+    while ranges[-1][1] <= length.max():
+        ranges.append((ranges[-1][1], 2 * ranges[-1][1]))
     rows = []
-    for low, high in [*buckets(length), (0, int(length.max()) + 1)]:
+    for low, high in [*ranges, (0, int(length.max()) + 1)]:
         inside = (length >= low) & (length < high)
-        rows.append(
-            Difference(
-                low,
-                high,
-                positions=int(inside.sum()),
-                maximum=float(gap[inside].max()),
-                mean=float(gap[inside].mean()),
-                top_differs=int(differs[inside].sum()),
+        if inside.any():
+            rows.append(
+                {
+                    "low": low,
+                    "high": high,
+                    "positions": int(inside.sum()),
+                    "maximum": float(gap[inside].max()),
+                    "mean": float(gap[inside].mean()),
+                    "top_differs": int(differs[inside].sum()),
+                }
             )
-        )
     return rows
 
 
-def questions(count: int) -> list[str]:
-    """Return ``count`` different questions that any chat model answers at length."""
-    return [
+def prompts_of(model: str, count: int) -> list[list[int]]:
+    """Token ids of ``count`` questions that any chat model answers at length, in its format."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    texts = [
         f"What is {312 + 17 * number} + {47 + 29 * number} - {65 + 3 * number}? "
         "Work it out step by step."
         for number in range(count)
     ]
-
-
-def prompts_of(model: str, count: int) -> list[list[int]]:
-    """Token ids of ``count`` prompts, in the model's chat format where it has one."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
     if tokenizer.chat_template is None:
-        return [tokenizer(text)["input_ids"] for text in questions(count)]
-    conversations = [[{"role": "user", "content": text}] for text in questions(count)]
+        return [tokenizer(text)["input_ids"] for text in texts]
     return [
-        tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)[
-            "input_ids"
-        ]
-        for messages in conversations
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        for text in texts
     ]
 
 
@@ -187,52 +156,46 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     Returns:
         ``setting``; ``device``, vLLM's name of it; ``texts``, their number and lengths in tokens;
         ``rows``, for every number of drafts (``draft_tokens``, 0: decoded again) its ``by_length``
-        and ``overall`` (fields of ``Difference``); ``maximum``, over all numbers of drafts but 0.
+        and ``overall`` (entries of ``differences``); ``maximum``, over all numbers of drafts but 0.
 
     Raises:
         OperatorCheckError: The engine verified no whole group of drafts.
     """
     prepare_environment()
     prompts = prompts_of(check.model, check.prompts)
-    longest = max(map(len, prompts)) + check.max_tokens
+    contexts = [len(prompt) for prompt in prompts]
     arguments = {
         "dtype": check.dtype,
         # Twice the drafts: vLLM stops drafting that close to the limit.
-        "max_model_len": longest + 2 * max(check.draft_tokens),
+        "max_model_len": max(contexts) + check.max_tokens + 2 * max(check.draft_tokens),
         "max_num_seqs": check.prompts,
         "seed": check.seed,
         "tensor_parallel_size": check.tensor_parallel_size,
         "logprobs_mode": "raw_logprobs",
+        "worker_extension": EXTENSION,
     }
     token_ids, reference = _sample(check, prompts, arguments)
     rows: list[dict[str, Any]] = []
     for k in check.draft_tokens:
         # Decoded once more in the engine of the first k: the same texts, one token at a time.
-        widths = [DECODED_AGAIN, k] if not rows else [k]
-        for drafts, verified in zip(
-            widths, _verify(check, prompts, token_ids, k, widths, arguments), strict=True
-        ):
-            *by_length, overall = differences(reference, verified, drafts + 1)
-            rows.append(
-                {
-                    "draft_tokens": drafts,
-                    "overall": asdict(overall),
-                    "by_length": [asdict(row) for row in by_length],
-                }
-            )
+        widths = [k] if rows else [DECODED_AGAIN, k]
+        passes = _verify(check, prompts, token_ids, widths, arguments)
+        for drafts, verified in zip(widths, passes, strict=True):
+            *by_length, overall = differences(contexts, reference, verified, drafts + 1)
+            rows.append({"draft_tokens": drafts, "overall": overall, "by_length": by_length})
+    from vllm.platforms import current_platform
+
     maxima = [row["overall"]["maximum"] for row in rows if row["draft_tokens"] != DECODED_AGAIN]
     return {
         "setting": asdict(check),
-        "device": _device(),
+        "device": current_platform.get_device_name(),
         "texts": {
-            "number": len(prompts),
-            "prompt_tokens": [len(prompt) for prompt in prompts],
-            "tokens": check.max_tokens,
+            "number": len(prompts), "prompt_tokens": contexts, "tokens": check.max_tokens
         },
         "rows": rows,
         # Python's max would lose a NaN that is not the first.
         "maximum": float(np.max(maxima)),
-    }
+    }  # fmt: skip
 
 
 def exceeds(result: dict[str, Any], limit: float) -> bool:
@@ -240,96 +203,70 @@ def exceeds(result: dict[str, Any], limit: float) -> bool:
     return not result["maximum"] <= limit
 
 
-def _device() -> str:
-    from vllm.platforms import current_platform
+def _ask(engine: Any, prompts: Sequence[Sequence[int]], own: list[dict[str, Any]]) -> list[Any]:
+    """Texts of full length from an engine, each with sampling parameters of its own."""
+    from vllm import SamplingParams
 
-    return current_platform.get_device_name()
-
-
-def _requests(prompts: Sequence[Sequence[int]]) -> list[Any]:
-    from vllm import TokensPrompt
-
-    return [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
+    # Every text shall reach every length.
+    sampling = [SamplingParams(ignore_eos=True, **parameters) for parameters in own]
+    asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+    return [output.outputs[0] for output in engine.generate(asked, sampling, use_tqdm=False)]
 
 
 def _sample(
     check: OperatorCheck, prompts: Sequence[Sequence[int]], arguments: dict[str, Any]
-) -> tuple[list[list[int]], list[ScoredText]]:
+) -> tuple[list[list[int]], list[Scores]]:
     """Sample the texts in the engine as it runs without drafts, with their log-probabilities."""
-    # The extension is not used here, but a process takes one for all its engines.
-    with offline_engine(
-        check.model, SamConfig(enabled=False), worker_extension=EXTENSION, **arguments
-    ) as engine:
-        from vllm import SamplingParams
-
-        sampling = [
-            SamplingParams(
-                temperature=1.0,
-                max_tokens=check.max_tokens,
-                ignore_eos=True,  # every length shall be reached by every text
-                logprobs=1,
-                seed=check.seed + number,
-            )
+    # The worker extension is not used here, but a process takes one for all its engines.
+    with offline_engine(check.model, SamConfig(enabled=False), **arguments) as engine:
+        own = [
+            {"max_tokens": check.max_tokens, "logprobs": 1, "seed": check.seed + number}
             for number in range(len(prompts))
         ]
-        outputs = engine.generate(_requests(prompts), sampling, use_tqdm=False)
-    token_ids = [list(output.outputs[0].token_ids) for output in outputs]
-    scored = []
-    for prompt, ids, output in zip(prompts, token_ids, outputs, strict=True):
-        candidates = output.outputs[0].logprobs
-        logprobs = [found[token].logprob for token, found in zip(ids, candidates, strict=True)]
-        top = [
-            next(token for token, value in found.items() if value.rank == 1) for found in candidates
-        ]
-        scored.append(ScoredText(len(prompt), logprobs, top, [1] * len(ids)))
-    return token_ids, scored
+        outputs = _ask(engine, prompts, own)
+    token_ids = [list(output.token_ids) for output in outputs]
+    scores = []
+    for ids, output in zip(token_ids, outputs, strict=True):
+        found = list(zip(ids, output.logprobs, strict=True))
+        scores.append(
+            {
+                "logprobs": [candidates[token].logprob for token, candidates in found],
+                "top": [min(one, key=lambda token: one[token].rank) for _, one in found],
+            }
+        )
+    return token_ids, scores
 
 
 def _verify(
     check: OperatorCheck,
     prompts: Sequence[Sequence[int]],
     token_ids: Sequence[Sequence[int]],
-    engine_k: int,
     draft_tokens: Sequence[int],
     arguments: dict[str, Any],
-) -> list[list[ScoredText]]:
-    """Lead one engine along the texts, once for each of ``draft_tokens`` (at most ``engine_k``)."""
-    sam = SamConfig(max_draft_tokens=engine_k, gate=GateConfig("threshold", check.prompts))
-    speculative = {
-        "method": "custom_class",
-        "model": PROPOSER,
-        "num_speculative_tokens": engine_k,
-    }
+) -> list[list[Scores]]:
+    """Lead one engine along the texts, once for each of ``draft_tokens``; k is the largest."""
+    k = max(draft_tokens)
+    sam = SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", check.prompts))
+    speculative = {"method": METHOD, "model": PROPOSER, "num_speculative_tokens": k}
     passes = []
-    with offline_engine(
-        check.model,
-        sam,
-        worker_extension=EXTENSION,
-        speculative_config=speculative,
-        **arguments,
-    ) as engine:
-        from vllm import SamplingParams
-
+    with offline_engine(check.model, sam, speculative_config=speculative, **arguments) as engine:
         from sam_rollout.integrations.vllm.operators.known_text import known_text_arguments
 
         engine.collective_rpc("known_text_install")
         for drafts in draft_tokens:
-            sampling = [
-                SamplingParams(
-                    temperature=0.0,
-                    max_tokens=check.max_tokens,
-                    ignore_eos=True,
-                    extra_args=known_text_arguments(number, ids, drafts),
-                )
+            own = [
+                {
+                    "temperature": 0.0,
+                    "max_tokens": check.max_tokens,
+                    "extra_args": known_text_arguments(number, ids, drafts),
+                }
                 for number, ids in enumerate(token_ids)
             ]
-            outputs = engine.generate(_requests(prompts), sampling, use_tqdm=False)
-            if [list(output.outputs[0].token_ids) for output in outputs] != list(token_ids):
+            outputs = _ask(engine, prompts, own)
+            if [list(output.token_ids) for output in outputs] != list(token_ids):
                 raise OperatorCheckError("the engine did not follow the known texts")
             scores = next(filter(None, engine.collective_rpc("known_text_drain")))
-            passes.append(
-                [ScoredText(len(prompt), **scores[number]) for number, prompt in enumerate(prompts)]
-            )
+            passes.append([scores[number] for number in range(len(prompts))])
     return passes
 
 
@@ -351,26 +288,20 @@ def show(result: dict[str, Any], console: Console, limit: float | None = None) -
     for row in result["rows"]:
         drafts = row["draft_tokens"]
         name = "0 (decoded again)" if drafts == DECODED_AGAIN else str(drafts)
-        for entry in row["by_length"]:
-            table.add_row(name, f"{entry['low']}-{entry['high'] - 1}", *_cells(entry))
+        for entry in [*row["by_length"], row["overall"]]:
+            is_last = entry is row["overall"]
+            count = entry["positions"]
+            table.add_row(
+                name,
+                "all" if is_last else f"{entry['low']}-{entry['high'] - 1}",
+                str(count),
+                f"{entry['maximum']:.2e}",
+                f"{entry['mean']:.2e}",
+                f"{entry['top_differs']} ({entry['top_differs'] / count:.2%})",
+                end_section=is_last,
+            )
             name = ""
-        table.add_row("", "all", *_cells(row["overall"]), end_section=True)
     console.print(table)
     if limit is not None:
         verdict = "ABOVE" if exceeds(result, limit) else "within"
         console.print(f"maximum {result['maximum']:.3g}: {verdict} the limit {limit:.3g}")
-
-
-def _cells(entry: dict[str, Any]) -> list[str]:
-    share = entry["top_differs"] / entry["positions"]
-    return [
-        str(entry["positions"]),
-        f"{entry['maximum']:.2e}",
-        f"{entry['mean']:.2e}",
-        f"{entry['top_differs']} ({share:.2%})",
-    ]
-
-
-def to_json(result: dict[str, Any]) -> str:
-    """Return the result as JSON; a value that is no number (a broken operator) becomes null."""
-    return dumps(measured(result), indent=1)

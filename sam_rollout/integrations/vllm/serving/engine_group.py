@@ -8,18 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
-
-
-class _Identified(Protocol):
-    request_id: str  # as it was given to the engine
-
-
-Finished = TypeVar("Finished", bound=_Identified)
 
 
 def engine_count(engine: Any) -> int:
@@ -57,7 +50,11 @@ async def ask_engines(
 
 
 class EngineRecorders(StatLoggerBase):
-    """A step recorder for each engine, behind the one logger that vLLM calls for all of them."""
+    """A step recorder for each engine, behind the one logger that vLLM calls for all of them.
+
+    Attach it to a running engine with ``engine.logger_manager.stat_loggers.append(recorders)``; the
+    engine must have been started with ``disable_log_stats=False``.
+    """
 
     def __init__(self, engines: int) -> None:
         self.recorders = [EngineStepRecorder() for _ in range(engines)]
@@ -83,14 +80,18 @@ class EngineRecorders(StatLoggerBase):
         engine_idx: int = 0,
     ) -> None:
         """Called by vLLM once per step of each engine."""
-        self.recorders[engine_idx].record(scheduler_stats, iteration_stats, mm_cache_stats)
+        self.recorders[engine_idx].record(scheduler_stats, iteration_stats)
         if len(self.recorders) > 1 and iteration_stats is not None:
             for request in iteration_stats.finished_requests:
                 self._engine_of[request.request_id] = engine_idx
 
-    def share_out(self, finished: Iterable[Finished]) -> list[list[Finished]]:
-        """Sort requests by the engine that ran them; unknown ones go to the first."""
-        shares: list[list[Finished]] = [[] for _ in self.recorders]
+    def share_out(self, finished: Iterable[Any]) -> list[list[Any]]:
+        """Sort requests by the engine that ran them; unknown ones go to the first.
+
+        Args:
+            finished: Each with the ``request_id`` that was given to the engine.
+        """
+        shares: list[list[Any]] = [[] for _ in self.recorders]
         for request in finished:
             shares[self._engine_of.pop(request.request_id, 0)].append(request)
         return shares

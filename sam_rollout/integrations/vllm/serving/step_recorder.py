@@ -12,11 +12,9 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from vllm.v1.metrics.loggers import StatLoggerBase
 
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import NOTE_COLUMNS, DraftNote, StepRecord, table_of
@@ -25,34 +23,20 @@ from sam_rollout.telemetry.records import NOTE_COLUMNS, DraftNote, StepRecord, t
 SKIPPED = DraftNote(gate_open=False, draft_budget=0)
 
 
-class EngineStepRecorder(StatLoggerBase):
-    """Collects a ``StepRecord`` per engine step until drained.
+class EngineStepRecorder:
+    """Collects a ``StepRecord`` per engine step until drained; `EngineRecorders` has them taken."""
 
-    Attach it to a running engine with ``engine.logger_manager.stat_loggers.append(recorder)``; the
-    engine must have been started with ``disable_log_stats=False``.
-    """
-
-    def __init__(self, vllm_config: Any = None, engine_index: int = 0) -> None:
+    def __init__(self) -> None:
         self._records: list[StepRecord] = []
-        self._totals = _Totals()
         self._last_s: float | None = None
-
-    def log_engine_initialized(self) -> None:
-        """Nothing to announce."""
 
     def work_arrived(self) -> None:
         """Start the clock of the next step if the engine was idle."""
         if self._last_s is None:
             self._last_s = time.monotonic()
 
-    def record(
-        self,
-        scheduler_stats: Any,
-        iteration_stats: Any,
-        mm_cache_stats: Any = None,
-        engine_idx: int = 0,
-    ) -> None:
-        """Called by vLLM once per engine step."""
+    def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        """Take down an engine step from what vLLM tells of it."""
         if scheduler_stats is None:
             return
         now = time.monotonic()
@@ -72,7 +56,6 @@ class EngineStepRecorder(StatLoggerBase):
             **_requests_and_tokens(iteration_stats),
         )
         self._records.append(record)
-        self._totals.add(record)
         idle = record.running == 0 and record.waiting == 0
         self._last_s = None if idle else now
 
@@ -80,13 +63,13 @@ class EngineStepRecorder(StatLoggerBase):
         """Return where the engine stands since the last drain, without changing anything."""
         if not self._records:
             return EngineProgress()
-        last, totals = self._records[-1], self._totals
+        last = self._records[-1]
         return EngineProgress(
             running=last.running,
             waiting=last.waiting,
-            tokens=totals.tokens,
-            draft_requests=totals.draft_requests,
-            accepted_tokens=totals.accepted_tokens,
+            tokens=sum(record.generation_tokens for record in self._records),
+            draft_requests=sum(record.draft_requests for record in self._records),
+            accepted_tokens=sum(record.accepted_tokens for record in self._records),
             engines=1,
             drafting=int(last.draft_requests > 0),
         )
@@ -103,30 +86,20 @@ class EngineStepRecorder(StatLoggerBase):
             session_steps: ``DraftSession.drain()["steps"]``; None without a session, when what
                 vLLM counts as drafts (another drafter's) stands as it is.
         """
-        records, self._records, self._totals = self._records, [], _Totals()
+        records, self._records = self._records, []
         if not records:
             self._last_s = None  # work was announced, and went to another engine
         clock_offset_s = time.time() - time.monotonic()  # moves when the host's time is set
         if session_steps is not None:
-            _join(records, session_steps)
+            # The session counts what was verified of its drafts, without what only filled steps up;
+            # vLLM's statistics, which know no such difference, give way to it.
+            for record, note in zip(records, _notes(records, session_steps), strict=True):
+                for name in NOTE_COLUMNS:
+                    setattr(record, name, getattr(note, name))
         for record in records:
             record.step, record.split, record.replica = step, split, replica
             record.time_s += clock_offset_s
         return table_of(StepRecord, records)
-
-
-@dataclass
-class _Totals:
-    """Sums of the steps since the last drain."""
-
-    tokens: int = 0
-    draft_requests: int = 0
-    accepted_tokens: int = 0
-
-    def add(self, record: StepRecord) -> None:
-        self.tokens += record.generation_tokens
-        self.draft_requests += record.draft_requests
-        self.accepted_tokens += record.accepted_tokens
 
 
 def _requests_and_tokens(iteration_stats: Any) -> dict[str, Any]:
@@ -158,17 +131,6 @@ def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
         return steps
     offset_s = asked_s - drained["clock_s"]
     return {**steps, "noted_s": [noted_s + offset_s for noted_s in steps["noted_s"]]}
-
-
-def _join(records: list[StepRecord], session_steps: dict[str, list]) -> None:
-    """Put the session's half into each record.
-
-    The session counts what was verified of its drafts, without what only filled steps up; vLLM's
-    statistics, which know no such difference, give way to it.
-    """
-    for record, note in zip(records, _notes(records, session_steps), strict=True):
-        for name in NOTE_COLUMNS:
-            setattr(record, name, getattr(note, name))
 
 
 def _notes(records: list[StepRecord], session_steps: dict[str, list]) -> Iterator[DraftNote]:

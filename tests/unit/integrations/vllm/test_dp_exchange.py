@@ -121,20 +121,3 @@ def test_a_release_that_sums_up_elsewhere_leaves_the_gate_to_decide_alone(monkey
     assert [gate.next_budget(decode(rows)) for rows in (2, 3)] == [K, 0]
     assert gate.drain()["gate/lone_steps"] == 2
     assert "exchanged nothing" in caplog.text
-
-
-def test_a_sum_that_fails_fails_as_without_us_and_the_gate_goes_on_alone():
-    """A rank has died: vLLM's engine ends with the same error."""
-
-    class Broken(Alone):
-        def all_reduce(self, tensor, *args, **kwargs):
-            raise RuntimeError("connection closed by peer")
-
-    module = SimpleNamespace(dist=Broken())
-    exchange = ride_along(module, rank=0, ranks=RANKS)
-    gate = make_gate(GateConfig("threshold", 2), Limits(8, 64, k=K), exchange)
-    with pytest.raises(RuntimeError, match="closed by peer"):
-        module.dist.all_reduce(of_a_step(0), group=None)
-    assert [gate.next_budget(decode(rows)) for rows in (2, 3)] == [K, 0]
-    counters = gate.drain()
-    assert (counters["gate/lone_steps"], counters["gate/failures"]) == (2, 0)

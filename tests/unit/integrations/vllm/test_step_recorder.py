@@ -102,20 +102,15 @@ def test_steps_without_statistics_are_no_steps(clock):
     assert drained(recorder) == []
 
 
-def test_draining_starts_anew_and_files_by_split(clock):
+def test_draining_starts_anew_and_follows_a_hosts_time_that_was_set(clock, monkeypatch):
     recorder = EngineStepRecorder()
     record_at(recorder, clock, 101.0)
-    assert [row["split"] for row in drained(recorder, split="val")] == ["val"]
+    monkeypatch.setattr(clock, "time", lambda: clock.now_s + UNIX_OFFSET_S + 60)
+    (row,) = drained(recorder, split="val")
+    assert (row["split"], row["time_s"]) == ("val", 101.0 + UNIX_OFFSET_S + 60)
     assert drained(recorder) == []
     record_at(recorder, clock, 102.0)
     assert [row["split"] for row in drained(recorder)] == ["train"]
-
-
-def test_a_hosts_time_that_was_set_is_followed(clock, monkeypatch):
-    recorder = EngineStepRecorder()
-    monkeypatch.setattr(clock, "time", lambda: clock.now_s + UNIX_OFFSET_S + 60)
-    record_at(recorder, clock, 101.0)
-    assert [row["time_s"] for row in drained(recorder)] == [101.0 + UNIX_OFFSET_S + 60]
 
 
 # The second time the front end hears late of the first two.
@@ -127,18 +122,6 @@ def test_the_sessions_half_finds_its_step(clock, heard_s):
     rows = drained(recorder, notes(*when, (102.9, note(drafter_us=7.0))))
     assert [row["gate_open"] for row in rows] == [False, True, True]
     assert [row["drafter_us"] for row in rows] == [5.0, 6.0, 7.0]
-
-
-def test_a_step_without_drafter_is_no_open_gate(clock):
-    recorder = EngineStepRecorder()
-    record_at(recorder, clock, 101.0, 102.0)
-    verified = {"draft_requests": 2, "draft_tokens": 6, "accepted_tokens": 4}
-    verified["accepted_per_source"] = [4, 0, 0, 0]
-    rows = drained(recorder, notes((101.9, note(drafter_us=6.0, **verified))))
-    assert [(row["gate_open"], row["drafter_us"]) for row in rows] == [(False, 0.0), (True, 6.0)]
-    assert [row["draft_budget"] for row in rows] == [0, 3]
-    assert [row["sampler_us"] for row in rows] == [None, 50.0]
-    assert [row["accepted_per_source"] for row in rows] == [[], [4, 0, 0, 0]]
 
 
 def test_progress_is_what_happened_since_the_last_drain(clock):
@@ -167,6 +150,8 @@ def test_what_the_session_verified_counts_whatever_the_engine_says(clock):
     assert [row["accepted_per_position"] for row in rows] == [[1, 0, 0], [], []]
     assert [row["drafted_per_source"] for row in rows] == [[0, 2, 0, 0], [], []]
     assert [row["gate_open"] for row in rows] == [True, False, False]
+    assert [row["draft_budget"] for row in rows] == [3, 0, 0]
+    assert [row["sampler_us"] for row in rows] == [50.0, None, 50.0]
 
 
 def test_without_a_session_the_gate_is_unknown(clock):
