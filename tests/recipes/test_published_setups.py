@@ -1,4 +1,4 @@
-"""Experiments that repeat a published setup have the published values, but for listed ones."""
+"""Experiments that repeat a published setup have its values, apart from listed differences."""
 
 import math
 from typing import Any
