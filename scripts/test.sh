@@ -15,9 +15,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 ALL_PARTS="lint unit recipes contracts integration ascend e2e cluster"
 FAST_PARTS="lint fast"
-# Groups one after the other, the lanes of a group side by side, the parts of a lane one after the
-# other. Runs on Ray need many processes and wait for each other: not beside the other parts.
-GROUPS_OF_LANES=("lint integration|unit ascend contracts recipes" "e2e|cluster")
+# Groups one after the other; of a group two parts at a time, lint and then the longest first. Runs on
+# Ray need many processes and wait for each other: not beside the other parts.
+GROUPS_OF_PARTS=("lint integration unit ascend recipes contracts" "e2e cluster")
 # Of this run alone, named by its process: another one may be under way in the same checkout.
 ALL_RESULTS="$ROOT/.test-results"
 RESULTS="$ALL_RESULTS/$$"
@@ -109,23 +109,31 @@ print_log() {
     cat "$RESULTS/$1.log"
 }
 
-# Runs parts one after the other, without mixing their output with another lane's.
+# Prints a part of the group that no lane has taken, and takes it; nothing when there is none left.
+next_part() {
+    {
+        flock 9
+        head -n 1 "$RESULTS/queue"
+        sed -i 1d "$RESULTS/queue"
+    } 9> "$RESULTS/queue.lock"
+}
+
+# Runs parts until none is left, without mixing their output with the other lane's.
 run_lane() {
     local part
-    for part in "$@"; do
+    while part="$(next_part)" && [ -n "$part" ]; do
         alone say "$part has started; its output: ${RESULTS#"$ROOT"/}/$part.log"
         run_part "$part" > "$RESULTS/$part.log" 2>&1
         alone print_log "$part"
     done
 }
 
-# Runs a group's lanes; one that dies leaves no status, which counts as failed.
+# Runs a group's parts in two lanes; a part that dies leaves no status, which counts as failed.
 run_group() {
-    local lanes lane pid pids=()
-    IFS='|' read -ra lanes <<< "$1"
-    for lane in "${lanes[@]}"; do
-        # shellcheck disable=SC2086  # a lane is a list of parts
-        run_lane $lane &
+    local pid pids=()
+    printf '%s\n' "$@" > "$RESULTS/queue"
+    for _ in 1 2; do
+        run_lane &
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid" || true; done
@@ -183,7 +191,8 @@ STARTED=$SECONDS
 if [ "$PARTS" = "$ALL_PARTS" ]; then
     # Before the lanes: it installs the checkout, whose metadata the other parts read.
     scripts/lib/ascend_tests_environment.sh || say "no environment for ascend"
-    for group in "${GROUPS_OF_LANES[@]}"; do run_group "$group"; done
+    # shellcheck disable=SC2086  # a group is a list of parts
+    for group in "${GROUPS_OF_PARTS[@]}"; do run_group $group; done
 else
     for part in $PARTS; do
         say "$part"

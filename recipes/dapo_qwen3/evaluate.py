@@ -46,6 +46,7 @@ ABOVE_0 = ("limit", "samples", "draft_tokens", "gate", "temperature", "max_token
 class Response:
     """One scored response. ``accuracy`` is 1.0 or 0.0, ``clipped`` whether its limit ended it."""
 
+    prompt_ids: list[int]
     text: str
     token_ids: list[int]
     clipped: bool
@@ -99,7 +100,8 @@ def generate(
     for request, answer in zip(requests, answers, strict=True):
         row, clipped = rows[request.row], answer.finish_reason == "length"
         score = compute_score(row["data_source"], answer.text, row["reward_model"]["ground_truth"])
-        found = (answer.text, list(answer.token_ids), clipped, score["acc"], score["pred"])
+        token_ids = list(answer.token_ids)
+        found = (request.prompt_ids, answer.text, token_ids, clipped, score["acc"], score["pred"])
         groups[request.problem].append(Response(*found))
     return groups
 
@@ -349,7 +351,9 @@ def _run(options: argparse.Namespace) -> int:
             for number, group in enumerate(problems)
             for sample, response in enumerate(group)
         ]
-        pd.DataFrame(rows).to_json(options.responses, orient="records", lines=True)
+        # As `sam-rollout head train` and `bench` read texts.
+        table = pd.DataFrame(rows).rename(columns={"prompt_ids": "prompt", "token_ids": "response"})
+        table.to_json(options.responses, orient="records", lines=True)
     if options.output is not None:
         from sam_rollout.bench.machine_record import machine
 

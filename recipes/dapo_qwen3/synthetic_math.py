@@ -128,11 +128,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A worked response: its text, the answer it states, and the kind of its last pass."""
+    """A worked response: its text, and the answer it states."""
 
     text: str
     answer: str
-    last_pass: str
 
 
 def _draw(rng: random.Random, chances: dict) -> object:
@@ -389,5 +388,5 @@ def demonstrate(
         except _NegativeTotal:
             continue
         if len(text) <= MAX_CHARACTERS:
-            return Demonstration(text, str(result), chosen[-1])
+            return Demonstration(text, str(result))
     raise ValueError(f"no demonstration of at most {MAX_CHARACTERS} characters: {problem}")

@@ -34,7 +34,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from recipes.dapo_qwen3.synthetic_math import Problem, demonstrate, draw_problem, draw_split
+from recipes.dapo_qwen3.synthetic_math import demonstrate, draw_problem, draw_split, prompts_of
 
 DEFAULT_OUTPUT = Path(__file__).parent / "tiny_qwen3"
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -158,25 +158,19 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCa
     return Qwen3ForCausalLM(config)
 
 
-def render_prompt(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> str:
-    """Return the prompt of ``problem`` as chat text that ends where the response begins."""
-    messages = [{"role": "user", "content": problem.question}]
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-
-
 def _examples(
     tokenizer: PreTrainedTokenizerFast, rng: random.Random, count: int, held_out: set[str]
 ) -> list[tuple[list[int], int]]:
     """Return ``count`` pairs (token ids of prompt and response, length of the prompt)."""
-    prompts, responses = [], []
-    while len(prompts) < count:
+    problems, responses = [], []
+    while len(problems) < count:
         problem = draw_problem(rng)
         if problem.question not in held_out:
-            prompts.append(render_prompt(tokenizer, problem))
+            problems.append(problem)
             responses.append(demonstrate(problem, rng).text + END)
-    prompt_ids = tokenizer(prompts)["input_ids"]
+    prompts = prompts_of(problems, tokenizer)
     response_ids = tokenizer(responses)["input_ids"]
-    return [(p + r, len(p)) for p, r in zip(prompt_ids, response_ids, strict=True)]
+    return [(p + r, len(p)) for p, r in zip(prompts, response_ids, strict=True)]
 
 
 def _rounded_up(length: int, multiple: int = 32) -> int:

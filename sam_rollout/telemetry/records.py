@@ -282,8 +282,9 @@ class RunFolder:
     def read(self, name: str, problems: list[str] | None = None) -> pa.Table:
         """All rows of "engine_steps", "requests" or "traces"; an empty table if none was written.
 
-        Rows of training steps that a resumed run went through once more are left out. With
-        `problems` a damaged file is named there and left out; without it RunFolderError is raised.
+        Rows of training steps that a resumed run went through once more are left out. A column that
+        may be null and that a file lacks, is null. With `problems` a damaged file is named there
+        and left out; without it RunFolderError is raised.
         """
         schema, time_column = TABLES[name]
         paths = sorted((self.root / name).glob("*.parquet"))
@@ -292,12 +293,14 @@ class RunFolder:
             try:
                 # ParquetFile reads one file as it stands; read_table looks for a data set.
                 table = _in_todays_order(pq.ParquetFile(path).read())
-                tables.append(table.select(schema.names).cast(schema))
-            except (pa.ArrowException, OSError, ValueError) as error:
+                names = table.column_names
+                there = [one for one in schema if one.name in names or not one.nullable]
+                tables.append(table.select([one.name for one in there]).cast(pa.schema(there)))
+            except (pa.ArrowException, OSError, ValueError, KeyError) as error:
                 if problems is None:
                     raise RunFolderError(f"{path}: unreadable ({error})") from error
                 problems.append(f"{path.relative_to(self.path)}: unreadable, left out ({error})")
-        table = pa.concat_tables([schema.empty_table(), *tables])
+        table = pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
         for info in self.read_starts()[1:]:
             resumed = datetime.fromisoformat(info.started_at).timestamp()
             for split in ("train", "val"):  # a resumed run may validate before it trains

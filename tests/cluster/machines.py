@@ -79,12 +79,11 @@ class Lan:
     Args:
         names: Host names, one machine each.
         folder: Where each machine's own /tmp lies; visible inside under the same path.
-        missing: Names that get an address, but no machine.
     """
 
-    def __init__(self, names: list[str], folder: Path, missing: tuple[str, ...] = ()) -> None:
+    def __init__(self, names: list[str], folder: Path) -> None:
         self._names, self._folder = names, folder
-        self.addresses = {name: f"{SUBNET}.{n}" for n, name in enumerate([*names, *missing], 1)}
+        self.addresses = {name: f"{SUBNET}.{n}" for n, name in enumerate(names, 1)}
         self.machines: dict[str, Machine] = {}
         self._switch: Holder | None = None
 

@@ -48,7 +48,7 @@ def small_run(folder: Path) -> list[str]:
 class Launch:
     """A running ``scripts/launch_multinode.sh``; for a ``with`` statement that ends it."""
 
-    def __init__(self, lan: Lan, folder: Path, *arguments: str, ssh: Path | None = None) -> None:
+    def __init__(self, lan: Lan, folder: Path, *arguments: str) -> None:
         hosts = folder / "hosts.txt"
         hosts.write_text("".join(f"{name} {address}\n" for name, address in lan.addresses.items()))
         self._log = folder / f"launch-{len(list(folder.glob('launch-*')))}.log"
@@ -59,7 +59,7 @@ class Launch:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, *arguments],
-                env={**os.environ, "SSH": str(ssh or lan.ssh())},
+                env={**os.environ, "SSH": str(lan.ssh())},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

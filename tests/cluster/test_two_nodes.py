@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 
 from sam_rollout.telemetry.records import RunFolder
@@ -16,7 +15,7 @@ from tests.cluster.runs import (
     trained_steps,
 )
 
-START_S = 900  # until two steps are trained: minutes of imports on two cores
+START_S = 900  # until a step is trained: minutes of imports on two cores
 LOSS_S = 300  # until the launch has ended after a machine died
 # Ray takes a silent node for dead after about 20 s, by default after a minute; the job gets 5 s to
 # end by itself. Not less: on a busy machine a node may be silent for seconds.
@@ -76,10 +75,9 @@ def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
 
     endless = [*overrides, "trainer.total_training_steps=99"]
     with Launch(lan, folder, *SOONER, "--config", *endless) as launch:
-        launch.wait_for(lambda: has_trained(run_dir, 2), START_S)
+        launch.wait_for(lambda: has_trained(run_dir, 1), START_S)
         assert "==> 2/2 nodes, 2/2 GPU, waiting" in launch.output
-        for step in (1, 2):
-            assert_both_replicas_worked(RunFolder(run_dir), step)
+        assert_both_replicas_worked(RunFolder(run_dir), 1)
         # One engine and one training process on each machine.
         for actor in ("SamHttpServer", "WorkerDict"):
             assert actors_by_node(launch.output, actor) == {"head": 1, lan.addresses["node-2"]: 1}
@@ -92,7 +90,7 @@ def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
         assert processes(lan.machines["node-1"]) == []
 
     saved, before = last_checkpoint(run_dir), trained_steps(run_dir)
-    assert saved >= 2
+    assert saved >= 1
     lan.start("node-2")
     overrides += ["trainer.resume_mode=auto", f"trainer.total_training_steps={saved + 1}"]
     with Launch(lan, folder, "--config", *overrides) as launch:
@@ -108,23 +106,3 @@ def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
         assert record["updates"] == sum(learned) > learned[-1]
         for machine in lan.machines.values():
             assert processes(machine) == []
-
-
-def test_a_node_that_never_joins_is_named(lan, folder):
-    ssh = lan.ssh()
-    mute = folder / "mute-ssh"
-    # node-2 answers ssh, but its part never gets anywhere.
-    mute.write_text(
-        f'#!/usr/bin/env bash\n[ "$1" != node-2 ] || exec cat > /dev/null\nexec {ssh} "$@"\n',
-        encoding="utf-8",
-    )
-    mute.chmod(0o755)
-    overrides = small_run(folder)
-    with Launch(lan, folder, "--timeout", "20", "--config", *overrides, ssh=mute) as launch:
-        assert launch.wait(180) == 3, launch.output
-        assert re.search(
-            r"\d/2 nodes, \d/2 GPU, waiting \d+ s of 20 s: missing node-", launch.output
-        )
-        assert re.search("error: the cluster is not complete after 20 s: .*node-2", launch.output)
-        assert "error: node-2 did not join" in launch.output
-        assert processes(lan.machines["node-1"]) == []

@@ -45,8 +45,8 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
         # Of 64 requests: shut while all of them run, open for most of the rollout.
         "sam.gate.kind=threshold",
         "sam.gate.threshold=60",
-        "trainer.total_training_steps=3",
-        "trainer.test_freq=3",
+        "trainer.total_training_steps=2",
+        "trainer.test_freq=2",
         "rollout_telemetry.progress=on",
         "rollout_telemetry.curve_every=1",
         "trainer.logger=[console,tensorboard,wandb,file]",
@@ -54,28 +54,31 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
         "tests.e2e.breaking_extension.BreakingExtension",
     )
     steps = run.steps
-    _assert_trained(steps, 3)
+    _assert_trained(steps, 2)
     _assert_recorded(run, steps[1], 1)
     assert "drafter sam_rollout.integrations.vllm.drafting.proposer.SamProposer" in run.log
     # The engine began with random weights, and was sent the policy's.
     assert re.search(r"eagle3 drafts; in a probe of \d+ first draft tokens \d+ were right", run.log)
     assert steps[1]["sam/draft/accepted_model"] > 0
-    assert [steps[step]["sam/draft/failures"] for step in (1, 2, 3)] == [0, 1, 0]
+    assert [steps[step]["sam/draft/failures"] for step in (1, 2)] == [0, 1]
     assert run.log.count("The drafter failed and is switched off") == 1
     assert steps[1]["sam/draft/drafted_tokens"] > 0
     assert 1 < steps[1]["sam/draft/acceptance_length"] < 9
     assert 0 < steps[1]["sam/gate/open_share"] < 1
-    assert steps[3]["sam/draft/drafted_tokens"] == 0
+    # Without a drafter there is no gate; what it left of the step was still generated.
+    engine = run.folder.read("engine_steps").to_pandas().sort_values("time_s")
+    gate_open = engine[(engine.step == 2) & (engine.split == "train")].gate_open
+    assert gate_open.notna().iloc[0] and gate_open.isna().iloc[-1]
     assert re.search(r"rollout: \d+ finished, \d+ running", run.log)
     # Validation is recorded, apart from training.
-    assert steps[3]["sam_val/engine/generation_tokens"] > 0
+    assert steps[2]["sam_val/engine/generation_tokens"] > 0
     splits = run.folder.read("requests").to_pandas().groupby("split").size()
     assert splits["val"] == 8
     assert len(list(run.folder.path.glob("tensorboard/events*"))) == 1
     (wandb_file,) = run.folder.path.glob("wandb/offline-run-*/*.wandb")
     tracked = read_wandb(wandb_file)
     assert {"sam:joined", "sampler:coupled", "device:cpu"} <= set(tracked.run.tags)
-    for step in (1, 2, 3):
+    for step in (1, 2):
         row = tracked.history[step]
         assert row["training/global_step"] == step
         assert row["sam/tail/time_s"] == pytest.approx(steps[step]["sam/tail/time_s"])

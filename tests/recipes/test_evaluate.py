@@ -22,11 +22,12 @@ from recipes.dapo_qwen3.ties import (
     uniform_of,
 )
 from sam_rollout.core.statistics import mean, share
+from sam_rollout.telemetry.traces import read_traces
 from sam_rollout.verification import draw_gumbel, draw_tokens, keyed_bits
 
 
 def response(accuracy, token_ids=(1, 2), clipped=False):
-    return Response("text", list(token_ids), clipped, float(accuracy), "")
+    return Response([0], "text", list(token_ids), clipped, float(accuracy), "")
 
 
 def groups(*accuracies):
@@ -225,7 +226,9 @@ def test_an_evaluation_that_cannot_be_made_is_status_2(monkeypatch, capsys, erro
 
 
 @pytest.mark.parametrize(("drafted", "status"), [(0, 1), (9, 0)])
-def test_status_follows_the_promise(monkeypatch, capsys, drafted, status):
+def test_status_follows_the_promise_and_responses_are_traces(
+    monkeypatch, capsys, tmp_path, drafted, status
+):
     def found(_rows, options):
         sides = {name: summarise(groups([1], [0]), 1.0) for name in evaluate.SIDES}
         comparison = compare(groups([1], [0]), groups([1], [0]), [], True, drafted > 0)
@@ -233,10 +236,12 @@ def test_status_follows_the_promise(monkeypatch, capsys, drafted, status):
             "setting": evaluate._setting(options, 2, 2),
             "sides": sides,
             "comparison": comparison,
-            "responses": {},
+            "responses": {"off": groups([1], [0])},
         }
 
     monkeypatch.setattr(evaluate, "rows_of", lambda _data, _limit: [])
     monkeypatch.setattr(evaluate, "evaluate", found)
-    assert evaluate.main([]) == status
+    path = tmp_path / "texts.jsonl"
+    assert evaluate.main(["--responses", str(path)]) == status
+    assert [trace.tokens.tolist() for trace in read_traces(path)] == [[0, 1, 2]] * 2
     assert ("NO DRAFTS" in capsys.readouterr().out) == (drafted == 0)

@@ -1,54 +1,62 @@
-"""Experiments that repeat a published setup have the published values, and the page says so."""
+"""Experiments that repeat a published setup have its values, apart from listed differences."""
 
 import math
+from typing import Any
 
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
 from recipes.dapo_qwen3.main import REPOSITORY
-from recipes.dapo_qwen3.published_setups import (
-    PAGE,
-    catalogue,
-    entries,
-    our_value,
-    render,
-    setups,
-)
+from tests.unit.test_configs import CONFIGS, composed
 
 PUBLISHED_PREFIXES = ("article_", "customer_", "reference_script_")
+LISTED = yaml.safe_load(
+    (REPOSITORY / "recipes" / "dapo_qwen3" / "published_setups.yaml").read_text(encoding="utf-8")
+)
+SETUPS = LISTED["setups"]
 
 
-def test_every_experiment_of_a_published_setup_is_listed():
-    experiments = {path.stem for path in (REPOSITORY / "configs" / "experiment").glob("*.yaml")}
-    assert set(setups()) == {name for name in experiments if name.startswith(PUBLISHED_PREFIXES)}
+def expected(setup: str) -> dict[str, Any]:
+    """What the composed experiment has to say, by key, with the values of what it extends."""
+    listed = SETUPS[setup]
+    found = expected(listed["extends"]) if "extends" in listed else {}
+    for values in listed["values"].values():
+        found |= values
+    for difference in listed.get("differences", ()):
+        found.pop(difference["key"], None)  # null: there is nothing to set
+        if "ours" in difference:
+            found[difference["key"]] = difference["ours"]
+    return found
 
 
-def same(value, other) -> bool:
+def same(value: Any, other: Any) -> bool:
     if isinstance(value, float) and isinstance(other, int | float):
         return math.isclose(value, other)
     return type(value) is type(other) and value == other
 
 
-@pytest.mark.parametrize("setup", setups())
+def test_every_experiment_of_a_published_setup_is_listed():
+    experiments = {path.stem for path in (CONFIGS / "experiment").glob("*.yaml")}
+    assert set(SETUPS) == {name for name in experiments if name.startswith(PUBLISHED_PREFIXES)}
+
+
+@pytest.mark.parametrize("setup", SETUPS)
 def test_the_composed_experiment_has_every_published_value(setup):
-    wrong = {
-        entry.key: (entry.ours, our_value(setup, entry.key))
-        for entry in entries(setup)
-        if entry.key and (not entry.why or entry.ours is not None)
-        if not same(entry.ours, our_value(setup, entry.key))
-    }
+    config, wrong = composed(f"experiment={setup}"), {}
+    for key, value in expected(setup).items():
+        parent, _, name = key.rpartition(".")
+        assert name in OmegaConf.select(config, parent), key
+        ours = OmegaConf.select(config, key)
+        ours = OmegaConf.to_container(ours) if OmegaConf.is_config(ours) else ours
+        if not same(value, ours):
+            wrong[key] = (value, ours)
     assert wrong == {}, "key: (value of the list, composed value)"
 
 
-@pytest.mark.parametrize("setup", setups())
-def test_every_entry_names_a_source_and_a_key_that_exists(setup):
-    for entry in entries(setup):
-        assert entry.source in catalogue()["sources"], entry
-        if entry.key and not entry.why:
-            parent, _, name = entry.key.rpartition(".")
-            assert name in our_value(setup, parent), entry.key
-
-
-def test_the_page_is_up_to_date():
-    assert PAGE.read_text(encoding="utf-8") == render(), (
-        "run python -m recipes.dapo_qwen3.published_setups"
-    )
+@pytest.mark.parametrize("setup", SETUPS)
+def test_every_value_names_its_source(setup):
+    differences = SETUPS[setup].get("differences", [])
+    named = {*SETUPS[setup]["values"], *(one["source"] for one in differences)}
+    assert named <= set(LISTED["sources"])
+    assert all(one["why"] for one in differences)

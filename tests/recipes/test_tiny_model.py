@@ -8,7 +8,13 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
 
 from recipes.dapo_qwen3.reward import compute_score
-from recipes.dapo_qwen3.synthetic_math import DATA_SOURCE, demonstrate, draw_problem, draw_split
+from recipes.dapo_qwen3.synthetic_math import (
+    DATA_SOURCE,
+    demonstrate,
+    draw_problem,
+    draw_split,
+    prompts_of,
+)
 from recipes.dapo_qwen3.tiny_model import (
     DEFAULT_OUTPUT,
     DEPTH,
@@ -18,7 +24,6 @@ from recipes.dapo_qwen3.tiny_model import (
     build_model,
     build_tokenizer,
     deepen,
-    render_prompt,
 )
 
 QUESTION = {"role": "user", "content": "1+1?"}
@@ -89,7 +94,7 @@ def test_prompts_and_demonstrations_fit_their_limits(tokenizer):
     rng = random.Random(8)
     for count in [*range(2, 13)] * 4:
         problem = draw_problem(rng, operand_count=count)
-        assert len(tokenizer(render_prompt(tokenizer, problem))["input_ids"]) <= 96
+        assert len(prompts_of([problem], tokenizer)[0]) <= 96
         shown = tokenizer(demonstrate(problem, rng).text + END)["input_ids"]
         assert len(shown) <= MAX_RESPONSE_TOKENS
 
@@ -118,9 +123,9 @@ def test_the_checkpoint_is_a_small_qwen3_with_an_exact_vocabulary(checkpoint):
 def test_the_checkpoint_is_right_sometimes_and_ends_its_answers(checkpoint):
     model, tokenizer = checkpoint
     problems = [p for p in draw_split("test") if len(p.operands) == 2][:24]
-    prompts = [render_prompt(tokenizer, problem) for problem in problems]
+    prompts = {"input_ids": prompts_of(problems, tokenizer)}
     torch.manual_seed(0)
-    asked = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+    asked = tokenizer.pad(prompts, return_tensors="pt", padding_side="left")
     sampled = model.generate(**asked, max_new_tokens=256)  # at temperature 1, as the file says
     responses = sampled[:, asked["input_ids"].shape[1] :]
     texts = tokenizer.batch_decode(responses, skip_special_tokens=True)

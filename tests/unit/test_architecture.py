@@ -193,13 +193,15 @@ def test_the_page_draws_and_names_every_room():
         assert re.search(rf"^    {part}(/|\.py) ", page, re.MULTILINE), part
 
 
-def test_every_file_and_test_that_the_page_names_exists():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    named = re.findall(r"`((?:sam_rollout|recipes|configs|scripts|tests|docs)/[^`\s]+)`", page)
-    assert len(named) > 20
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/testing.md", "CONTRIBUTING.md"])
+def test_every_file_and_test_that_a_page_names_exists(page):
+    named = re.findall(
+        r"`((?:sam_rollout|recipes|configs|scripts|tests|docs)/[^`\s]+)`", (ROOT / page).read_text()
+    )
+    assert len(named) > 10
     for name in named:
         path, _, test = name.partition("::")
-        assert (ROOT / path).exists(), name
+        assert "<" in path or (ROOT / path).exists(), name
         assert not test or f"def {test}(" in (ROOT / path).read_text(), name
 
 

@@ -307,6 +307,25 @@ def node_state(rank, alive=True, devices=16, port=1):
     return {"rank": rank, "alive": alive, "devices": devices, "socket": ("127.0.0.1", port)}
 
 
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [({}, "1/2 nodes, 16/32 NPU{}: missing node-2"),
+     ({1: node_state(1, devices=8)}, "2/2 nodes, 24/32 NPU{}: node-2 has 8 of 16")],
+)  # fmt: skip
+def test_what_a_cluster_lacks_is_named(scripts, monkeypatch, capfd, second, said):
+    monkeypatch.setattr(scripts.cluster, "POLL_S", 0.05)
+    ray, watch = (SimpleNamespace(poll=lambda: None), SimpleNamespace(look=lambda: looked))
+    looked = {0: node_state(0), **second}
+    part = SimpleNamespace(
+        name="node-1", names=["node-1", "node-2"], nodes=2, devices=16, resource="NPU",
+        options=SimpleNamespace(timeout=0.1),
+    )  # fmt: skip
+    error = f"the cluster is not complete after 0.1 s: {said.format('')}"
+    with pytest.raises(scripts.common.ClusterError, match=error):
+        scripts.cluster.wait_until_complete(part, ray, watch)
+    assert said.format(", waiting 0 s of 0.1 s") in capfd.readouterr().out
+
+
 def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, capfd):
     words = ["head", "--device=cpu", "--devices-per-node=1", "--interface=lo", "--node-rank=0"]
     words += ["--names=node-1", "--head-address=127.0.0.1", "--port=6799"]

@@ -1,12 +1,15 @@
 """Aggregates against numbers worked out by hand on a handful of engine steps."""
 
 import math
+import re
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from sam_rollout.telemetry.aggregate import aggregate
+from sam_rollout.core.metric import Metric
+from sam_rollout.telemetry.aggregate import Rollout, aggregate
 from sam_rollout.telemetry.records import SCHEMA_VERSION
 from sam_rollout.telemetry.schema import declared
 from tests.records import by_source, engine_step, engine_steps, request, requests
@@ -199,3 +202,13 @@ def test_what_the_measuring_gate_says_in_proportion_is_of_all_replicas():
         assert metrics[f"sam/gate/{name}"] == factor * 0.25
     without = counted({"gate/failures": 0})
     assert not any(f"sam/gate/{name}" in without for name in ratios), "other gates have none"
+
+
+def test_the_row_that_contributing_starts_a_reader_from():
+    page = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text()
+    row = re.search(r"```python\n(.*?),\n```", page.partition("## Add a metric\n")[2], re.DOTALL)[1]
+    metric = eval(row, {"Metric": Metric})
+    tails = [
+        metric.compute(Rollout(steps, requests(), 2)) for steps in (replica_zero(), engine_steps())
+    ]
+    assert tails == [1500.0, 0.0] and metric.name == "tail/longest_step_ms"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sam_rollout.telemetry.records import (
@@ -85,6 +86,17 @@ def test_a_damaged_file_is_named(folder):
     problems = []
     assert folder.read("engine_steps", problems).num_rows == 0
     assert len(problems) == 1 and path.name in problems[0]
+
+
+def test_a_column_that_a_file_lacks_is_null_if_it_may_be(folder):
+    path = folder.write("engine_steps", 0, steps_at((1, 1.0)))
+    whole = pq.read_table(path)
+    pq.write_table(whole.drop_columns("sampler_us"), path)
+    folder.write("engine_steps", 1, steps_at((2, 2.0)))
+    assert folder.read("engine_steps")["step"].to_pylist() == [1, 2]
+    pq.write_table(whole.drop_columns("scheduled"), path)
+    with pytest.raises(RunFolderError, match=f"{path}: unreadable .*scheduled"):
+        folder.read("engine_steps")
 
 
 def test_steps_gone_through_twice_count_once(folder):
