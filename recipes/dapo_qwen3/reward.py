@@ -2,15 +2,24 @@
 
 Why it exists: verl calls a reward function for every response, from threads of an event loop
 (``reward.custom_reward_function.path=.../reward.py``, ``reward.reward_manager.name=dapo``). A slow
-or raising reward stalls or kills training. So the last ``\\boxed{}`` of the response, or the line
-that says ``Answer:``, is compared with the ground truth as text and as a number, in microseconds.
+or raising reward stalls or kills training, hence two stages: the last ``\\boxed{}`` of the response
+is compared with the ground truth as text, which settles nearly every response in microseconds;
+only for data sets whose answers may be written in several ways does a symbolic comparison
+(math-verify) follow, in a worker process that can be given up on.
 """
 
 from __future__ import annotations
 
+import importlib
+import logging
+import multiprocessing
 import re
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from decimal import Decimal, InvalidOperation
-from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 #: The figures that `compute_score` returns and that groups may be filtered by. A reward file that
@@ -20,6 +29,12 @@ FIGURES = ("acc", "score")
 EXACT_SOURCES = frozenset({"synthetic_math"})
 #: Only so many characters at the end of a response are searched for the answer.
 TAIL_CHARACTERS = 1000
+#: Longer answers are not handed to the symbolic comparison.
+MAX_SYMBOLIC_CHARACTERS = 200
+#: Seconds after which a symbolic comparison counts as not equal.
+SYMBOLIC_TIMEOUT = 10.0
+#: Seconds granted to the worker process for starting and importing.
+START_TIMEOUT = 120.0
 
 _BOX = "\\boxed{"
 _ANSWER_LINE = re.compile(r"answer\**\s*:\**\s*(\S[^\n]*)", re.IGNORECASE)
@@ -27,16 +42,11 @@ _SPACING = re.compile(r"\\[,;:!]|\\ |\\q?quad\b|~|\s+")
 _WRAPPED = re.compile(r"^\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}$")
 _THOUSANDS = re.compile(r"^[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
 _PLAIN_NUMBER = re.compile(r"^[+-]?(?:\d+(?:\.\d*)?|\.\d+)$")
-_FRACTION = re.compile(r"^([+-]?)(?:\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+))$")
-_UNIT = re.compile(r"(?:\^\{?\\circ\}?|\\?%|\\text\{[^{}]*\})$")
-_REWRITES = {
-    "\\dfrac": "\\frac",
-    "\\tfrac": "\\frac",
-    "\\left": "",
-    "\\right": "",
-    "{,}": ",",
-    "\\$": "",
-}
+_REWRITES = {"\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\left": "", "\\right": "", "{,}": ","}
+
+_log = logging.getLogger(__name__)
+_worker: ProcessPoolExecutor | None = None
+_worker_lock = threading.Lock()
 
 
 def last_boxed(text: str) -> str:
@@ -85,27 +95,77 @@ def _plain_number(text: str) -> str:
     return "0" if number == "-0" else number
 
 
-def _value(answer: str) -> Fraction | None:
-    """Return the number that an answer such as ``x=\\frac{1}{2}`` or ``90^\\circ`` stands for."""
-    text = normalise(_UNIT.sub("", normalise(answer.rpartition("=")[2])))
-    fraction = _FRACTION.match(text)
-    try:
-        if fraction:
-            sign, *parts = (part for part in fraction.groups() if part is not None)
-            return Fraction(f"{sign}{'/'.join(parts)}")
-        return Fraction(text) if _PLAIN_NUMBER.match(text) else None
-    except (ValueError, ZeroDivisionError):
-        return None
+def _verify_in_worker(truth: str, answer: str) -> bool:
+    """Compare two LaTeX answers symbolically (runs in a worker process)."""
+    from math_verify import parse, verify
+
+    # math-verify's own timeouts rest on SIGALRM: they fail outside a main thread and cannot stop a
+    # long computation inside C code. They are off (None); the caller waits for a limited time and
+    # then kills this process.
+    parsed = [parse(f"${text}$", parsing_timeout=None) for text in (truth, answer)]
+    return bool(all(parsed)) and verify(*parsed, timeout_seconds=None)
+
+
+def _importable(name: str) -> Callable[..., bool]:
+    """Return a function of this file under a name that a spawned process can import.
+
+    verl may load this file by its path, as a module that exists only in its own process.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    if root not in sys.path:
+        sys.path.append(root)
+    return getattr(importlib.import_module("recipes.dapo_qwen3.reward"), name)
+
+
+def _ready_worker() -> ProcessPoolExecutor:
+    """Return the worker, started and with its imports done, which takes seconds the first time."""
+    global _worker
+    if _worker is None:
+        # Spawned, because forking a process that runs threads can deadlock.
+        spawning = multiprocessing.get_context("spawn")
+        _worker = ProcessPoolExecutor(max_workers=1, mp_context=spawning)
+        _worker.submit(_importable("_verify_in_worker"), "1", "1").result(timeout=START_TIMEOUT)
+    return _worker
+
+
+def _end_worker() -> None:
+    """End a worker that is stuck or broken; the next comparison starts a fresh one."""
+    global _worker
+    ended, _worker = _worker, None
+    if ended is not None:
+        processes = list((getattr(ended, "_processes", None) or {}).values())
+        ended.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()
+
+
+def symbolically_equal(truth: str, answer: str, timeout: float = SYMBOLIC_TIMEOUT) -> bool:
+    """Say whether two LaTeX answers mean the same; ``False`` after ``timeout`` seconds.
+
+    May be called from any thread; comparisons take turns, so that neither waiting nor a stuck
+    comparison counts against another one. Never raises.
+    """
+    if not answer or max(len(truth), len(answer)) > MAX_SYMBOLIC_CHARACTERS:
+        return False
+    with _worker_lock:
+        try:
+            comparison = _ready_worker().submit(_importable("_verify_in_worker"), truth, answer)
+            return bool(comparison.result(timeout=timeout))
+        except (TimeoutError, BrokenExecutor):
+            _end_worker()
+        except Exception as error:  # a reward must not raise, whatever the comparison met
+            _log.debug("no symbolic comparison of %r with %r: %s", answer, truth, error)
+    return False
 
 
 def _is_right(data_source: str, prediction: str, truth: str) -> bool:
     expected, given = normalise(truth), normalise(prediction)
     if not given or expected == given:
         return bool(given)
-    if data_source in EXACT_SOURCES:
+    both_numbers = bool(_PLAIN_NUMBER.match(expected) and _PLAIN_NUMBER.match(given))
+    if both_numbers or data_source in EXACT_SOURCES:
         return False
-    value = _value(truth)
-    return value is not None and _value(prediction) == value
+    return symbolically_equal(expected, given)
 
 
 def compute_score(

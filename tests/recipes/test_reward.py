@@ -1,8 +1,14 @@
 """The reward: right answers score +1, everything else -1, and nothing makes it raise."""
 
+import importlib.util
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from recipes.dapo_qwen3.reward import compute_score, last_boxed, normalise
+from recipes.dapo_qwen3 import reward
+from recipes.dapo_qwen3.reward import compute_score, last_boxed, normalise, symbolically_equal
 from recipes.dapo_qwen3.synthetic_math import DATA_SOURCE
 
 
@@ -67,19 +73,42 @@ def test_different_answers_stay_different(one, other):
         ("dapo_math_17k", "answer : 42.", "42", 1.0),
         ("dapo_math_17k", "Answer: \\boxed{42}", "42", 1.0),
         (DATA_SOURCE, "Answer: 42", "42", 0.0),
-        # Public answers have other forms; what is no number has to be written alike.
+        # Public answers have other forms.
         ("math_500", "\\boxed{\\frac{2}{4}}", "0.5", 1.0),
-        ("math_500", "\\boxed{-1/2}", "-\\frac{1}{2}", 1.0),
-        ("math_500", "\\boxed{x = 3}", "3", 1.0),
-        ("math_500", "\\boxed{90^\\circ}", "90", 1.0),
-        ("gsm8k", "\\boxed{\\$1,200 \\text{ a year}}", "1200", 1.0),
-        ("math_500", "\\boxed{1/0}", "0", 0.0),
-        ("math_500", "\\boxed{1+x}", "x+1", 0.0),
-        (DATA_SOURCE, "\\boxed{84/2}", "42", 0.0),
+        ("math_500", "\\boxed{x+1}", "1+x", 1.0),
+        ("math_500", "\\boxed{x+2}", "1+x", 0.0),
     ],
 )
 def test_what_counts_as_the_answer_depends_on_the_source(source, response, truth, right):
     assert compute_score(source, response, truth)["acc"] == right
+
+
+def test_symbolic_comparison_works_outside_the_main_thread():
+    results = []
+    thread = threading.Thread(
+        target=lambda: results.append(compute_score("math_500", "\\boxed{\\sqrt{4}}", "2")["acc"])
+    )
+    thread.start()
+    thread.join()
+    assert results == [1.0]
+
+
+def test_the_synthetic_source_never_compares_symbolically(monkeypatch):
+    monkeypatch.setattr(reward, "symbolically_equal", lambda *_: pytest.fail("symbolic comparison"))
+    assert compute_score(DATA_SOURCE, "\\boxed{6*7}", "42")["acc"] == 0.0
+    assert DATA_SOURCE in reward.EXACT_SOURCES
+
+
+def test_a_stuck_comparison_is_given_up_and_hurts_no_other():
+    symbolically_equal("2", "1+1")  # starts the workers, so that the timeout measures the work
+    others = []
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(4) as threads:
+        stuck = threads.submit(symbolically_equal, "1", "9^{9^{9^{9}}}+x^{9^{9}}", 0.5)
+        others = [threads.submit(symbolically_equal, "2", "\\frac{4}{2}") for _ in range(3)]
+        assert not stuck.result()
+    assert time.perf_counter() - begin < 30
+    assert all(other.result() for other in others)
 
 
 @pytest.mark.parametrize("source", [DATA_SOURCE, "math_500"])
@@ -88,3 +117,10 @@ def test_what_counts_as_the_answer_depends_on_the_source(source, response, truth
 )
 def test_garbage_scores_minus_one_and_never_raises(source, garbage):
     assert compute_score(source, garbage, "42")["score"] == -1.0
+
+
+def test_it_works_when_loaded_by_its_path_as_verl_does():
+    spec = importlib.util.spec_from_file_location("custom_module_1", reward.__file__)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    assert loaded.compute_score("math_500", "\\boxed{\\frac{1}{2}}", "0.5")["acc"] == 1.0
