@@ -133,7 +133,8 @@ class SamConfig(Section):
     The defaults are those of `sam=on` (docs/defaults.md); what was published is `ARTICLE`.
     `max_draft_tokens`: tokens drafted per request and step, bonus token not counted.
     `draft_shape` `tree`: several continuations of a text at once, at most so many tokens a
-    request and `step_budget` of all requests together. `draft_policy` `fixed`: that many.
+    request and `step_budget` of all requests together. `auto`: a tree where the gate `auto`
+    measures that it is faster, and the engine verifies trees. `draft_policy` `fixed`: that many.
     `confidence`: fewer, a draft ends where the next token's chance to be accepted falls below
     `min_confidence`; chances are learned from what the engine accepts. `pad_drafts`: whether
     drafts are filled up to k, so that steps keep the shape of a captured graph; `auto`: where
@@ -145,7 +146,7 @@ class SamConfig(Section):
 
     enabled: bool = True
     max_draft_tokens: int = setting(8, minimum=1, maximum=MAX_DRAFT_TOKENS)
-    draft_shape: str = setting("chain", choices=("chain", "tree"))
+    draft_shape: str = setting("chain", choices=("auto", "chain", "tree"))
     step_budget: int = setting(128, minimum=1, maximum=MOST_STEP_TOKENS)
     draft_policy: str = setting("fixed", choices=("fixed", "confidence"))
     min_confidence: float = setting(0.12, minimum=0, maximum=1)
@@ -187,7 +188,10 @@ class SamConfig(Section):
 
 # `sam=article`: the article's drafts (section 3.2), from the request's own text and with its gate.
 ARTICLE = SamConfig(
-    max_draft_tokens=3, gate=GateConfig(kind="threshold", threshold=8), sources=sources_of("own")
+    max_draft_tokens=3,
+    draft_shape="chain",
+    gate=GateConfig(kind="threshold", threshold=8),
+    sources=sources_of("own"),
 )
 
 

@@ -84,6 +84,7 @@ class AgreedGate:
     """
 
     is_trial = False
+    shape = 0  # engines that share experts have one shape of drafts
 
     def __init__(self, gate: Gate, fallback: Gate, exchange: Exchange, k: int) -> None:
         self._gate = gate

@@ -32,6 +32,11 @@ class Gate(Protocol):
         """Of the last budget: a draft ends before a token less likely to be accepted; 0 for any."""
         ...
 
+    @property
+    def shape(self) -> int:
+        """Of the last budget: which of the drafter's shapes; 0 for the first one, or for any."""
+        ...
+
     def observe(self, step: EngineStep) -> None:
         """See what the step before did; called once per step, before `budget`."""
         ...
@@ -61,6 +66,7 @@ class ScheduleGate:
 
     is_trial = False
     least_chance = 0.0
+    shape = 0
 
     def __init__(self, schedule: Mapping[int, int], k: int) -> None:
         self._bounds = sorted(schedule)

@@ -42,6 +42,8 @@ class EngineHooks:
             the gate is open.
         made: drafts made elsewhere for this step, as `Source.receive` takes them, or None.
         made_after: steps from `DraftSession.wants_made` to the first one that has such drafts.
+        takes_trees: whether a live request's drafts may be trees, asked once, when it joins; None
+            where the engine verifies chains alone.
     """
 
     graph_of: GraphOf = no_graphs
@@ -49,6 +51,7 @@ class EngineHooks:
     heard: Callable[[bool], Scored | None] = lambda _open: None
     made: Callable[[], tuple[Int32Array, np.ndarray | None] | None] = lambda: None
     made_after: int = 1
+    takes_trees: Callable[[str], bool] | None = None
 
 
 NO_HOOKS = EngineHooks()  # of an engine that is asked nothing

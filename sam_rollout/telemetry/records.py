@@ -78,6 +78,11 @@ class DraftNote:
         "most tokens the step might draft for a request, in a look as well; null: no drafter",
         None,
     )
+    draft_trees: bool | None = column(
+        pa.bool_(),
+        "whether the drafts that the step asked for are trees; null: no drafter",
+        None,
+    )
     drafted_per_source: Sequence[int] = column(
         _INTS, f"draft_tokens by source: {', '.join(NAMES)}; empty where the step verified none", ()
     )

@@ -223,6 +223,10 @@ _GATE = (
            "/ that should have, by the chances they were drafted with. Far from 1: the drafter's "
            "chances are off; the gate corrects for it.",
            MEAN, lambda r: r.counted_ratio("gate/right_tokens", "gate/expected_tokens")),
+    Metric("gate/tree_share", "1",
+           "With sam.draft_shape=auto where trees can be verified: engine steps with trees / with "
+           "the gate open. Near 1: tokens are nearly free, try a larger sam.max_draft_tokens.",
+           MEAN, lambda r: r.counted_ratio("gate/tree_steps", "gate/open_steps")),
     Metric("gate/measured_ms_per_token", "ms", "Time per token of the steps learned from.", MEAN,
            lambda r: r.counted_ratio("gate/measured_s", "gate/measured_tokens", 1e3)),
     Metric("gate/predicted_ms_per_token", "ms",

@@ -20,7 +20,7 @@ from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import NOTE_COLUMNS, DraftNote, StepRecord, table_of
 
 # Of a step that the session did not see: the engine skipped it, and verified nothing of ours.
-SKIPPED = DraftNote(gate_open=False, draft_budget=0)
+SKIPPED = DraftNote(gate_open=False, draft_budget=0, draft_trees=False)
 
 
 class EngineStepRecorder:
