@@ -241,6 +241,24 @@ class SentinelConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class ProofConfig(Section):
+    """Whether drafts change a text, found out in the run; `sam_rollout/telemetry/proof.py`.
+
+    `every`: every so many training steps some responses are sampled again without drafts; 0 never.
+    `responses`: how many.
+    """
+
+    PATH: ClassVar[str] = "rollout_telemetry.proof"
+
+    every: int = setting(0, minimum=0)
+    responses: int = setting(8, minimum=1)
+
+    def is_due(self, step: int) -> bool:
+        """Whether responses of a training step are sampled again."""
+        return self.every > 0 and step % self.every == 0
+
+
+@dataclasses.dataclass(frozen=True)
 class RolloutTelemetryConfig(Section):
     """What a rollout records, with or without speculation; the Hydra group `rollout_telemetry`.
 
@@ -249,7 +267,8 @@ class RolloutTelemetryConfig(Section):
     `record_traces`: whether token ids are kept for replay.
     `progress`: a line about the running rollout on the console; `auto` where that is a terminal.
     `curve_every`: every so many training steps the running requests over time are drawn for wandb
-    and TensorBoard; 0 never. `sentinel`: warnings of drafts that went wrong in silence.
+    and TensorBoard; 0 never. `sentinel`: warnings of drafts that went wrong in silence. `proof`:
+    responses sampled again without drafts.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry"
@@ -259,6 +278,7 @@ class RolloutTelemetryConfig(Section):
     progress: str = setting("auto", choices=("auto", "on", "off"))
     curve_every: int = setting(1, minimum=0)
     sentinel: SentinelConfig = SentinelConfig()
+    proof: ProofConfig = ProofConfig()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ PLACES = {
     "experiment_name", "project_name", "run_dir", "default_local_dir", "logger",
     "TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH",
 }  # fmt: skip
-REPEATS_PARTS = {"sam_rollout", "compare"}
+REPEATS_PARTS = {"sam_rollout", "compare", "max_logprobs"}
 SAM_PARTS = REPEATS_PARTS | {"sam", "draft_model_path"}
 SPECULATION = "speculative_config"  # the sam group's doing only where that is enabled
 _ASKED = f"{ASKED}."
@@ -30,7 +30,7 @@ KINDS = {
     "validation": ("trainer.test_freq", "trainer.val_before_train", "data.val_batch_size"),
     "saving": (
         "trainer.save_freq", "rollout_telemetry.record_traces", "rollout_telemetry.curve_every",
-        "rollout_telemetry.progress",
+        "rollout_telemetry.progress", "proof.every", "proof.responses",
     ),
     "steps": ("trainer.total_training_steps", "trainer.total_epochs"),
     "batch_size": ("_batch_size", "dynamic_sampling.max_rounds", "ppo_mini_batch_size"),

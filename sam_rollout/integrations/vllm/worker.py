@@ -111,6 +111,12 @@ class SamWorkerExtension:
         drafter = self._proposer()
         return drafter.probe(begin) if hasattr(drafter, "probe") else None
 
+    def sam_pause(self, paused: bool) -> None:
+        """Draft nothing for a while, unseen by drafter and records; ``DraftSession.pause``."""
+        drafter = self._proposer()
+        if hasattr(drafter, "pause"):
+            drafter.pause(paused)
+
     def sam_drain(self) -> dict[str, Any] | None:
         """Return the drafter's records since the last call; None where there is no drafter."""
         drafter = self._proposer()
