@@ -198,11 +198,14 @@ class RolloutSamplerConfig(Section):
     `stock`: the engine's own. `vectorised`: rejection sampling without loops. `coupled`: every
     token from Gumbel noise of its position, so that drafts do not change what is sampled.
     `coupled_inversion`: likewise from one random number per position, which rounding disturbs more.
+    `batch_invariant`: the engine's kernels round a token alike whatever is computed beside it;
+    `sam_rollout/integrations/vllm/batch_invariance.py`.
     """
 
     PATH: ClassVar[str] = "rollout_sampler"
 
     kind: str = setting("coupled", choices=SAMPLERS)
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         if why := NEVER_FOR_ROLLOUTS.get(self.kind):

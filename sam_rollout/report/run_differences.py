@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sam_rollout.core.json_values import encode
 from sam_rollout.report.runs import flat
-from sam_rollout.telemetry.records import ASKED, RunInfo
+from sam_rollout.telemetry.records import ASKED, BEFORE, RunInfo
 
 ABSENT = "absent"
 PLACES = {
@@ -36,7 +36,8 @@ KINDS = {
     "batch_size": ("_batch_size", "dynamic_sampling.max_rounds", "ppo_mini_batch_size"),
     "responses_per_prompt": ("rollout.n",),
     "lengths": ("_length", "max_model_len", "prompt_length", "response_length"),
-    "sampler": ("temperature", "top_p", "top_k", "rollout_sampler.kind", "coupling", "do_sample"),
+    "sampler": ("temperature", "top_p", "top_k", "rollout_sampler.kind", "coupling", "do_sample",
+                "batch_invariant"),
     "seeds": (".seed", "_seed"),
     "tail": ("rollout_telemetry.tail_threshold",),
 }  # fmt: skip
@@ -116,6 +117,6 @@ def comparable(config: Mapping[str, Any], repeats: bool = False) -> dict[str, An
 def differences(base: dict[str, Any], sam: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Name and both values of whatever differs."""
     for name in sorted(base.keys() | sam.keys()):
-        left, right = (side.get(name, ABSENT) for side in (base, sam))
+        left, right = (side.get(name, BEFORE.get(name, ABSENT)) for side in (base, sam))
         if left != right:
             yield name, left, right

@@ -14,6 +14,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from sam_rollout.config import ConfigError, GateConfig, RunConfig
+from sam_rollout.integrations.verl.batch_invariance import check_batch_invariance
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, hold
 from sam_rollout.integrations.verl.code_checks import (
     check_agent_loops,
@@ -100,6 +101,7 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
         )
     yield from drafter_notes(config, run.sam)
     _check_proof(config, run)
+    check_batch_invariance(config, run)
     gate = run.sam.gate
     if run.sam.enabled and gate.kind == "auto" and gate.threshold != GateConfig.threshold:
         yield (
