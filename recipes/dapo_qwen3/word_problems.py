@@ -87,6 +87,12 @@ class WordProblem:
     answer: str
     kind: str
 
+    @property
+    def chat(self) -> list[dict[str, str]]:
+        """The question as a model is asked it, with the example before it."""
+        turns = (*EXAMPLE, ("user", self.question))
+        return [{"role": role, "content": content} for role, content in turns]
+
 
 def draw_problem(rng: random.Random) -> WordProblem:
     """A problem of any kind."""
