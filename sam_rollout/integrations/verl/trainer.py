@@ -43,6 +43,7 @@ from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
 from sam_rollout.integrations.verl.step_records import StepRecords
 from sam_rollout.integrations.verl.watchdog import Watchdog, parts_of, watched
+from sam_rollout.telemetry.proof import Compared, split_over
 from sam_rollout.telemetry.records import RunFolder
 from sam_rollout.telemetry.schema import metric_name, named
 
@@ -168,8 +169,13 @@ class _RecordingTrainer(PPOTrainer):
             print(f"The trained draft head: {folder}", flush=True)
 
     def on_sample_end(self) -> None:
-        """Collect the rollout's records before the replicas go to sleep."""
-        self._pending_sync_metrics = self._drain(TRAIN_SPLIT)
+        """Collect the rollout's records, and compare texts, before the replicas go to sleep."""
+        proof, step = self._run.telemetry.proof, self.global_steps
+        due = self._run.sam.enabled and proof.is_due(step)
+        metrics = self._drain(TRAIN_SPLIT, keep=due)
+        if due:
+            metrics |= self._records.prove(step, lambda: self._compared(proof.responses))
+        self._pending_sync_metrics = metrics
         super().on_sample_end()
 
     def _validate(self) -> dict[str, float]:
@@ -225,14 +231,25 @@ class _RecordingTrainer(PPOTrainer):
             title = f"{self._run_info.label}, training step {self.global_steps}"
             self._curve_logger.log(self._records.engine_steps, title, self.global_steps)
 
-    def _drain(self, split: str) -> dict[str, float]:
+    def _drain(self, split: str, keep: bool = False) -> dict[str, float]:
         """Move records from replicas to the run folder; returns the step's aggregates."""
-        return self._records.collect(self.global_steps, split, lambda: self._drained(split))
+        return self._records.collect(self.global_steps, split, lambda: self._drained(split, keep))
 
-    def _drained(self, split: str) -> list[ReplicaRecords]:
+    def _compared(self, responses: int) -> list[Compared]:
+        """Have replicas sample so many responses again without drafts, each some of them."""
+        step, servers = self.global_steps, [*self._servers().values()]
+        counts = split_over(responses, len(servers), step)
+        asked = [
+            server.check_drafts.remote(count, step)
+            for server, count in zip(servers, counts, strict=True)
+            if count
+        ]
+        return [one for found in ray.get(asked) for one in found]
+
+    def _drained(self, split: str, keep: bool = False) -> list[ReplicaRecords]:
         """What replicas have recorded since the last call."""
         step, servers = max(self.global_steps, 0), self._servers().values()
-        drained = ray.get([server.drain_records.remote(step, split) for server in servers])
+        drained = ray.get([server.drain_records.remote(step, split, keep) for server in servers])
         return [records for engines in drained for records in engines]
 
 

@@ -48,7 +48,10 @@ def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     # Without drafts nothing else is read: every baseline is one engine, compiled once.
     sam = with_first_head(config, run.sam) if run.sam.enabled else SamConfig(enabled=False)
     settings = EngineSettings(sam, run.sampler, run.telemetry.record_traces)
-    rollout.engine_kwargs.vllm = OmegaConf.merge(rollout.engine_kwargs.vllm, settings.arguments())
+    arguments = settings.arguments()
+    if run.sam.enabled and run.telemetry.proof.every:
+        arguments["max_logprobs"] = -1  # a tie is told from those of the whole vocabulary
+    rollout.engine_kwargs.vllm = OmegaConf.merge(rollout.engine_kwargs.vllm, arguments)
     if sizes := capture_sizes(config, run.sam):
         asked = sorted(rollout.cudagraph_capture_sizes)
         if sizes != asked:
