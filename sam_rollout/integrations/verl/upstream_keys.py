@@ -68,6 +68,12 @@ def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
             f"must be refill or none with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}: "
             "a round waits for all of its responses",
         ),
+        (
+            f"{run.telemetry.proof.PATH}.every",
+            mode != ASYNC_TRAINER_NAME or not run.telemetry.proof.every,
+            f"must be 0 with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}, whose engines stand "
+            "still when a step has its responses",
+        ),
         (f"{ROLLOUT}.name", rollout.name == ROLLOUT_NAME, f"must be {ROLLOUT_NAME!r}, always"),
         (f"{ROLLOUT}.disable_log_stats", not rollout.disable_log_stats, "must be False"),
         ("skip.rollout_tq.enable", not config.skip.rollout_tq.enable, "must be False"),

@@ -58,3 +58,5 @@ def test_an_asynchronous_trainer_does_not_wait_for_rounds():
     with pytest.raises(ConfigError, match=r"dynamic_sampling.kind .*must be refill or none"):
         check(composed(mode))
     check(composed(mode, "dynamic_sampling=refill"))
+    with pytest.raises(ConfigError, match=r"rollout_telemetry.proof.every .*must be 0"):
+        check(composed(mode, "dynamic_sampling=refill", "rollout_telemetry.proof.every=5"))
