@@ -1,4 +1,4 @@
-"""verl's synchronous trainer with rollout telemetry and DAPO's generation rounds.
+"""verl's trainers with rollout telemetry and DAPO's generation rounds.
 
 The hooks used are verl's own (``on_sample_end``, ``prepare_step``, ``_validate`` ...); nothing of
 the algorithm is touched. The trainer's process is the only writer of the run folder's records:
@@ -16,7 +16,8 @@ from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
@@ -29,7 +30,12 @@ from sam_rollout.integrations.verl.loggers import (
     GuardedWandb,
     start_wandb,
 )
-from sam_rollout.integrations.verl.registered_names import HEAD_FOLDER, TRAINER_NAME
+from sam_rollout.integrations.verl.registered_names import (
+    ASYNC_TRAINER_NAME,
+    HEAD_FOLDER,
+    TRAINER_MODES,
+    TRAINER_NAME,
+)
 from sam_rollout.integrations.verl.replica_records import ReplicaRecords
 from sam_rollout.integrations.verl.rewards import ACCURACY, computable, judged_counts
 from sam_rollout.integrations.verl.run_config import read_run_config
@@ -42,17 +48,16 @@ from sam_rollout.telemetry.records import RunFolder
 from sam_rollout.telemetry.schema import metric_name, named
 
 
-@register_trainer(TRAINER_NAME)
-class SamTrainerSync(PPOTrainerSync):
-    """Synchronous PPO/DAPO trainer that records what its rollouts did."""
+class _RecordingTrainer(PPOTrainer):
+    """A PPO/DAPO trainer that records what its rollouts did; mixed into trainers of verl's."""
 
     _step_s = 0.0  # of the step before
     _head_s = 0.0  # of it, in the head's training
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            # verl compares this string in a dozen places to know that it is synchronous.
-            config.trainer.v1.trainer_mode = "sync"
+            # verl compares this string in a dozen places to know whether it is synchronous.
+            config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
         super().__init__(config)
         self._run = read_run_config(config)
         folder = RunFolder(config.run_dir)
@@ -246,3 +251,21 @@ class SamTrainerSync(PPOTrainerSync):
         step, servers = max(self.global_steps, 0), self._servers().values()
         drained = ray.get([server.drain_records.remote(step, split, keep) for server in servers])
         return [records for engines in drained for records in engines]
+
+
+@register_trainer(TRAINER_NAME)
+class SamTrainerSync(_RecordingTrainer, PPOTrainerSync):
+    """Trains on what the step's own weights sampled."""
+
+
+@register_trainer(ASYNC_TRAINER_NAME)
+class SamTrainerColocateAsync(_RecordingTrainer, PPOTrainerColocateAsync):
+    """Interrupts responses that are not needed yet, and goes on with them after the update.
+
+    An interrupted response keeps its identity, and so its random numbers by position.
+    """
+
+    def on_sample_end(self) -> None:
+        """Interrupt what still runs first: its tokens belong to the records of this step."""
+        self.checkpoint_manager.abort_replicas()
+        super().on_sample_end()

@@ -125,11 +125,16 @@ def test_engine_arguments_of_others_stay():
             "RoundsReplayBuffer",
             None,
         ),
+        (
+            ["dynamic_sampling=refill", "trainer.v1.trainer_mode=sam_colocate_async"],
+            "AsyncRefillReplayBuffer",
+            "acc",
+        ),
     ],
-    ids=["rounds", "refill", "none"],
+    ids=["rounds", "refill", "none", "asynchronous"],
 )
 def test_dynamic_sampling_becomes_a_replay_buffer(overrides, sampler, metric):
-    inflight = 2 if sampler == "RefillReplayBuffer" else 1
+    inflight = 2 if "RefillReplayBuffer" in sampler else 1
     config = translated(*overrides, f"algorithm.filter_groups.max_inflight_gen_batches={inflight}")
     chosen = config.trainer.v1.sampler
     assert chosen.custom_sampler.path == "pkg://sam_rollout.integrations.verl.sampler"
