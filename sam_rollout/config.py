@@ -198,11 +198,14 @@ class RolloutSamplerConfig(Section):
     `stock`: the engine's own. `vectorised`: rejection sampling without loops. `coupled`: every
     token from Gumbel noise of its position, so that drafts do not change what is sampled.
     `coupled_inversion`: likewise from one random number per position, which rounding disturbs more.
+    `batch_invariant`: the engine's kernels round a token alike whatever is computed beside it;
+    `sam_rollout/integrations/vllm/batch_invariance.py`.
     """
 
     PATH: ClassVar[str] = "rollout_sampler"
 
     kind: str = setting("coupled", choices=SAMPLERS)
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         if why := NEVER_FOR_ROLLOUTS.get(self.kind):
@@ -241,6 +244,24 @@ class SentinelConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class ProofConfig(Section):
+    """Whether drafts change a text, found out in the run; `sam_rollout/telemetry/proof.py`.
+
+    `every`: every so many training steps some responses are sampled again without drafts; 0 never.
+    `responses`: how many.
+    """
+
+    PATH: ClassVar[str] = "rollout_telemetry.proof"
+
+    every: int = setting(0, minimum=0)
+    responses: int = setting(8, minimum=1)
+
+    def is_due(self, step: int) -> bool:
+        """Whether responses of a training step are sampled again."""
+        return self.every > 0 and step % self.every == 0
+
+
+@dataclasses.dataclass(frozen=True)
 class RolloutTelemetryConfig(Section):
     """What a rollout records, with or without speculation; the Hydra group `rollout_telemetry`.
 
@@ -249,7 +270,8 @@ class RolloutTelemetryConfig(Section):
     `record_traces`: whether token ids are kept for replay.
     `progress`: a line about the running rollout on the console; `auto` where that is a terminal.
     `curve_every`: every so many training steps the running requests over time are drawn for wandb
-    and TensorBoard; 0 never. `sentinel`: warnings of drafts that went wrong in silence.
+    and TensorBoard; 0 never. `sentinel`: warnings of drafts that went wrong in silence. `proof`:
+    responses sampled again without drafts.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry"
@@ -259,6 +281,7 @@ class RolloutTelemetryConfig(Section):
     progress: str = setting("auto", choices=("auto", "on", "off"))
     curve_every: int = setting(1, minimum=0)
     sentinel: SentinelConfig = SentinelConfig()
+    proof: ProofConfig = ProofConfig()
 
 
 @dataclasses.dataclass(frozen=True)

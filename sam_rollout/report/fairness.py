@@ -314,7 +314,8 @@ def warm_up(case: Case) -> _Told:
 def samples(case: Case) -> _Told:
     """The responses of both sides, token by token or by length."""
     differ = any(pair.first_step is not None for pair in case.lossless.pairs)
-    severity = WARNING if differ and case.lossless.coupled else NOTE
+    expected = case.lossless.coupled and not case.lossless.timed
+    severity = WARNING if differ and expected else NOTE
     yield severity if case.lossless.pairs else UNKNOWN, case.lossless.sentence()
 
 

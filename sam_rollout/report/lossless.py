@@ -15,6 +15,8 @@ from sam_rollout.report.pairing import Both, whole_steps
 from sam_rollout.report.runs import Run, partners
 from sam_rollout.telemetry.records import value_at
 
+# verl's trainer mode, as runs record it; runs of other recipes may not.
+SYNCHRONOUS = ("sync", None)
 TOKEN_IDS, LENGTHS = "token ids", "lengths"  # what responses are compared by
 IDENTITY = ["step", "group", "sibling"]
 
@@ -41,10 +43,12 @@ class Pair:
 class Losslessness:
     """`coupled`: both sides sampled with the same coupled sampler.
 
+    `timed`: with an asynchronous trainer it depends on time which weights sampled a token.
     Two runs make two pairs where some steps can be compared by length only.
     """
 
     coupled: bool
+    timed: bool
     pairs: list[Pair]  # runs of the same seeds, where these are known
     controls: list[Pair]  # repeats of one side among each other
 
@@ -67,7 +71,9 @@ class Losslessness:
             untold = "" if what == "responses" else "; not all texts are recorded"
             return f"All {total:,} {what} are identical{untold}."
         why = "this sampler keeps the distribution, not the texts"
-        if self.coupled:
+        if self.timed:
+            why = "under an asynchronous trainer timing decides which weights sample a token"
+        elif self.coupled:
             why = "the coupled sampler should have made all of them so"
         return f"The texts differ: {same:,} of {total:,} {what} are identical; {why}."
 
@@ -86,6 +92,10 @@ def losslessness(both: Both) -> Losslessness:
     }
     return Losslessness(
         len(couplings) == 1 and couplings != {"none"},
+        any(
+            value_at(run.start.config, "trainer.v1.trainer_mode") not in SYNCHRONOUS
+            for run in both.runs
+        ),
         [found for pair in pairs for found in _compared(pair, steps)],
         [found for pair in controls for found in _compared(pair, steps)],
     )

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 from sam_rollout.core.json_values import encode
 from sam_rollout.report.runs import flat
-from sam_rollout.telemetry.records import ASKED, RunInfo
+from sam_rollout.telemetry.records import ASKED, BEFORE, RunInfo
 
 ABSENT = "absent"
 PLACES = {
     "experiment_name", "project_name", "run_dir", "default_local_dir", "logger",
     "TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH",
 }  # fmt: skip
-REPEATS_PARTS = {"sam_rollout", "compare"}
+REPEATS_PARTS = {"sam_rollout", "compare", "max_logprobs"}
 SAM_PARTS = REPEATS_PARTS | {"sam", "draft_model_path"}
 SPECULATION = "speculative_config"  # the sam group's doing only where that is enabled
 _ASKED = f"{ASKED}."
@@ -30,13 +30,14 @@ KINDS = {
     "validation": ("trainer.test_freq", "trainer.val_before_train", "data.val_batch_size"),
     "saving": (
         "trainer.save_freq", "rollout_telemetry.record_traces", "rollout_telemetry.curve_every",
-        "rollout_telemetry.progress",
+        "rollout_telemetry.progress", "proof.every", "proof.responses",
     ),
     "steps": ("trainer.total_training_steps", "trainer.total_epochs"),
     "batch_size": ("_batch_size", "dynamic_sampling.max_rounds", "ppo_mini_batch_size"),
     "responses_per_prompt": ("rollout.n",),
     "lengths": ("_length", "max_model_len", "prompt_length", "response_length"),
-    "sampler": ("temperature", "top_p", "top_k", "rollout_sampler.kind", "coupling", "do_sample"),
+    "sampler": ("temperature", "top_p", "top_k", "rollout_sampler.kind", "coupling", "do_sample",
+                "batch_invariant"),
     "seeds": (".seed", "_seed"),
     "tail": ("rollout_telemetry.tail_threshold",),
 }  # fmt: skip
@@ -116,6 +117,6 @@ def comparable(config: Mapping[str, Any], repeats: bool = False) -> dict[str, An
 def differences(base: dict[str, Any], sam: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Name and both values of whatever differs."""
     for name in sorted(base.keys() | sam.keys()):
-        left, right = (side.get(name, ABSENT) for side in (base, sam))
+        left, right = (side.get(name, BEFORE.get(name, ABSENT)) for side in (base, sam))
         if left != right:
             yield name, left, right

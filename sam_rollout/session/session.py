@@ -97,6 +97,7 @@ class DraftSession:
         self.failures = 0
         self.exchange_failures = 0
         self.wants_drafts = False
+        self._paused = False
         self._request_ids: list[str] = []
         self._without: set[str] = set()  # requests of the batch that take no drafts
         # Rows that may draft: 1 for all, or int32[B] with 0 for these.
@@ -155,7 +156,7 @@ class DraftSession:
             The drafts, with what fills them up. They hold until the next call.
         """
         self.settle()
-        if self.drafter is not None:
+        if self.drafter is not None and not self._paused:
             try:
                 return self._step(
                     self.drafter, request_ids, token_ids, num_tokens, sampled, room, whole
@@ -165,7 +166,7 @@ class DraftSession:
         rows = len(sampled)
         self._batch.clear(rows)
         self._made.wanted = False
-        self.wants_drafts = self.padding.applies(rows, gate_open=False)
+        self.wants_drafts = not self._paused and self.padding.applies(rows, gate_open=False)
         if room and (whole or self.wants_drafts):
             self.padding.fill_up(self._batch, token_ids, num_tokens, sampled > 0)
         return self._batch
@@ -295,6 +296,15 @@ class DraftSession:
                     )
                 self.exchange_failures += 1
         return []
+
+    def pause(self, paused: bool) -> None:
+        """Begin or end a stretch of steps that draft nothing, and of which nothing is kept.
+
+        Must be called while no request is under way.
+        """
+        self.settle()
+        self._paused, self.wants_drafts = paused, False
+        self._heard(False)
 
     def end_step(self) -> None:
         """A training step has ended; requests that are live go on."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sam_rollout.core.json_values import encode
-from sam_rollout.telemetry.records import RunFolder, RunFolderError, value_at
+from sam_rollout.telemetry.records import BEFORE, RunFolder, RunFolderError, value_at
 from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
@@ -37,6 +37,7 @@ COMPARED_SETTINGS = (
     "dynamic_sampling.gen_batch_size",
     "dynamic_sampling.max_rounds",
     "rollout_sampler.kind",
+    "rollout_sampler.batch_invariant",
     "coupling",
     "rollout_telemetry.tail_threshold",
     "trainer.device",
@@ -87,7 +88,8 @@ class Baseline:
     def differences(self, config: Mapping[str, Any]) -> Iterator[str]:
         """Settings of `config` (plain, full) that make the baseline's steps others, in words."""
         for name in COMPARED_SETTINGS:
-            theirs, ours = (encode(value_at(one, name, "absent")) for one in (self.config, config))
+            absent = BEFORE.get(name, "absent")
+            theirs, ours = (encode(value_at(one, name, absent)) for one in (self.config, config))
             if theirs != ours:
                 yield f"{name}: {theirs} in the baseline, {ours} here"
 

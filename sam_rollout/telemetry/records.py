@@ -196,6 +196,12 @@ def table_of(record: type, rows: Iterable[Any]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
+# Settings that earlier runs did not record -> what they had.
+BEFORE = {
+    "rollout_sampler.batch_invariant": False,
+    "rollout_telemetry.proof.every": 0,
+    "rollout_telemetry.proof.responses": 8,
+}
 # Group of a run's configuration: the settings of which the launcher wrote something else to verl's
 # own place, under their names, as the user chose them.
 ASKED = "asked"

@@ -46,6 +46,9 @@ GROUPS = {
     "sentinel": "What the sentinel finds wrong with the drafts: 1, else 0. The warning in the log "
     "says what to do. Training steps of runs with drafts, unless "
     "`rollout_telemetry.sentinel.enabled` is false.",
+    "proof": "Responses of the training step that drafts were verified of, sampled again without "
+    "drafts from the same random numbers (`rollout_telemetry.proof`). Nothing else counts what is "
+    "sampled there, but timing_s/gen and timing_s/step contain the time.",
     "telemetry": "The records themselves.",
     "compare": "A finished baseline's figures of the same training step (`compare.baseline_run`), "
     "and this run's gains over it. Absent at steps that the baseline does not have.",
@@ -259,6 +262,18 @@ _TRAINER = (
            "dynamic_sampling.gen_batch_size.", STEP),
     Metric("rounds/accuracy_unfiltered", "1",
            "Share of right responses before any prompt was dropped: whether the policy learns.",
+           STEP),
+    Metric("proof/identical_share", "1",
+           "Share of them that are the same, token for token. Below 1: see ties_share.", STEP),
+    Metric("proof/first_difference", "tokens",
+           "Tokens of the response before the first difference, median of those that differ. Early "
+           "in every response: hardly rounding.", STEP),
+    Metric("proof/ties_share", "1",
+           "Share of the first differences, of those looked at, that are numerical ties "
+           "(`sam_rollout/verification/ties.py`). 1: rounding, and the distribution is right. "
+           "Below 1: the sentinel warns.", STEP),
+    Metric("proof/time_s", "s",
+           "Time that it took. Too much of timing_s/step: raise rollout_telemetry.proof.every.",
            STEP),
     *(Metric(f"sentinel/{name}", "1", meaning, STEP) for name, meaning in FINDINGS.items()),
     Metric(VERSION_METRIC, "1",

@@ -40,6 +40,8 @@ FINDINGS = {
     "probabilities_differ": "The trainer's probabilities of sampled tokens are further from, or "
     "nearer to, the rollout's than they were in the baseline (compare.baseline_run), by more than "
     "largest_ratio, over rollout_telemetry.sentinel.steps training steps.",
+    "texts_differ": "A response is another one without drafts, and rounding does not explain the "
+    "difference (rollout_telemetry.proof). It stands until a later comparison finds none.",
 }
 _ADVICE = {
     "hardly_accepted": "Verifying them costs time and gains none: see which source drafts them "
@@ -58,12 +60,16 @@ _ADVICE = {
     "probabilities_differ": "Verification does not sample what the policy gives: stop and train "
     "with sam=off; 'sam-rollout check-operators' shows whether logits depend on the number of "
     "tokens scored, rollout_sampler=stock whether our sampler is the cause",
+    "texts_differ": "Drafts change what is sampled: stop and train with sam=off; the line 'Proof' "
+    "of that step says how far from a tie the texts part, 'sam-rollout check-operators' whether "
+    "logits depend on the number of tokens scored",
 }
 # Counters of what is off from then on. Every other `..._failures` is of an error survived.
 _SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures",
                  "gate/failures")  # fmt: skip
 # Means over tokens of |rollout - trainer| probability; in bf16 some 0.003 to 0.01.
 _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_baseline"
+_IDENTICAL, _TIES = "sam/proof/identical_share", "sam/proof/ties_share"
 # Added to both before they are compared: below it they are rounding, whose ratio says nothing.
 _ROUNDING = 1e-3
 # Accepted tokens that a step is given on top, as if the next drafts had been accepted: none out of
@@ -122,6 +128,7 @@ class Sentinel:
         self._differences: deque[tuple[float, float]] = deque(maxlen=config.steps)
         self._before: dict[str, np.ndarray] | None = None  # acceptance by prompt
         self._off: dict[int, set[str]] = {}  # replica -> counters
+        self._not_ties = ""  # what the last comparison of texts found, if it was no rounding
 
     def look(self, step: TrainingStep) -> tuple[list[Finding], dict[str, float]]:
         """Judge a step.
@@ -132,7 +139,7 @@ class Sentinel:
         """
         rules = (
             self._hardly_accepted, self._acceptance_halved, self._counters_missing,
-            self._something_failed, self._probabilities_differ,
+            self._something_failed, self._probabilities_differ, self._texts_differ,
         )  # fmt: skip
         found = [finding for rule in rules for finding in rule(step)]
         new = [finding for finding in found if finding.name not in self._standing]
@@ -227,6 +234,18 @@ class Sentinel:
                 f"{own:.2g}, in the baseline by {baseline:.2g}"
             )
             yield Finding("probabilities_differ", seen)
+
+    def _texts_differ(self, step: TrainingStep) -> Iterator[Finding]:
+        """Differences that are all ties are rounding, which needs no warning."""
+        if _IDENTICAL in step.metrics:
+            differ, strays = 1 - step.metrics[_IDENTICAL], 1 - step.metrics.get(_TIES, 1.0)
+            seen = (
+                f"{differ:.0%} of the responses compared are others without drafts, and of the "
+                f"first differences looked at {strays:.0%} are no numerical ties"
+            )
+            self._not_ties = seen if strays > 0 else ""
+        if self._not_ties:
+            yield Finding("texts_differ", self._not_ties)
 
 
 def _verified_in(step: TrainingStep) -> np.ndarray:

@@ -14,6 +14,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from sam_rollout.config import ConfigError, GateConfig, RunConfig
+from sam_rollout.integrations.verl.batch_invariance import check_batch_invariance
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, hold
 from sam_rollout.integrations.verl.code_checks import (
     check_agent_loops,
@@ -99,6 +100,8 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
             "to a prompt (val_kwargs.n) will be the same"
         )
     yield from drafter_notes(config, run.sam)
+    _check_proof(config, run)
+    check_batch_invariance(config, run)
     gate = run.sam.gate
     if run.sam.enabled and gate.kind == "auto" and gate.threshold != GateConfig.threshold:
         yield (
@@ -106,6 +109,23 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
             "sam.gate.kind=threshold does"
         )
     yield from _check_baseline(config, run)
+
+
+def _check_proof(config: DictConfig, run: RunConfig) -> None:
+    """Check that texts with and without drafts can be compared, and their differences judged."""
+    every, mode = run.telemetry.proof.every, config.actor_rollout_ref.rollout.logprobs_mode
+    if every and run.sam.enabled:
+        coupled = (
+            f"must be 0 with rollout_sampler={run.sampler.kind}: only with coupled or "
+            "coupled_inversion are texts the same without drafts"
+        )
+        processed = "must be processed_logprobs with rollout_telemetry.proof.every"
+        hold(
+            [
+                (f"{run.telemetry.proof.PATH}.every", every, run.sampler.is_coupled, coupled),
+                (f"{ROLLOUT}.logprobs_mode", mode, mode == "processed_logprobs", processed),
+            ]
+        )
 
 
 def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:

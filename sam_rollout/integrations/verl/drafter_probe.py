@@ -12,7 +12,6 @@ from typing import Any
 from vllm import SamplingParams, TokensPrompt
 
 from sam_rollout.config import SamConfig
-from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.vllm.drafting.startup_check import (
     PROBE_TOKENS,
     DeadDrafterError,
@@ -89,5 +88,4 @@ class DrafterProbe:
         for workers in await ask_engines(self._engine, "sam_probe", [(False,)] * engines):
             print(check_alive(workers, self._sam), flush=True)
         await ask_engines(self._engine, "sam_drain")  # the probe belongs to no rollout
-        for recorder in self._recorders.recorders:
-            recorder.drain(step=0, split=TRAIN_SPLIT, replica=0, session_steps=None)
+        self._recorders.forget()

@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig, open_dict
 
 from sam_rollout.config import RunConfig
+from sam_rollout.integrations.vllm.batch_invariance import BATCH_INVARIANT_ENV
 from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV
 
 EXTERNAL_MODULES_ENV = "VERL_USE_EXTERNAL_MODULES"
@@ -44,6 +45,8 @@ def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
     }
     if run.sampler.kind != "stock" or run.sam.drafts_with_model:
         variables[MODEL_RUNNER_ENV] = "0"
+    if run.sampler.batch_invariant:
+        variables[BATCH_INVARIANT_ENV] = "1"
     modules = [*filter(None, os.environ.get(EXTERNAL_MODULES_ENV, "").split(","))]
     if PLUGIN_MODULE not in modules:
         modules.append(PLUGIN_MODULE)

@@ -46,6 +46,8 @@ class FinishedRequest:
     start_s: float
     end_s: float
     finish_reason: str
+    # Arguments of vLLM's SamplingParams but for max_tokens; None if it cannot be asked for again.
+    sampling: dict[str, Any] | None = None
 
     def _who_and_when(self) -> dict[str, Any]:
         return {

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.verl.failures import LEAST_GROUPS, FailureWatch, Groups
@@ -58,6 +58,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self.failures = FailureWatch([])  # until the trainer has agent loops
         self.failed_validation_responses = 0  # since the trainer last asked
         self._order: dict[str, int] = {}
+        self._counted: set[str] = set()  # groups of earlier steps that were not trained on yet
         self._outcomes: dict[str, list[float]] = {}
         self._filtered: set[str] = set()
         self._failed: set[str] = set()
@@ -69,6 +70,9 @@ class _ObservedReplayBuffer(ReplayBuffer):
             self._order.setdefault(uid, len(self._order))
 
     def _begin_step(self, global_steps: int) -> None:
+        # An asynchronous trainer keeps groups that it does not need yet.
+        self._counted |= self._outcomes.keys()
+        self._counted &= self.finished_keys[TRAIN_SPLIT]
         self._outcomes = {}
         self._filtered = set()
         self._failed = set()
@@ -86,7 +90,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
             RolloutFailedError: Too many responses failed, or all.
         """
         self.failures.begin()
-        batch, metrics = ReplayBuffer.sample(self, global_steps, "val", batch_size)
+        batch, metrics = super().sample(global_steps, "val", batch_size)
         where = f"validation at training step {global_steps}"
         failed = self.failure_keys["val"]
         groups = self._groups("val", len(failed | self.finished_keys["val"]), failed)
@@ -124,7 +128,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         """Read the accuracy of every response of groups finished since the last look."""
         if partition_id == "val":
             return
-        new = self.finished_keys[partition_id] - self._outcomes.keys()
+        new = self.finished_keys[partition_id] - self._outcomes.keys() - self._counted
         self._outcomes.update({uid: [] for uid in new})
         keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in new]
         if not keys:
@@ -138,8 +142,11 @@ class _ObservedReplayBuffer(ReplayBuffer):
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
-        """Take groups in dataset order instead of verl's order of a set."""
-        ordered = sorted(sampleable_keys, key=lambda uid: self._order.get(uid, 0))
+        """Take groups in dataset order, those of earlier steps first."""
+        steps = self.prompt_global_steps[partition_id]
+        ordered = sorted(
+            sampleable_keys, key=lambda uid: (steps.get(uid, 0), self._order.get(uid, 0))
+        )
         self._trained = ordered[:batch_size]
         return (
             self._trained,
@@ -205,6 +212,10 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
         filtered = super()._dapo_filtered_keys(partition_id)
         self._check_failures(partition_id)
         return filtered
+
+
+class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
+    """The same over verl's asynchronous buffer, which keeps groups for later steps."""
 
 
 class RoundsReplayBuffer(_ObservedReplayBuffer):

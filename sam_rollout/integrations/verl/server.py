@@ -26,6 +26,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from sam_rollout.config import SamConfig
 from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.integrations.verl.draft_proof import DraftProof, candidates
 from sam_rollout.integrations.verl.drafter_probe import DrafterProbe, needs_probe
 from sam_rollout.integrations.verl.failures import DeadPartError, describe
 from sam_rollout.integrations.verl.registered_names import ROLLOUT_NAME
@@ -53,8 +54,11 @@ from sam_rollout.integrations.vllm.serving.engine_group import (
     engine_count,
 )
 from sam_rollout.telemetry.progress import EngineProgress, total
+from sam_rollout.telemetry.proof import Compared
 
 WARM_UP_TOKENS = 16
+# Of generate: what a prompt holds beside its tokens.
+MEDIA = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "kv_transfer_params")
 ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 
 
@@ -77,6 +81,7 @@ class SamHttpServer(vLLMHttpServer):
     _failed_call = ""  # of the training side's
     _probe: DrafterProbe | None = None  # of a model that drafts, before the first response
     _sharing: TextSharing | None = None
+    _under_way = 0  # requests
 
     def _get_worker_extension_cls(self) -> str:
         return worker_extension(get_device_name())
@@ -127,6 +132,7 @@ class SamHttpServer(vLLMHttpServer):
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
         self._finished: list[FinishedRequest] = []
         self._recorders = EngineRecorders(len(bound))
+        self._proof = DraftProof(self.engine, settings.sampler, self._recorders)
         if needs_probe(settings.sam):
             self._probe = DrafterProbe(self.engine, settings.sam, self._recorders)
         await ask_engines(self.engine, "sam_drain")  # the warm-up belongs to no rollout
@@ -173,11 +179,14 @@ class SamHttpServer(vLLMHttpServer):
             **sampling_params,
             "output_kind": RequestOutputKind.FINAL_ONLY,
         }
+        self._under_way += 1
         try:
             with self._sharing.running(identity) if self._sharing else contextlib.nullcontext():
                 output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         except EngineDeadError as error:
             raise DeadPartError(self._engine_died()) from error
+        finally:
+            self._under_way -= 1
         if self._sharing is not None:
             self._sharing.ended(identity, prompt_ids, output.token_ids)
         self._finished.append(
@@ -189,6 +198,8 @@ class SamHttpServer(vLLMHttpServer):
                 start_s=start_s,
                 end_s=time.time(),
                 finish_reason=str(output.stop_reason),
+                # verl has filled in its defaults. Pictures and the like are not kept.
+                sampling=None if any(kwargs.get(n) is not None for n in MEDIA) else sampling_params,
             )
         )
         return output
@@ -228,12 +239,15 @@ class SamHttpServer(vLLMHttpServer):
         engines = [recorder.progress() for recorder in recorders.recorders]
         return total([*engines, EngineProgress(finished=len(self._finished))])
 
-    async def drain_records(self, step: int, split: str) -> list[ReplicaRecords]:
+    async def drain_records(
+        self, step: int, split: str, keep: bool = False
+    ) -> list[ReplicaRecords]:
         """Hand over everything recorded since the last call, engine by engine.
 
         Args:
             step: Training step the records are filed under.
             split: ``"train"`` or ``"val"``.
+            keep: Whether `check_drafts` follows.
         """
         asked_s = time.monotonic()
         answers = await ask_engines(self.engine, "sam_drain")
@@ -253,11 +267,22 @@ class SamHttpServer(vLLMHttpServer):
                 zip(self._recorders.recorders, answers, shares, strict=True)
             )
         ]
+        self._proof.candidates = candidates(shares, records) if keep else []
         # An engine without counters has no session, which the trainer is to notice.
         telling = next((one for one in records if one.drafter_counters), None)
         if self._sharing is not None and telling is not None:
             telling.drafter_counters |= self._sharing.take_counters()
         return records
+
+    async def check_drafts(self, count: int, seed: int) -> list[Compared]:
+        """Sample some of the requests that were just drained again, without drafts.
+
+        Raises:
+            RuntimeError: Requests are under way, which would lose their drafts.
+        """
+        if self._under_way:
+            raise RuntimeError(f"{self._under_way} requests are under way")
+        return await self._proof.compare(count, seed)
 
 
 class SamReplica(vLLMReplica):

@@ -6,7 +6,8 @@ The trainer asks, and nothing here may cost a training run: what fails is left o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -17,7 +18,9 @@ from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.verl.replica_records import ReplicaRecords
 from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.baseline import Baseline
+from sam_rollout.telemetry.proof import Compared, proof_line, proof_metrics
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
+from sam_rollout.telemetry.schema import named
 from sam_rollout.telemetry.sentinel import Sentinel, TrainingStep
 
 logger = logging.getLogger(__name__)
@@ -68,6 +71,18 @@ class StepRecords:
             drafter_counters={records.replica: records.drafter_counters for records in replicas},
             split=split,
         )
+
+    def prove(self, step: int, compare: Callable[[], Sequence[Compared]]) -> dict[str, float]:
+        """Say what `compare` finds of a training step's texts; returns its metrics."""
+
+        def measured() -> dict[str, float]:
+            began_s = time.perf_counter()
+            found = compare()
+            seconds = time.perf_counter() - began_s
+            print(f"Proof, training step {step}: {proof_line(found, seconds)}.", flush=True)
+            return named(TRAIN_SPLIT, proof_metrics(found, seconds))
+
+        return _attempt(measured, f"Texts of step {step} are not compared; training goes on.")
 
     @property
     def engine_steps(self) -> list[pa.Table]:

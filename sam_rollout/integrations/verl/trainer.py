@@ -1,4 +1,4 @@
-"""verl's synchronous trainer with rollout telemetry and DAPO's generation rounds.
+"""verl's trainers with rollout telemetry and DAPO's generation rounds.
 
 The hooks used are verl's own (``on_sample_end``, ``prepare_step``, ``_validate`` ...); nothing of
 the algorithm is touched. The trainer's process is the only writer of the run folder's records:
@@ -16,7 +16,8 @@ from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
@@ -29,7 +30,12 @@ from sam_rollout.integrations.verl.loggers import (
     GuardedWandb,
     start_wandb,
 )
-from sam_rollout.integrations.verl.registered_names import HEAD_FOLDER, TRAINER_NAME
+from sam_rollout.integrations.verl.registered_names import (
+    ASYNC_TRAINER_NAME,
+    HEAD_FOLDER,
+    TRAINER_MODES,
+    TRAINER_NAME,
+)
 from sam_rollout.integrations.verl.replica_records import ReplicaRecords
 from sam_rollout.integrations.verl.rewards import ACCURACY, computable, judged_counts
 from sam_rollout.integrations.verl.run_config import read_run_config
@@ -37,21 +43,21 @@ from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
 from sam_rollout.integrations.verl.step_records import StepRecords
 from sam_rollout.integrations.verl.watchdog import Watchdog, parts_of, watched
+from sam_rollout.telemetry.proof import Compared, split_over
 from sam_rollout.telemetry.records import RunFolder
 from sam_rollout.telemetry.schema import metric_name, named
 
 
-@register_trainer(TRAINER_NAME)
-class SamTrainerSync(PPOTrainerSync):
-    """Synchronous PPO/DAPO trainer that records what its rollouts did."""
+class _RecordingTrainer(PPOTrainer):
+    """A PPO/DAPO trainer that records what its rollouts did; mixed into trainers of verl's."""
 
     _step_s = 0.0  # of the step before
     _head_s = 0.0  # of it, in the head's training
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            # verl compares this string in a dozen places to know that it is synchronous.
-            config.trainer.v1.trainer_mode = "sync"
+            # verl compares this string in a dozen places to know whether it is synchronous.
+            config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
         super().__init__(config)
         self._run = read_run_config(config)
         folder = RunFolder(config.run_dir)
@@ -163,8 +169,13 @@ class SamTrainerSync(PPOTrainerSync):
             print(f"The trained draft head: {folder}", flush=True)
 
     def on_sample_end(self) -> None:
-        """Collect the rollout's records before the replicas go to sleep."""
-        self._pending_sync_metrics = self._drain(TRAIN_SPLIT)
+        """Collect the rollout's records, and compare texts, before the replicas go to sleep."""
+        proof, step = self._run.telemetry.proof, self.global_steps
+        due = self._run.sam.enabled and proof.is_due(step)
+        metrics = self._drain(TRAIN_SPLIT, keep=due)
+        if due:
+            metrics |= self._records.prove(step, lambda: self._compared(proof.responses))
+        self._pending_sync_metrics = metrics
         super().on_sample_end()
 
     def _validate(self) -> dict[str, float]:
@@ -220,12 +231,41 @@ class SamTrainerSync(PPOTrainerSync):
             title = f"{self._run_info.label}, training step {self.global_steps}"
             self._curve_logger.log(self._records.engine_steps, title, self.global_steps)
 
-    def _drain(self, split: str) -> dict[str, float]:
+    def _drain(self, split: str, keep: bool = False) -> dict[str, float]:
         """Move records from replicas to the run folder; returns the step's aggregates."""
-        return self._records.collect(self.global_steps, split, lambda: self._drained(split))
+        return self._records.collect(self.global_steps, split, lambda: self._drained(split, keep))
 
-    def _drained(self, split: str) -> list[ReplicaRecords]:
+    def _compared(self, responses: int) -> list[Compared]:
+        """Have replicas sample so many responses again without drafts, each some of them."""
+        step, servers = self.global_steps, [*self._servers().values()]
+        counts = split_over(responses, len(servers), step)
+        asked = [
+            server.check_drafts.remote(count, step)
+            for server, count in zip(servers, counts, strict=True)
+            if count
+        ]
+        return [one for found in ray.get(asked) for one in found]
+
+    def _drained(self, split: str, keep: bool = False) -> list[ReplicaRecords]:
         """What replicas have recorded since the last call."""
         step, servers = max(self.global_steps, 0), self._servers().values()
-        drained = ray.get([server.drain_records.remote(step, split) for server in servers])
+        drained = ray.get([server.drain_records.remote(step, split, keep) for server in servers])
         return [records for engines in drained for records in engines]
+
+
+@register_trainer(TRAINER_NAME)
+class SamTrainerSync(_RecordingTrainer, PPOTrainerSync):
+    """Trains on what the step's own weights sampled."""
+
+
+@register_trainer(ASYNC_TRAINER_NAME)
+class SamTrainerColocateAsync(_RecordingTrainer, PPOTrainerColocateAsync):
+    """Interrupts responses that are not needed yet, and goes on with them after the update.
+
+    An interrupted response keeps its identity, and so its random numbers by position.
+    """
+
+    def on_sample_end(self) -> None:
+        """Interrupt what still runs first: its tokens belong to the records of this step."""
+        self.checkpoint_manager.abort_replicas()
+        super().on_sample_end()

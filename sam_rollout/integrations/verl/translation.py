@@ -11,18 +11,20 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.graphs import SIZES, capture_sizes
 from sam_rollout.integrations.verl.model_drafter import with_first_head
-from sam_rollout.integrations.verl.registered_names import SAMPLER_MODULE
+from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINER_NAME, SAMPLER_MODULE
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from sam_rollout.telemetry.records import ASKED
 
 ASKED_SAM = f"{ASKED}.sam"
+# Under a synchronous trainer.
 SAMPLER_CLASSES = {
     "rounds": "RoundsReplayBuffer",
     "refill": "RefillReplayBuffer",
     # Without a filter a round is a training batch: one code path measures all three.
     "none": "RoundsReplayBuffer",
 }
+ASYNC_SAMPLER_CLASS = "AsyncRefillReplayBuffer"
 
 
 def translate(config: DictConfig, run: RunConfig) -> None:
@@ -46,7 +48,10 @@ def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     # Without drafts nothing else is read: every baseline is one engine, compiled once.
     sam = with_first_head(config, run.sam) if run.sam.enabled else SamConfig(enabled=False)
     settings = EngineSettings(sam, run.sampler, run.telemetry.record_traces)
-    rollout.engine_kwargs.vllm = OmegaConf.merge(rollout.engine_kwargs.vllm, settings.arguments())
+    arguments = settings.arguments()
+    if run.sam.enabled and run.telemetry.proof.every:
+        arguments["max_logprobs"] = -1  # a tie is told from those of the whole vocabulary
+    rollout.engine_kwargs.vllm = OmegaConf.merge(rollout.engine_kwargs.vllm, arguments)
     if sizes := capture_sizes(config, run.sam):
         asked = sorted(rollout.cudagraph_capture_sizes)
         if sizes != asked:
@@ -60,7 +65,10 @@ def _configure_sampling(config: DictConfig, run: RunConfig) -> None:
     filter_groups.enable = run.sampling.kind != "none"
     sampler = config.trainer.v1.sampler
     sampler.custom_sampler.path = SAMPLER_MODULE
-    sampler.custom_sampler.name = SAMPLER_CLASSES[run.sampling.kind]
+    is_asynchronous = config.trainer.v1.trainer_mode == ASYNC_TRAINER_NAME
+    sampler.custom_sampler.name = (
+        ASYNC_SAMPLER_CLASS if is_asynchronous else SAMPLER_CLASSES[run.sampling.kind]
+    )
     sampler.sampler_kwargs = {
         "filter_metric": filter_groups.metric if filter_groups.enable else None,
         "train_batch_size": config.data.train_batch_size,

@@ -15,8 +15,9 @@ from sam_rollout.config import RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, hold
 from sam_rollout.integrations.verl.registered_names import (
     AGENT_LOOP_MANAGER,
+    ASYNC_TRAINER_NAME,
     ROLLOUT_NAME,
-    TRAINER_NAME,
+    TRAINER_MODES,
 )
 from sam_rollout.integrations.vllm.engine_settings import ADDITIONAL_CONFIG_KEY
 
@@ -56,7 +57,23 @@ def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
     taken = ADDITIONAL_CONFIG_KEY in (engine.get("additional_config") or {})
     return [
         ("trainer.use_v1", config.trainer.use_v1, "must be True"),
-        ("trainer.v1.trainer_mode", mode == TRAINER_NAME, f"must be {TRAINER_NAME!r}"),
+        (
+            "trainer.v1.trainer_mode",
+            mode in TRAINER_MODES,
+            f"must be one of {', '.join(TRAINER_MODES)}",
+        ),
+        (
+            "dynamic_sampling.kind",
+            mode != ASYNC_TRAINER_NAME or run.sampling.kind != "rounds",
+            f"must be refill or none with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}: "
+            "a round waits for all of its responses",
+        ),
+        (
+            f"{run.telemetry.proof.PATH}.every",
+            mode != ASYNC_TRAINER_NAME or not run.telemetry.proof.every,
+            f"must be 0 with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}, whose engines stand "
+            "still when a step has its responses",
+        ),
         (f"{ROLLOUT}.name", rollout.name == ROLLOUT_NAME, f"must be {ROLLOUT_NAME!r}, always"),
         (f"{ROLLOUT}.disable_log_stats", not rollout.disable_log_stats, "must be False"),
         ("skip.rollout_tq.enable", not config.skip.rollout_tq.enable, "must be False"),

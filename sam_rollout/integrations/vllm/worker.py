@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from sam_rollout.integrations.vllm.batch_invariance import is_in_force
 from sam_rollout.integrations.vllm.engine_settings import (
     ENGINES_OWN_SAMPLER,
     has_model,
@@ -37,7 +38,8 @@ class SamWorkerExtension:
         """Install the samplers, connect the proposer, and report what is really running.
 
         Returns:
-            ``sampler``: the kind that is installed. ``proposer``: None without a drafter, its class
+            ``sampler``: the kind that is installed. ``batch_invariant``: whether kernels are.
+            ``proposer``: None without a drafter, its class
             name when it is not ours, and otherwise all of ``SamProposer.describe()``.
         """
         from sam_rollout.integrations.vllm.drafting.proposer import is_output_rank
@@ -48,7 +50,11 @@ class SamWorkerExtension:
 
             attach(self.model_runner)
         self._install_sampler(settings_of(self.vllm_config).sampler)
-        report = {"sampler": self._installed_sampler(), "proposer": None}
+        report = {
+            "sampler": self._installed_sampler(),
+            "batch_invariant": is_in_force(),
+            "proposer": None,
+        }
         drafter = self._proposer()
         if drafter is None:
             return report
@@ -110,6 +116,12 @@ class SamWorkerExtension:
         """Begin or end a probe of the model that drafts, as ``SamProposer.probe``."""
         drafter = self._proposer()
         return drafter.probe(begin) if hasattr(drafter, "probe") else None
+
+    def sam_pause(self, paused: bool) -> None:
+        """Draft nothing for a while, unseen by drafter and records; ``DraftSession.pause``."""
+        drafter = self._proposer()
+        if hasattr(drafter, "pause"):
+            drafter.pause(paused)
 
     def sam_drain(self) -> dict[str, Any] | None:
         """Return the drafter's records since the last call; None where there is no drafter."""

@@ -63,6 +63,10 @@ def model(**paths) -> dict:
          "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
         ({}, config(coupling="gumbel"),  # before it was recorded, coupled meant inversion
          "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
+        ({}, config(rollout_sampler={"batch_invariant": True}),  # nothing recorded: it was off
+         "sampler", "unfair", "rollout_sampler.batch_invariant: False in BASE, True in SAM"),
+        ({}, config(rollout_telemetry={"proof": {"every": 5}}),
+         "saving", "warning", "rollout_telemetry.proof.every: 0 in BASE, 5 in SAM"),
         ({}, config(trainer={"test_freq": 1}),
          "validation", "warning", "trainer.test_freq: absent in BASE, 1 in SAM"),
         ({}, model(path="/elsewhere/qwen3"),

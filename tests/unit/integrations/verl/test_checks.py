@@ -53,6 +53,8 @@ BAD = [
     "skip.rollout_tq.enable=true",
     f"+{ENGINE}.speculative_config={{method:ngram}}",
     "rollout_sampler.kind=gumbel",
+    "rollout_sampler=vectorised rollout_telemetry.proof.every=2",
+    f"rollout_telemetry.proof.every=2 {ROLLOUT}.logprobs_mode=raw_logprobs",
     "dynamic_sampling.kind=batches",
     "dynamic_sampling.gen_batch_size=0",
     "dynamic_sampling=none dynamic_sampling.gen_batch_size=24",
