@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from sam_rollout.integrations.verl.checks import check
+from tests import settings_checks
 from tests.pages import PARSER, ROOT
 from tests.unit.test_configs import composed, searchpath
 
@@ -42,5 +43,5 @@ def test_the_pages_experiment_has_lengths_that_belong_together(tmp_path):
     (tmp_path / "experiment" / "mine.yaml").write_text(example)
     folders = f"hydra.searchpath=[{searchpath()},file://{tmp_path}]"
     config = composed("experiment=mine", f"run_dir={tmp_path}/run", folders)
-    check(config, planned=True)
+    settings_checks.check(config)
     assert config.trainer.experiment_name == "mine"
