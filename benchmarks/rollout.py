@@ -86,7 +86,7 @@ def drafting(name: str, folder: Path) -> Any:
     if name == "article":
         return replace(ARTICLE, gate=GateConfig("threshold", TAIL_THRESHOLD))
     if name in ("on", "matched"):
-        # What a run of these sizes decides (docs/defaults.md).
+        # What a run of these sizes decides (docs/configuration.md).
         config = with_sources(SamConfig(), ALL, folder)
         return config if name == "on" else replace(config, gate=GateConfig("closed"))
     if name in ("ngram", "model", "joined"):

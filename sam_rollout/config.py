@@ -130,7 +130,7 @@ def sources_of(*names: str) -> SourcesConfig:
 class SamConfig(Section):
     """Speculation as a whole; the Hydra group `sam`.
 
-    The defaults are those of `sam=on` (docs/defaults.md); what was published is `ARTICLE`.
+    The defaults are those of `sam=on` (docs/configuration.md); what was published is `ARTICLE`.
     `max_draft_tokens`: tokens drafted per request and step, bonus token not counted.
     `draft_shape` `tree`: several continuations of a text at once, at most so many tokens a
     request and `step_budget` of all requests together. `draft_policy` `fixed`: that many.

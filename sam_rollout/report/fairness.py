@@ -2,7 +2,8 @@
 
 Each rule below compares one thing, which its docstring names, and finds sentences. `unfair`
 findings make a comparison unfair; a `warning` may explain a part of a gain; a `note` has to be
-known to read the figures; `unknown` says what is not recorded. docs/compare.md explains the bounds.
+known to read the figures; `unknown` says what is not recorded. docs/reading_a_run.md explains the
+bounds.
 """
 
 from collections.abc import Callable, Iterator

@@ -56,7 +56,7 @@ _NAME_ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 @dataclass(frozen=True)
 class HeadTrainingConfig(Section):
-    """Settings of the training of a head by the run that drafts with it (docs/draft_heads.md)."""
+    """Settings of the training of a head by the run that drafts with it (docs/draft_models.md)."""
 
     PATH: ClassVar[str] = "sam.sources.model.train"
 
@@ -89,7 +89,7 @@ class HeadTrainingConfig(Section):
 
 @dataclass(frozen=True)
 class ModelSourceConfig(Section):
-    """Settings of the drafts that the engine's own drafter makes (docs/model_drafters.md)."""
+    """Settings of the drafts that the engine's own drafter makes (docs/draft_models.md)."""
 
     PATH: ClassVar[str] = "sam.sources.model"
 

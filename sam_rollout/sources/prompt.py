@@ -49,7 +49,7 @@ class PromptSourceConfig(Section):
         True,
         meaning="Draft from those of earlier training steps, too, and keep those of this one (in "
         "`sam.texts.path`). A run in which no prompt can come back does without, unless that path "
-        "is set ([defaults.md](defaults.md#earlier-steps)); so does plain vLLM.",
+        "is set ([rule](#earlier-steps-and-resumed-runs)); so does plain vLLM.",
     )
     max_bytes: int = setting(
         4_000_000_000,
@@ -67,7 +67,7 @@ class PromptSourceConfig(Section):
         "and none beyond three quarters of `max_bytes`; a text that gets lost costs acceptance, "
         "nothing else. Where engines do not see the same folder of `sam.texts`, each response is "
         "told once more when it has ended, to one engine of every other folder. "
-        "See [many nodes](multinode.md#texts-of-other-replicas).",
+        "See [many nodes](clusters.md#texts-on-several-nodes).",
     )
 
 

@@ -62,7 +62,7 @@ class RunSourceConfig(Section):
         "fits",
         choices=("fits", "always"),
         meaning="`fits`: only where the responses of several steps fit; decided when the run "
-        "starts, and in one line of its log ([defaults.md](defaults.md#run)). Without a run, in "
+        "starts, and in one line of its log ([rule](#when-run-is-on)). Without a run, in "
         "plain vLLM, `fits` is off. With a `corpus` it is on.",
     )
     max_bytes: int = setting(

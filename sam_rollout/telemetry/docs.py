@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
+from sam_rollout.core.metric import MEAN, SLOWEST, STEP, SUM
 from sam_rollout.core.settings import reference_rows
 from sam_rollout.sources import SOURCES
 from sam_rollout.sources.support.responses import TextsConfig
@@ -40,25 +41,30 @@ def settings() -> str:
 
 def metrics() -> str:
     """Every metric, by group."""
-    parts = []
+    rows = []
     for group, meaning in GROUPS.items():
-        rows = [
-            (f"`{metric.name}`", metric.unit, metric.meaning, metric.aggregation)
-            for metric in METRICS
-            if metric.group == group
+        members = [metric for metric in METRICS if metric.group == group]
+        if len(members) > 1:
+            rows.append((f"**{members[0].name.rpartition('/')[0]}**", "", "", meaning))
+        rows += [
+            (f"`{one.name}`", one.unit, _SHORT.get(one.aggregation, one.aggregation), one.meaning)
+            for one in members
         ]
-        heading = f"## {rows[0][0].strip('`').rpartition('/')[0]}\n\n{meaning}\n"
-        parts.append(f"{heading}\n{_table(('name', 'unit', 'meaning', 'aggregation'), rows)}")
-    return "\n".join(parts)
+    return _table(("name", "unit", "over replicas", "meaning"), rows)
 
 
 def tables() -> str:
-    """The columns of every table of a run folder."""
-    return "\n".join(
-        f"## {name}\n\n{_table(('column', 'type', 'meaning'), _columns(schema))}"
-        for name, (schema, _) in TABLES.items()
-    )
+    """The columns of a run folder's tables; one that means the same in several stands once."""
+    places: dict[tuple[str, ...], list[str]] = {}
+    for name, (schema, _) in TABLES.items():
+        for row in _columns(schema):
+            places.setdefault(row, []).append(f"`{name}`")
+    rows = [(name, kind, ", ".join(of), meaning) for (name, kind, meaning), of in places.items()]
+    return _table(("column", "type", "tables", "meaning"), rows)
 
+
+# How a metric comes from those of the replicas, in a word; docs/metrics.md explains them.
+_SHORT = {SUM: "sum", MEAN: "ratio", SLOWEST: "busiest", STEP: ""}
 
 # Page below docs -> its parts, by the name in their comments.
 PAGES: dict[str, dict[str, Callable[[], str]]] = {

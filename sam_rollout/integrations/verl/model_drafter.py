@@ -23,7 +23,7 @@ from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_draft
 from sam_rollout.sizing import DrafterSize, ModelShape, RolloutLayout
 from sam_rollout.sizing.memory import BF16, rollout_weights
 
-# Tokens that a head of unknown sizes drafts, as most public ones do (docs/model_drafters.md).
+# Tokens that a head of unknown sizes drafts, as most public ones do (docs/draft_models.md).
 USUAL_VOCABULARY = 32_000
 # In the config.json of models that read more than text; their language model is a part of them.
 _OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "thinker_config")

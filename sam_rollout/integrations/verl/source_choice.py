@@ -1,7 +1,7 @@
 """What a run decides about its draft sources: whether they can serve.
 
-One rule for each, told with its reasons in docs/defaults.md. Needs the composed configuration, and
-asks training files for their length where it can.
+docs/configuration.md gives the rules and their reasons. Needs the composed configuration, and asks
+training files for their length where it can.
 """
 
 from __future__ import annotations

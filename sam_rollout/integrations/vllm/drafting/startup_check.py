@@ -103,7 +103,7 @@ def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) ->
         raise DeadDrafterError(
             f"sam.sources.model.path = {model.path!r} ({model.method}): {found}, as by chance. The "
             "files belong to another model, or their weights were not read; "
-            "docs/model_drafters.md says how to check a head."
+            "docs/draft_models.md says how to check a head."
         )
     return f"sam_rollout: {model.method} drafts; in a probe {found}"
 

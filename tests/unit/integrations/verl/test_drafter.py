@@ -182,7 +182,7 @@ def test_sizes_of_graphs_are_added_for_every_request_in_every_mode(mode):
 
 
 @pytest.mark.parametrize(
-    ("experiment", "published_gb"),  # files less the policy's embedding: docs/model_drafters.md
+    ("experiment", "published_gb"),  # files less the policy's embedding: docs/draft_models.md
     [("qwen3_32b_cuda", 3.12 - 1.56), ("qwen3_8b_cuda", 2.04 - 1.24)],
 )
 def test_the_estimate_is_that_of_public_heads(experiment, published_gb):
