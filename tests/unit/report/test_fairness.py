@@ -140,6 +140,16 @@ def test_repeats_that_draft_otherwise_are_no_repeats(base, synthetic):
     assert texts(comparison, "repeats") == ["repeats of SAM differ: sam.k: 3 in SAM 1, 8 in SAM 2"]
 
 
+def test_an_older_repeat_without_the_typed_group_is_compared_by_the_settled_one(base, synthetic):
+    """Older runs recorded the group `sam` as settled; newer ones also as it was typed."""
+    settled = {"sam": {"enabled": True, "k": 3}}
+    typed = settled | {"asked": {"sam": {"enabled": True, "k": "fits"}}}
+    newer = synthetic("newer", sam=True, **config(**typed))
+    for k, expected in ((3, []), (8, ["repeats of SAM differ: sam.k: 8 in SAM 1, 3 in SAM 2"])):
+        older = synthetic(f"older-{k}", sam=True, **config(sam={"enabled": True, "k": k}))
+        assert texts(compare_folders(base, [older, newer]), "repeats") == expected
+
+
 def test_repeats_may_have_seeds_of_their_own_if_both_sides_have_the_same(pairs):
     base, sam = pairs((1, 2))
     comparison = compare_folders(base, sam)

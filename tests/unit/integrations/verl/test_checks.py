@@ -133,6 +133,16 @@ def test_a_corpus_is_read_before_anything_starts_and_may_be_elsewhere_in_a_plan(
         checks.check(config, sources, planned=True)
 
 
+@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+def test_a_drafter_may_be_elsewhere_in_a_plan(method, tmp_path, capsys):
+    head = [f"sam.sources.model.{field}" for field in ("enabled=true", f"method={method}")]
+    config = composed(*head, f"sam.sources.model.path={tmp_path}/head")
+    with pytest.raises(ConfigError, match=r"^sam\.sources\.model\.path = .*no such folder"):
+        checks.check(config, checks.FILES[:1])
+    checks.check(config, checks.RUN_CHECKS[:-1], planned=True)
+    assert "Note: not on this machine: sam.sources.model.path" in capsys.readouterr().out
+
+
 VALIDATION = f"{ROLLOUT}.val_kwargs"
 
 

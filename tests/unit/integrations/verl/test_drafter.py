@@ -51,7 +51,6 @@ def test_a_name_on_the_hub_stays_one_and_a_folder_becomes_absolute(monkeypatch):
     [
         ("model_shape.vocab=600", "made for a model with vocab_size = 512, not 600"),
         ("model_shape.layers=8", "made for a model with num_hidden_layers = 12, not 8"),
-        ("draft_model_path=/nowhere", "no such folder"),
     ],
 )
 def test_a_head_of_another_model_ends_the_run_before_it_begins(override, reason):

@@ -173,7 +173,7 @@ def test_a_baseline_is_read_and_held_against_the_run(baseline, capsys, monkeypat
     assert config.compare.baseline_run == str(baseline)
     check(composed(f"compare.baseline_run={baseline}", "data.seed=2"))
     assert capsys.readouterr().out == (
-        f"Note: compare.baseline_run={baseline} is not the same training but for the drafts: "
+        f"Note: compare.baseline_run={baseline} differs from this run in more than the drafts: "
         "data.seed: 1 in the baseline, 2 here\n"
     )
 
