@@ -1,4 +1,4 @@
-"""The command `sam-rollout`: everything that can be asked about runs and this machine.
+"""The command `sam-rollout`, which inspects runs and this machine.
 
 Heavy imports stay inside the commands, so that `sam-rollout version` answers at once.
 """
