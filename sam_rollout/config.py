@@ -142,8 +142,8 @@ class SamConfig(Section):
     up to k tokens. `confidence` ends a draft where the next token's chance to be accepted falls
     below `min_confidence`; chances are learned from what the engine accepts. `pad_drafts` fills
     drafts up to k, so that steps keep the shape of a captured graph; `auto` does so where the
-    engine's graphs need it. With `scheduling` `auto` the engine schedules a step ahead where it can,
-    and drafts are bound late; with `sync` it never does.
+    engine's graphs need it. With `scheduling` `auto` the engine schedules a step ahead where it
+    can, and drafts are bound late; with `sync` it never does.
     """
 
     PATH: ClassVar[str] = "sam"
