@@ -89,7 +89,7 @@ class SamDrafter:
             source.receive(tokens, chances)
 
     def admit(self, request_id: str, identity: RequestIdentity) -> None:
-        """Say who a request is, before its first step; one nobody introduced has no siblings."""
+        """Say who a request is, before its first step; without an identity it has no siblings."""
         self._identities[request_id] = identity
 
     def bind(self, request_ids: Sequence[str]) -> None:
@@ -143,7 +143,7 @@ class SamDrafter:
         return verified
 
     def offered(self, verified: Verified) -> Offered | None:
-        """What the last `draft` could have drafted for the same batch; None if nobody asks."""
+        """What the last `draft` could have drafted for the same batch; None if no gate asks."""
         return self._policy.offered(verified)
 
     def draft(
@@ -237,7 +237,7 @@ class SamDrafter:
             source.end_step()
 
     def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
-        """As `Source.exchange`, for all sources."""
+        """Exchange the texts of all sources, as `Source.exchange` does."""
         return [piece for source in self.sources for piece in source.exchange(origin, pieces)]
 
     def wait(self) -> None:

@@ -103,7 +103,7 @@ class DraftBatch:
         return Verified(sampled, *found[:, : len(num_tokens)])
 
     def clear(self, rows: int) -> None:
-        """Begin the drafts of a batch of so many requests: none so far."""
+        """Begin the drafts of a batch of `rows` requests: none so far."""
         self.rows = rows
         if self.pending:
             self.columns[:3].fill(0)

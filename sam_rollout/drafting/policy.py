@@ -87,7 +87,7 @@ logger = logging.getLogger(__name__)
 
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 
-# A token's chance is told by its sum, its position and what was accepted of the draft before.
+# A token's chance depends on its sum, its position and what was accepted of the draft before.
 _POSITIONS, _BEFORE = 4, 3
 _CHANCE_CLASSES = SUMS * _POSITIONS * _BEFORE
 VOTES = 2  # where the votes begin in what is kept of a token, see `_Drafts`
@@ -118,7 +118,7 @@ class DraftPolicy:
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
         self._tells = config.gate.kind == "auto"
         self.votes = votes or Votes(sources, max_rows)
-        # Of drafted tokens, how many there were and how many were right, by class and by sum alone.
+        # How many drafted tokens there were, and how many were right, by class and by sum alone.
         self._chances_of = np.zeros((2, _CHANCE_CLASSES + SUMS))
         # Of the drafts in flight.
         most_votes = max(sources, 1) * LEVELS * VOTES_PER_LEVEL
@@ -193,7 +193,7 @@ class DraftPolicy:
             self.unknown_tokens += unknown
 
     def offered(self, verified: Verified) -> Offered | None:
-        """What the last plan could have drafted, rows as they were then; None if nobody asks."""
+        """What the last plan could have drafted, rows as they were then; None if no gate asks."""
         if not self._tells:
             return None
         rows = _sum_up(

@@ -1,11 +1,11 @@
 """Trees of draft tokens, grown best-first from the votes that chains are made of.
 
-A chain drafts the likeliest next token and hopes. The votes name other tokens, too, and a verify
-step can score several continuations of one text. A tree takes the tokens through which the text
-goes on most likely, whatever row they are of: all rows share one budget of tokens. What a token's
-chance is follows as for chains (`policy.py`): from the sum of its votes, its depth, what was
-accepted of the request's draft before, and its rank among the tokens that the votes name; times
-the chance of the token that it follows.
+A chain drafts the likeliest next token alone. The votes name other tokens, too, and a verify step
+can score several continuations of one text. A tree takes the tokens through which the text goes on
+most likely, in any row: all rows share one budget of tokens. A token's chance is estimated as for
+chains (`policy.py`): from the sum of its votes, its depth, what was accepted of the request's draft
+before, and its rank among the tokens that the votes name. It is multiplied by the chance of the
+token that it follows.
 
 Votes learn at every position of the text that a tree looked at, for all tokens that were named
 there, drafted or not.
@@ -73,7 +73,7 @@ from sam_rollout.drafting.votes import (
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 _INT32_3D = written(types.int32, 3)
 
-# A token's chance is told by its sum, its rank, its depth and what was accepted before.
+# A token's chance depends on its sum, its rank, its depth and what was accepted before.
 _RANKS, _DEPTHS, _BEFORE = 4, 4, 3
 _CHANCE_CLASSES = SUMS * _RANKS * _DEPTHS * _BEFORE
 _ASSUMED_OF_OTHERS = 0.15  # chance of a token that is not the likeliest, before any was seen
@@ -105,10 +105,10 @@ class TreePolicy(DraftPolicy):
         sources, rows = max(sources, 1), limits.max_rows
         lookups = rows + min(self._step_budget, rows * limits.k)
         most_votes = sources * LEVELS * (VOTES_PER_LEVEL + OTHER_VOTES)
-        # Of the trees in flight: of each row, the look-up of what follows the text and each token,
+        # For each row of the trees in flight: the look-up of what follows the text and each token,
         # -1 for none, and their depths.
         self._nodes = np.full((rows, 2, limits.k + 1), -1, np.int32)
-        # Of each look-up, the tokens and classes of its votes.
+        # For each look-up: the tokens and classes of its votes.
         self._votes = np.zeros((lookups, 2, most_votes), np.int32)
         self._num_votes = np.zeros(lookups, np.int32)
         self._judged_rows = 0
@@ -268,7 +268,7 @@ def _grow(
         put_lanes(i, lookups * sources, places, lanes)
         heap[lookups, _ROW], heap[lookups, _PARENT] = i, 0  # the text itself, for now
         lookups += 1
-    # Of new look-ups, the row and the node that they are for.
+    # The row and the node that each new look-up is for.
     row_of, node_of = lists[5], lists[6]
     first = 0
     for n in range(lookups):
@@ -313,7 +313,7 @@ def _grow(
             i, parent, number, token = heap[0, 0], heap[0, 1], heap[0, 2], heap[0, 3]
             size = _drop_first(heap, heap_chances, size)
             grown = counts[i] + held_back[i]
-            # Of a row that drafts one token is held back, of one that only looks all of them.
+            # A row that drafts holds one token back, a row that only looks holds all of them back.
             if grown >= budget[i] or (counts[i] > 0 and held_back[i] > 0):
                 continue
             if not 0 <= token < vocab_size:

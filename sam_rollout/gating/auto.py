@@ -39,20 +39,20 @@ from sam_rollout.gating.step_times import StepTimes
 
 _LEAD = 1.01
 _ADVANCE = 4  # steps that may be lost before any exploration was earned
-_DECIDE_EVERY = 4  # steps, as long as nobody joins or leaves
+_DECIDE_EVERY = 4  # steps, as long as no request joins or leaves
 _ENOUGH = 4  # steps after which a load is known for a number of requests
 _STALE = 512  # steps after which it has to be measured again
 # Steps from a trial of a closed gate until it tries the most promising drafts again, since what is
 # offered may have changed: twice as many after each, up to the most, until it opens. After a step
 # that was offered what would pay it tries them with the next decision.
 _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
-_LOOK_ROWS = 64  # before so many requests were looked at nothing is known about offers
+_LOOK_ROWS = 64  # requests that were looked at before anything is known about offers
 _SHAPE_LEAD = 1.03
 # Steps from a trial of the other shape to the next: twice as many after each that changed nothing.
 _SHAPE_AGAIN, _SHAPE_AT_LEAST_EVERY = 32, 512
 # Learning from a step takes time (benchmarks/gate.py: us a decision), most of it because other code
 # has emptied the caches since the last one.
-# Of steps that tell nothing new one in so many is looked at; few requests tell less a step.
+# One in this many of the steps that tell nothing new is looked at; few requests tell less a step.
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # steps after which a cell counts as such
 _COUNTED = (
@@ -144,7 +144,7 @@ class AutoGate:
             return
         self._counts["left_out_steps"] += 1
         self._passed_s += min(seconds, self._expected[self._best])
-        if made.trial and made.load.rows:  # not to be measured, and paid for all the same
+        if made.trial and made.load.rows:  # it cannot be measured, and it still has a price
             expected = self._expect(made, context)
             self._lost_s += max(0.0, expected - gained * self._fair_s_per_token)
 
@@ -294,7 +294,7 @@ class AutoGate:
         return tokens, expected, [s / (1 + right) for s, right in pairs]
 
     def _would_pay(self, offered: Offered, rows: int, shape: int) -> bool:
-        """Whether drafts would, were so many always offered as in this step; for a closed gate."""
+        """Whether drafts would pay with offers like this step's; asked while the gate is closed."""
         if not self._times.ready:
             return False
         supply = Supply(self._calibrations[shape])
@@ -303,7 +303,7 @@ class AutoGate:
         return min(s_per_token) * _LEAD < s_per_token[0]
 
     def _enter(self, octave: int) -> None:
-        """Change to what is offered with about so many requests."""
+        """Change to what is offered in another octave of running requests."""
         known = self._octaves[octave]
         if known is None:
             known = self._octaves[octave] = [supply.heir() for supply in self._supplies]

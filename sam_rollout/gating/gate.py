@@ -29,12 +29,12 @@ class Gate(Protocol):
 
     @property
     def least_chance(self) -> float:
-        """Of the last budget: a draft ends before a token less likely to be accepted; 0 for any."""
+        """Least chance of a token under the last budget: drafts end before others; 0 for any."""
         ...
 
     @property
     def shape(self) -> int:
-        """Of the last budget: which of the drafter's shapes; 0 for the first one, or for any."""
+        """The place of the shape to draft, among the drafter's shapes; 0 where there is one."""
         ...
 
     def observe(self, step: EngineStep) -> None:
@@ -74,7 +74,7 @@ class ScheduleGate:
         self._k = k
 
     def observe(self, step: EngineStep) -> None:
-        """Nothing to learn."""
+        """Do nothing: a schedule learns nothing."""
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """The budget of the smallest bound >= rows; the full k instead of any part of it."""
@@ -84,5 +84,5 @@ class ScheduleGate:
         return self._k if whole and budget else budget
 
     def drain(self) -> dict[str, float]:
-        """Nothing to tell."""
+        """Return nothing: a schedule has no report."""
         return {}

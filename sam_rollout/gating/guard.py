@@ -24,12 +24,12 @@ class GuardedGate:
 
     @property
     def least_chance(self) -> float:
-        """Of the last budget, as `Gate`."""
+        """As `Gate`, for the last budget."""
         return self._gate.least_chance
 
     @property
     def shape(self) -> int:
-        """Of the last budget, as `Gate`."""
+        """As `Gate`, for the last budget."""
         return self._gate.shape
 
     def next_budget(self, step: EngineStep, *, whole: bool = False, room: bool = True) -> int:

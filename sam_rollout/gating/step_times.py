@@ -7,12 +7,12 @@ The time of a step is `speed * base * correction`:
   of their step, or large batches would drown the long tail.
 * `correction` is what a cell (number of requests, draft tokens per request) was measured to be
   above or below that line. It converges to 1 where a cell is empty.
-* `speed` follows whatever slows all steps down alike, such as a neighbour on the machine, so that
-  drafts are not blamed for the hour at which they were tried. It is drawn back to 1 as strongly:
-  otherwise speed and base could grow apart without end, and what lasts is for base to learn.
+* `speed` follows causes that slow all steps down, such as another program on the machine, so that
+  drafts are not blamed for the moment at which they were tried. It is drawn back to 1 as strongly.
+  Otherwise speed and base could grow apart without end; lasting changes are for base to learn.
 
-A step that lies outside all expectation (garbage collection, a pause for weights) is left out,
-unless so many follow each other that the expectation must be wrong: then all begins anew.
+A step that lies outside all expectation (garbage collection, a pause for weights) is left out.
+After `_PATIENCE` such steps in a row the expectation must be wrong, and all begins anew.
 """
 
 import math
@@ -27,14 +27,14 @@ _RIDGE = (1e-6, 1e-6, 1e-3, 1e-6)
 _MEMORY = 2000  # steps that the line remembers
 _CELL_MEMORY = 64
 _FIT_EVERY = 64
-_FIRST_FITS = (8, 16, 32)  # after so many steps
+_FIRST_FITS = (8, 16, 32)  # steps after which the line is fitted at first
 _WARM_UP = _FIRST_FITS[0]  # before that nothing is expected, and nothing called an outlier
 _OUTLIER = 2.0
-# Of a cell with fewer steps nobody knows what to expect.
+# A cell with fewer steps is not known: its steps may lie far from what is expected.
 _KNOWN = 4
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
-# A cell borrows so many steps from its number of requests (and shape), and that from the line.
+# Steps that a cell borrows from its number of requests (and shape), and that from the line.
 _BORROWED = 2.0
 _FARTHEST = 8.0  # that a cell may lie from the line
 _COLUMNS = 2  # of cells, for each draft token per request

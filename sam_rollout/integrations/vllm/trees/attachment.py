@@ -68,7 +68,7 @@ class Trees:
         self.keep = self._keeper.keep
 
     def row_parents(self) -> np.ndarray | None:
-        """As `StepTrees.row_parents`; None where the step at hand has chains alone."""
+        """Return `StepTrees.row_parents`; None where the step at hand has chains alone."""
         return None if self._keeper.step is None else self._keeper.step.row_parents
 
     def detach(self) -> None:
