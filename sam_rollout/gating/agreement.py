@@ -125,7 +125,7 @@ class AgreedGate:
         self._waiting = kept, self._decision
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """Return what the busiest engine proposed a step ago; send its own proposal to the others."""
+        """Return what the busiest engine proposed a step ago; send its own proposal to others."""
         leader = self._leader
         most = max(rows, leader.rows) if leader else rows
         proposal = self._gate.budget(most, whole=whole)
