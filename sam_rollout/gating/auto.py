@@ -314,6 +314,9 @@ class AutoGate:
         """A level about which too little is known, if its trial is affordable; or the best."""
         best, expected = self._best, self._expected
         room = self._exploration * self._passed_s + _ADVANCE * expected[best] - self._lost_s
+        if (other := self._other_shape(choices, room)) != best:
+            self._counts["trials"] += 1
+            return other
         if room <= 0:
             return best
         if self._supplies[0].rows < _LOOK_ROWS and not self._whole:
@@ -321,17 +324,16 @@ class AutoGate:
             return self._levels
         seen = self._seen[self._times.bin_of[rows]]
         ask = not best and self._steps - self._asked_at >= self._ask_again
-        other = self._other_shape(choices)
-        for level in (0 if best else drafting, best + 1, best - 1, other):
+        for level in (0 if best else drafting, best + 1, best - 1):
             if level == best or level not in choices:
                 continue
-            if level != other and level and best and _shape_of(level) != self._best_shape:
+            if level and best and _shape_of(level) != self._best_shape:
                 continue  # no neighbour
             load = self._times.load_of(
                 rows, self._draft_tokens[level], drafting=level > 0, shape=_shape_of(level)
             )
             known = self._times.weight(rows, load) >= _ENOUGH and self._steps - seen[load] < _STALE
-            asked = (ask and level == drafting) or level == other
+            asked = ask and level == drafting
             if not asked and (known or not self._can_pay(level)):
                 continue
             tokens = rows * (1 + self._accepted(level))
@@ -340,25 +342,37 @@ class AutoGate:
             if not best:
                 self._asked_at = self._steps
                 self._ask_again = min(2 * self._ask_again, _ASK_AT_LEAST_EVERY)
-            if level == other and self._supplies[_shape_of(level)].rows >= _LOOK_ROWS:
-                self._shape_tried_at = self._steps
-                self._shape_again = min(2 * self._shape_again, _SHAPE_AT_LEAST_EVERY)
             self._counts["trials"] += 1
             return level
         return best
 
-    def _other_shape(self, choices: tuple[int, ...]) -> int:
-        """The level of another shape that is to be tried; the best level where none is."""
+    def _other_shape(self, choices: tuple[int, ...], room: float) -> int:
+        """The level of another shape, if its trial is due and affordable; or the best.
+
+        A trial that is expected to lose nothing needs no room: trials of other levels, which all
+        lose something, would leave none.
+        """
         best = self._best
         if self._levels == LEVELS or not best or len(choices) < self._levels:
             return best
         shape = 1 - self._best_shape
         first = 1 + shape * _CLASSES
-        if self._supplies[shape].rows < _LOOK_ROWS:
-            return first + (best - 1) % _CLASSES  # what it would draft is not known yet
-        if self._steps - self._shape_tried_at < self._shape_again:
+        known = self._supplies[shape].rows >= _LOOK_ROWS
+        if not known:  # it is taken to yield as much with the same least chance
+            level = first + (best - 1) % _CLASSES
+            accepted = max(self._accepted(level), self._accepted(best))
+        elif self._steps - self._shape_tried_at < self._shape_again:
             return best
-        return min(range(first, first + _CLASSES), key=self._fair.__getitem__)
+        else:
+            level = min(range(first, first + _CLASSES), key=self._fair.__getitem__)
+            accepted = self._accepted(level)
+        gained_s = self._decided_for * (1 + accepted) * self._fair_s_per_token
+        if self._expected[level] - gained_s > max(room, 0.0):
+            return best
+        if known:
+            self._shape_tried_at = self._steps
+            self._shape_again = min(2 * self._shape_again, _SHAPE_AT_LEAST_EVERY)
+        return level
 
     def _accepted(self, level: int) -> float:
         """Draft tokens of a request that are expected to be right."""

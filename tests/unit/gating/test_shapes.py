@@ -164,3 +164,11 @@ def test_trees_are_counted():
     assert counters["gate/open_steps"] == len(engine.shapes) - engine.shapes.count(None)
     alone = AutoGate(Limits(64, 1 << 20, k=K), EXPLORATION)
     assert "gate/tree_steps" not in alone.drain()
+
+
+def test_trees_are_tried_where_other_trials_leave_no_room():
+    engine = Engine(flat)
+    engine.run(60)
+    engine.gate._lost_s += 1.0  # more than this run earns
+    engine.run(400)
+    assert engine.share_of(TREE, 200) > 0.9
