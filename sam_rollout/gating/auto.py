@@ -15,8 +15,8 @@ step time; a few steps are given in advance.
 
 Where drafts may be chains or trees, each shape has its levels. What is offered, how much of it is
 right and what a step takes are learned of each shape apart, and the level with the highest rate
-decides the shape, too. Another shape than the one in use has to lead by `_SHAPE_LEAD`; it is
-tried now and then, as long as that is affordable.
+decides the shape, too. The shape that is not in use has to lead by `_SHAPE_LEADS`; it is tried now
+and then, as long as that is affordable.
 
 Where engines decide together (``agreement.py``), times are learned from the busiest one's load, and
 what is offered from one's own requests.
@@ -47,8 +47,10 @@ _STALE = 512  # steps after which it has to be measured again
 # that was offered what would pay it tries them with the next decision.
 _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
 _LOOK_ROWS = 64  # requests that were looked at before anything is known about offers
-_SHAPE_LEAD = 1.03
-# Steps from a trial of the other shape to the next: twice as many after each that changed nothing.
+# By how much a chain has to lead to replace a tree, and a tree to replace a chain: where both are as
+# good, drafts are chains.
+_SHAPE_LEADS = 1.01, 1.05
+# Steps from trials of the other shape to the next: twice as many after each that changed nothing.
 _SHAPE_AGAIN, _SHAPE_AT_LEAST_EVERY = 32, 512
 # Learning from a step takes time (benchmarks/gate.py: us a decision), most of it because other code
 # has emptied the caches since the last one.
@@ -246,7 +248,7 @@ class AutoGate:
             for level in self._all[1:]:
                 if (shape := _shape_of(level)) != self._best_shape:
                     known = self._supplies[shape].rows >= _LOOK_ROWS
-                    s_per_token[level] *= _SHAPE_LEAD if known else math.inf
+                    s_per_token[level] *= _SHAPE_LEADS[shape] if known else math.inf
         drafting = min(choices[1:], key=s_per_token.__getitem__)
         s_per_token[0] /= _LEAD
         s_per_token[self._best] /= _LEAD
@@ -350,26 +352,25 @@ class AutoGate:
         """The level of another shape, if its trial is due and affordable; or the best.
 
         A trial that is expected to lose nothing needs no room: trials of other levels, which all
-        lose something, would leave none.
+        lose something, would leave none. Each series of trials begins anew, since the least chance,
+        which bounds what is offered, may have changed.
         """
         best = self._best
         if self._levels == LEVELS or not best or len(choices) < self._levels:
             return best
         shape = 1 - self._best_shape
-        first = 1 + shape * _CLASSES
-        known = self._supplies[shape].rows >= _LOOK_ROWS
-        if not known:  # it is taken to yield as much with the same least chance
-            level = first + (best - 1) % _CLASSES
-            accepted = max(self._accepted(level), self._accepted(best))
-        elif self._steps - self._shape_tried_at < self._shape_again:
+        begins = self._supplies[shape].rows >= _LOOK_ROWS
+        if begins and self._steps - self._shape_tried_at < self._shape_again:
             return best
-        else:
-            level = min(range(first, first + _CLASSES), key=self._fair.__getitem__)
-            accepted = self._accepted(level)
+        level = 1 + shape * _CLASSES + (best - 1) % _CLASSES
+        accepted = self._accepted(level)
+        if shape:  # a tree holds the chain with the same least chance
+            accepted = max(accepted, self._accepted(best))
         gained_s = self._decided_for * (1 + accepted) * self._fair_s_per_token
         if self._expected[level] - gained_s > max(room, 0.0):
             return best
-        if known:
+        if begins:
+            self._supplies[shape] = Supply(self._calibrations[shape])
             self._shape_tried_at = self._steps
             self._shape_again = min(2 * self._shape_again, _SHAPE_AT_LEAST_EVERY)
         return level
