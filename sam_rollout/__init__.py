@@ -5,7 +5,7 @@ The packages below this one import neither vLLM nor verl, except those under `in
 
 import logging
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Our warnings tell of failures that end no rollout. They shall not vanish because a library raised
 # the root logger's level: one that comes with vLLM's API server sets it to ERROR. Whoever set a

@@ -26,7 +26,7 @@ class Question:
 
     @property
     def profile(self) -> str:
-        """The extra of pyproject.toml, and the argument of scripts/install.sh."""
+        """The extra of pyproject.toml, and the argument of `sam-rollout install`."""
         return DEVICES[self.device]
 
     @property
