@@ -1,4 +1,4 @@
-"""The command `sam-rollout`: runs, and everything that can be asked about them and this machine.
+"""The command `sam-rollout`, which starts runs, and inspects runs and this machine.
 
 Heavy imports stay inside the commands, so that `sam-rollout version` answers at once.
 """

@@ -1,10 +1,10 @@
-"""How an experiment is composed by Hydra, and what is said where it cannot be.
+"""The composition of an experiment by Hydra, and one-line explanations of its errors.
 
-A recipe makes itself known by an entry point of the group `sam_rollout.recipes`. Its name is that
-of the root configuration in the folder `configs` beside the module, and its value runs the recipe.
-The configurations are completed by verl's own, which is located and never imported: verl settles on
-a device while it is imported, and which one is part of the configuration. Hydra is imported inside
-functions.
+A recipe registers an entry point of the group `sam_rollout.recipes`. The entry point's name is that
+of the root configuration in the folder `configs` beside its module, and its value runs the recipe.
+verl's own configuration completes the recipe's. It is located on disk without an import of verl,
+because verl decides on a device while it is imported, and the device is part of the configuration.
+Hydra is slow to import, so functions import it.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ GROUP, RECIPE = "sam_rollout.recipes", "dapo_qwen3"
 
 
 class ExperimentError(RuntimeError):
-    """An experiment cannot be composed; the text says why in one line."""
+    """An experiment cannot be composed; the message says why in one line."""
 
     fix = "sam-rollout install cpu, cuda or ascend; in a checkout scripts/install.sh"
 
@@ -69,7 +69,7 @@ def prepare(folder: Path) -> None:
 
     try:
         verl = importlib.util.find_spec("verl")
-    except (ImportError, ValueError):  # of a half-removed installation
+    except (ImportError, ValueError):  # the installation was removed in part
         verl = None
     if verl is None or not verl.submodule_search_locations:
         raise ExperimentError(
@@ -77,21 +77,24 @@ def prepare(folder: Path) -> None:
         )
     config = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
     os.environ["VERL_CONFIG_DIR"] = str(config)
-    # What comes with the recipe, and what lies in the folder that a run is started in.
+    # Paths below the recipe's folder, and below the working directory of the command.
     OmegaConf.register_new_resolver("recipe", lambda path: str(folder / path), replace=True)
     OmegaConf.register_new_resolver("here", lambda path: str(Path(path).absolute()), replace=True)
 
 
 def compose(*overrides: str) -> tuple[dict[str, Any], str]:
-    """The run that these overrides start, as plain values, everything resolved, and its device.
+    """Compose the configuration of the run that these overrides start.
 
     Args:
-        overrides: as the recipe takes them, ``experiment=NAME`` among them.
+        overrides: arguments of the recipe, ``experiment=NAME`` among them.
+
+    Returns:
+        The resolved configuration as plain values, and the name of its device file.
 
     Raises:
-        UnknownExperimentError: Lists those that exist.
+        UnknownExperimentError: There is no such experiment; the message lists all.
         RefusedError: An override or a configuration file is wrong.
-        ExperimentError: The recipe or verl, whose configuration it completes, is missing.
+        ExperimentError: The recipe or verl is missing.
     """
     folder = recipe_folder()
     prepare(folder)
@@ -105,7 +108,7 @@ def compose(*overrides: str) -> tuple[dict[str, Any], str]:
         with initialize_config_dir(str(folder / "configs"), version_base="1.3"):
             config = compose(RECIPE, list(overrides), return_hydra_config=True)
         device = str(config.hydra.runtime.choices.device)
-        # Hydra's own settings hold values that exist in a run only.
+        # Hydra's own settings cannot be resolved outside a run.
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         return cast(dict[str, Any], OmegaConf.to_container(ours, resolve=True)), device
     except (HydraException, OmegaConfBaseException) as error:
@@ -115,7 +118,7 @@ def compose(*overrides: str) -> tuple[dict[str, Any], str]:
 
 
 def explain(error: Exception) -> str:
-    """One line about what Hydra or OmegaConf refuses: the name, the nearest one, those allowed."""
+    """Describe an error of Hydra or OmegaConf in one line, with the names that are allowed."""
     from hydra.errors import MissingConfigException, OverrideParseException
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
@@ -140,7 +143,7 @@ def explain(error: Exception) -> str:
 
 
 def _explain_override(error: Any) -> str:
-    """Say which argument Hydra cannot parse, and how a value with special characters is quoted."""
+    """Describe an argument that Hydra cannot parse, and show how to quote its value."""
     key, is_assigned, value = error.override.partition("=")
     if not is_assigned:
         said = " ".join(str(error).split())
@@ -156,5 +159,5 @@ def _explain_override(error: Any) -> str:
 
 
 def _groups() -> set[str]:
-    """Our Hydra groups: keys of the command line that the composed configuration may lack."""
+    """Return our Hydra groups; the composed configuration may lack some of these keys."""
     return {path.name for path in (recipe_folder() / "configs").iterdir() if path.is_dir()}

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PYTHON_VERSION = "3.11"
@@ -141,7 +142,7 @@ class Installation:
     def _add(self, *words: str, **variables: str) -> None:
         self._run_uv("install", "--quiet", *words, **variables)
 
-    def _run_uv(self, act: str, *words: str, quiet: bool = False, **variables: str) -> str:
+    def _run_uv(self, act: str, *words: str, quiet: bool = False, **variables: Any) -> str:
         """Run `uv pip`; end where it fails, with what it said."""
         if self._profile == "cpu":
             variables["CPU_TORCH"] = "1"
