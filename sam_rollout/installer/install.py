@@ -139,7 +139,7 @@ class Installation:
         say(subprocess.run(shim, check=True, capture_output=True, text=True).stdout.strip())
         say("done" + ("" if self._checkout is None else f": use {self._python}"))
 
-    def _add(self, *words: str, **variables: str) -> None:
+    def _add(self, *words: str, **variables: Any) -> None:
         self._run_uv("install", "--quiet", *words, **variables)
 
     def _run_uv(self, act: str, *words: str, quiet: bool = False, **variables: Any) -> str:
