@@ -1,7 +1,6 @@
 """The commands that check this machine: `sam-rollout check-operators` and `doctor`."""
 
 import traceback
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,12 +13,13 @@ from sam_rollout.commands.command_line import (
 )
 from sam_rollout.core.json_values import dumps, measured
 
-TINY_MODEL = "recipes/dapo_qwen3/tiny_qwen3"  # below the repository's root
 DRAFTS = [1, 3, 8]
 
 
 def check_operators(
-    model: Annotated[str, typer.Option(help="Checkpoint folder or hub name.")] = TINY_MODEL,
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint folder or hub name; the recipe's tiny model.")
+    ] = None,
     dtype: Annotated[
         str, typer.Option(help="float32 (fp32), bfloat16 (bf16) or float16 (fp16).")
     ] = "bfloat16",
@@ -38,22 +38,21 @@ def check_operators(
 
     Exit status 1: a difference exceeds the limit. 2: the check failed to run.
     """
+    from sam_rollout.core.composition import ExperimentError, recipe_folder
     from sam_rollout.integrations.vllm.operators import operator_check as program
 
     try:
         check = program.OperatorCheck(
-            model,
+            model or str(recipe_folder() / "tiny_qwen3"),
             program.SHORT_DTYPES.get(dtype, dtype),
             tuple(draft_tokens),
             max_tokens,
             prompts,
             tensor_parallel_size=tensor_parallel_size,
         )
-        if model == TINY_MODEL and not Path(model).is_dir():
-            raise ValueError(f"no folder {model}: run in the repository, or name a --model")
         result = program.run(check)
     except Exception as error:  # status 1 would mean that the limit was exceeded
-        if not isinstance(error, ValueError | OSError):
+        if not isinstance(error, ExperimentError | ValueError | OSError):
             traceback.print_exc()
         typer.echo(f"sam-rollout: {error}", err=True)
         raise typer.Exit(2) from error

