@@ -25,7 +25,10 @@ from sam_rollout.telemetry.records import RunFolder
 LOG_LINES = 80
 SECRET, ADDRESS, USER, HOST = "<secret>", "<address>", "<user>", "<host>"
 # The last word of a key whose value is a secret; max_draft_tokens is none.
-_SECRET_WORD = r"(?:token|secret|passw(?:or)?d|passphrase|credentials?|key|authorization|auth)"
+_SECRET_WORD = (
+    r"(?:(?<!per_)token|secret|passw(?:or)?d|passphrase|credentials?|authorization|auth"
+    r"|(?:api|access|secret|private|license)[_-]?key)"
+)
 _SECRET_KEY = re.compile(rf"(?:^|[\W_]){_SECRET_WORD}$", re.IGNORECASE)
 _RULES = (
     # name=value, name: value, "name": "value", --name value
@@ -40,7 +43,8 @@ _RULES = (
     # The forms of well-known services' tokens, and long hexadecimal numbers.
     (
         re.compile(
-            r"\b(?:hf_|gh[opusr]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|eyJ)[\w.-]{10,}"
+            r"\b(?:hf_[A-Za-z0-9]{20,}"
+            r"|(?:gh[opusr]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|eyJ)[\w.-]{10,})"
             r"|\b[0-9a-f]{32,}\b"
         ),
         SECRET,

@@ -31,6 +31,7 @@ HOME = f"/{'home'}/ann"
         (f"{HOME}/runs/a, {Path.home()}/b", "~/runs/a, ~/b"),
         # Nothing of these is anybody's.
         ("max_draft_tokens=8 response_length:1024.0", None),
+        ("hf_config_path: null, prompt_key: prompt, experts_per_token: 8", None),
         ("tests/unit/x.py::test_add 12:34:56", None),
         ("torch 2.13.0+cpu, vllm 0.31.0, CANN 9.1.0", None),
         ("/data/runs/32b_on/checkpoints", None),
