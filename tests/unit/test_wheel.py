@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sam_rollout.installer import CONSTRAINTS
+from sam_rollout.installer.install import STAMP
 from tests.pages import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -95,3 +96,11 @@ def test_it_composes_an_experiment_outside_a_checkout(
     assert {Path(model).parents[2], *map(Path, places)} == {Path(places[0])}
     assert Path(places[0]).is_relative_to(environment.parent)
     assert (Path(model) / "config.json").is_file()
+
+
+def test_an_environment_is_for_one_device(alone: None, environment: Path, tmp_path: Path) -> None:
+    (environment.parent / STAMP).write_text("cpu 0123\n")
+    command = [environment / "sam-rollout", "install", "cuda"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "was installed for cpu; make a new" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
