@@ -14,6 +14,8 @@ from sam_rollout.commands import (
     run_commands,
 )
 
+__all__ = ["app"]
+
 app = typer.Typer(
     help="Start, compare and inspect RL runs whose rollouts draft with suffix automata.",
     no_args_is_help=True,

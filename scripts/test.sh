@@ -62,6 +62,7 @@ run_lint() {
     # Not on Arm, where there is no package of it.
     [ "$(uname -m)" != x86_64 ] || "$ROOT/.venv/bin/shellcheck" "${scripts[@]}" || return 1
     limited lint "$VENV_PYTHON" -m ruff check . || return
+    limited lint "$VENV_PYTHON" -m ruff format --check . || return
     limited lint "$VENV_PYTHON" -m mypy
 }
 

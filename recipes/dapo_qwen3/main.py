@@ -94,12 +94,13 @@ def make_data(config: DictConfig) -> None:
 @_application
 def main(config: DictConfig) -> None:
     """Run the composed experiment."""
-    from sam_rollout.integrations.verl.checks import check
+    from sam_rollout.integrations.verl.checks import check, settled
     from sam_rollout.integrations.verl.environment import export_environment
     from sam_rollout.integrations.verl.launch import launch, naming_the_first_error, prepare_run
 
-    make_data(config)
     with _refusals():
+        settled(config)  # a setting that is wrong is said before anything is made
+        make_data(config)
         run = check(config)
         export_environment(config, run)
         prepare_run(config, run)

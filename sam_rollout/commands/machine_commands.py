@@ -1,6 +1,7 @@
 """The commands that check this machine: `sam-rollout check-operators` and `doctor`."""
 
 import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -84,6 +85,13 @@ def doctor(
         str | None, typer.Option(help="The cluster's address; by default RAY_ADDRESS or local.")
     ] = None,
     as_json: PrintJsonOption = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write versions, findings, settings and log there, for a bug report."),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run folder whose settings and log --report takes.")
+    ] = None,
 ) -> None:
     """Check whether this machine, or a cluster, is ready for a run.
 
@@ -98,6 +106,8 @@ def doctor(
         raise typer.BadParameter(f"{device}: one of {allowed}", param_hint="--device")
     if address is not None and not cluster:
         raise typer.BadParameter("only together with --cluster", param_hint="--address")
+    if run is not None and report is None:
+        raise typer.BadParameter("only together with --report", param_hint="--run")
     words = [*([f"{EXPERIMENT}{experiment}"] if experiment else []), *(overrides or [])]
     try:
         question, findings = ask(device, words, cluster)
@@ -113,6 +123,12 @@ def doctor(
         findings.extend(examine_cluster(question, address, progress))
     else:
         findings.extend(program.examine(question, progress))
+    if report is not None:
+        from sam_rollout.doctor import bug_report
+
+        with one_line_errors():
+            bug_report.write(report, question, findings, run)
+        typer.echo(f"... wrote {report}: please read it before you post it", err=True)
     if as_json:
         typer.echo(printed_checks.to_json(question.device, question.experiment, findings))
     else:

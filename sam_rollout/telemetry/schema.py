@@ -23,6 +23,8 @@ from sam_rollout.telemetry.records import SCHEMA_VERSION, VERSION_METRIC
 from sam_rollout.telemetry.sentinel import FINDINGS
 from sam_rollout.telemetry.tables import ratio
 
+__all__ = ["GROUPS", "METRICS", "PREFIXES", "declared", "metric_name", "named"]
+
 PREFIXES = {"train": "sam", "val": "sam_val"}  # split -> first part of a metric's name
 
 GROUPS = {

@@ -10,6 +10,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import yaml
+
+import sam_rollout
+from sam_rollout.core.upstream import MADE_FOR
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -21,7 +25,10 @@ MAX_TEXT_BYTES = 1_000_000
 FORBIDDEN = {
     # Index pages and file hosts, whoever runs them, by the shape of their addresses.
     "package registry": re.compile(r"https?://\S+/(simple|whl|packages)\b"),
-    "absolute machine path": re.compile(r"(?<![\w.~}])/(home|root|work|Users)/|/opt/(wheels|pypi)"),
+    # Where a container's root finds the keys of its host is no path of a machine.
+    "absolute machine path": re.compile(
+        r"(?<![\w.~}])(?<!~/\.ssh:)/(home|root|work|Users)/|/opt/(wheels|pypi)"
+    ),
 }
 
 
@@ -219,3 +226,28 @@ def test_vllm_metadata_shim_follows_what_is_installed(
     script.refresh_shim()
     assert version("vllm") == "0.28.0"
     assert not (tmp_path / "vllm-0.28.0+cpu.dist-info").exists()
+
+
+def test_what_a_forge_reads_is_whole_and_names_the_release() -> None:
+    """There is no wheel of actionlint; this finds the mistakes that are made in a hurry."""
+    forge = ROOT / ".github"
+    for file in (*forge.rglob("*.yml"), ROOT / "CITATION.cff"):
+        assert isinstance(yaml.safe_load(file.read_text()), dict), file
+    for workflow in (forge / "workflows").iterdir():
+        for job in yaml.safe_load(workflow.read_text())["jobs"].values():
+            assert "timeout-minutes" in job and all({"uses", "run"} & {*s} for s in job["steps"])
+            scripts = re.findall(r"scripts/[\w/]+\.sh|tests/[\w/]+\.py", str(job))
+            assert scripts and all((ROOT / script).is_file() for script in scripts)
+    release = sam_rollout.__version__
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == release
+    assert f"## [{release}] - " in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_engines_of_the_extras_are_releases_that_ours_is_made_for(profile: str) -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    pinned = dict(line.split("==") for line in extras["train"] + extras[profile] if "==" in line)
+    for name, pin in pinned.items():
+        releases = MADE_FOR.get(name.removesuffix("-cpu").replace("-", "_"), [])
+        matching = [one for one in releases if (pin.removesuffix(".*") + ".").startswith(f"{one}.")]
+        assert matching or not releases, (name, pin, releases)
