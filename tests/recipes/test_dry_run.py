@@ -86,7 +86,7 @@ def test_a_model_that_drafts_is_part_of_the_plan(experiment, drafter, capsys):
     assert "".join(row.split()) in "".join(text.split()), "a long path is folded anywhere"
     assert "Warning:" not in text
     on, joined = (planned(f"experiment={experiment}", f"sam={sam}")[2] for sam in ("on", "joined"))
-    assert joined.rollout["weights of the model that drafts"] > 0
+    assert joined.rollout["weights of the drafting model"] > 0
     assert 0 < joined.kv_tokens < on.kv_tokens
 
 

@@ -69,7 +69,11 @@ def test_a_head_of_another_model_ends_the_run_before_it_begins(override, reason)
         (f"{MODEL}.enabled=false", TRAIN, f"needs {MODEL}.enabled = true"),
         ("actor_rollout_ref.model.lora_adapter_path=/x", TRAIN, "a policy without LoRA"),
         (f"{MODEL}.method=mtp", TRAIN, "method = 'eagle3', not 'mtp'"),
-        ("draft_model_path=owner/head", f"{MODEL}.path", "must be a folder here to be trained"),
+        (
+            "draft_model_path=owner/head",
+            f"{MODEL}.path",
+            "must be a folder on this machine to be trained",
+        ),
         (f"{MODEL}.train.budget=2", f"{MODEL}.train.budget", "must be 0..1"),
         ("actor_rollout_ref.rollout.quantization=fp8", TRAIN, "quantization = null, not fp8"),
         ("actor_rollout_ref.actor.fsdp_config.qat.enable=true", TRAIN, "enable = false, not true"),

@@ -114,7 +114,7 @@ def test_a_model_of_the_hub(model, monkeypatch, tmp_path):
     model.rename(snapshot)
     assert "2 weight file(s)" in check("Qwen/Qwen3-32B")[0].text
     (snapshot / "a.safetensors").unlink()  # of a download that did not end, or was never asked for
-    with pytest.raises(NotHereError, match="not whole"):
+    with pytest.raises(NotHereError, match="not complete"):
         check("Qwen/Qwen3-32B")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     assert isinstance(check("Qwen/Qwen3-32B")[0], Note)
