@@ -29,12 +29,13 @@ README_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.DEFAULT, sides.NGRAM_24,
                 sides.ARCTIC_4, sides.FIRST)  # fmt: skip
 README_K, README_CONTEXT, README_BATCHES = 3, 32_768, (32, 128)
 
-# Records below benchmarks/results that have a page of tables.
+# Records below benchmarks/results that have a page of tables, where they have been made.
 RECORDS = (
     "rollout_tiny_cpu", "rollout_models_tiny_cpu", "compare_tiny_cpu", "learning_tiny_cpu",
     "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu", "operators_tiny_cpu",
     "sampler", "exactness", "drafter", "draft_trees", "gate", "device_idle",
     "model_drafts_tiny_cpu", "head_training_tiny_cpu", "head_online_tiny_cpu",
+    "smollm2_cpu", "rollout_smollm2_cpu", "trajectories_smollm2_cpu",
 )  # fmt: skip
 
 
@@ -145,9 +146,9 @@ def _factor(gain: dict[str, Any]) -> str:
 
 def render() -> dict[Path, str]:
     """Every page that follows from the records, by its file."""
+    records = {name: read_record(RESULTS / f"{name}.json") for name in RECORDS}
     pages = {PAGE: verdicts()} | {
-        RESULTS / f"{name}.md": section(name, read_record(RESULTS / f"{name}.json"))
-        for name in RECORDS
+        RESULTS / f"{name}.md": section(name, record) for name, record in records.items() if record
     }
     return {path: f"{text}\n" for path, text in pages.items()}
 
