@@ -29,7 +29,7 @@ README_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.DEFAULT, sides.NGRAM_24,
                 sides.ARCTIC_4, sides.FIRST)  # fmt: skip
 README_K, README_CONTEXT, README_BATCHES = 3, 32_768, (32, 128)
 
-# Records in benchmarks/results that have a page of tables.
+# Records below benchmarks/results that have a page of tables.
 RECORDS = (
     "rollout_tiny_cpu", "rollout_models_tiny_cpu", "compare_tiny_cpu", "learning_tiny_cpu",
     "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu", "operators_tiny_cpu",
@@ -144,7 +144,7 @@ def _factor(gain: dict[str, Any]) -> str:
 
 
 def render() -> dict[Path, str]:
-    """Return file -> text of all pages that are generated from records."""
+    """Every page that follows from the records, by its file."""
     pages = {PAGE: verdicts()} | {
         RESULTS / f"{name}.md": section(name, read_record(RESULTS / f"{name}.json"))
         for name in RECORDS

@@ -77,7 +77,7 @@ class Drafts:
 
 
 class _Timed:
-    """A gate with a simulated clock."""
+    """A gate that reads a simulated clock instead of the machine's."""
 
     def __init__(self, gate: Gate, now_s: Callable[[], float]) -> None:
         self._gate, self._now_s = gate, now_s
@@ -90,9 +90,9 @@ class _Timed:
 
     @property
     def least_chance(self) -> float:
-        """The least probability of a draft token; see `Gate`."""
+        """As `Gate`."""
         return self._gate.least_chance
 
     def observe(self, step: EngineStep) -> None:
-        """Pass a step to the gate with the simulated time."""
+        """As `Gate`, at the simulated time."""
         self._gate.observe(step._replace(now_ns=round(1e9 * self._now_s())))
