@@ -1,4 +1,4 @@
-"""The commands that make a run possible and start it: `install` and `train`."""
+"""The commands `install` and `train`."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import typer
 
 from sam_rollout.commands.command_line import one_line_errors
 
-# Every word behind the command belongs to the program that it starts.
+# All arguments are passed to the program that the command starts.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -15,7 +15,7 @@ def install(context: typer.Context) -> None:
     """Install the pinned packages of a device, cpu, cuda or ascend, into this environment."""
     from sam_rollout.installer import PROGRAM
 
-    # In place of this process, whose own packages may be replaced.
+    # The installer replaces this process, because it may replace this process's packages.
     os.execv(sys.executable, [sys.executable, str(PROGRAM), *context.args])
 
 

@@ -24,9 +24,9 @@ find_python() {
     die "no Python on PATH: install Python $PYTHON_VERSION, or name it with PYTHON="
 }
 
-# Sets UV to the words that run uv with pip's settings, fetching it into .cache if there is none. With
-# CPU_TORCH=1 it takes the CPU build of torch. Arguments: interpreters whose pip may fetch it.
-# shellcheck disable=SC2034  # used by who sources this
+# Sets UV to the command that runs uv with pip's settings, and fetches uv into .cache if needed. With
+# CPU_TORCH=1, uv takes the CPU build of torch. Arguments: interpreters whose pip may fetch uv.
+# shellcheck disable=SC2034  # scripts that source this file use it
 find_uv() {
     find_python "$@"
     UV=("$FOUND_PYTHON" "$ROOT/sam_rollout/installer/run_uv.py" --cache "$CACHE_DIR/uv")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes constraints/{cpu,cuda,ascend,ascend-tests}.txt again from pyproject.toml (extras <profile>,
-# dashboard and dev; ascend-tests: extra dev and constraints/ascend-tests.in) and constraints/<profile>.overrides.txt.
-# Reads package metadata only; installs nothing.
+# Compiles constraints/{cpu,cuda,ascend,ascend-tests}.txt from constraints/<profile>.overrides.txt and
+# pyproject.toml (extras <profile>, dashboard and dev; for ascend-tests the extra dev and
+# constraints/ascend-tests.in). It reads package metadata only and installs nothing.
 #   scripts/lib/compile_constraints.sh [cpu|cuda|ascend|ascend-tests ...] [-- uv options, e.g. --upgrade]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
