@@ -21,10 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import MODEL, RESULTS, parser, write_record
+from benchmarks.measuring import MODEL, parser, write_record
 from sam_rollout.bench.machine_record import machine
 
-TEXTS = RESULTS / "traces" / "tiny_qwen3.parquet"
+TEXTS = MODEL.parent / "tiny_qwen3.parquet"
 THREADS, UPDATES = 2, (500, 1500)  # the command has 1500 updates by default
 
 

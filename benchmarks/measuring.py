@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results"
 MODEL = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
+SMOLLM2 = REPOSITORY / "data" / "smollm2" / "model"  # scripts/run_smollm2_cpu.sh puts it there
 
 
 def parser(about: str, record: str) -> argparse.ArgumentParser:
@@ -22,6 +23,19 @@ def parser(about: str, record: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=about.splitlines()[0])
     made.add_argument("--output", type=Path, default=RESULTS / f"{record}.json")
     return made
+
+
+class UseSmolLM2(argparse.Action):
+    """The option `--smollm2`: another model, whose record does not replace the tiny model's."""
+
+    def __init__(self, option_strings: list[str], dest: str) -> None:
+        super().__init__(
+            option_strings, "model", nargs=0, default=MODEL, help="SmolLM2 on word problems"
+        )
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        namespace.model = SMOLLM2
+        namespace.output = Path(str(namespace.output).replace("_tiny_", "_smollm2_"))
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -60,13 +74,27 @@ def median_interval(values: Sequence[float]) -> dict[str, float]:
     return {**spread, "low": ordered[skip], "high": ordered[-1 - skip]}
 
 
-def load_prompts(count: int, seed: int = 2) -> list[list[int]]:
-    """Token ids of synthetic problems, as the tiny model is asked them."""
+def load_prompts(count: int, seed: int = 2, model: Path = MODEL) -> list[list[int]]:
+    """Token ids of problems as a model is asked them: synthetic ones, or SmolLM2's word problems.
+
+    Raises:
+        SystemExit: SmolLM2 is not there.
+    """
     from transformers import AutoTokenizer
 
+    if not model.exists():
+        raise SystemExit(f"{model} is missing: `bash scripts/run_smollm2_cpu.sh --quick` makes it")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if model == SMOLLM2:
+        from recipes.dapo_qwen3.word_problems import draw_split
+
+        chats = [problem.chat for problem in draw_split("test")[:count]]
+        return [
+            tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+            for chat in chats
+        ]
     from recipes.dapo_qwen3.synthetic_math import draw_problems, prompts_of
 
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
     return prompts_of(draw_problems(seed=seed, count=count), tokenizer)
 
 

@@ -1,8 +1,8 @@
 """The comparison this repository publishes, made again from the runs that are stored with it.
 
 `benchmarks/dapo_ab.py` stores the light part of its runs and a record that names them; the tables
-of docs/results.md are written from what is compared here, and a test holds record and page against
-the runs.
+of results/compare_tiny_cpu.md are written from what is compared here, and a test holds record and
+page against the runs.
 """
 
 import json

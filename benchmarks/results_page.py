@@ -1,14 +1,16 @@
-"""Writes docs/results.md from the recorded results, so that no number is copied by hand.
+"""Writes docs/results.md and a page of tables for each record, so that nothing is copied by hand.
 
     python -m benchmarks.results_page
 
-``results_sections`` holds a template for each record below ``results``: its words and tables.
+``results_sections`` holds a template for each record below ``results``, and for docs/results.md
+``verdicts.md.j2``.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.measuring import REPOSITORY, RESULTS, read_record
 from benchmarks.real_traces import SOURCES
-from benchmarks.recorded_comparison import SIDES_PICTURE, load_recorded, published
+from benchmarks.recorded_comparison import FAIR, SIDES_PICTURE, UNFAIR, load_recorded, published
 from sam_rollout.bench import sides
 from sam_rollout.bench.draft_tables import pivot
 from sam_rollout.report.compare import TimeRow
@@ -27,17 +29,7 @@ README_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.DEFAULT, sides.NGRAM_24,
                 sides.ARCTIC_4, sides.FIRST)  # fmt: skip
 README_K, README_CONTEXT, README_BATCHES = 3, 32_768, (32, 128)
 
-INTRODUCTION = """# Results
-
-Every table is written from a record under `benchmarks/results` by `python -m
-benchmarks.results_page`; the command above a table makes its record again. All of it ran on two
-shared CPU cores with the tiny Qwen3, unless a section names another model: what is shown is that
-the road works and where time goes. Nothing here predicts a cluster; no GPU and no NPU was used.
-
-Records up to 2026-11-25 keep the samplers' names of their time: `coupled` drew by inversion
-(`coupled_inversion` now), `coupled_gumbel` with Gumbel noise (`coupled` now)."""
-
-# Records below benchmarks/results in the order of their sections.
+# Records below benchmarks/results that have a page of tables.
 RECORDS = (
     "rollout_tiny_cpu", "rollout_models_tiny_cpu", "compare_tiny_cpu", "learning_tiny_cpu",
     "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu", "operators_tiny_cpu",
@@ -89,8 +81,8 @@ def over(rows: Sequence[Mapping[str, Any]], mode: str, other: str) -> list[tuple
     ]
 
 
-def section(name: str, record: dict[str, Any]) -> str:
-    """The section of a record; paragraphs that its template wraps are one line each."""
+def _render(name: str, **given: Any) -> str:
+    """A template filled in; paragraphs that it wraps are one line each."""
     environment = Environment(
         loader=FileSystemLoader(REPOSITORY / "benchmarks" / "results_sections"),
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -100,6 +92,16 @@ def section(name: str, record: dict[str, Any]) -> str:
         "spread": _spread,
     }  # fmt: skip
     environment.tests["search"] = lambda text, part: part in text
+    parts = environment.get_template(f"{name}.md.j2").render(given).strip().split("\n\n")
+    return "\n\n".join(
+        part if part.startswith(("|", "```", "* ")) else part.replace("\n", " ")
+        for part in map(str.strip, parts)
+        if part
+    )
+
+
+def section(name: str, record: dict[str, Any]) -> str:
+    """The tables of a record."""
     given: dict[str, Any] = {
         "record": record, "setting": record.get("setting"), "pivot": pivot,
         "raw_and_equal": _raw_and_equal, "sources": SOURCES, "sides_picture": SIDES_PICTURE,
@@ -108,16 +110,46 @@ def section(name: str, record: dict[str, Any]) -> str:
     if name == "compare_tiny_cpu":
         recorded = load_recorded(RESULTS)
         given |= {"recorded": recorded, "tables": published(recorded.comparisons)}
-    parts = environment.get_template(f"{name}.md.j2").render(given).strip().split("\n\n")
-    return "\n\n".join(
-        part if part.startswith(("|", "```")) else part.replace("\n", " ") for part in parts
-    )
+    return _render(name, **given)
 
 
-def render() -> str:
-    """The whole page."""
-    sections = [section(name, read_record(RESULTS / f"{name}.json")) for name in RECORDS]
-    return "\n\n".join([INTRODUCTION, *sections]) + "\n"
+def verdicts() -> str:
+    """The page that says what all records come to."""
+    records = {name: read_record(RESULTS / f"{name}.json") for name in RECORDS}
+    fair, unfair = (records["compare_tiny_cpu"]["comparisons"][name] for name in (FAIR, UNFAIR))
+    row = {row["key"]: row for row in fair["times"]}
+    times = {
+        "rollout": _factor(row["rollout"]["raw"]),
+        "tail": _factor(row["tail"]["equal_tokens"]),
+        "step": _factor(row["step"]["raw"]),
+    }
+    pairs = fair["lossless"]["pairs"]
+    same, matched = (sum(pair[name] for pair in pairs) for name in ("identical", "matched"))
+    rollout = next(row for row in unfair["times"] if row["key"] == "rollout")
+    gains = {
+        name: f"{rollout[key]['speed_up_minus_one']['value']:+.0%}"
+        for name, key in (("raw", "raw"), ("equal", "equal_tokens"))
+    }
+    return _render(
+        "verdicts", record=records, times=times, same=f"{same:,} of {matched:,}",
+        unfair=gains, sides=sides, sources=SOURCES,
+    )  # fmt: skip
+
+
+def _factor(gain: dict[str, Any]) -> str:
+    """How many times as fast, with its interval: 1.16 [1.1, 1.22]."""
+    faster = gain["speed_up_minus_one"]
+    value, low, high = (f"{1 + faster[name]:.2f}" for name in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
+def render() -> dict[Path, str]:
+    """Every page that follows from the records, by its file."""
+    pages = {PAGE: verdicts()} | {
+        RESULTS / f"{name}.md": section(name, read_record(RESULTS / f"{name}.json"))
+        for name in RECORDS
+    }
+    return {path: f"{text}\n" for path, text in pages.items()}
 
 
 def drafter_figures(record: dict[str, Any]) -> list[list[str | None]]:
@@ -136,4 +168,5 @@ def drafter_figures(record: dict[str, Any]) -> list[list[str | None]]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render(), encoding="utf-8")
+    for page, text in render().items():
+        page.write_text(text, encoding="utf-8")

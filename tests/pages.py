@@ -11,7 +11,11 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    path
+    for pattern in ("README*.md", "CONTRIBUTING.md", "docs/*.md", "benchmarks/results/*.md")
+    for path in sorted(ROOT.glob(pattern))
+]
 PARSER = MarkdownIt("commonmark").enable("table")
 
 

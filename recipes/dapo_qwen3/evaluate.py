@@ -33,10 +33,11 @@ import pandas as pd
 
 from recipes.dapo_qwen3.problems import TINY_MODEL, Request, make_requests, rows_of
 from recipes.dapo_qwen3.reward import compute_score
-from recipes.dapo_qwen3.ties import TIE, Divergence, divergences, look_at_ties
+from recipes.dapo_qwen3.ties import Divergence, divergences, look_at_ties
 from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.core.json_values import dumps
 from sam_rollout.core.statistics import mean, share
+from sam_rollout.verification.ties import TIE
 
 SIDES = ("off", "on")
 ABOVE_0 = ("limit", "samples", "draft_tokens", "gate", "temperature", "max_tokens", "max_num_seqs")

@@ -180,9 +180,7 @@ def _synthetic_row(problem: synthetic_math.Problem) -> Row:
 
 
 def _word_problem_row(problem: word_problems.WordProblem) -> Row:
-    turns = (*word_problems.EXAMPLE, ("user", problem.question))
-    prompt = [{"role": role, "content": content} for role, content in turns]
-    return Row(prompt, problem.answer, {"kind": problem.kind})
+    return Row(problem.chat, problem.answer, {"kind": problem.kind})
 
 
 #: Sets that are made here: the module that draws a split, and what turns a problem into a row.

@@ -39,40 +39,40 @@ class Kind:
 KINDS = {
     "gain": Kind(
         "{name} has {0} {things} and gets {1} more. How many {things} does {name} have?",
-        ((2, 15), (2, 9)),
+        ((2, 20), (2, 9)),
         lambda a, b: a + b,
         1,
     ),
     "loss": Kind(
         "{name} has {0} {things} and gives {1} away. How many {things} are left?",
-        ((7, 15), (2, 6)),
+        ((10, 20), (2, 9)),
         lambda a, b: a - b,
         1,
     ),
     "product": Kind(
         "{name} has {0} {boxes} with {1} {things} each. How many {things} does {name} have?",
-        ((2, 6), (2, 6)),
+        ((2, 9), (2, 9)),
         lambda a, b: a * b,
         1,
     ),
     "gain and loss": Kind(
         "{name} has {0} {things}, buys {1} more, and then gives {2} to a friend. "
         "How many {things} does {name} have now?",
-        ((3, 12), (2, 6), (2, 4)),
+        ((5, 15), (2, 9), (2, 6)),
         lambda a, b, c: a + b - c,
         2,
     ),
     "product and gain": Kind(
         "{name} fills {0} {boxes} with {1} {things} each and has {2} more. "
         "How many {things} does {name} have in all?",
-        ((2, 4), (2, 5), (2, 6)),
+        ((2, 5), (2, 9), (2, 9)),
         lambda a, b, c: a * b + c,
         2,
     ),
     "twice": Kind(
         "{name} has {0} {things}. {other} has twice as many. "
         "How many {things} do they have together?",
-        ((2, 9),),
+        ((2, 12),),
         lambda a: 3 * a,
         2,
     ),
@@ -86,6 +86,12 @@ class WordProblem:
     question: str
     answer: str
     kind: str
+
+    @property
+    def chat(self) -> list[dict[str, str]]:
+        """The question as a model is asked it, with the example before it."""
+        turns = (*EXAMPLE, ("user", self.question))
+        return [{"role": role, "content": content} for role, content in turns]
 
 
 def draw_problem(rng: random.Random) -> WordProblem:

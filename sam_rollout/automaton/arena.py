@@ -1,4 +1,4 @@
-"""Where a pool's memory comes from: an arena of equal blocks, and tables whose rows are reused."""
+"""The memory of a pool: an arena of equal blocks, and tables whose rows are reused."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ import numpy.typing as npt
 from sam_rollout.automaton import kernels
 from sam_rollout.automaton.interface import Int64Array
 
-# The arena grows by slabs that double up to 32 MiB: few enough to look through, large enough for
-# huge pages, without which long texts take longer per token.
+# The arena grows by slabs that double up to 32 MiB. So there are few slabs to search, and they are
+# large enough for huge pages, without which long texts take longer per token.
 _FIRST_SLAB_BLOCKS = 32
 _LARGEST_SLAB_BLOCKS = (32 << 20) // kernels.BLOCK_BYTES
 
 _CACHE_LINE = 64
 
-# Idle slabs are searched for once so many blocks are free, and again once this share of all blocks
-# has become free since.
+# The first search for idle slabs waits until this many blocks are free. A later one waits until
+# this share of all blocks has become free since the last search.
 _FIRST_RELEASE_BLOCKS = (64 << 20) // kernels.BLOCK_BYTES
 _RELEASE_SHARE = 1 / 8
 
 
 class Arena:
-    """Blocks of `kernels.BLOCK_BYTES` bytes, taken and given back by the kernels.
+    """Blocks of `kernels.BLOCK_BYTES` bytes, which the kernels take and give back.
 
     Attributes:
-        free: int64[1 + blocks]: how many blocks are free, then their addresses.
+        free: int64[1 + blocks], the number of free blocks, then their addresses.
     """
 
     def __init__(self) -> None:
         self._slabs: list[npt.NDArray[np.uint8]] = []
         self.free: Int64Array = np.zeros(1, np.int64)
-        self._release_at = _FIRST_RELEASE_BLOCKS  # free blocks
+        self._release_at = _FIRST_RELEASE_BLOCKS  # free blocks at which idle slabs are searched for
 
     @property
     def used_blocks(self) -> int:
-        """Blocks that automata hold."""
+        """The number of blocks that automata hold."""
         return self.blocks - int(self.free[0])
 
     @property
     def blocks(self) -> int:
-        """All blocks, free and used."""
+        """The number of all blocks, free and used."""
         return len(self.free) - 1
 
     def provide(self, blocks: int) -> None:
-        """Make sure that so many blocks are free."""
+        """Make sure that at least `blocks` blocks are free."""
         missing = blocks - int(self.free[0])
         if missing > 0:
             wanted = min(max(self.blocks, _FIRST_SLAB_BLOCKS), _LARGEST_SLAB_BLOCKS)
             self._add_slab(max(missing, wanted))
 
     def release(self) -> None:
-        """Give idle slabs back, if no block is used or enough became free to justify the search."""
+        """Free idle slabs, if no block is used or enough became free to justify the search."""
         count = int(self.free[0])
         if self.used_blocks and count < self._release_at:
             return
@@ -70,7 +70,7 @@ class Arena:
         self._release_at = max(again, _FIRST_RELEASE_BLOCKS)
 
     def absorb(self, other: Arena) -> None:
-        """Take over another arena's blocks, used and free; it is empty then."""
+        """Take over all blocks of another arena, used and free, and leave it empty."""
         theirs, mine = int(other.free[0]), int(self.free[0])
         free = np.zeros(len(self.free) + len(other.free) - 1, np.int64)
         free[0] = mine + theirs
@@ -86,7 +86,7 @@ class Arena:
         count = int(self.free[0])
         free = np.zeros(len(self.free) + blocks, np.int64)
         free[: count + 1] = self.free[: count + 1]
-        # Handed out from the end: low addresses first.
+        # Kernels take blocks from the end of the list, so low addresses come last.
         last = slab.ctypes.data + (blocks - 1) * kernels.BLOCK_BYTES
         free[count + 1 : count + 1 + blocks] = last - kernels.BLOCK_BYTES * np.arange(blocks)
         free[0] = count + blocks
@@ -94,7 +94,7 @@ class Arena:
 
 
 def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    """uint8[nbytes] that begins with a cache line, so that no state is split between two lines."""
+    """Return uint8[nbytes] that begins at a cache line, so that no state straddles two lines."""
     room = np.empty(nbytes + _CACHE_LINE, np.uint8)
     start = -room.ctypes.data % _CACHE_LINE
     return room[start : start + nbytes]
@@ -116,7 +116,7 @@ class Rows:
         return len(self.table) - len(self._free)
 
     def open(self) -> int:
-        """Number of a row that is zero but for column 0."""
+        """Open a row, all zero but for column 0, and return its number."""
         if not self._free:
             count = len(self.table)
             self.table = np.concatenate([self.table, np.zeros_like(self.table)])

@@ -1,13 +1,13 @@
-"""Compiles the kernels, or loads them from numba's disk cache, in any process.
+"""The compilation of the kernels, with numba's disk cache where it works.
 
-The cache saves seconds and must never cost a rollout. numba raises if it can write nowhere (a
+The cache saves seconds and must never cost a rollout. numba raises if no folder is writable (a
 read-only installation without a home directory), if the disk is full, or if an entry is damaged.
 In each case the kernels are compiled in memory, with one warning.
 
 numba writes the index of an entry before the entry, and identifies a source by its time stamp.
 Workers that start together on a new version, or on different processors with one shared home, could
-therefore load each other's machine code. Cache files are named after source, numba and processor
-instead, so that two processes that write one name write the same code.
+therefore load each other's machine code. So the cache files are named after source, numba version
+and processor, and two processes that write the same name write the same code.
 """
 
 import dataclasses
@@ -24,28 +24,28 @@ from numba import types
 
 logger = logging.getLogger(__name__)
 
-# Kernels take column numbers and helpers from one another's files.
+# A kernel depends on all of these, since kernels use one another's column numbers and helpers.
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmUp:
-    """What it took to get the kernels ready."""
+    """A report of how the kernels became ready."""
 
     seconds: float
-    loaded: int  # kernels taken from the disk cache
-    compiled: int
-    cache_path: str  # where they are cached; empty where they are not
-    problem: str  # why they are not cached; empty where they are
+    loaded: int  # kernels loaded from the disk cache
+    compiled: int  # kernels compiled
+    cache_path: str  # the cache's folder; empty if they are not cached
+    problem: str  # the reason if they are not cached, else empty
 
 
 def written(kind: Any, dimensions: int = 1) -> Any:
-    """Type of an array of ours, which a kernel may write to."""
+    """Return the type of a contiguous array that a kernel may write to."""
     return types.Array(kind, dimensions, "C")
 
 
 def given(kind: Any, dimensions: int = 1) -> Any:
-    """Type of a caller's array, which may be a view with strides, and is never written to."""
+    """Return the type of a caller's array: read only, and possibly a view with strides."""
     return types.Array(kind, dimensions, "A", readonly=True)
 
 
@@ -69,9 +69,9 @@ def kernel(*signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def warm_up(*kernels: Any) -> WarmUp:
-    """Compile declared kernels, or load them, and forbid compiling later.
+    """Compile or load declared kernels, and forbid compiling them later.
 
-    So no engine step waits for the compiler. A kernel that is compiled already is passed over.
+    After it no engine step waits for the compiler. Kernels that are ready are passed over.
     """
     started_s = time.perf_counter()
     loaded = compiled = 0
@@ -84,17 +84,17 @@ def warm_up(*kernels: Any) -> WarmUp:
             dispatcher.enable_caching()
             dispatcher.compile(dispatcher.declared)
             cache_path = str(dispatcher.stats.cache_path)
-        except Exception as error:  # the cache is files, pickles and object code: anything
+        except Exception as error:  # files, pickles and object code can fail in any way
             problem = problem or f"{type(error).__name__}: {error}"
             dispatcher._cache.disable()
-            dispatcher.compile(dispatcher.declared)  # does nothing if only saving had failed
+            dispatcher.compile(dispatcher.declared)  # does nothing if only saving failed
         dispatcher.disable_compile()
         hits = sum(dispatcher.stats.cache_hits.values())
         loaded, compiled = loaded + hits, compiled + 1 - hits
     if problem:
         logger.warning(
-            "numba's disk cache cannot be used, so the kernels were compiled in memory, as they "
-            "will be in every process. Set NUMBA_CACHE_DIR to an empty, writable folder. (%s)",
+            "numba's disk cache cannot be used, so every process compiles the kernels in memory. "
+            "Set NUMBA_CACHE_DIR to an empty, writable folder. (%s)",
             problem,
         )
     return WarmUp(time.perf_counter() - started_s, loaded, compiled, cache_path, problem)
@@ -106,7 +106,7 @@ def _name_after_content(kernel: Any) -> None:
     content = hashlib.sha256()
     for path in (Path(inspect.getfile(function)), *_SOURCES):
         content.update(path.read_bytes())
-    # The target triple, processor and features that numba itself generates code for.
+    # The target triple, processor and features for which numba generates code.
     target = kernel.targetctx.codegen().magic_tuple()
     content.update(repr((numba.__version__, target)).encode())
     function.__qualname__ = f"{function.__name__}_{content.hexdigest()[:12]}"

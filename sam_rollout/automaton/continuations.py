@@ -1,8 +1,8 @@
-"""What may follow a text, by the suffixes of it that an automaton knows, and where a token leads.
+"""Votes for the next token of a text, and the step from a place along a token.
 
-A place is where a text stands in an automaton: the state of its longest suffix there. Drafting goes
-on from a place token by token without changing the automaton, so that several automata can be asked
-for every token of one draft. `drafting/policy.py` weighs what they say.
+A text's place in an automaton is the state of its longest suffix there. Drafting goes on from a
+place token by token and does not change the automaton. So each token of a draft can be chosen by
+the votes of several automata, which `drafting/policy.py` weighs.
 """
 
 import numpy as np
@@ -28,30 +28,31 @@ from sam_rollout.automaton.interface import (
 )
 from sam_rollout.automaton.kernels import _inlined
 
-# Suffixes asked: the longest one that something followed, and the next shorter one that occurred in
-# more places and went on.
+# Two suffixes vote: the longest one that has a continuation, and the next shorter one that occurred
+# in more places and has one.
 LEVELS = 2
 VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it is another one, the latest
-OTHER_VOTES = 6  # more of a suffix, where drafts may branch
+OTHER_VOTES = 6  # further votes per suffix, where drafts may branch
 
-# What is known of a continuation, as a number below CLASSES.
-LENGTHS = (2, 3, 5, 9, 20)  # of the suffix: lowest values of the classes but one
-COUNTS = (2, 3, 4, 6, 10, 20, 50)  # how often the suffix went on
-SHARES = (0.25, 0.4, 0.5, 0.66, 0.8, 0.9)  # how often with this token
-WRITERS = 3  # whose text did so last: any other's, that of a sibling, this one's own
+# A vote's class, a number below CLASSES, says how trustworthy it is. Each tuple holds the lower
+# bounds of all its ranges but the first.
+LENGTHS = (2, 3, 5, 9, 20)  # length of the suffix in tokens
+COUNTS = (2, 3, 4, 6, 10, 20, 50)  # how often the suffix was continued
+SHARES = (0.25, 0.4, 0.5, 0.66, 0.8, 0.9)  # in what share of these cases by this token
+WRITERS = 3  # the latest writer of this continuation: another prompt's, a sibling, the text itself
 LENGTH_CLASSES = len(LENGTHS) + 1
 _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
-# Those of drafts made elsewhere, by how certain they were, [SHARES + 1, ...]. What went on once
-# went on so last, too: no text has a class that says otherwise.
+# Classes of drafts made elsewhere, by their certainty, [SHARES + 1, ...]. They say "seen once, but
+# not the latest", which no text's vote can be, so drafts share no class with texts.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 
 @_inlined
 def _class_in(value, lowest):
     number = 0
-    for bound in lowest:  # without a jump: it would be guessed wrong often
+    for bound in lowest:  # sums avoid branches that the processor would often mispredict
         number += value >= bound
     return number
 
@@ -65,7 +66,7 @@ def _class_of(length, count, votes, is_latest, writer):
 
 @_inlined
 def _writer_of(states, end, text):
-    """Who wrote a prefix, as a class."""
+    """Return the class of a prefix's writer, see WRITERS."""
     writer = live._row_of(states, end)[live.WRITER]
     if writer == text:
         return 2
@@ -74,15 +75,16 @@ def _writer_of(states, end, text):
 
 # --- many places at once ----------------------------------------------------------------------
 
-# Lanes: places that votes are asked for at once, int64[lanes, LANE_WIDTH]. Columns:
-LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3  # of the place
-LANE_FIRST = 4  # where the class numbers of its source begin
-LANE_TASKS = 5  # suffixes that were asked
-LANE_SEEN = 6  # state of the suffix that is looked at
+# A lane is a place in an automaton whose votes are found together with those of other lanes,
+# int64[lanes, LANE_WIDTH]. Its columns:
+LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3  # see `interface.PLACE_HEADER` etc.
+LANE_FIRST = 4  # the first class number of its source
+LANE_TASKS = 5  # number of suffixes found that have a continuation
+LANE_SEEN = 6  # state of the suffix to look at next
 LANE_WIDTH = 8
-# A lane has a task for each suffix that is asked, int64[LEVELS * lanes, TASK_WIDTH]. Columns:
+# A task is a suffix of a lane that has a continuation, int64[LEVELS * lanes, TASK_WIDTH]. Columns:
 TASK_STATE, TASK_LENGTH = 0, 1
-# Its most frequent continuation and the latest one: where both are the same, the target of the
+# The most frequent continuation and the latest one. Where they are the same, the target of the
 # latest is 0, a state that no token leads to.
 TASK_BEST_TOKEN, TASK_BEST_TARGET = 2, 3
 TASK_LATEST_TOKEN, TASK_LATEST_TARGET = 4, 5
@@ -92,7 +94,7 @@ _LANE_BYTES, _TASK_BYTES = 8 * LANE_WIDTH, 8 * TASK_WIDTH
 
 @_inlined
 def lane_at(lanes, lane):
-    """Pointer to a lane; `lanes` is the address of their table."""
+    """Return a pointer to a lane; `lanes` is the address of their table."""
     return live._int64_pointer(lanes + lane * _LANE_BYTES)
 
 
@@ -103,13 +105,13 @@ def _task_at(tasks, lane, level):
 
 @_inlined
 def _begin_task(task, lane, header, state, entry):
-    """Note how a suffix went on; return whether it did."""
+    """Write a suffix's continuations to its task; return whether it has any."""
     states = header[live.STATES]
     task[TASK_STATE] = state
     if state < 0:
         latest, target = np.int64(entry[live.LATEST_TOKEN]), np.int64(entry[live.LATEST_TARGET])
         best, best_target = np.int64(entry[live.BEST_TOKEN]), np.int64(entry[live.BEST_TARGET])
-    else:  # few prefixes have edges beside their run's
+    else:  # few prefixes have another edge than their run's
         latest, target = live._latest_of(header, state)
         best, best_target = latest, target
         if entry[live.NEXT_TOKEN] != latest and entry[live.NEXT_TOKEN] != live.NONE:
@@ -134,15 +136,16 @@ def _begin_task(task, lane, header, state, entry):
 
 @njit(nogil=True)
 def vote_lanes(lanes, tasks, asked, count, waiting):
-    """Find what followed the suffixes of many places that stand in automata that grow.
+    """Find the continuations of many lanes, and write them to their tasks.
 
-    Each place waits for memory several times, for one address after the other. Here all of them
-    take one step at a time and prefetch what the next one needs, so that their waits overlap.
+    A single lane waits for memory several times, for one address after the other. Here all lanes
+    take one step at a time and prefetch what their next step needs, so that their waits overlap.
 
     Args:
         lanes, tasks: addresses of the tables above.
-        asked: int64[count], lanes to find this for.
-        waiting: int64[count or more], to write to.
+        asked: int64[count], numbers of the lanes.
+        count: number of the lanes.
+        waiting: int64[count or more], scratch space.
     """
     looking = 0
     for n in range(count):
@@ -170,7 +173,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
 
 @_inlined
 def take_votes(lanes, tasks, number, tokens, classes, count):
-    """Append the most frequent and the latest continuations that `vote_lanes` found for a lane."""
+    """Append votes for the continuations that `vote_lanes` found for a lane; return the count."""
     lane = lane_at(lanes, number)
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
     text, first = lane[LANE_TEXT], lane[LANE_FIRST]
@@ -214,10 +217,11 @@ def _append_other(lane, states, length, total, target, token, tokens, classes, c
 
 @njit(nogil=True)
 def take_other_votes(lanes, tasks, number, tokens, classes, count):
-    """Append what else followed the suffixes that `vote_lanes` found for a lane, for branches.
+    """Append votes for a lane's other continuations, for branches; return the count.
 
-    Beyond the most frequent and the latest continuation, up to OTHER_VOTES a suffix: those that the
-    state itself holds, then those that were new last.
+    For each suffix that `vote_lanes` found these are up to OTHER_VOTES continuations beyond the
+    most frequent and the latest one: first the edges in the state itself, then the newest edges of
+    the table.
     """
     lane = lane_at(lanes, number)
     header = live._int64_pointer(lane[LANE_HEADER])
@@ -260,12 +264,12 @@ def take_other_votes(lanes, tasks, number, tokens, classes, count):
 
 @njit(nogil=True)
 def vote(kind, address, state, length, first, tokens, classes, count):
-    """Append what may follow a place of any kind but LIVE: those are asked by `vote_lanes`.
+    """Append the votes of a place of any kind but LIVE, for which there is `vote_lanes`.
 
     Args:
-        kind, address, state, length: of the place.
-        first: where the class numbers of the source begin.
-        tokens, classes: of the votes so far, to be appended to.
+        kind, address, state, length: columns of the place.
+        first: the first class number of the source.
+        tokens, classes: the votes, to which this appends.
         count: number of votes so far.
 
     Returns:
@@ -290,7 +294,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
         entry = _drawn_at(address, state >> 1, length)
         if entry[DRAWN_POSITION] == state >> 1:
             tokens[count] = entry[DRAWN_TOKEN]
-            # Its class tells the distance, whether it was drawn after this token, and how often.
+            # The class stands for the distance, the preceding token's match, and the repetitions.
             distance, again = np.int64(entry[DRAWN_DISTANCE]), entry[DRAWN_AGAIN]
             votes = distance * (1 - 1 / again)
             classes[count] = first + _class_of(np.int64(1), distance, votes, state & 1, 0)
@@ -300,9 +304,9 @@ def vote(kind, address, state, length, first, tokens, classes, count):
 
 @njit(nogil=True)
 def follow(kind, address, state, length, token):
-    """Where a token leads from a place: state and length of the longest suffix then.
+    """Return the state and length of a place after a token was added to the text.
 
-    A draft made elsewhere has no more to say where it was not followed.
+    A draft made elsewhere ends where the token is not the draft's.
     """
     if kind == READY:
         goes_on = state < length and (
@@ -334,13 +338,13 @@ def follow(kind, address, state, length, token):
 
 @_inlined
 def follow_lane(lanes, tasks, number, token):
-    """Let a lane follow a token, as `follow`: mostly `vote_lanes` came by where it leads."""
+    """Move a lane along a token, like `follow`; mostly `vote_lanes` has found the target before."""
     lane = lane_at(lanes, number)
     state, length = lane[LANE_STATE], lane[LANE_LENGTH]
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
     entry = live._at(states, state)
     if state > 0 and entry[live.NEXT_TOKEN] == live.NONE and entry[live.FIRST_EDGE] == live.NONE:
-        state = np.int64(entry[live.LINK])  # a text's newest prefix: nothing has followed it yet
+        state = np.int64(entry[live.LINK])  # nothing has followed a text's newest prefix yet
         length = live._length_of(states, state)
     for level in range(lane[LANE_TASKS]):
         task = _task_at(tasks, number, level)

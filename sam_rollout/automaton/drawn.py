@@ -1,4 +1,4 @@
-"""What positions that are still to come drew: kind DRAWN of places (`interface.py`)."""
+"""The table of the source `draws`: what coming positions drew (DRAWN in `interface.py`)."""
 
 from numba import types
 
@@ -16,21 +16,23 @@ _MOST_TIMES = 1 << 20
 
 @kernel(INT32, INT32, INT32, INT32, INT32, INT64, written(types.int32, 3))
 def note_draws(tokens, positions, parents, drawn, widths, rows, table):
-    """Note what was drawn for positions behind the tokens of each draft that were right.
+    """Note what the positions behind each draft's accepted tokens drew.
 
     Args:
-        tokens, positions, parents, drawn, widths: as in `Scored`.
-        rows: int64[M], of the table; -1 for requests that are not in it.
-        table: int32[rows, positions, DRAWN_WIDTH], by position modulo its length.
+        tokens, positions, parents, drawn, widths: fields of `Scored`.
+        rows: int64[M], each text's row of the table; -1 for a request that has none.
+        table: int32[rows, positions, DRAWN_WIDTH]; a position's entry is at its value modulo
+            `positions`.
     """
     first, length = 0, table.shape[1]
     for m in range(widths.size):
         stop = min(first + widths[m], tokens.size)
-        right = first  # where the tokens that are right end
+        right = first  # the last accepted token
         for i in range(first + 1, stop):
             if parents[i] == right - first and tokens[i] == drawn[right]:
                 right = i
-        for i in range(stop - 1, first, -1):  # of several for a position the likeliest counts
+        # Backwards, so that of several tokens for a position the first, likeliest one stays.
+        for i in range(stop - 1, first, -1):
             distance = positions[i] - positions[right]
             if rows[m] < 0 or drawn[i] < 0 or distance < 1:
                 continue

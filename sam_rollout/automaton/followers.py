@@ -1,4 +1,4 @@
-"""A table of what follows a token: kind FOLLOWERS of places (`interface.py`)."""
+"""The table of the source `recycling`: the follower of each token (FOLLOWERS in `interface.py`)."""
 
 from sam_rollout.automaton.compilation import INT32, INT32_2D, kernel
 from sam_rollout.automaton.interface import FOLLOWER, RUN
@@ -8,11 +8,16 @@ _LONGEST_RUN = 1 << 20
 
 @kernel(INT32, INT32, INT32, INT32_2D)
 def hear(tokens, likeliest, widths, followers):
-    """Note what follows each token; arguments as in `Scored`, and the table."""
+    """Note the likeliest follower of each scored token.
+
+    Args:
+        tokens, likeliest, widths: fields of `Scored`.
+        followers: int32[vocab_size, 2], the table.
+    """
     size, first = followers.shape[0], 0
     for width in widths:
         last = min(first + width, tokens.size) - 1
-        while last > first and tokens[last] == tokens[first]:  # filling
+        while last > first and tokens[last] == tokens[first]:  # the step's padding
             last -= 1
         for i in range(first, last + 1):
             token, best = tokens[i], likeliest[i]

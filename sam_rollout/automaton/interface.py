@@ -1,4 +1,4 @@
-"""What kernels share with those who call automata; nothing is compiled to import this."""
+"""Constants and types that kernels share with their callers; importing them compiles nothing."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ import numpy.typing as npt
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
-COUNT_SHIFT = 24  # bits of a position; the bits above hold a count
+COUNT_SHIFT = 24  # a position takes the bits below, a count the bits above
 LARGEST_AUTOMATON = 1 << COUNT_SHIFT  # most places of an automaton
-BLOCK_SHIFT = 9  # bits of a place in its block
+BLOCK_SHIFT = 9  # a block has 2**9 places
 
 
 def places_of(tokens: int | Int64Array) -> Any:
-    """Places that a text takes in an automaton: whole blocks of them, however short it is."""
+    """Return the places that a text takes in an automaton: its tokens rounded up to blocks."""
     return -(-tokens >> BLOCK_SHIFT) << BLOCK_SHIFT
 
 
@@ -26,26 +26,39 @@ class AutomatonFullError(ValueError):
         self.automaton = automaton
 
 
-# Columns of where a text stands in a source, int64[PLACE_WIDTH].
+# A place, int64[PLACE_WIDTH], says where the end of a row's text stands in a source. Its columns:
+#
+#             PLACE_HEADER, an address        PLACE_STATE                         PLACE_LENGTH
+# LIVE        the automaton's header          the longest known suffix's state    its tokens
+# READY       the draft, int32[length, 2]     0                                   the draft's tokens
+# FOLLOWERS   the table, int32[length, 2]     the text's last token               the table's rows
+# DRAWN       the row's table,                twice the next token's position,    the table's rows
+#             int32[length, DRAWN_WIDTH]      plus 1 if its draw followed the
+#                                             text's last token
 PLACE_KIND = 0
-# Address: of the automaton's header; of READY: of the draft, of FOLLOWERS: of the table, both
-# int32[PLACE_LENGTH, 2]; of DRAWN: of the row's table, int32[PLACE_LENGTH, DRAWN_WIDTH].
 PLACE_HEADER = 1
-# Of the text's longest suffix there; of READY: 0; of FOLLOWERS: the last token; of DRAWN: twice the
-# next token's position, and 1 where it was drawn after the text's last token.
 PLACE_STATE = 2
-PLACE_LENGTH = 3  # of this suffix
-PLACE_TEXT = 4  # of LIVE: who writes the text, see `kernels.WRITER`
+PLACE_LENGTH = 3
+PLACE_TEXT = 4  # LIVE only: the text's writer, see `kernels.WRITER`
 PLACE_WIDTH = 5
-# Kinds: nothing to draft from, an automaton, a draft made elsewhere, what follows each token, what
-# was drawn for each position.
+# PLACE_KIND: nothing to draft from, an automaton, a draft made elsewhere, the follower of each
+# token, the draw of each position.
 NOWHERE, LIVE, READY, FOLLOWERS, DRAWN = 0, 1, 2, 3, 4
-# Columns of that table: the next token, -1 for none, and how often in a row it was that.
+# Columns of the table of followers: the next token (-1 for none), and how often in a row it was it.
 FOLLOWER, RUN = 0, 1
-# Columns of a draft made elsewhere: the token, and how certain it was, CERTAIN at most.
+# Columns of a draft made elsewhere: the token, and how certain it is, from 0 to CERTAIN.
 DRAFT_TOKEN, CERTAINTY = 0, 1
 CERTAIN = 1000
-# Columns of what positions drew: the position and its token; the token that it was drawn after, how
-# far behind the first wrong token of a draft that was, and how often in a row it was the same.
+# Columns of the table of draws: the position, the token drawn there, the token before it, the
+# position's distance from the first wrong token of the draft, and how often in a row the position
+# drew this token.
 DRAWN_POSITION, DRAWN_TOKEN, DRAWN_AFTER, DRAWN_DISTANCE, DRAWN_AGAIN = 0, 1, 2, 3, 4
 DRAWN_WIDTH = 5
+
+
+def write_places(out_places: Int64Array, kind: Any, header: Any, state: Any, length: Any) -> None:
+    """Write int64[rows, PLACE_WIDTH], all but PLACE_TEXT; each value is an int or int[rows]."""
+    out_places[:, PLACE_KIND] = kind
+    out_places[:, PLACE_HEADER] = header
+    out_places[:, PLACE_STATE] = state
+    out_places[:, PLACE_LENGTH] = length

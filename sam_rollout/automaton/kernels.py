@@ -1,31 +1,31 @@
 """The compiled half of the automaton: all work per token, for all rows of a batch in one call.
 
 The structure is the online suffix automaton of Blumer et al. (1985), generalised to several texts
-that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666). Its layout is made
-for texts that are read once and left to right:
+that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666). Its layout suits
+texts that are read once, left to right:
 
 * State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a run of blocks.
-  The edge from s to its successor therefore needs only the token; the length of s and its first end
+  The edge from s to its successor therefore needs only the token. The length of s and its first end
   position follow from its place. Only branching edges are stored.
-* A clone has a negative number and takes four places, a cache line. They also hold three of
-  its branching edges, and most clones have no more: reading a token touches one line per state.
-* All other branching edges are in one open-addressing table keyed by (state, token). Those of one
-  state are chained by token, because cloning a state copies them all.
+* A clone has a negative number and takes four places, a cache line. The line also holds three of
+  its branching edges. Most clones have no more, so reading a token touches one line per state.
+* All other branching edges are in one open-addressing table keyed by (state, token). A state's
+  edges are chained by token, because cloning a state copies them all.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text stands at
   the state of its newest prefix, whose link is its longest suffix that occurred before. So a place
   to draft from needs no cursor of its own.
 * A text that follows another one shares its states until the two differ. From there on it has a run
-  of its own, whose first place is no state: it holds the token with which the new run begins.
+  of its own. The first place of that run is no state: it holds the token with which the run begins.
 
-Of how the strings of a state went on, this is kept: the latest place where they did, which says
-with which token; how often they did; and of a clone, the token that came latest and the one that
-came most often, with the states they lead to. The writer of a block of the run says whose text it
-was. All are noted when a text adds a state, along a bounded number of suffix links; a text that
-reads what is known notes nothing. The votes for the next token of a draft are made of them, and
-ask for no edges (`continuations.py`).
+A state also keeps how its strings were continued: the latest place where they were, which gives the
+token, and how often they were. A clone keeps its latest and its most frequent token, too, with the
+states that they lead to. A block of a run names the writer of its text. All this is noted when a
+text adds a state, along a bounded number of suffix links. A text that reads known tokens notes
+nothing. The votes for a draft's next token are made of these notes and need no edges
+(`continuations.py`).
 
-An example: the arrays of a text with an automaton to itself, after reading "a b c b a b". Letters
-stand for the tokens 0, 1 and 2; below the run are the suffix links of its states::
+An example shows the arrays of a text with an automaton to itself, after reading "a b c b a b".
+Letters stand for the tokens 0, 1 and 2. Below the run are the suffix links of its states::
 
     run    0 --a--> 1 --b--> 2 --c--> 3 --b--> 4 --a--> 5 --b--> 6
     link            0       -4        0       -4        1        2
@@ -52,24 +52,28 @@ stand for the tokens 0, 1 and 2; below the run are the suffix links of its state
     text   LAST 6  LENGTH 6
     votes  c after ab  a after b
 
-State 0 is the empty string. COUNT is held by the upper bits of a prefix's LATEST, and by a clone's
-CLONE_COUNT. The clone was made when the second b was read. It stands for "b", the suffix that "ab"
-and "abcb" share, and the edge of state 0 on b leads to it now, no longer to state 2. Its edge to 3
-was copied from state 2, its edge to 5 came with the next token; of two that were followed as often,
-the later one is kept as the most frequent. Both fit into the clone, so the table holds only the
-edges of state 0: FIRST_EDGE names the newest, c, and NEXT_EDGE the one before, b. Nothing has
-followed prefix 6 yet. Its link is the longest suffix that occurred before, "ab", which went on
-once, with the c behind prefix 2 (LATEST). The next shorter suffix, "b", went on twice, at last with
-the a behind prefix 4.
+State 0 is the empty string. COUNT is in the upper bits of a prefix's LATEST, and in a clone's
+CLONE_COUNT.
+
+The clone was made when the second b was read. It stands for "b", the suffix that "ab" and "abcb"
+share. The edge of state 0 on b led to state 2 before and leads to the clone now. The clone's edge
+to 3 was copied from state 2, and its edge to 5 came with the next token. Both were followed equally
+often, so the later one counts as the most frequent. Both fit into the clone, so the table holds
+only the edges of state 0: FIRST_EDGE names the newest, c, and NEXT_EDGE the one before it, b.
+
+Nothing has followed prefix 6 yet. Its link is "ab", the longest suffix that occurred before, which
+was followed once, by the c behind prefix 2 (LATEST). The next shorter suffix, "b", was followed
+twice, the last time by the a behind prefix 4.
 
 Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
-size from an arena; directories of a few bytes per block lead to them. When the edge table is full,
-a larger one takes over a few slots per token read, in the order of the hash: edges whose slot in
-the old table lies before the frontier are in the new one.
+size from an arena, and directories of a few bytes per block lead to them. When the edge table is
+full, a larger one takes over a few slots per token read, in the order of the hash. Edges whose slot
+in the old table lies before the frontier are in the new one.
 
 Memory reaches the kernels as addresses, because numba takes no list of arrays of changing number.
-In what follows `automata` is int64[automata, AUTOMATON_WIDTH], `header` one row of it, `texts` is
-int64[texts, TEXT_WIDTH], `arena` int64[1 + blocks]: how many blocks are free, then their addresses.
+In the functions below, `automata` is int64[automata, AUTOMATON_WIDTH] and `header` one of its rows,
+`texts` is int64[texts, TEXT_WIDTH], and `arena` is int64[1 + blocks], the number of free blocks and
+then their addresses.
 """
 
 import numpy as np
@@ -101,20 +105,20 @@ from sam_rollout.automaton.interface import (
 
 # Columns of an automaton's header.
 OPEN = 0  # 1 while in use
-SHARED = 1  # 1 if texts come and go and the automaton stays
-STATES = 2  # address of the directory row of block 0; clones' blocks lie before it
+SHARED = 1  # 1 if the automaton outlives its texts
+STATES = 2  # address of the directory row of block 0; clones' rows lie before it
 PREFIX_BLOCKS = 3
-PREFIX_BLOCK_ROOM = 4  # what the directory has room for
+PREFIX_BLOCK_ROOM = 4  # blocks of prefixes that the directory has room for
 CLONES = 5  # places that clones take
 CLONE_BLOCK_ROOM = 6
 EDGES = 7  # address of the directory of the edge table
 EDGE_SLOTS = 8  # slots of the edge table, a multiple of the block size; 0 before the first edge
-EDGE_BLOCKS = 9  # blocks it has so far: while edges move in, no more than these need
+EDGE_BLOCKS = 9  # blocks of the table so far; they are added while edges move in
 EDGE_COUNT = 10
-OLD_EDGES = 11  # the same of the table that edges are moved out of
-OLD_EDGE_SLOTS = 12  # 0 if there is none
-FRONTIER = 13  # slots of the old table that are moved
-EDGES_BEFORE = 14  # edge count when moving began
+OLD_EDGES = 11  # address of the directory of the table that edges move out of
+OLD_EDGE_SLOTS = 12  # slots of that table, 0 if there is none
+FRONTIER = 13  # slots of the old table that were moved
+EDGES_BEFORE = 14  # EDGE_COUNT when moving began
 AUTOMATON_WIDTH = 15
 
 # Columns of a text.
@@ -122,31 +126,30 @@ TEXT_OPEN = 0
 AUTOMATON = 1
 LAST = 2  # state of the text read so far
 LENGTH = 3  # tokens read
-PENDING = 4  # state that is being added, 0 if none: reading stopped for want of memory
-TEXT_WRITER = 5  # a number of its own, and above GROUP_SHIFT one that its siblings have, too
-GUARD = 6  # the last GUARD_TOKENS tokens, by position modulo their number
+PENDING = 4  # state that was begun when memory ran out, else 0
+TEXT_WRITER = 5  # the text's own number, and from bit GROUP_SHIFT on its siblings' common one
+GUARD = 6  # the last GUARD_TOKENS tokens, by position modulo GUARD_TOKENS
 GUARD_TOKENS = 8
 TEXT_WIDTH = GUARD + GUARD_TOKENS
 
 # Columns of a directory row of a block of states, int64[4].
-ADDRESS = 0  # of state 0 if the block reached that far: needs no subtraction per access
-LENGTH_OFFSET = 1  # length of a prefix - its number
+ADDRESS = 0  # the block's address minus the offset of its first state, so that an access only adds
+LENGTH_OFFSET = 1  # a prefix's length minus its number
 NEXT_BLOCK = 2  # first state of the run's next block, 0 if there is none yet
-WRITER = 3  # of a block of prefixes: whose text it holds, as the text's column of that name
+WRITER = 3  # TEXT_WRITER of the text in a block of prefixes
 DIRECTORY_WIDTH = 4
 
 # Columns of a state, int32[4]: 16 bytes, a quarter of a cache line. A clone has four times as many.
-NEXT_TOKEN = 0  # of a prefix: the token of its edge within the run, NONE at the run's end
-CLONE_LENGTH = 0  # of a clone: length of its longest string
+NEXT_TOKEN = 0  # a prefix's token of its edge within the run, NONE at the run's end
+CLONE_LENGTH = 0  # length of a clone's longest string
 LINK = 1
-# The latest prefix that ends in the state's strings and went on, see `_note`; until one did,
-# the prefix they were first read in. In a prefix the bits above hold how often one did, up to
-# LARGEST_COUNT.
+# The latest prefix that ends in the state's strings and was continued, see `_note`. Until one was,
+# it is the prefix in which they were first read. In a prefix the bits from COUNT_SHIFT on hold how
+# often one was continued, up to LARGEST_COUNT.
 LATEST = 2
-FIRST_EDGE = 3  # token of its newest edge in the edge table, NONE if it has none there
-# Of a clone only: how often its strings went on; the edge that was followed latest and the one that
-# was most often, NONE and 0 before any was; those edges that the table does not hold, NONE and 0
-# where it has fewer.
+FIRST_EDGE = 3  # token of the state's newest edge in the edge table, NONE if it has none there
+# A clone's further columns: how often its strings were continued; the edges that were followed last
+# and most often (NONE and 0 at first); the edges that it holds itself (NONE and 0 if unused).
 CLONE_COUNT = 4
 LATEST_TOKEN = 5
 LATEST_TARGET = 6
@@ -156,10 +159,10 @@ BEST_COUNT = 9
 OWN_EDGES = 10
 CLONE_EDGES = 3
 CLONE_PLACES = 4
-# Where the tokens of these edges are; the state that one leads to follows its token.
+# Columns of the tokens of a clone's own edges; each target is in the next column.
 OWN_EDGE_COLUMNS = tuple(range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2))
 
-# Columns of an edge, int32[4]. No edge leads to state 0: TARGET 0 marks a free slot.
+# Columns of an edge, int32[4]. No edge leads to state 0, so TARGET 0 marks a free slot.
 SOURCE = 0
 TOKEN = 1
 TARGET = 2
@@ -170,29 +173,30 @@ LARGEST_COUNT = (1 << (31 - COUNT_SHIFT)) - 1
 
 GROUP_SHIFT = 32
 NONE = -1
-ENTRY_BYTES = 16  # of a place and of an edge
+ENTRY_BYTES = 16  # a place and an edge take 16 bytes each
 BLOCK_ENTRIES = 1 << BLOCK_SHIFT
 BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 BLOCK_MASK = BLOCK_ENTRIES - 1
 
-# Slots at a table's end that no edge is hashed to: room for edges displaced from the last ones. At
-# the highest load an edge needs more with a probability of about exp(-0.35 * 96).
+# No edge is hashed to these slots at a table's end, which take edges displaced from the slots
+# before. At the highest load they run out with a probability of about exp(-0.35 * 96).
 OVERFLOW_SLOTS = 96
-# Slots moved per token read while an edge table grows: done after a thirtieth of the text.
+# Slots moved per token read while an edge table grows, so that it is done after a thirtieth of the
+# text.
 MOVED_SLOTS = 32
-# Blocks of prefixes that LATEST can tell apart.
+# LATEST has no bits for more blocks of prefixes.
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
-# Rows that are scouted at once, tokens of each, and suffix links of each of these.
+# `_scout` looks at this many rows at once, tokens per row, and suffix links per token.
 ROWS_SCOUTED = 32
 TOKENS_SCOUTED = 3
 LINKS_SCOUTED = 8
-SCOUT_COLUMNS = 11  # of what the scout writes to
+SCOUT_COLUMNS = 11  # of its scratch space
 SCOUT_LANES = ROWS_SCOUTED * (TOKENS_SCOUTED + 1)
 NO_STATE = 1 << 32
-# Blocks that one token may need: two of states, and those that moved edges fill.
+# Most blocks that one token needs: two for states, the others for moved edges.
 BLOCKS_PER_TOKEN = 8
 
-# Why a kernel stopped before its last row.
+# Reasons why a kernel stopped.
 DONE = 0
 NEED_BLOCKS = 1
 NEED_DIRECTORY = 2
@@ -202,19 +206,19 @@ BAD_SLOT = 5
 BAD_ROW = 6
 TOO_LONG = 7
 
-# Columns of the int64 array a kernel reports through.
+# Columns of the int64 array through which a kernel reports.
 REASON = 0
 APPENDED = 1
 REBUILDS = 2
 PROGRESS_WIDTH = 3
 
 
-# Compiled into its callers: a call costs more than what such a helper does.
+# For helpers that do less work than a call costs: they are compiled into their callers.
 _inlined = njit(nogil=True, forceinline=True)
 
 
 def _pointer_to(element):
-    """An intrinsic that makes an integer address a pointer; pointers take negative indices."""
+    """Make an intrinsic that turns an address into a pointer, which takes negative indices."""
 
     @intrinsic
     def pointer(typing_context, address):
@@ -234,32 +238,31 @@ _int64_pointer = _pointer_to(types.int64)
 
 @_inlined
 def _pointer_of(array):
-    """Pointer to an array of int64. Passed on it costs a register, an array costs ten."""
+    """Return a pointer to an array of int64; it takes one register, an array takes ten."""
     return _int64_pointer(np.int64(array.ctypes.data))
 
 
 @_inlined
 def _address_of_row(table, row):
-    """Address of a row of a table of int64."""
+    """Return the address of a row of a table of int64."""
     return np.int64(table.ctypes.data) + row * (8 * table.shape[1])
 
 
 @_inlined
 def _pointer_of_row(table, row):
-    """Pointer to it."""
     return _int64_pointer(_address_of_row(table, row))
 
 
 @intrinsic
 def _prefetch(typing_context, address):
-    """Ask for the cache line of an address, without waiting for it."""
+    """Request the cache line of an address, without waiting for it."""
     signature = types.void(types.int64)
 
     def generate(context, builder, signature, args):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        # To read it, into the caches next to the core, as data.
+        # llvm.prefetch: 0 for reading, 3 for the caches next to the core, 1 for data.
         hints = [number(0), number(3), number(1)]
         builder.call(function, [builder.inttoptr(args[0], byte), *hints])
         return context.get_dummy_value()
@@ -272,7 +275,7 @@ def _prefetch(typing_context, address):
 
 @njit(nogil=True)
 def _take_block(arena):
-    """Address of a block; callers have made sure that there is one."""
+    """Take a block and return its address; callers have made sure that there is one."""
     address = arena[arena[0]]
     arena[0] -= 1
     return address
@@ -295,26 +298,25 @@ def _give_block(arena, address):
 
 @_inlined
 def _row_of(states, state):
-    """Directory row of a state's block; `states` is the header's column of that name."""
+    """Return the directory row of a state's block; `states` is the header's column STATES."""
     block = state >> BLOCK_SHIFT
     return _int64_pointer(states + block * (8 * DIRECTORY_WIDTH))
 
 
 @_inlined
 def _address_of(states, state):
-    """Address of a state."""
     return _row_of(states, state)[ADDRESS] + state * ENTRY_BYTES
 
 
 @_inlined
 def _at(states, state):
-    """Pointer to a state."""
+    """Return a pointer to a state."""
     return _int32_pointer(_address_of(states, state))
 
 
 @_inlined
 def _length_of(states, state):
-    """Length of the longest string of a state."""
+    """Return the length of a state's longest string."""
     if state >= 0:
         return state + _row_of(states, state)[LENGTH_OFFSET]
     return np.int64(_at(states, state)[CLONE_LENGTH])
@@ -322,7 +324,7 @@ def _length_of(states, state):
 
 @_inlined
 def _after(states, state):
-    """The prefix that follows in the same run, 0 if there is none yet at the block's end."""
+    """Return the next prefix of the run, 0 at the end of a block without a next one."""
     if state & BLOCK_MASK != BLOCK_MASK:
         return state + 1
     return _row_of(states, state)[NEXT_BLOCK]
@@ -330,7 +332,7 @@ def _after(states, state):
 
 @njit(nogil=True)
 def _add_prefix_block(header, arena, length, writer):
-    """Begin a block of prefixes, the first place of which has this length; return that place."""
+    """Begin a block of prefixes, the first of which has this length; return its first place."""
     first = header[PREFIX_BLOCKS] << BLOCK_SHIFT
     header[PREFIX_BLOCKS] += 1
     row = _row_of(header[STATES], first)
@@ -352,7 +354,7 @@ def _begin_prefix(states, state, latest):
 
 @njit(nogil=True)
 def _free_all(header, arena):
-    """Give back all blocks of an automaton and make it empty; directories stay."""
+    """Give back all blocks of an automaton and make it empty; its directories stay."""
     clone_blocks = (header[CLONES] + BLOCK_MASK) >> BLOCK_SHIFT
     for block in range(-clone_blocks, header[PREFIX_BLOCKS]):
         first = block << BLOCK_SHIFT
@@ -381,10 +383,10 @@ def _free_edge_blocks(directory, start, stop, arena):
 
 @_inlined
 def _hash(state, token):
-    """32 bits of a key. Their order is the order of the slots, in tables of any size."""
+    """Return a key's hash, 32 bits that order the slots in tables of any size alike."""
     key = (uint64(uint32(state)) << uint64(32)) | uint64(uint32(token))
-    # A multiplication alone maps runs of states with one token onto few slots; mixing the high
-    # half back in before a second one (as in splitmix64) keeps such text at ordinary probe counts.
+    # One multiplication maps runs of states with one token onto few slots. Mixing the high half in
+    # before a second multiplication, as in splitmix64, keeps such text at ordinary probe counts.
     key *= uint64(0x9E3779B97F4A7C15)
     key ^= key >> uint64(32)
     key *= uint64(0xBF58476D1CE4E5B9)
@@ -393,16 +395,16 @@ def _hash(state, token):
 
 @_inlined
 def _home(hashed, slots):
-    """The slot where the search for a key begins."""
+    """Return the slot where the search for a key begins."""
     return np.int64((hashed * uint64(slots - OVERFLOW_SLOTS)) >> uint64(32))
 
 
 @_inlined
 def _probe(directory, slots, home, state, token):
-    """Address of an edge, or minus the address of the slot where it belongs; 0 if none is left."""
+    """Return an edge's address, else minus the address of its free slot, else 0 without a slot."""
     addresses = _int64_pointer(directory)
     slot = home
-    if addresses[slot >> BLOCK_SHIFT] == 0:  # nothing was moved that far yet
+    if addresses[slot >> BLOCK_SHIFT] == 0:  # no edge was moved that far yet
         return np.int64(0)
     address = addresses[slot >> BLOCK_SHIFT] + slot * ENTRY_BYTES
     while True:
@@ -421,7 +423,7 @@ def _probe(directory, slots, home, state, token):
 
 @_inlined
 def _table_of(header, state, token):
-    """Directory and slots of the table in charge of a key, and the slot where its search begins."""
+    """Return directory and slots of the table that holds a key, and its first slot to search."""
     hashed = _hash(state, token)
     if header[OLD_EDGE_SLOTS] != 0:
         home = _home(hashed, header[OLD_EDGE_SLOTS])
@@ -432,14 +434,14 @@ def _table_of(header, state, token):
 
 @_inlined
 def _search_table(header, state, token):
-    """As `_probe`, in the table that is in charge of the key."""
+    """Search the table that holds the key; return like `_probe`."""
     directory, slots, home = _table_of(header, state, token)
     return _probe(directory, slots, home, state, token)
 
 
 @_inlined
 def _own_target(entry, token):
-    """Column of the target of a clone's own edge on `token`, 0 if it has none there."""
+    """Return the column of the target of a clone's own edge on `token`, 0 if it has none."""
     for column in OWN_EDGE_COLUMNS:
         if entry[column] == token:
             return column + 1
@@ -448,10 +450,10 @@ def _own_target(entry, token):
 
 @_inlined
 def _find_edge(header, address, state, token):
-    """Address of the target of a branching edge of the state at `address`.
+    """Return the address of the target of a branching edge of the state at `address`.
 
-    If there is none, minus the address of the table's slot where the edge belongs, or 0 where the
-    table was not asked or has no slot left.
+    If there is no such edge, return minus the address of its free slot in the table, or 0 if the
+    table was not searched or has no slot left.
     """
     entry = _int32_pointer(address)
     if state < 0:
@@ -466,9 +468,9 @@ def _find_edge(header, address, state, token):
 
 @_inlined
 def _put_edge(header, address, state, token, target, found):
-    """Give the state at `address` an edge that `_find_edge`, which returned `found`, did not find.
+    """Give the state at `address` an edge that it lacks; `found` is what `_find_edge` returned.
 
-    Returns DONE, or NEED_EDGES where the table has no room for it.
+    Returns DONE, or NEED_EDGES if the table has no room.
     """
     entry = _int32_pointer(address)
     if state < 0:
@@ -494,10 +496,10 @@ def _put_edge(header, address, state, token, target, found):
 
 @_inlined
 def _edge_room(header):
-    """Edges that may still be added: four fifths full costs no measurable time."""
+    """Return how many edges may be added; a load of four fifths costs no measurable time."""
     room = header[EDGE_SLOTS] * 4 // 5 - header[EDGE_COUNT]
     if header[OLD_EDGE_SLOTS] != 0:
-        # What is left of the old table may fill up a little more meanwhile.
+        # The rest of the old table may fill up a little more while edges move.
         added = header[EDGE_COUNT] - header[EDGES_BEFORE]
         room = min(room, header[OLD_EDGE_SLOTS] // 16 - added)
     return room
@@ -513,10 +515,10 @@ def _add_edge_block(header, arena):
 
 @njit(nogil=True)
 def _move_edges(header, arena, slots):
-    """Move at least so many slots of the old table, up to the next free one, into the new one.
+    """Move at least `slots` slots of the old table to the new one, up to the next free slot.
 
-    No search crosses a free slot. Stopping at one means that keys whose search begins before the
-    frontier are in the new table, and all others in the old one.
+    No search crosses a free slot. So if moving stops at one, the keys whose search begins before
+    the frontier are in the new table, and all others are in the old one.
     """
     old = _int64_pointer(header[OLD_EDGES])
     end = header[OLD_EDGE_SLOTS]
@@ -529,7 +531,7 @@ def _move_edges(header, arena, slots):
         if not is_free:
             state, token = np.int64(edge[SOURCE]), np.int64(edge[TOKEN])
             home = _home(_hash(state, token), header[EDGE_SLOTS])
-            # One block more than the home needs, for edges that give way.
+            # One block more than the home needs, for displaced edges.
             while header[EDGE_BLOCKS] < min((home >> BLOCK_SHIFT) + 2, blocks):
                 _add_edge_block(header, arena)
             address = -_probe(header[EDGES], header[EDGE_SLOTS], home, state, token)
@@ -556,7 +558,7 @@ def _move_edges(header, arena, slots):
 
 @_inlined
 def _branches(header, state):
-    """How many tokens have followed a state's strings."""
+    """Return how many different tokens have followed a state's strings."""
     entry = _at(header[STATES], state)
     if state >= 0:
         count = np.int64(entry[NEXT_TOKEN] != NONE)
@@ -573,11 +575,16 @@ def _branches(header, state):
 
 @njit(nogil=True)
 def _clone(header, arena, parent, token, edge, state):
-    """Split off the strings of `state` that extend `parent`; return the clone, or 0 and why not.
+    """Split the strings that extend `parent` off `state` into a clone.
 
-    `edge` is the address of the target of the edge that leads from `parent` to `state`. The clone
-    is what a new prefix shares with earlier text, so it inherits the latest end of the state it is
-    split from.
+    The clone is what a new prefix shares with earlier text, so it inherits the latest end of the
+    state.
+
+    Args:
+        edge: address of the target of the edge from `parent` to `state`.
+
+    Returns:
+        The clone and DONE, or 0 and the reason why there is none.
     """
     states = header[STATES]
     source = _at(states, state)
@@ -630,7 +637,7 @@ def _clone(header, arena, parent, token, edge, state):
                 reason |= _put_edge(header, address, clone, copied, target, 0)
     if reason != DONE:
         raise RuntimeError("an edge found no slot in a table that is not full")
-    while True:  # lead the shorter contexts of the token to the clone
+    while True:  # redirect the edges of shorter contexts to the clone
         _int32_pointer(edge)[0] = clone
         if parent == 0:
             break
@@ -649,13 +656,15 @@ def _clone(header, arena, parent, token, edge, state):
 
 @_inlined
 def _target_of(header, arena, state, token):
-    """State that `token` leads to from `state`, split if it holds longer strings, and DONE.
+    """Find the state that `token` leads to from `state`, and split it if it has longer strings.
 
-    0 and DONE if the token never followed; 0 and the reason if there is no room for the split.
+    Returns:
+        The state and DONE; 0 and DONE if the token never followed; 0 and the reason if there is no
+        room for the split.
     """
     states = header[STATES]
     if state >= 0 and _at(states, state)[NEXT_TOKEN] == token:
-        return _after(states, state), DONE  # neighbours in a run: nothing to split
+        return _after(states, state), DONE  # neighbours in a run need no split
     edge = _find_edge(header, _address_of(states, state), state, token)
     if edge <= 0:
         return np.int64(0), DONE
@@ -667,20 +676,20 @@ def _target_of(header, arena, state, token):
 
 @_inlined
 def _count(states, state):
-    """How often a state's strings went on, as far as noted."""
+    """Return how often a state's strings were continued, as far as noted."""
     entry = _at(states, state)
     return np.int64(entry[CLONE_COUNT]) if state < 0 else np.int64(entry[LATEST]) >> COUNT_SHIFT
 
 
 @_inlined
 def _times(states, state):
-    """How often an edge to a state was followed and went on, once at least."""
+    """Return how often an edge to a state was followed and then continued, at least 1."""
     return max(_count(states, state), 1)
 
 
 @_inlined
 def _latest_of(header, state):
-    """With which token a prefix went on latest, and where that leads; NONE and 0 if it did not."""
+    """Return the token that continued a prefix last, and its target; NONE and 0 if none did."""
     states = header[STATES]
     address = _address_of(states, state)
     entry = _int32_pointer(address)
@@ -689,16 +698,16 @@ def _latest_of(header, state):
     if token == NONE or token == entry[NEXT_TOKEN]:
         return token, _after(states, state) if token != NONE else np.int64(0)
     edge = _find_edge(header, address, state, token)
-    if edge <= 0:  # of a text that was given up while it waited for memory
+    if edge <= 0:  # the token's text was given up while it waited for memory
         return np.int64(NONE), np.int64(0)
     return token, np.int64(_int32_pointer(edge)[0])
 
 
 @_inlined
 def _note(entry, state, position, token, target, times):
-    """Note that a state's strings went on at `position`, with `token` to `target`.
+    """Note that a state's strings were continued at `position` by `token`, which leads to `target`.
 
-    Kept are the latest place and how often there was one, and of a clone the edge.
+    A prefix keeps the latest position and a count. A clone keeps the edge, too.
     """
     if state < 0:
         entry[LATEST] = position
@@ -713,10 +722,11 @@ def _note(entry, state, position, token, target, times):
 
 @_inlined
 def _note_known(states, state, position, token, new, link, links):
-    """Note that a state and shorter suffixes went on, `links` states at most.
+    """Note that a state and its shorter suffixes were continued, for at most `links` states.
 
-    Their strings were followed by `token` before: they went on to suffixes of the new prefix, whose
-    link is `link`. An edge was followed as often as something followed it, and once more now.
+    Their strings were followed by `token` before, so their edges lead to suffixes of the new
+    prefix, whose link is `link`. An edge was followed as often as its target was continued, and
+    once more now.
     """
     target, link_of_target, times = new, link, np.int64(1)
     longest_of_link = _length_of(states, link)
@@ -738,15 +748,16 @@ def _note_known(states, state, position, token, new, link, links):
 def _lead_to(header, arena, last, new, token, max_link_updates):
     """Give every suffix of a text its edge on `token`, and the new prefix its suffix link.
 
-    That the suffixes went on is noted on the way, along `max_link_updates` suffix links. Without
-    that bound, a repeated token would cost the length of its run at every step. With it, states far
-    down the chain keep a place that is correct but may be older, and a count that may be lower.
+    On the way it notes the continuation of the suffixes along `max_link_updates` suffix links.
+    Without that bound, a repeated token would cost the length of its run at every step. With it,
+    states far down the chain keep a position that is correct but may be older, and a count that may
+    be lower.
 
-    Stops with a reason when the edge table is full. The walk may then be repeated from its start
-    once there is room: edges that lead to the new prefix already are passed over.
+    Returns DONE, or a reason when the edge table is full. The walk may be repeated from its start
+    once there is room, because it passes over edges that lead to the new prefix already.
     """
     states = header[STATES]
-    # The place before `new`, in another block than `new` if that is a block's first.
+    # The place before `new`; if `new` is the first of its block, that is in another block.
     position = new - 1 if new & BLOCK_MASK != 0 else last
     state, link, left = last, np.int64(0), max_link_updates
     address = _address_of(states, last)
@@ -762,8 +773,8 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
             reason = _put_edge(header, address, state, token, new, edge)
             if reason != DONE:
                 return reason
-            # Now, not in a walk of its own: a clone made below copies the count of what it is
-            # split from, which may be one of these.
+            # This cannot wait for a walk of its own: a clone made below copies the count of the
+            # state that it is split from, which may be one of these.
             if state != 0 and left > 0:
                 _note(entry, state, position, token, new, np.int64(1))
         else:
@@ -783,18 +794,18 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
 
 @_inlined
 def _begin_next(header, arena, text, token):
-    """Make the state of a text's next prefix, without its link; return it, or 0 and why not."""
+    """Make the state of a text's next prefix, without its link; return it, or 0 and the reason."""
     states = header[STATES]
     last = text[LAST]
     address = _address_of(states, last)
-    if last >= 0 and _int32_pointer(address)[NEXT_TOKEN] == NONE:  # the end of a run: continue it
+    if last >= 0 and _int32_pointer(address)[NEXT_TOKEN] == NONE:  # continue the run at its end
         new = _after(states, last)
         if new == 0:
             new = _add_prefix_block(header, arena, _length_of(states, last) + 1, text[TEXT_WRITER])
             _row_of(states, last)[NEXT_BLOCK] = new
         position = last
-    else:  # another text continued differently
-        # The block that would be added, if there is room for the edge to it.
+    else:  # another text continued differently, so begin a run
+        # Its block is added below, once there is room for the edge to it.
         position = header[PREFIX_BLOCKS] << BLOCK_SHIFT
         new = position + 1
         reason = _put_edge(header, address, last, token, new, 0)
@@ -809,7 +820,7 @@ def _begin_next(header, arena, text, token):
 
 @_inlined
 def _append(header, arena, text, token, max_link_updates):
-    """Read one token; return DONE or what there is no room for (the token is not read then)."""
+    """Read one token; return DONE, or the reason why it was not read."""
     if arena[0] < BLOCKS_PER_TOKEN:
         return NEED_BLOCKS
     if (
@@ -850,10 +861,10 @@ def _append(header, arena, text, token, max_link_updates):
 def _text_changed(text, token_ids, row, length):
     """Whether the row cannot be a continuation of the text read so far.
 
-    A request id may be reused, or its text cut, between two calls. Comparing everything would
-    cost as much as drafting does; a shorter row or a difference in the last few tokens finds
-    practically every such row, and one that slips through costs acceptance, never correctness,
-    since drafts are verified.
+    A request id may be reused, or its text cut, between two calls. Comparing everything would cost
+    as much as drafting does. A comparison of the length and the last few tokens finds practically
+    every such row. A row that slips through costs acceptance, never correctness, since drafts are
+    verified.
     """
     read = text[LENGTH]
     if length < read:
@@ -866,7 +877,7 @@ def _text_changed(text, token_ids, row, length):
 
 @njit(nogil=True)
 def _restart(header, arena, text):
-    """Begin a text anew. What it added to a shared automaton stays until that is destroyed."""
+    """Begin a text anew; what it added to a shared automaton stays there."""
     if header[SHARED] == 0:
         _free_all(header, arena)
     text[LAST] = 0
@@ -876,7 +887,7 @@ def _restart(header, arena, text):
 
 @njit(nogil=True)
 def _begin_row(automata, texts, arena, slot, token_ids, row, length, progress):
-    """Make a row ready to be read from where its text stands; return DONE or what is wrong."""
+    """Check a row, and restart its text if it has changed; return DONE or what is wrong."""
     if slot >= texts.shape[0] or texts[slot, TEXT_OPEN] == 0:
         return BAD_SLOT
     if row < 0 or row >= token_ids.shape[0] or length < 0 or length > token_ids.shape[1]:
@@ -890,7 +901,7 @@ def _begin_row(automata, texts, arena, slot, token_ids, row, length, progress):
 
 @_inlined
 def _read_one(header, arena, text, token_ids, row, max_link_updates, progress):
-    """Read a row's next token; return DONE or why that is not possible."""
+    """Read a row's next token; return DONE or the reason why it was not read."""
     token = np.int64(token_ids[row, text[LENGTH]])
     if token < 0:
         return NEGATIVE_TOKEN
@@ -906,7 +917,7 @@ def _read_one(header, arena, text, token_ids, row, max_link_updates, progress):
 def _catch_up(
     automata, texts, arena, slot, token_ids, row, length, max_link_updates, progress
 ):  # fmt: skip
-    """Read a row's tokens from where its text stands up to `length`; return why it stopped."""
+    """Read a row's new tokens up to `length`; return DONE or the reason why it stopped."""
     reason = _begin_row(automata, texts, arena, slot, token_ids, row, length, progress)
     if reason != DONE:
         return reason
@@ -931,7 +942,7 @@ def _fetch_state(states, state):
 
 @_inlined
 def _edge_at_hand(states, address, state, token):
-    """Where `token` leads from the state at `address`, 0 unless the state itself tells."""
+    """Return where `token` leads from the state at `address`, 0 if that needs the edge table."""
     entry = _int32_pointer(address)
     if state >= 0:
         return _after(states, state) if entry[NEXT_TOKEN] == token else np.int64(0)
@@ -941,7 +952,7 @@ def _edge_at_hand(states, address, state, token):
 
 @_inlined
 def _fetch_slot(header, state, token):
-    """Prefetch where the edge table is searched for a key."""
+    """Prefetch the slot where the edge table's search for a key begins."""
     directory, _, home = _table_of(header, state, token)
     block = _int64_pointer(directory)[home >> BLOCK_SHIFT]
     if block != 0:
@@ -950,14 +961,14 @@ def _fetch_slot(header, state, token):
 
 @njit(nogil=True)
 def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
-    """Prefetch what the rows `first`, ... touch when they read their first new tokens.
+    """Prefetch the memory that rows from `first` on touch when they read their first new tokens.
 
-    Reading a token waits for memory many times: for each suffix link of a chain, its place, the
-    place kept there and perhaps an edge, all far apart. Here all rows follow one link at a time,
-    and prefetch what the next one needs: their waits overlap. First all of them look for where
-    their tokens lead, one after the other; then they follow what is left of the chains. Nothing is
-    written: texts may share automata, and are read in any case one after the other, as if nobody
-    had been here.
+    Reading a token waits for memory many times: each suffix link of a chain leads to a state, a
+    position and perhaps an edge, all far apart. Here all rows follow one link at a time and
+    prefetch what the next one needs, so that their waits overlap. First all rows look for where
+    their tokens lead, token by token. Then they follow the rest of the chains. Nothing is written
+    but the scratch space `lanes`, so the rows can be read one after the other afterwards, even if
+    they share automata.
     """
     row_of, position_of = _pointer_of_row(lanes, 0), _pointer_of_row(lanes, 1)
     header_of, token_of = _pointer_of_row(lanes, 2), _pointer_of_row(lanes, 3)
@@ -992,7 +1003,7 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
             left[lane] = lane
             token_of[lane] = token_ids[rows[row_of[lane]], position_of[lane]]
             ahead_of[lane], asked_of[lane] = 0, NO_STATE
-            if token_of[lane] < 0:  # no token: reading will refuse it
+            if token_of[lane] < 0:  # reading will refuse it
                 state_of[lane] = NO_STATE
         looking = count
         for _ in range(LINKS_SCOUTED):
@@ -1020,7 +1031,7 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
                     ahead_of[lane] = ahead
                     _fetch_state(states, ahead)
                     continue
-                # From here on the text adds a state, whose suffixes are looked at.
+                # From here on the text adds a state, and its suffixes need their edges.
                 adds_of[lane] = 1
                 if entry[FIRST_EDGE] != NONE:
                     _fetch_slot(header, state, token)
@@ -1035,7 +1046,7 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
             i, state = row_of[lane], state_of[lane]
             chain_header[chains], chain_state[chains] = header_of[lane], state
             chains += np.int64((adds_of[lane] == 1) & (state != 0) & (state != NO_STATE))
-            if position_of[lane] + 1 == lengths[i]:  # here drafts begin
+            if position_of[lane] + 1 == lengths[i]:  # drafting begins here
                 chain_header[chains], chain_state[chains] = header_of[lane], ahead_of[lane]
                 chains += np.int64(ahead_of[lane] != 0)
             row_of[still], position_of[still] = i, position_of[lane] + 1
@@ -1067,9 +1078,10 @@ def extend_rows(
     automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, first, progress,
     lanes,
 ):  # fmt: skip
-    """Catch rows `first`, ... up; return the row it stopped at, `slots.size` when all are done.
+    """Read the new tokens of rows from `first` on; return the row where it stopped.
 
-    `lanes` is int64[SCOUT_COLUMNS, SCOUT_LANES] to write to.
+    It returns `slots.size` when all rows are done. `lanes` is scratch space,
+    int64[SCOUT_COLUMNS, SCOUT_LANES].
     """
     free = _pointer_of(arena)
     for i in range(first, slots.size):
@@ -1088,7 +1100,7 @@ def extend_rows(
 
 @kernel(INT64_2D, INT64_2D, GIVEN_INT32, INT64_2D)
 def place_rows(automata, texts, slots, out_places):
-    """Tell where each row's text stands; nowhere for rows that are skipped or have read nothing."""
+    """Write each row's place; NOWHERE for rows that are skipped or have read nothing."""
     for i in range(slots.size):
         place = out_places[i]
         place[PLACE_KIND] = NOWHERE
@@ -1113,7 +1125,7 @@ def free_blocks(header, arena):
 
 @kernel(_INT64, _INT64, types.int64, types.int64)
 def begin_table(header, arena, directory, slots):
-    """Give an automaton its first edge table: `directory` is the address of a zeroed one."""
+    """Give an automaton its first edge table; `directory` is the address of a zeroed directory."""
     header[EDGES] = directory
     header[EDGE_SLOTS] = slots
     while header[EDGE_BLOCKS] < slots >> BLOCK_SHIFT:
@@ -1122,7 +1134,7 @@ def begin_table(header, arena, directory, slots):
 
 @kernel(_INT64, types.int64, types.int64)
 def begin_moving(header, directory, slots):
-    """Let a larger edge table take over, slot by slot, as tokens are read."""
+    """Begin to move edges to a larger table, some slots per token read."""
     header[OLD_EDGES] = header[EDGES]
     header[OLD_EDGE_SLOTS] = header[EDGE_SLOTS]
     header[FRONTIER] = 0
@@ -1138,16 +1150,16 @@ def finish_moving(header, arena):
     _move_edges(_pointer_of(header), _pointer_of(arena), header[OLD_EDGE_SLOTS])
 
 
-# The first takes most of the time to compile.
+# `extend_rows` takes most of the time to compile.
 KERNELS = extend_rows, place_rows, free_blocks, begin_table, begin_moving, finish_moving
 
 
 def warm_up() -> WarmUp:
     """Compile the kernels, or load them from numba's disk cache, and forbid compiling later.
 
-    Takes seconds the first time on a machine and about one afterwards. It is called when a
-    pool is made, so that no engine step ever waits for the compiler. The cache lies beside this
-    file or, where that is read-only, in numba's user-wide folder or NUMBA_CACHE_DIR; where none of
-    them can be used, every process compiles for itself.
+    It takes seconds the first time on a machine and about one afterwards. A pool calls it when it
+    is made, so that no engine step waits for the compiler. The cache lies beside this file or,
+    where that is read-only, in numba's user-wide folder or NUMBA_CACHE_DIR. Where none of them can
+    be used, every process compiles for itself.
     """
     return compilation.warm_up(*KERNELS)

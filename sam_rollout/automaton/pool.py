@@ -1,7 +1,7 @@
-"""Many automata and the texts they read: who owns the memory, what is refused.
+"""The pool of automata and of the texts they read: it owns the memory and checks all arguments.
 
-Blocks of states and edges come from one arena per pool, so that no text's growth copies anything
-and an automaton that ends gives its blocks to the others at once (see `kernels.py`).
+Blocks of states and edges come from one arena per pool. So no text's growth copies anything, and an
+automaton that is freed gives its blocks to the others at once (see `kernels.py`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from sam_rollout.automaton.interface import (
     places_of,
 )
 
-# Edge tables grow by half: doubling moves fewer edges and leaves a quarter more memory unused.
+# Edge tables grow by half. Doubling would move fewer edges but leave a quarter more memory unused.
 _GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2
 
-# First edge table, for the tokens about to be read: in reasoning text few of them bring an edge
-# that clones have no place for, and the table is at most four fifths full.
+# Size of the first edge table, per token about to be read. In reasoning text few tokens bring an
+# edge that has no place in a clone, and the table is at most four fifths full.
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
-# Suffix links along which is noted how a text went on. Along more of them it takes longer, and a
-# little less of the drafts is accepted: along 8, 0.2 to 0.4 % fewer tokens a step on real texts.
+# Suffix links along which each token's continuation is noted. More of them take longer, and fewer
+# draft tokens are accepted: with 8, 0.2 to 0.4 % fewer tokens per step on real texts.
 MAX_LINK_UPDATES = 2
 
-# Blocks that an automaton's first directory has room for, on the side of prefixes and of clones.
+# Blocks in an automaton's first directory, for prefixes and for clones each.
 _FIRST_DIRECTORY_BLOCKS = 4
 
 _GROWING_HELPS = (kernels.NEED_BLOCKS, kernels.NEED_DIRECTORY, kernels.NEED_EDGES)
@@ -40,7 +40,7 @@ _GROWING_HELPS = (kernels.NEED_BLOCKS, kernels.NEED_DIRECTORY, kernels.NEED_EDGE
 
 @dataclasses.dataclass
 class _Directories:
-    """What an automaton's header holds the addresses of."""
+    """The directories of an automaton; its header holds their addresses."""
 
     states: Int64Array  # [clone blocks + prefix blocks, DIRECTORY_WIDTH]
     edges: Int64Array  # [blocks]
@@ -52,21 +52,21 @@ class _Directories:
 
 
 _NOTHING = np.zeros(0, np.int64)
-_INT32 = np.dtype(np.int32)  # compared with faster than the type
+_INT32 = np.dtype(np.int32)  # comparing dtypes is faster than comparing with the type
 
 
 class AutomatonPool:
-    """Suffix automata of texts that grow (SAM-Decoding, arXiv 2411.10666).
+    """Suffix automata of growing texts (SAM-Decoding, arXiv 2411.10666).
 
-    A text is read through an open slot. By default it has an automaton to itself; texts that are
+    A text is read through an open slot. By default it has an automaton to itself. Texts that are
     opened in a common automaton find each other's continuations, in whatever order they grow.
 
-    Not thread-safe, though the kernels release the GIL: one pool belongs to one engine worker.
+    A pool is not thread-safe, though its kernels release the GIL. It belongs to one engine worker.
 
     Args:
-        max_link_updates: suffix links along which is noted, per token, how the text went on. A
-            larger number finds later places of short suffixes and counts them more completely, at
-            that many memory accesses; at least 1.
+        max_link_updates: suffix links per token along which the text's continuation is noted, at
+            least 1. A larger number finds later occurrences of short suffixes and counts them more
+            completely, but costs as many memory accesses.
     """
 
     def __init__(self, *, max_link_updates: int = MAX_LINK_UPDATES) -> None:
@@ -77,7 +77,7 @@ class AutomatonPool:
         self._arena = Arena()
         self._directories: dict[int, _Directories] = {}
         self._directory_bytes = 0
-        self._opened = 0  # texts so far
+        self._opened = 0  # texts opened so far
         self._progress = np.zeros(kernels.PROGRESS_WIDTH, np.int64)
         self._lanes = np.zeros((kernels.SCOUT_COLUMNS, kernels.SCOUT_LANES), np.int64)
 
@@ -87,27 +87,27 @@ class AutomatonPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all automata, texts included."""
+        """Bytes that all automata hold."""
         return self._arena.used_blocks * kernels.BLOCK_BYTES + self._directory_bytes
 
     @property
     def appended_tokens(self) -> int:
-        """Tokens read so far by all texts, those of rebuilt texts counted again."""
+        """Tokens that all texts have read; a rebuilt text's tokens count again."""
         return int(self._progress[kernels.APPENDED])
 
     @property
     def rebuilds(self) -> int:
-        """How often a row was no continuation of the text read before."""
+        """How often a text was read again because its row did not continue it."""
         return int(self._progress[kernels.REBUILDS])
 
     def create(self) -> int:
-        """Make an automaton for several texts; it lasts until `destroy`, not as long as they do."""
+        """Make an automaton for several texts, which lasts until `destroy`."""
         automaton = self._open_automaton()
         self._automata.table[automaton, kernels.SHARED] = 1
         return automaton
 
     def destroy(self, automaton: int) -> None:
-        """Forget an automaton and free its memory. Its texts have to be closed before.
+        """Free an automaton that `create` made; its texts have to be closed before.
 
         Raises:
             IndexError: there is no such automaton.
@@ -120,14 +120,14 @@ class AutomatonPool:
         self._free(automaton)
 
     def adopt(self, other: AutomatonPool, automaton: int) -> int:
-        """Take over another pool's automaton, its only one, with all memory; nothing is copied.
+        """Take over the only automaton of another pool, without copying its memory.
 
         Returns:
-            Its number here.
+            The automaton's number in this pool.
 
         Raises:
             IndexError: `other` has no such automaton.
-            ValueError: `other` has another one, or an open slot.
+            ValueError: `other` has a second automaton, or an open slot.
         """
         other._automata.require(automaton)
         if len(other._automata) > 1 or len(other):
@@ -142,11 +142,11 @@ class AutomatonPool:
         return adopted
 
     def open(self, automaton: int | None = None, group: int = 0) -> int:
-        """Start an empty text and return its slot. Memory is taken when it reads a token.
+        """Start an empty text and return its slot; its first token takes memory.
 
         Args:
-            automaton: one made by `create` to share; None for one to itself.
-            group: the same for texts that are siblings, below 2**31.
+            automaton: a common one that `create` made; None for one to itself.
+            group: a number below 2**31 that siblings have in common.
 
         Raises:
             IndexError: there is no such automaton.
@@ -161,14 +161,14 @@ class AutomatonPool:
         return slot
 
     def group_of(self, slot: int) -> int:
-        """The group that the text in `slot` was opened with."""
+        """Return the group that the text in `slot` was opened with."""
         self._texts.require(slot)
         return int(self._texts.table[slot, kernels.TEXT_WRITER]) >> kernels.GROUP_SHIFT
 
     def close(self, slot: int) -> None:
-        """Stop reading a text; the slot will be given out again.
+        """Stop reading a text and free its slot for reuse.
 
-        An automaton of its own is freed with it. In a common one its text stays to be found.
+        The text's own automaton is freed with it. In a common automaton the text stays.
 
         Raises:
             IndexError: the slot is not open.
@@ -179,37 +179,41 @@ class AutomatonPool:
             self._free(automaton)
 
     def length(self, slot: int) -> int:
-        """Tokens read by the text in `slot`."""
+        """Return the tokens that the text in `slot` has read."""
         self._texts.require(slot)
         return int(self._texts.table[slot, kernels.LENGTH])
 
     def places_of_automaton(self, automaton: int) -> int:
-        """Places of one automaton for the tokens of its texts; `LARGEST_AUTOMATON` are the most."""
+        """Return the places that an automaton has for tokens, at most `LARGEST_AUTOMATON`."""
         self._automata.require(automaton)
         blocks = int(self._automata.table[automaton, kernels.PREFIX_BLOCKS])
         return blocks * kernels.BLOCK_ENTRIES
 
     @property
     def places_of_largest(self) -> int:
-        """Places of the automaton that has most."""
+        """Places of the automaton that has the most."""
         return int(self._automata.table[:, kernels.PREFIX_BLOCKS].max()) * kernels.BLOCK_ENTRIES
 
     def nbytes_of_texts(self, automaton: int, tokens: Int64Array) -> Int64Array:
-        """Bytes that texts would take in an automaton like this one, blocks they begin included.
+        """Estimate the bytes that texts would take in an automaton like this one.
 
         Args:
-            tokens: int64[texts], of each.
+            automaton: the one whose bytes per place are taken.
+            tokens: int64[texts], each text's length. It is rounded up to whole blocks.
+
+        Returns:
+            int64[texts], in bytes.
         """
         places = max(self.places_of_automaton(automaton), 1)
         beside = max(self.nbytes_of_automaton(automaton) - places * kernels.ENTRY_BYTES, 0)
         return places_of(tokens) * kernels.ENTRY_BYTES + tokens * beside // places
 
     def nbytes_of(self, slot: int) -> int:
-        """Bytes held by the automaton of a slot."""
+        """Return the bytes that a slot's automaton holds."""
         return self.nbytes_of_automaton(self._automaton_of(slot))
 
     def nbytes_of_automaton(self, automaton: int) -> int:
-        """Bytes held by one automaton."""
+        """Return the bytes that an automaton holds."""
         self._automata.require(automaton)
         header = self._automata.table[automaton]
         blocks = header[kernels.PREFIX_BLOCKS] + header[kernels.EDGE_BLOCKS]
@@ -222,13 +226,13 @@ class AutomatonPool:
     def extend(
         self, slots: Int32Array, rows: Int32Array, token_ids: Int32Array, lengths: Int32Array
     ) -> None:
-        """Read each row's text up to its length, from where its slot stands.
+        """Read each text's new tokens.
 
         The result does not depend on how a text is cut into calls. A row that is shorter than
         what was read, or differs from it in the last few tokens, is read again from its start.
 
         Args:
-            slots: int32[B], open slots; a negative one skips the row.
+            slots: int32[B], open slots; a negative one is skipped.
             rows: int32[B], the row of `token_ids` that belongs to each slot.
             token_ids: int32[R, L], token ids >= 0; read in place, never copied as a whole.
             lengths: int32[B], known tokens of each row.
@@ -237,7 +241,7 @@ class AutomatonPool:
             TypeError: an array is not int32 (ids of 2**31 and more do not fit a token).
             IndexError: a slot is not open, or a row or length lies outside `token_ids`.
             ValueError: arrays differ in length, or a token id is negative. Rows before the
-                offending one have been read, those after it in part.
+                offending one have been read, the others may be read in part.
             AutomatonFullError: an automaton would hold over 2**24 tokens; a ValueError.
         """
         self._check(token_ids, slots=slots, rows=rows, lengths=lengths)
@@ -255,16 +259,18 @@ class AutomatonPool:
             self._grow(int(slots[row]), reason, int(lengths[row]))
 
     def place_rows(self, slots: Int32Array, out_places: Int64Array) -> None:
-        """Where texts stand, to vote from (`continuations.py`); holds until the pool is changed.
+        """Write the texts' places, from which `continuations.py` finds votes.
+
+        A place is valid until the pool is changed.
 
         Args:
-            slots: int32[B], open slots; a negative one is nowhere.
-            out_places: int64[B, PLACE_WIDTH].
+            slots: int32[B], open slots; the place of a negative one is NOWHERE.
+            out_places: int64[B, PLACE_WIDTH] (`interface.py`).
         """
         kernels.place_rows(self._automata.table, self._texts.table, slots, out_places)
 
     def _check(self, token_ids: Int32Array, **arrays: Int32Array) -> None:
-        """Refuse types the kernels were not compiled for, and arrays of unequal length."""
+        """Refuse types that the kernels were not compiled for, and arrays of unequal length."""
         if token_ids.dtype != _INT32 or token_ids.ndim != 2:
             raise TypeError(
                 f"token_ids must be int32[R, L], got {token_ids.dtype}{list(token_ids.shape)}"
@@ -284,7 +290,7 @@ class AutomatonPool:
         token_ids: Int32Array,
         lengths: Int32Array,
     ) -> NoReturn:
-        """Raise for what a kernel found wrong with row i."""
+        """Raise the error that a kernel found in row i."""
         if reason == kernels.BAD_SLOT:
             raise IndexError(f"slots[{i}] = {slots[i]} is not an open slot")
         if reason == kernels.BAD_ROW:
@@ -328,7 +334,7 @@ class AutomatonPool:
             kernels.begin_moving(header, directory, _slots(blocks))
 
     def _new_edge_directory(self, automaton: int, blocks: int) -> int:
-        """Replace the directory of the edge table by one for so many blocks; return its address."""
+        """Replace the edge table's directory by a larger one; return the new one's address."""
         directories = self._directories[automaton]
         self._directory_bytes -= directories.nbytes
         directories.old_edges = directories.edges
@@ -337,7 +343,7 @@ class AutomatonPool:
         return directories.edges.ctypes.data
 
     def _enlarge_state_directory(self, automaton: int) -> None:
-        """Double what the directory of states has room for."""
+        """Double the room of the directory of states."""
         header, directories = self._automata.table[automaton], self._directories[automaton]
         prefixes, clones = kernels.PREFIX_BLOCK_ROOM, kernels.CLONE_BLOCK_ROOM
         before = int(header[clones])
@@ -368,7 +374,6 @@ class AutomatonPool:
 
 
 def _blocks(slots: int) -> int:
-    """Blocks of an edge table with so many slots."""
     return int(slots) >> kernels.BLOCK_SHIFT
 
 

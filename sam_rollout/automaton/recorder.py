@@ -1,7 +1,7 @@
-"""Keeps what requests generate until they end; their rows in the engine are reused before that.
+"""The recorder of generated texts, which keeps them until their requests end.
 
-An engine passes the same growing rows step by step. It reports the end of a request only after
-the row belongs to another one. Four bytes per token are cheaper than asking the engine.
+An engine passes growing rows step by step, and reports the end of a request only after its row
+belongs to another one. A copy of four bytes per token is cheaper than asking the engine again.
 """
 
 import numpy as np
@@ -18,31 +18,36 @@ from sam_rollout.automaton.compilation import (
 )
 from sam_rollout.automaton.interface import Int32Array
 
-# Tokens of the prompt that are kept as context of the first generated tokens.
+# Tokens at the prompt's end that are kept as context of the first generated tokens.
 CONTEXT = 8
 
 _NOTHING = np.zeros(0, np.int32)
 
 
 class TextRecorder:
-    """The generated text of up to `slots` requests, `max_length` tokens each, prompt included."""
+    """The generated texts of up to `slots` requests.
+
+    Args:
+        slots: number of requests.
+        max_length: most tokens of a request, its prompt included.
+    """
 
     def __init__(self, slots: int, max_length: int) -> None:
         warm_up(record_rows)
         # Untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((slots, max_length), np.int32)
-        # Of the row: first token kept, read up to; of the slot: most tokens it ever held.
+        # [slots, 3]: the row's first token kept, the row's tokens read, most tokens ever held.
         self._spans = np.zeros((slots, 3), np.int32)
-        self._written = 0  # tokens, the sum of the last column
+        self._written = 0  # the sum of the last column
         self._free = list(range(slots - 1, -1, -1))
 
     @property
     def nbytes(self) -> int:
-        """Memory that was ever written to; the system gave no other."""
+        """Memory that was ever written to; the system has given no other."""
         return self._written * self._texts.itemsize
 
     def open(self) -> int:
-        """A slot for another request, or -1 if there is none left."""
+        """Return a slot for another request, or -1 if none is left."""
         if not self._free:
             return -1
         slot = self._free.pop()
@@ -50,12 +55,12 @@ class TextRecorder:
         return slot
 
     def peek(self, slot: int, start: int) -> Int32Array:
-        """What was recorded from token `start` on; recording goes on."""
+        """Return a copy of the recorded tokens from `start` on, int32[n]; recording goes on."""
         first, end, _ = self._spans[slot]
         return self._texts[slot, first + start : end].copy() if first >= 0 else _NOTHING
 
     def take(self, slot: int) -> Int32Array:
-        """What was recorded, and the slot back: a few tokens of the prompt, then the response."""
+        """Free a slot and return its text: a few tokens of the prompt, then the response."""
         start, end, _ = self._spans[slot]
         self._free.append(slot)
         return self._texts[slot, start:end].copy() if start >= 0 else _NOTHING
@@ -67,11 +72,11 @@ class TextRecorder:
         num_tokens: Int32Array,
         eligible: npt.NDArray[np.bool_],
     ) -> None:
-        """Copy what is new in each row; a slot's first row ends with its first generated token.
+        """Copy each row's new tokens; a slot's first row ends with its first generated token.
 
         Args:
-            slots: int32[B], a negative one skips the row.
-            token_ids, num_tokens, eligible: as for `Source.locate`.
+            slots: int32[B], each row's slot; a negative one skips the row.
+            token_ids, num_tokens, eligible: see `Source.catch_up`.
         """
         self._written += record_rows(
             self._texts, self._spans, slots, token_ids, num_tokens, eligible
@@ -80,7 +85,7 @@ class TextRecorder:
 
 @kernel(INT32_2D, INT32_2D, GIVEN_INT32, GIVEN_INT32_2D, GIVEN_INT32, given(types.boolean))
 def record_rows(texts, spans, slots, token_ids, num_tokens, eligible):
-    """See `TextRecorder.record`; returns the tokens that slots hold beyond what they ever held."""
+    """Do the work of `TextRecorder.record`; return by how many tokens slots' maxima have grown."""
     more = 0
     for row in range(slots.size):
         slot = slots[row]
@@ -89,7 +94,7 @@ def record_rows(texts, spans, slots, token_ids, num_tokens, eligible):
         length = min(np.int64(num_tokens[row]), texts.shape[1], token_ids.shape[1])
         if spans[slot, 0] < 0:
             spans[slot, 0] = spans[slot, 1] = max(0, length - 1 - CONTEXT)
-        if length < spans[slot, 0]:  # cut to before the first token kept
+        if length < spans[slot, 0]:  # the row was cut before the first token kept
             spans[slot, 0] = length
         for position in range(spans[slot, 1], length):
             texts[slot, position] = token_ids[row, position]

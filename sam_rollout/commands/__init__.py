@@ -1,1 +1,1 @@
-"""The commands of `sam-rollout`: options of what the rooms offer. cli.py puts them together."""
+"""The commands of `sam-rollout` and their options; cli.py registers them."""

@@ -1,4 +1,4 @@
-"""The commands below `sam-rollout bench`."""
+"""The subcommands of `sam-rollout bench`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,6 @@ from sam_rollout.core.json_values import dumps
 
 app = typer.Typer(help="Measure parts of the rollout on this machine.", no_args_is_help=True)
 
-TINY_TEXTS = Path("benchmarks/results/traces/tiny_qwen3.parquet")  # seen from the repository's root
 # Defaults of options that may be repeated.
 BATCHES, DRAFTS = [1, 8, 32, 128], [1, 3, 4, 8]
 
@@ -28,7 +27,7 @@ def sampler(
         list[int], typer.Option(min=1, help="Drafts per request; may be repeated.")
     ] = DRAFTS,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or npu; what is there unless given.")
+        str | None, typer.Option(help="cpu, cuda or npu; by default an accelerator, if present.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     budget_s: Annotated[float, typer.Option(help="Seconds per sampler and size.")] = 3.0,
@@ -58,21 +57,22 @@ def drafter(
     traces: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Sets of your texts: .jsonl or .parquet of token ids, folders of such "
-            "files, run folders. May be repeated. Those of the tiny model unless given."
+            help="Sets of your texts: .jsonl or .parquet files of token ids, folders of such "
+            "files, run folders. May be repeated. The tiny model's texts are the default."
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Less is timed.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Time fewer sizes.")] = False,
 ) -> None:
-    """Measure drafts and what they cost: ours, vLLM's n-grams, Arctic's suffix trees."""
+    """Measure drafts and their costs: ours, vLLM's n-grams, Arctic's suffix trees."""
     from sam_rollout.bench import draft_tables
     from sam_rollout.bench import drafter_bench as program
+    from sam_rollout.core.composition import ExperimentError, recipe_folder
     from sam_rollout.telemetry.traces import TraceError, read_sets
 
-    with one_line_errors(TraceError):
-        if json_path is not None and not json_path.parent.is_dir():  # not when all is measured
+    with one_line_errors(TraceError, ExperimentError):
+        if json_path is not None and not json_path.parent.is_dir():  # fail before the measurement
             raise NotADirectoryError(f"{json_path}: {json_path.parent} is no folder")
-        texts = read_sets(traces or [TINY_TEXTS])
+        texts = read_sets(traces or [recipe_folder() / "tiny_qwen3.parquet"])
         costs = program.QUICK if quick else program.CostSizes()
         with wide_console().status("starting") as status:
             result = program.Bench(texts, costs, progress=status.update).run()

@@ -1,4 +1,4 @@
-"""What the commands share: options, and how they print and fail."""
+"""Options, output and errors that all commands share."""
 
 import sys
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 RunArgument = Annotated[Path, typer.Argument(help="Run folder, holding sam/run.json.")]
-PictureOption = Annotated[Path | None, typer.Option(help="Write a picture (PNG) there.")]
-FiguresOption = Annotated[Path | None, typer.Option("--json", help="Write the figures there.")]
+PictureOption = Annotated[Path | None, typer.Option(help="Write a picture (PNG) to this file.")]
+FiguresOption = Annotated[Path | None, typer.Option("--json", help="Write results to this file.")]
 PrintJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @contextmanager
 def one_line_errors(*others: type[Exception]) -> Iterator[None]:
-    """Turn a missing or unreadable file, or an error of `others`, into a line and exit code 2."""
+    """Turn errors of files, and errors of the types `others`, into one line and exit code 2."""
     from sam_rollout.telemetry.records import RunFolderError
 
     caught: tuple[type[Exception], ...] = (RunFolderError, OSError, *others)
@@ -33,13 +33,13 @@ def one_line_errors(*others: type[Exception]) -> Iterator[None]:
 
 
 def wide_console() -> "Console":
-    """Return a console wide enough for the tables when the output goes to a file or a pipe."""
+    """Return a console that is wide enough for tables, also if the output is a file or a pipe."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 120)
 
 
 def write_json(path: Path | None, content: object, indent: int = 1) -> None:
-    """Write JSON if a file was asked for."""
+    """Write JSON to `path`, if there is one."""
     if path is not None:
         path.write_text(dumps(content, indent=indent) + "\n", "utf-8")

@@ -1,4 +1,4 @@
-"""The commands below `sam-rollout head`."""
+"""The subcommands of `sam-rollout head`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 from sam_rollout.commands.command_line import one_line_errors, wide_console
 
-app = typer.Typer(help="Small models that draft from the policy's states.", no_args_is_help=True)
+app = typer.Typer(help="Train models that draft from the policy's states.", no_args_is_help=True)
 
 
 @app.command()
@@ -21,23 +21,23 @@ def train(
             "(.jsonl, .parquet); may be repeated."
         ),
     ],
-    steps: Annotated[int, typer.Option(min=1, max=8, help="Drafts in a row that are trained.")] = 3,
-    updates: Annotated[int, typer.Option(min=1, help="Of the weights.")] = 1500,
+    steps: Annotated[int, typer.Option(min=1, max=8, help="Draft tokens in a row to train.")] = 3,
+    updates: Annotated[int, typer.Option(min=1, help="Number of weight updates.")] = 1500,
     draft_vocab: Annotated[
         int | None, typer.Option(min=1, help="Draft only the most frequent tokens.")
     ] = None,
     start: Annotated[
-        Path | None, typer.Option(help="Begin with this head, not with random weights.")
+        Path | None, typer.Option(help="Begin with this head instead of random weights.")
     ] = None,
     learning_rate: Annotated[
-        float, typer.Option(min=1e-8, help="Of the matrices (Muon), at the start.")
+        float, typer.Option(min=1e-8, help="First learning rate of the matrices (Muon).")
     ] = 0.05,
-    max_tokens: Annotated[int, typer.Option(min=8, help="Read no more of a text.")] = 2048,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Longest text; others are cut.")] = 2048,
     split_model: Annotated[
         bool, typer.Option("--split-model", help="Spread the policy's layers over all devices.")
     ] = False,
 ) -> None:
-    """Train an EAGLE-3 head on texts that a policy sampled; vLLM loads it as it is."""
+    """Train an EAGLE-3 head on texts that a policy sampled; vLLM can load it directly."""
     from sam_rollout.core.settings import ConfigError
     from sam_rollout.heads.offline_training import HeadRequest, train_head
     from sam_rollout.heads.training import TrainingSettings

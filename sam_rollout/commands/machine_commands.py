@@ -1,7 +1,6 @@
-"""The commands that look at this machine: `sam-rollout check-operators` and `doctor`."""
+"""The commands that check this machine: `sam-rollout check-operators` and `doctor`."""
 
 import traceback
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,12 +13,13 @@ from sam_rollout.commands.command_line import (
 )
 from sam_rollout.core.json_values import dumps, measured
 
-TINY_MODEL = "recipes/dapo_qwen3/tiny_qwen3"  # as seen from the repository's root
 DRAFTS = [1, 3, 8]
 
 
 def check_operators(
-    model: Annotated[str, typer.Option(help="Checkpoint folder or hub name.")] = TINY_MODEL,
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint folder or hub name; the recipe's tiny model.")
+    ] = None,
     dtype: Annotated[
         str, typer.Option(help="float32 (fp32), bfloat16 (bf16) or float16 (fp16).")
     ] = "bfloat16",
@@ -31,36 +31,35 @@ def check_operators(
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Devices.")] = 1,
     json_path: FiguresOption = None,
     limit: Annotated[
-        float | None, typer.Option(help="Exit 1 when the maximum difference exceeds it.")
+        float | None, typer.Option(help="Exit 1 if the maximum difference exceeds this.")
     ] = None,
 ) -> None:
     """Compare verifying k + 1 tokens at a time with decoding one at a time, on this device.
 
-    Exit status 1: above the limit; 2: the check could not be made.
+    Exit status 1: a difference exceeds the limit. 2: the check failed to run.
     """
+    from sam_rollout.core.composition import ExperimentError, recipe_folder
     from sam_rollout.integrations.vllm.operators import operator_check as program
 
     try:
         check = program.OperatorCheck(
-            model,
+            model or str(recipe_folder() / "tiny_qwen3"),
             program.SHORT_DTYPES.get(dtype, dtype),
             tuple(draft_tokens),
             max_tokens,
             prompts,
             tensor_parallel_size=tensor_parallel_size,
         )
-        if model == TINY_MODEL and not Path(model).is_dir():
-            raise ValueError(f"no folder {model}: run in the repository, or name a --model")
         result = program.run(check)
-    except Exception as error:  # whatever it was: 1 would say that the check failed
-        if not isinstance(error, ValueError | OSError):
+    except Exception as error:  # status 1 would mean that the limit was exceeded
+        if not isinstance(error, ExperimentError | ValueError | OSError):
             traceback.print_exc()
         typer.echo(f"sam-rollout: {error}", err=True)
         raise typer.Exit(2) from error
     program.show(result, wide_console(), limit)
     if json_path is not None:
         with one_line_errors():
-            # A value that is no number (a broken operator) becomes null.
+            # A broken operator may return NaN, which becomes null.
             json_path.write_text(dumps(measured(result), indent=1) + "\n", encoding="utf-8")
     if limit is not None and program.exceeds(result, limit):
         raise typer.Exit(1)
@@ -69,26 +68,26 @@ def check_operators(
 def doctor(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Of the recipe, as for a run: run_dir=... trainer.nnodes=4."),
+        typer.Argument(help="The run's overrides: run_dir=... trainer.nnodes=4."),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="ascend_910c, cuda or cpu; the experiment's or what is installed."),
+        typer.Option(help="ascend_910c, cuda or cpu; by default the experiment's or installed."),
     ] = None,
     experiment: Annotated[
-        str | None, typer.Option(help="Check for this one; short for experiment=NAME.")
+        str | None, typer.Option(help="Experiment to check for; short for experiment=NAME.")
     ] = None,
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Check every node of the running Ray cluster.")
     ] = False,
     address: Annotated[
-        str | None, typer.Option(help="Of the cluster; RAY_ADDRESS or this machine's by default.")
+        str | None, typer.Option(help="The cluster's address; by default RAY_ADDRESS or local.")
     ] = None,
     as_json: PrintJsonOption = False,
 ) -> None:
     """Check whether this machine, or a cluster, is ready for a run.
 
-    Exit status 1: something would make a run fail; warnings do not count. 2: wrong usage.
+    Exit status 1: a run would fail; warnings do not count. 2: wrong usage.
     """
     from sam_rollout import doctor as program
     from sam_rollout.doctor import printed_checks

@@ -1,4 +1,4 @@
-"""The commands that read runs and declarations: `compare`, `dashboard`, `simulate`, `reference`."""
+"""The commands `compare`, `dashboard`, `simulate` and `reference`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,10 +17,10 @@ from sam_rollout.commands.command_line import (
 
 
 class CompareCommand(TyperCommand):
-    """Lets --with take every folder up to the next option, as well as being repeated."""
+    """A command whose option --with takes all folders up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Spell the folders behind one --with as one --with each."""
+        """Put --with before each folder that follows one --with."""
         spread, behind = list[str](), False
         for word in args:
             behind = word == "--with" or (behind and not word.startswith("-"))
@@ -40,7 +40,7 @@ def compare(
     picture: PictureOption = None,
     json_path: FiguresOption = None,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write one page for the browser there.")
+        Path | None, typer.Option("--html", help="Write a page for the browser to this file.")
     ] = None,
     skip_first: Annotated[
         int, typer.Option(min=0, help="Leave out this many steps at the start (warm-up).")
@@ -63,7 +63,7 @@ def compare(
             from sam_rollout.report.page import write_page
 
             write_page(comparison, html)
-        print_comparison(comparison, wide_console())  # last: its reader may go before the end
+        print_comparison(comparison, wide_console())  # last: a pipe's reader may close it early
 
 
 def dashboard(
@@ -73,16 +73,16 @@ def dashboard(
     entity: Annotated[str, typer.Option(help="wandb's user or team.")] = "",
     project: Annotated[str, typer.Option(help="wandb's project.")] = "sam_rollout",
     group: Annotated[
-        str, typer.Option(help="Only the runs of this comparison (compare.group), by side.")
+        str, typer.Option(help="Show only this comparison's runs (compare.group), by side.")
     ] = "",
     json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the workspace there instead of saving it.")
+        Path | None, typer.Option("--json", help="Write the workspace to this file only.")
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw the sections of RUNS into this folder instead.")
+        Path | None, typer.Option(help="Draw the sections of RUNS as pictures into this folder.")
     ] = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Lay out TensorBoard's custom scalars of RUNS.")
+        bool, typer.Option("--tensorboard", help="Add a layout to the TensorBoard folders of RUNS.")
     ] = False,
 ) -> None:
     """Build a wandb workspace of a run's metrics: comparison, long tail, drafts, learning."""
@@ -90,7 +90,7 @@ def dashboard(
 
     if runs or picture or tensorboard:
         if not runs or not (picture or tensorboard):
-            raise typer.BadParameter("--picture and --tensorboard need run folders, and these them")
+            raise typer.BadParameter("name run folders together with --picture or --tensorboard")
         with one_line_errors():
             if picture is not None:
                 from sam_rollout.report.pictures import draw_sections
@@ -106,18 +106,18 @@ def dashboard(
         write_json(json_path, workspace.specification(built))
         if json_path is None:
             if not entity:
-                raise typer.BadParameter("whose project?", param_hint="--entity")
+                raise typer.BadParameter("name the project's user or team", param_hint="--entity")
             typer.echo(workspace.save(built))
 
 
 def simulate(
     run: RunArgument,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="So many training steps; all by default.")
+        int | None, typer.Option(min=1, help="Number of training steps; all by default.")
     ] = None,
     json_path: FiguresOption = None,
 ) -> None:
-    """Tell what sam=on would have brought in a run without drafts, from its records and texts."""
+    """Estimate the gain of sam=on for a run without drafts, from its records and texts."""
     from sam_rollout.bench.forecast import forecast
 
     with one_line_errors(ValueError):
@@ -130,7 +130,7 @@ def reference(
     ] = False,
     docs: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("docs"),
 ) -> None:
-    """Write what the pages of metrics and settings take from declarations."""
+    """Generate the reference pages of metrics and settings from their declarations."""
     from sam_rollout.telemetry.docs import PAGES, filled
 
     with one_line_errors(ValueError):

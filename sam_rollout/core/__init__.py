@@ -1,1 +1,1 @@
-"""What every room may import: settings, identity, limits, metrics and other small values."""
+"""Small modules that every other package may import: settings, identity, limits, metrics."""

@@ -1,40 +1,66 @@
-"""How an experiment is composed by Hydra, and what is said where it cannot be.
+"""The composition of an experiment by Hydra, and one-line explanations of its errors.
 
-`configs/` is part of a checkout and completed by verl's own configuration, which is located and
-never imported: verl settles on a device while it is imported, and which one is part of the
-configuration. Hydra is imported inside functions.
+A recipe registers an entry point of the group `sam_rollout.recipes`. The entry point's name is that
+of the root configuration in the folder `configs` beside its module, and its value runs the recipe.
+verl's own configuration completes the recipe's. It is located on disk without an import of verl,
+because verl decides on a device while it is imported, and the device is part of the configuration.
+Hydra is slow to import, so functions import it.
 """
 
 import importlib.util
 import os
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
 
-import sam_rollout
 from sam_rollout.core.settings import GONE, NEVER_FOR_ROLLOUTS, unknown
 
-CHECKOUT = Path(sam_rollout.__file__).resolve().parents[1]
-ROOT = "dapo_qwen3"
+GROUP, RECIPE = "sam_rollout.recipes", "dapo_qwen3"
 
 
 class ExperimentError(RuntimeError):
-    """An experiment cannot be composed; the text says why in one line."""
+    """An experiment cannot be composed; the message says why in one line."""
 
-    fix = "scripts/install.sh, then run this from the checkout"
+    fix = "sam-rollout install cpu, cuda or ascend; in a checkout scripts/install.sh"
 
 
 class RefusedError(ExperimentError):
     """Hydra refuses an override, or a configuration file."""
 
-    fix = "correct the override; python -m recipes.dapo_qwen3.main --cfg job ... shows all settings"
+    fix = "correct the override; sam-rollout train --cfg job ... shows all settings"
 
 
 class UnknownExperimentError(ExperimentError):
     """There is no experiment of that name."""
 
 
-def prepare(checkout: Path) -> None:
-    """Make verl's configuration and the paths of a checkout known to Hydra.
+def recipe() -> EntryPoint:
+    """The entry point of the recipe.
+
+    Raises:
+        ExperimentError: It is not installed.
+    """
+    found = entry_points(group=GROUP, name=RECIPE)
+    if not found:
+        raise ExperimentError(f"no recipe {RECIPE} is installed (entry point of {GROUP})")
+    return next(iter(found))
+
+
+def recipe_folder() -> Path:
+    """The folder of the recipe's module, which is not imported.
+
+    Raises:
+        ExperimentError: It is not installed.
+    """
+    module = recipe().module
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ExperimentError(f"the recipe {module} is declared and not there")
+    return Path(spec.origin).parent
+
+
+def prepare(folder: Path) -> None:
+    """Make verl's configuration and a recipe's paths known to Hydra.
 
     Raises:
         ExperimentError: verl is missing.
@@ -43,36 +69,35 @@ def prepare(checkout: Path) -> None:
 
     try:
         verl = importlib.util.find_spec("verl")
-    except (ImportError, ValueError):  # of a half-removed installation
+    except (ImportError, ValueError):  # the installation was removed in part
         verl = None
     if verl is None or not verl.submodule_search_locations:
         raise ExperimentError(
             "verl is not installed in this environment, and its configuration is part of every run"
         )
-    folder = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
-    os.environ["VERL_CONFIG_DIR"] = str(folder)
-    # Paths inside the checkout, whatever the working directory.
-    OmegaConf.register_new_resolver("repo", lambda path: str(checkout / path), replace=True)
+    config = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
+    os.environ["VERL_CONFIG_DIR"] = str(config)
+    # Paths below the recipe's folder, and below the working directory of the command.
+    OmegaConf.register_new_resolver("recipe", lambda path: str(folder / path), replace=True)
+    OmegaConf.register_new_resolver("here", lambda path: str(Path(path).absolute()), replace=True)
 
 
 def compose(*overrides: str) -> tuple[dict[str, Any], str]:
-    """The run that these overrides start, as plain values, everything resolved, and its device.
+    """Compose the configuration of the run that these overrides start.
 
     Args:
-        overrides: as the recipe takes them, ``experiment=NAME`` among them.
+        overrides: arguments of the recipe, ``experiment=NAME`` among them.
+
+    Returns:
+        The resolved configuration as plain values, and the name of its device file.
 
     Raises:
-        UnknownExperimentError: Lists those that exist.
+        UnknownExperimentError: There is no such experiment; the message lists all.
         RefusedError: An override or a configuration file is wrong.
-        ExperimentError: Configurations or verl, whose configuration ours completes, are missing.
+        ExperimentError: The recipe or verl is missing.
     """
-    configs = CHECKOUT / "configs"
-    if not (configs / f"{ROOT}.yaml").is_file():
-        raise ExperimentError(
-            f"no configs/ beside the installed package ({CHECKOUT}): experiments are part of a "
-            "checkout, installed with scripts/install.sh or pip install -e"
-        )
-    prepare(CHECKOUT)
+    folder = recipe_folder()
+    prepare(folder)
 
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
@@ -80,10 +105,10 @@ def compose(*overrides: str) -> tuple[dict[str, Any], str]:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        with initialize_config_dir(str(configs), version_base="1.3"):
-            config = compose(ROOT, list(overrides), return_hydra_config=True)
+        with initialize_config_dir(str(folder / "configs"), version_base="1.3"):
+            config = compose(RECIPE, list(overrides), return_hydra_config=True)
         device = str(config.hydra.runtime.choices.device)
-        # Hydra's own settings hold values that exist in a run only.
+        # Hydra's own settings cannot be resolved outside a run.
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         return cast(dict[str, Any], OmegaConf.to_container(ours, resolve=True)), device
     except (HydraException, OmegaConfBaseException) as error:
@@ -93,7 +118,7 @@ def compose(*overrides: str) -> tuple[dict[str, Any], str]:
 
 
 def explain(error: Exception) -> str:
-    """One line about what Hydra or OmegaConf refuses: the name, the nearest one, those allowed."""
+    """Describe an error of Hydra or OmegaConf in one line, with the names that are allowed."""
     from hydra.errors import MissingConfigException, OverrideParseException
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
@@ -118,7 +143,7 @@ def explain(error: Exception) -> str:
 
 
 def _explain_override(error: Any) -> str:
-    """Say which argument Hydra cannot parse, and how a value with special characters is quoted."""
+    """Describe an argument that Hydra cannot parse, and show how to quote its value."""
     key, is_assigned, value = error.override.partition("=")
     if not is_assigned:
         said = " ".join(str(error).split())
@@ -134,5 +159,5 @@ def _explain_override(error: Any) -> str:
 
 
 def _groups() -> set[str]:
-    """Our Hydra groups: keys of the command line that the composed configuration may lack."""
-    return {path.name for path in (CHECKOUT / "configs").iterdir() if path.is_dir()}
+    """Return our Hydra groups; the composed configuration may lack some of these keys."""
+    return {path.name for path in (recipe_folder() / "configs").iterdir() if path.is_dir()}

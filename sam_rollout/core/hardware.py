@@ -7,7 +7,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
-    """The name that the kernel gives the processor (it has none on ARM), else the architecture."""
+    """Return the processor's name in /proc/cpuinfo; on ARM, where it has none, the architecture."""
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
             if line.startswith("model name"):

@@ -1,10 +1,9 @@
-"""Who a request is, independent of the run that makes it.
+"""The identity of a request, independent of the run that makes it.
 
-vLLM invents a fresh request id for every call and verl a fresh uid for every prompt, so neither can
-tell that two responses answer the same prompt, or that a response of today's run is the one another
-run sampled under the same seed. Telemetry (per-request records), drafting from siblings and seeded
-sampling all need exactly that, hence one small value that travels with the request in
-``SamplingParams.extra_args["sam"]``.
+vLLM invents a fresh request id for every call and verl a fresh uid for every prompt. So neither
+says that two responses answer the same prompt, or that two runs of one seed sampled the same
+response. Telemetry (per-request records), drafting from siblings and seeded sampling need that, so
+one small value travels with the request in ``SamplingParams.extra_args["sam"]``.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class RequestIdentity:
         sibling: Number of the response within its prompt's group, from 0 to n - 1.
         step: Training step that asked for the response; -1 outside training.
         split: ``"train"`` or ``"val"``.
-        key: What the response's random numbers are keyed by, a 63-bit integer.
+        key: The key of the response's random numbers, a 63-bit integer.
     """
 
     group: str
@@ -43,7 +42,7 @@ class RequestIdentity:
 
     @property
     def group_key(self) -> GroupKey:
-        """The same for all responses to a prompt in one step, and for no others."""
+        """Split, step and group, which the responses to a prompt in one step have in common."""
         return self.split, self.step, self.group
 
     def to_extra_args(self) -> dict[str, dict[str, Any]]:
@@ -59,16 +58,16 @@ class RequestIdentity:
 
 def group_of(prompt_ids: Sequence[int]) -> str:
     """Hash a prompt's token ids to a group name of 16 hexadecimal digits."""
-    # Eight bytes a token whatever the machine's int size, so that nodes of a cluster agree.
+    # A token takes eight bytes on every machine, so that the nodes of a cluster agree.
     raw = array("q", prompt_ids).tobytes()
     return hashlib.blake2b(raw, digest_size=8).hexdigest()
 
 
 def key_of(seed: int, step: int, group: str, sibling: int) -> int:
-    """Derive the random-number key of a response from what names it in every run of a seed."""
+    """Derive the key of a response's random numbers, the same in every run of a seed."""
     text = f"{seed}/{step}/{group}/{sibling}".encode()
     digest = hashlib.blake2b(text, digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1  # 63 bits: fits a signed int64 tensor
+    return int.from_bytes(digest, "little") >> 1  # 63 bits fit into a signed int64 tensor
 
 
 def identify(

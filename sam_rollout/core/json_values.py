@@ -1,10 +1,10 @@
-"""Values that JSON does not know, in files that every reader of JSON takes.
+"""JSON files that every reader accepts, with values that JSON lacks.
 
-`clip_grad=inf` is a setting like any other, but JSON has no infinity: Python writes it as a word
-that browsers and jq refuse. So settings and results are written by `dumps` and read by `loads`,
-which have a text for it that Hydra reads as the same number.
+`clip_grad=inf` is a valid setting, but JSON has no infinity. Python writes it as a word that
+browsers and jq refuse. So `dumps` writes settings and results with a text in its place, which
+`loads` and Hydra read as the same number.
 
-A measured value that is no number is nothing to go by: such ones are left out as null (`measured`).
+A measured value that is not finite says nothing, so `measured` replaces it by null.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 _NOT_FINITE = {repr(number): number for number in (math.inf, -math.inf, math.nan)}
-# As protocol buffers, and so other programs, write them.
+# Protocol buffers, and so other programs, write the capitalised names.
 _READ = _NOT_FINITE | {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 def encode(value: Any) -> Any:
-    """A value in those that JSON knows, so that equal values give equal ones, NaN included.
+    """Convert a value to JSON values, so that equal values give equal results, NaN included.
 
-    Numbers that are not finite become "inf", "-inf" and "nan"; members of enumerations their names,
-    unless they are texts or numbers themselves; arrays and sets, which are sorted, become lists.
-    What is nothing of all this becomes its text, so that a run is never lost to what describes it.
+    Numbers that are not finite become "inf", "-inf" and "nan". Members of enumerations become their
+    names, unless they are texts or integers themselves. Arrays become lists, and sets become sorted
+    lists. Any other value becomes its text, so that a run never fails for its description.
     """
     if isinstance(value, Enum):
         return encode(value.value) if isinstance(value, str | int) else value.name
@@ -42,19 +42,19 @@ def encode(value: Any) -> Any:
         return sorted((encode(entry) for entry in value), key=json.dumps)
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
-    if hasattr(value, "tolist"):  # of numpy or torch
+    if hasattr(value, "tolist"):  # a value of numpy or torch
         return encode(value.tolist())
     return str(value)
 
 
 def _key(key: Any) -> str:
-    """A key of a mapping as the text that JSON asks for."""
+    """Return a mapping's key as text, which JSON requires."""
     encoded = encode(key)
     return encoded if isinstance(encoded, str) else json.dumps(encoded)
 
 
 def decode(value: Any) -> Any:
-    """What `encode` was given, as far as it can be told: numbers that are not finite."""
+    """Undo `encode` where possible: restore the numbers that are not finite."""
     if isinstance(value, str):
         return _READ.get(value, value)
     if isinstance(value, dict):
@@ -63,25 +63,25 @@ def decode(value: Any) -> Any:
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
-    """JSON of any value, by `encode`."""
+    """Write any value as JSON, converted by `encode`."""
     return json.dumps(encode(value), indent=indent, allow_nan=False)
 
 
 def loads(text: str) -> Any:
-    """What `dumps` wrote, by `decode`; and what Python's own `json` writes.
+    """Read JSON that `dumps` or Python's own `json` wrote.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: the text is no JSON.
     """
     return decode(json.loads(text))
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, such as the `config.json` of a model.
+    """Read the JSON object in a file, such as a model's `config.json`.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it holds something else.
+        ValueError: the file holds no JSON, or no object.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -93,7 +93,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def measured(value: Any) -> Any:
-    """Plain values with None for every number that is not finite."""
+    """Replace every number that is not finite by None, in plain values."""
     if isinstance(value, dict):
         return {key: measured(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

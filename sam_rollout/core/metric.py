@@ -1,10 +1,10 @@
-"""What the declaration of a metric holds; `telemetry.schema` collects all of them."""
+"""The declaration of a metric; `telemetry.schema` collects all of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-# How values of many engine steps and replicas become one number per training step.
+# How the values of many engine steps and replicas become one number per training step.
 SUM = "sum over replicas"
 SLOWEST = "of the replica that was busy longest"
 MEAN = "ratio of sums over replicas"
@@ -16,12 +16,13 @@ SO_FAR = "over the training steps up to this one, those before a resume included
 class Metric:
     """One metric: its name, unit, meaning and how it is aggregated.
 
-    `name` is full (`sam/tail/time_s`, train split) in `telemetry.schema.METRICS`; a draft source
-    declares its own without the part that all of them share (`run_restarts`). A name with a
-    placeholder (`accepted_position_<k>`) declares a family.
+    In `telemetry.schema.METRICS` a `name` is complete (`sam/tail/time_s`, train split). A draft
+    source declares its metrics without the prefix `sam/draft/` (`run_restarts`). A name with a
+    placeholder (`accepted_position_<k>`) declares a family of metrics.
 
-    `compute` makes it of a `telemetry.aggregate.Rollout`: a number, or numbers by what stands for
-    the placeholder; None leaves it out. A metric without it is counted elsewhere.
+    `compute` takes a `telemetry.aggregate.Rollout` and returns a number, a dict of numbers by the
+    placeholder's value, or None to leave the metric out. A metric without `compute` is counted
+    elsewhere.
     """
 
     name: str
@@ -32,6 +33,6 @@ class Metric:
 
     @property
     def group(self) -> str:
-        """The second part of a full name that begins with `sam`, else the first."""
+        """The second part of a complete name that begins with `sam`, else the first part."""
         first, second = self.name.split("/")[:2]
         return second if first == "sam" else first

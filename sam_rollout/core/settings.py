@@ -1,8 +1,8 @@
-"""What a section of settings is: typed fields with limits, checked when the section is made.
+"""Sections of settings: typed fields with limits, checked when a section is made.
 
-Every choice a user has is a field of such a section (`config.py`, and one section per draft source
-in `sources/`), so that a wrong value stops a run before a model is loaded, under the name its user
-typed.
+Every choice of a user is a field of such a section (`config.py`, and one section per draft source
+in `sources/`). So a wrong value stops a run before a model is loaded, and the error names the field
+that the user typed.
 """
 
 import dataclasses
@@ -13,34 +13,34 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-MOST_LISTED = 24  # names in one error
+MOST_LISTED = 24  # an error lists at most this many names
 
 
 class ConfigError(ValueError):
-    """A configured value that cannot be run with.
+    """A setting has a value that is not allowed.
 
     Attributes:
         field: full path of the field, such as `sam.gate.threshold`.
-        value: what it was set to.
-        allowed: what it may be, in words.
+        value: the field's value.
+        allowed: the allowed values, in words.
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(field, value, allowed)  # all three, so that it survives pickling
+        super().__init__(field, value, allowed)  # pickling needs all three
         self.field, self.value, self.allowed = field, value, allowed
 
     def __str__(self) -> str:
         return f"{self.field} = {self.value!r}: {self.allowed}"
 
 
-# Ways to sample that are asked for in vain -> why.
+# Names that are no rollout samplers (any more) -> the reason.
 NEVER_FOR_ROLLOUTS = {
     "coupled_gumbel": "it is rollout_sampler=coupled now",
     "arbitrage": "keeps steps of a draft model and so changes what is sampled; it is for "
     "evaluating checkpoints and making data: python -m recipes.arbitrage (docs/arbitrage.md)",
 }
 
-# Keys that there were -> what takes their place.
+# Former keys -> their successors.
 GONE = {
     "sam.sources.siblings": "it is sam.sources.prompt now",
     "sam.sources.history": "it is sam.sources.prompt.earlier_steps and sam.texts now",
@@ -50,10 +50,14 @@ GONE = {
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
-    """Why a name is refused: the nearest one there is, and all unless they are very many.
+    """Return the message that refuses an unknown name, with the nearest known one.
+
+    All known names follow, unless there are more than MOST_LISTED and one of them is near.
 
     Args:
-        what: is named, "key" say.
+        what: the kind of thing that is named, such as "key".
+        name: the unknown name.
+        known: all known names.
     """
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" did you mean {close[0]!r}?" if close else ""
@@ -63,13 +67,13 @@ def unknown(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def setting(default: Any, *, meaning: str = "", allowed: str = "", **limits: Any) -> Any:
-    """A dataclass field with its limits: minimum, maximum (integers) or choices (strings).
+    """Return a dataclass field with its limits: minimum and maximum (numbers) or choices (strings).
 
     Args:
-        default: its one home.
-        meaning: for the reference page; sections whose rows are written by hand have none.
-        allowed: for the reference page, where limits do not say it.
-        limits: what is checked.
+        default: the default value; no other place repeats it.
+        meaning: the text of the reference page; sections with handwritten rows have none.
+        allowed: the allowed values on the reference page, where the limits do not show them.
+        limits: the limits that are checked.
     """
     metadata = {"meaning": meaning, "allowed": allowed, **limits}
     return dataclasses.field(default=default, metadata=metadata)
@@ -77,7 +81,7 @@ def setting(default: Any, *, meaning: str = "", allowed: str = "", **limits: Any
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """What all sections share: checks on construction, and the way from and to plain mappings."""
+    """The base of all sections: checks on construction, and conversion from and to mappings."""
 
     PATH: ClassVar[str]
 
@@ -94,8 +98,8 @@ class Section:
         """Build the section from a plain mapping; absent keys take their defaults.
 
         Args:
-            mapping: a dict, or what OmegaConf.to_container makes of a config group.
-            path: what errors call this section; by default the name of its Hydra group.
+            mapping: a dict, such as OmegaConf.to_container returns for a config group.
+            path: the section's name in errors, by default that of its Hydra group.
 
         Raises:
             ConfigError: an unknown key, a wrong type (a bool is no int, "3" is no int) or a value
@@ -112,7 +116,9 @@ class Section:
                 raise ConfigError(f"{path}.{key}", value, why)
             kind = kinds[key]
             if kind is dict and value is None:
-                value = {}  # Hydra sets an unset mapping as a whole; into an empty one it adds keys
+                # Configurations hold null for an unset mapping: Hydra would add keys to an empty
+                # one, but sets null as a whole.
+                value = {}
             if isinstance(kind, type) and issubclass(kind, Section):
                 value = kind.from_mapping(value, f"{path}.{key}")
             values[key] = value
@@ -123,22 +129,22 @@ class Section:
             raise ConfigError(field, error.value, error.allowed) from None
 
     def to_mapping(self) -> dict[str, Any]:
-        """The section as nested dicts of JSON values; `from_mapping` restores an equal object."""
+        """Return nested dicts of JSON values, from which `from_mapping` makes an equal object."""
         return dataclasses.asdict(self)
 
     @classmethod
     @functools.cache
     def _kinds(cls) -> dict[str, Any]:
-        """Field -> type; annotations may be written as text."""
+        """Return the fields' types; annotations may be strings."""
         hints = typing.get_type_hints(cls)
         return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def _violation(value: Any, kind: Any, limits: Mapping[str, Any]) -> str:
-    """What a value should have been; empty if it is right."""
+    """Return what a value must be, or an empty string if the value is right."""
     if type(value) is not kind and not (kind is float and type(value) is int):
         return f"must be {_KIND_NAMES.get(kind, kind.__name__)}, not {type(value).__name__}"
-    if isinstance(value, float) and not math.isfinite(value):  # in no order with any limit
+    if isinstance(value, float) and not math.isfinite(value):  # limits do not exclude NaN
         return "must be a finite number"
     if "choices" in limits and value not in limits["choices"]:
         return "must be one of " + ", ".join(map(repr, limits["choices"]))
@@ -160,7 +166,7 @@ _KIND_NAMES = {
 
 
 def reference_rows(section: type[Section]) -> list[str]:
-    """The section's rows of the reference page: key, type, default, what is allowed, meaning."""
+    """Return a section's rows of the reference page: key, type, default, allowed, meaning."""
     rows = []
     for field in dataclasses.fields(section):
         kind, limits = section._kinds()[field.name], field.metadata
@@ -177,7 +183,7 @@ def reference_rows(section: type[Section]) -> list[str]:
 
 
 def _allowed(kind: type, limits: Mapping[str, Any]) -> str:
-    """What a field may be, in words."""
+    """Describe a field's allowed values."""
     if kind is bool:
         return "true, false"
     if "choices" in limits:

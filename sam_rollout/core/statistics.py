@@ -1,17 +1,17 @@
-"""Intervals: of gains and differences over repeats and steps, of ratios over units, of shares.
+"""Confidence intervals of gains and differences between runs, of ratios, and of shares.
 
-Runs hold steps, and the same step has the same prompts in every run of a seed. So a draw takes
-repeats of each side with replacement, then steps with replacement, the same steps for all runs (a
-bootstrap of two crossed factors: Owen, The pigeonhole bootstrap, 2007). Repeats that are pairs, run
-n of both sides with a seed of its own, are drawn as pairs: what the seed does then cancels.
+Runs consist of steps, and the same step has the same prompts in every run of a seed. So a bootstrap
+draw takes repeats of each side with replacement, then steps with replacement, the same steps for
+all runs. This is a bootstrap of two crossed factors (Owen, The pigeonhole bootstrap, 2007). If run
+n of both sides shares a seed of its own, repeats are drawn as pairs, and the seed's effect cancels.
 
-A bootstrap of two or three repeats is too narrow. Where both sides have repeats an interval also
-spans the t-interval of the runs' totals (Welch's, or that of pairs), which knows how few they are.
-Where a side has one run only, the interval holds the noise within the run alone.
+A bootstrap of two or three repeats is too narrow. Where both sides have repeats, an interval
+therefore also spans the t-interval of the runs' totals (Welch's, or that of pairs), which depends
+on the number of runs. Where a side has a single run, the interval holds only the noise within runs.
 
-Of one run alone, ratios of sums are compared over independent units, by the jackknife's variance of
-their logarithm. Engines import this module: scipy.stats, which takes a second, is imported where it
-is used.
+Two ratios of sums within one run are compared over independent units, with the jackknife's variance
+of their logarithm. Engines import this module. scipy.stats takes a second to import, so it is
+imported where it is used.
 """
 
 import math
@@ -22,14 +22,14 @@ from functools import lru_cache
 import numpy as np
 
 RESAMPLES = 10_000
-SEED = 0  # the same runs give the same intervals
+SEED = 0  # fixed, so that the same runs give the same intervals
 CONFIDENCE = 0.95
-_AT_ONCE = 1_000  # draws; bounds the memory that long runs take
+_AT_ONCE = 1_000  # draws at a time, which bounds the memory for long runs
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 % interval; no interval where nothing can be resampled."""
+    """A value with its 95 % interval, or without one where nothing can be resampled."""
 
     value: float
     low: float | None
@@ -37,13 +37,13 @@ class Estimate:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves out zero."""
+        """Whether the interval excludes zero."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
 @dataclass(frozen=True)
 class Gain:
-    """One ratio of times in its two named forms, as fractions (0.1 = 10 %)."""
+    """A ratio of times in two forms, both fractions (0.1 is 10 %)."""
 
     speed_up_minus_one: Estimate
     time_saved: Estimate
@@ -51,9 +51,9 @@ class Gain:
 
 @dataclass(frozen=True)
 class Sides:
-    """One figure of both sides: arrays [runs of the side, steps], without NaN.
+    """One figure of both sides as arrays [runs of the side, steps], without NaN.
 
-    `paired`: run n of BASE and run n of SAM share a seed that no other run has.
+    `paired` says that run n of BASE and run n of SAM share a seed that no other run has.
     """
 
     base: np.ndarray
@@ -62,20 +62,25 @@ class Sides:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Runs of BASE, runs of SAM, steps."""
+        """Number of runs of BASE, of runs of SAM, and of steps."""
         return len(self.base), len(self.sam), self.base.shape[1]
 
     def means(self) -> tuple[float, float]:
-        """Mean over runs of each side's sum over steps."""
+        """Return each side's sum over steps, averaged over its runs."""
         return self.base.sum() / len(self.base), self.sam.sum() / len(self.sam)
 
     def totals(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sum over steps of every run of BASE, [runs], and of SAM."""
+        """Return the sum over steps of every run, [runs of BASE] and [runs of SAM]."""
         return self.base.sum(axis=1), self.sam.sum(axis=1)
 
 
 def gain(time_s: Sides, tokens: Sides | None = None) -> Gain | None:
-    """Gain in time, or in time per token, both summed over steps; None if a sum is zero."""
+    """Return SAM's gain in time, or in time per token, from sums over steps; None if one is zero.
+
+    Args:
+        time_s: times in seconds.
+        tokens: token counts of the same runs and steps, for a gain in time per token.
+    """
     base_s, sam_s = time_s.means()
     base_tokens, sam_tokens = tokens.means() if tokens else (1.0, 1.0)
     if not all((base_s, sam_s, base_tokens, sam_tokens)):
@@ -98,7 +103,7 @@ def gain(time_s: Sides, tokens: Sides | None = None) -> Gain | None:
 
 
 def difference(values: Sides) -> Estimate:
-    """Mean over steps of SAM - BASE; NaN if there is no step."""
+    """Return the mean over steps of SAM - BASE; NaN if there is no step."""
     count = values.shape[2]
     if not count:
         return Estimate(math.nan, None, None)
@@ -113,7 +118,7 @@ def difference(values: Sides) -> Estimate:
 
 
 def _log_ratios(time_s: Sides, tokens: Sides | None) -> tuple[np.ndarray, np.ndarray] | None:
-    """Logarithm of every run's time, or time per token; None if one of them is zero."""
+    """Return the logarithm of every run's time, or time per token; None if one is zero."""
     times = time_s.totals()
     made = tokens.totals() if tokens else (np.ones(len(times[0])), np.ones(len(times[1])))
     if min(side.min() for side in (*times, *made)) <= 0:
@@ -123,27 +128,27 @@ def _log_ratios(time_s: Sides, tokens: Sides | None) -> tuple[np.ndarray, np.nda
 
 
 def _t_width(base: np.ndarray, sam: np.ndarray, paired: bool) -> float | None:
-    """Half the t-interval of the difference of two means; None where a side has one run."""
+    """Return half the t-interval of the difference of two means; None if a side has one run."""
     if min(len(base), len(sam)) < 2:
         return None
     return t_width(*map(_error, [base - sam] if paired else [base, sam]))
 
 
 def _error(values: np.ndarray) -> tuple[float, float]:
-    """Squared standard error of a mean, and its degrees of freedom."""
+    """Return the squared standard error of a mean, and its degrees of freedom."""
     return values.var(ddof=1) / len(values), len(values) - 1
 
 
 def t_width(*parts: tuple[float, float]) -> float:
-    """Half the t-interval of a sum of independent estimates.
+    """Return half the t-interval of a sum of independent estimates.
 
     Args:
-        parts: Squared standard error and degrees of freedom of each. Of one the interval is
-            Student's, of several Welch's.
+        parts: Squared standard error and degrees of freedom of each estimate. For one estimate the
+            interval is Student's, for several it is Welch's.
     """
     variance = sum(part for part, _ in parts)
     if not variance:
-        return 0.0  # values that agree to the last digit
+        return 0.0  # all values agree to the last digit
     from scipy import stats
 
     freedom = variance**2 / sum(part**2 / count for part, count in parts)
@@ -155,7 +160,7 @@ _Weights = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _weights(values: Sides) -> Iterator[_Weights]:
-    """How often each run and step is drawn, `_AT_ONCE` draws at a time, the same every time."""
+    """Yield how often each run and step is drawn, `_AT_ONCE` draws at a time; always the same."""
     base_runs, sam_runs, steps = values.shape
     for block in range(RESAMPLES // _AT_ONCE):
         of_base = _drawn(base_runs, SEED, block)
@@ -163,7 +168,7 @@ def _weights(values: Sides) -> Iterator[_Weights]:
         yield of_base, of_sam, _drawn(steps, SEED + 2, block)
 
 
-@lru_cache(maxsize=32)  # every row of a comparison draws the same
+@lru_cache(maxsize=32)  # every row of a comparison uses the same draws
 def _drawn(count: int, seed: int, block: int) -> np.ndarray:
     generator = np.random.default_rng([seed, block])
     drawn = generator.multinomial(count, [1 / count] * count, size=_AT_ONCE).astype(np.int16)
@@ -172,7 +177,7 @@ def _drawn(count: int, seed: int, block: int) -> np.ndarray:
 
 
 def _sums(values: Sides, weights: _Weights) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over drawn runs of the sum over drawn steps, both sides, [draws]."""
+    """Return both sides' sums over drawn steps, averaged over drawn runs, [draws] each."""
     of_base, of_sam, of_steps = weights
     sides = ((values.base, of_base), (values.sam, of_sam))
     base, sam = (((runs @ side) * of_steps).sum(axis=1) / len(side) for side, runs in sides)
@@ -190,7 +195,7 @@ def _ratio(
 def _estimate(
     value: float, draws: np.ndarray, shape: tuple[int, int, int], also: np.ndarray
 ) -> Estimate:
-    """The value with the interval of its draws, made wide enough to hold `also`."""
+    """Return the value with the interval of its draws, widened to hold `also`."""
     base_runs, sam_runs, steps = shape
     resampled = steps > 1 or min(base_runs, sam_runs) > 1
     if not resampled or not len(draws):
@@ -200,16 +205,16 @@ def _estimate(
 
 
 def percentiles(draws: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The limits that leave out as many draws of a bootstrap on either side."""
+    """Return the limits of the central `confidence` share of a bootstrap's draws."""
     outside = (1 - confidence) / 2
     low, high = np.quantile(draws, [outside, 1 - outside])
     return float(low), float(high)
 
 
 def mean(values: Sequence[float] | np.ndarray) -> Estimate:
-    """Mean of independent values, with its bootstrap interval.
+    """Return the mean of independent values with its bootstrap interval.
 
-    One value, or values that are all the same, have an interval of one point.
+    The interval of one value, or of equal values, is a single point.
     """
     data = np.asarray(values, float)
     value = float(data.mean())
@@ -219,7 +224,7 @@ def mean(values: Sequence[float] | np.ndarray) -> Estimate:
 
 
 def share(right: int, total: int) -> Estimate:
-    """The share ``right / total`` with Wilson's score interval."""
+    """Return the share ``right / total`` with Wilson's score interval."""
     from scipy.stats import binomtest
 
     interval = binomtest(right, total).proportion_ci(CONFIDENCE, method="wilson")
@@ -227,7 +232,7 @@ def share(right: int, total: int) -> Estimate:
 
 
 def _resampled(values: np.ndarray, seed: int) -> np.ndarray:
-    """Means of the values drawn with replacement, [RESAMPLES]."""
+    """Return means of the values drawn with replacement, [RESAMPLES]."""
     blocks = range(RESAMPLES // _AT_ONCE)
     drawn = [_drawn(len(values), seed, block) @ values for block in blocks]
     return np.concatenate(drawn) / len(values)
@@ -240,13 +245,13 @@ def ratio_gain(treated: Sums, control: Sums) -> Estimate | None:
     """Compare two ratios of sums over independent units.
 
     The interval is Welch's t-interval of the difference of the logarithms. A logarithm's variance
-    is the jackknife's over units, and its degrees of freedom count units by their weight: where a
-    few long ones decide a ratio, the plain linearised variance covers the truth in 86 to 90 % of
+    is the jackknife's over units, and its degrees of freedom count units by their weight. Where a
+    few long units decide a ratio, the plain linearised variance covers the truth in 86 to 90 % of
     cases instead of 95 % (`tests/unit/test_statistics.py` has the simulation).
 
     Returns:
-        (ratio of the treated) / (ratio of the control) - 1; None if a side has nothing, or a single
-        unit.
+        (ratio of the treated) / (ratio of the control) - 1; None if a side has fewer than two
+        units, or no sum.
     """
     arm, other = (_log_ratio(*arm) for arm in (treated, control))
     if arm is None or other is None:
@@ -256,7 +261,7 @@ def ratio_gain(treated: Sums, control: Sums) -> Estimate | None:
 
 
 def _log_ratio(numerator: np.ndarray, denominator: np.ndarray) -> tuple[float, float, float] | None:
-    """Logarithm of a ratio of sums, its variance and degrees of freedom."""
+    """Return the logarithm of a ratio of sums, its variance and its degrees of freedom."""
     used = denominator > 0
     numerator, denominator = numerator[used].astype(float), denominator[used].astype(float)
     units = len(numerator)

@@ -1,8 +1,8 @@
-"""Is this machine, or this cluster, ready for a run? The checks behind `sam-rollout doctor`.
+"""Checks whether this machine, or a cluster, is ready for a run: `sam-rollout doctor`.
 
-Each check is a function from a `Question` to `Line`s and knows nothing of the others. Nothing heavy
-is imported: engines are looked at through their metadata, devices through processes of their own,
-so that the doctor answers on machines where nothing else works.
+Each check is an independent function that turns a `Question` into `Line`s. The doctor has to work
+on machines where nothing else works, so it imports nothing heavy. It reads the metadata of engines,
+and examines devices in separate processes.
 """
 
 from sam_rollout.doctor.examination import examine

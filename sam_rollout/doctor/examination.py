@@ -1,4 +1,4 @@
-"""All checks in their order, and the way to run them that nothing on a machine can break."""
+"""Runs all checks in order; an error in one check does not stop the others."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -15,13 +15,13 @@ Check = Callable[[Question], Iterable[Line]]
 
 
 def check_run(question: Question) -> Iterator[Line]:
-    """Ask every check of the run; one that fails does not keep the others from being asked.
+    """Run all checks of the run's configuration, even if one fails.
 
-    The nodes of a cluster are asked for what every node must have; the rest is about the machine
-    that the run is started on.
+    The nodes of a cluster only run the checks of files, which every node needs. The other checks
+    are about the machine where the run is started.
     """
     if not question.config:
-        yield skip("run", "not looked at without --experiment")
+        yield skip("run", "not checked without --experiment")
         return
     config = OmegaConf.create(dict(question.config))
     try:
@@ -42,11 +42,11 @@ def check_run(question: Question) -> Iterator[Line]:
             yield fail(check.what, error, fix="")
         else:
             if facts or not noted:
-                yield ok(check.what, "; ".join(facts) or "nothing to object to")
+                yield ok(check.what, "; ".join(facts) or "no problem found")
 
 
 def checks_of(device: str) -> list[tuple[str, Check]]:
-    """The checks that are for a device, in their order, each with its group."""
+    """Return the checks for a device in order, each with its group."""
     ascend = device == "ascend_910c"
     return [
         ("versions", installation.check_versions),
@@ -62,12 +62,17 @@ def checks_of(device: str) -> list[tuple[str, Check]]:
 
 
 def examine(question: Question, progress: Callable[[str], None]) -> Iterator[Finding]:
-    """Run every check that is for the device; one that fails itself becomes a failing line."""
+    """Run all checks for the device; an error inside a check becomes a failing line.
+
+    Args:
+        question: The device and the experiment.
+        progress: Called with the name of each check before it runs.
+    """
     for group, check in checks_of(question.device):
         name = check.__name__.removeprefix("check_").replace("_", " ")
         progress(f"{group}: {name}")
         try:
             yield from [Finding(group, line) for line in check(question)]
-        except (Exception, SystemExit) as error:  # a module that exits while it is imported, too
+        except (Exception, SystemExit) as error:  # some modules exit when they are imported
             found = f"the check itself ended with {type(error).__name__}: {error}"
             yield Finding(group, fail(name, found, "the other checks went on; please report this"))

@@ -1,4 +1,4 @@
-"""The machine: its devices, the drafter's kernels on it, and what its operating system grants."""
+"""Checks of the machine: its devices, the drafter's kernels, shared memory and open files."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from sam_rollout.sizing import GIB
 
 DEVICE_FILES = Path("/dev")
 VISIBLE = {"ascend_910c": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
-# Prints free and total bytes of every device that may be seen.
+# This program prints the free and total bytes of every visible device.
 ASK_TORCH = """
 import json, torch
 {imports}
@@ -27,11 +27,11 @@ TORCH_PROGRAMS = {
     "ascend_910c": ASK_TORCH.format(imports="import torch_npu", kind="npu"),
     "cuda": ASK_TORCH.format(imports="", kind="cuda"),
 }
-CPU_RUN_GIB = 10  # README: what a run of the tiny experiment needs
+CPU_RUN_GIB = 10  # need of the tiny experiment, as in README.md
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_SHARED_GIB = 1.0  # without an experiment: more than the 64 MiB a container gets by default
+LEAST_SHARED_GIB = 1.0  # need without an experiment; a container gets 64 MiB by default
 BIGGER_SHM = "mount -o remount,size=... /dev/shm; for a container docker run --shm-size=..."
-OPEN_FILES = 32768  # as in verl's instructions for several nodes: Ray holds a socket for each peer
+OPEN_FILES = 32768  # verl's instructions for several nodes; Ray needs a socket for each peer
 WARM_UP = """
 import dataclasses, json
 from sam_rollout.automaton import kernels
@@ -40,13 +40,13 @@ print(json.dumps(dataclasses.asdict(kernels.warm_up())))
 
 
 def count_devices() -> int:
-    """Accelerators of this machine or container, whether or not a process may see them."""
+    """Count the accelerators of this machine or container, visible or not."""
     names = (path.name for path in DEVICE_FILES.iterdir())
     return sum(re.fullmatch(r"(davinci|nvidia)\d+", name) is not None for name in names)
 
 
 def check_cpu(_question: Question) -> Iterator[Line]:
-    """Cores and memory of the machine: the device of the CPU profile."""
+    """Check the memory of the machine, which is the device of the CPU profile."""
     memory, cores = psutil.virtual_memory(), len(os.sched_getaffinity(0))
     found = f"{cores} cores; {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB are free"
     fix = f"a run of tiny_cpu needs about {CPU_RUN_GIB} GB over all its processes"
@@ -54,8 +54,8 @@ def check_cpu(_question: Question) -> Iterator[Line]:
 
 
 def check_accelerators(question: Question) -> Iterator[Line]:
-    """Let torch count devices and their memory, in a process of its own: it may crash."""
-    fix = f"install the driver, then bash scripts/install.sh {question.profile}; a container needs "
+    """Let torch count devices and their memory, in a separate process because it may crash."""
+    fix = f"install the driver, then sam-rollout install {question.profile}; a container needs "
     fix += "the device files, an NPU CANN's set_env.sh"
     try:
         found = json.loads(run_python(TORCH_PROGRAMS[question.device]))
@@ -63,25 +63,25 @@ def check_accelerators(question: Question) -> Iterator[Line]:
         yield fail("torch", error, fix)
         return
     wanted, variable = int(question.setting("trainer.n_gpus_per_node", 1)), VISIBLE[question.device]
-    said = f"torch sees {len(found)} of {count_devices()}, {wanted} are needed"
+    text = f"torch sees {len(found)} of {count_devices()}, {wanted} are needed"
     if named := os.environ.get(variable):
         fix = f"{variable}={named} limits them; {fix}"
-    yield judge("devices", said, fix, fails=len(found) < wanted)
+    yield judge("devices", text, fix, fails=len(found) < wanted)
     if not found:
         return
     share = question.setting("actor_rollout_ref.rollout.gpu_memory_utilization", 0.9)
     free, total = min(found, key=lambda device: device[0] / device[1])
-    said = f"{(total - free) / GIB:.1f} of {total / GIB:.0f} GiB are taken on the fullest device"
-    fix = f"end what holds it: the engine takes {share:.0%} of a device and starts no other way"
-    yield judge("memory in use", said, fix, fails=free < share * total)
+    text = f"{(total - free) / GIB:.1f} of {total / GIB:.0f} GiB are taken on the fullest device"
+    fix = f"end the processes that use it: the engine only starts with {share:.0%} of a device free"
+    yield judge("memory in use", text, fix, fails=free < share * total)
 
 
 def check_kernels(_question: Question) -> Iterator[Line]:
-    """Load the drafter's kernels as a run's workers will, which compiles them the first time."""
+    """Load the drafter's kernels as a run's workers do; the first load compiles them."""
     try:
         found = json.loads(run_python(WARM_UP))
     except ProbeError as error:
-        yield fail("kernels", error, "scripts/install.sh: is there a llvmlite for this machine?")
+        yield fail("kernels", error, "sam-rollout install; llvmlite must support this machine")
         return
     how = f"{found['compiled']} compiled" if found["compiled"] else "all from the cache"
     yield ok("kernels", f"{found['seconds']:.1f} s, {how}")
@@ -91,7 +91,7 @@ def check_kernels(_question: Question) -> Iterator[Line]:
 
 
 def check_shared_memory(question: Question) -> Iterator[Line]:
-    """Compare /dev/shm with what weights and Ray's object store take of it."""
+    """Check that /dev/shm has room for weights and Ray's object store."""
     usage = shutil.disk_usage(SHARED_MEMORY)
     found = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB are free"
     wanted = LEAST_SHARED_GIB * GIB
@@ -99,22 +99,22 @@ def check_shared_memory(question: Question) -> Iterator[Line]:
         engine = "actor_rollout_ref.rollout.checkpoint_engine"
         bucket_mib = question.setting(f"{engine}.update_weights_bucket_megabytes", 0)
         weights = bucket_mib * 2**20 * int(question.setting("trainer.n_gpus_per_node", 1))
-        if question.device == "cuda":  # there weights do not pass through the host's memory
+        if question.device == "cuda":  # on CUDA, weights do not pass through host memory
             weights = 0
         store = int(question.setting("ray_kwargs.ray_init.object_store_memory", 0))
         wanted = weights + store
-        found += f"; {weights / GIB:.2f} for weights and {store / GIB:.2f} for Ray are wanted"
-    # With a new enough driver weights do not pass through the host's memory on NPUs either.
+        found += f"; {weights / GIB:.2f} for weights and {store / GIB:.2f} for Ray are needed"
+    # With a recent driver, weights do not pass through host memory on NPUs either.
     fails = bool(question.config) and question.device == "cpu"
     small = usage.free < wanted
     yield judge(str(SHARED_MEMORY), found, BIGGER_SHM, fails=small and fails, warns=small)
 
 
 def check_open_files(question: Question) -> Iterator[Line]:
-    """Compare the limit of open files with what a cluster needs."""
+    """Check that the limit of open files is high enough for a cluster."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (OPEN_FILES if n == resource.RLIM_INFINITY else n for n in limits)
-    fix = f"ulimit -n {OPEN_FILES} before ray start; scripts/node.sh does that by itself"
+    fix = f"ulimit -n {OPEN_FILES} before ray start; scripts/node.sh does that"
     if hard < OPEN_FILES:
         fix = f"raise the hard limit ({hard}) in /etc/security/limits.conf; {fix}"
     fails = question.many_nodes and hard < OPEN_FILES

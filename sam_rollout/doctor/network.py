@@ -1,4 +1,4 @@
-"""The interfaces through which the nodes of a run find each other."""
+"""Checks of the network interfaces through which the nodes of a run connect."""
 
 from collections.abc import Iterator
 
@@ -15,15 +15,15 @@ INTERFACE_VARIABLES = {
 
 
 def check_interfaces(question: Question) -> Iterator[Line]:
-    """Look whether the interfaces that are named, by prefix as a rule, are there and up."""
+    """Check that the interfaces named by the variables exist and are up."""
     up = sorted(name for name, state in psutil.net_if_stats().items() if state.isup)
     for name in INTERFACE_VARIABLES[question.device]:
         given = question.environment.get(name, "")
-        # "=" in front makes prefixes whole names, "^" makes them those to leave out.
+        # Names are prefixes. A leading "=" asks for exact names, a leading "^" excludes names.
         prefixes = tuple(filter(None, given.lstrip("=").split(",")))
-        fix = f"name the interface that all nodes share, of {', '.join(up)}; scripts/node.sh does"
+        fix = f"name the interface all nodes share ({', '.join(up)}); scripts/node.sh does that"
         if not given and question.many_nodes:
-            yield warn(name, "not set: the library guesses", fix)
+            yield warn(name, "not set: the library chooses one", fix)
         elif not given:
             yield skip(name, "not set, and not needed on one node")
         else:

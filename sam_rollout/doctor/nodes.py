@@ -1,11 +1,12 @@
-"""The same checks on every node of a Ray cluster, and what the nodes must agree on.
+"""Runs the checks on every node of a Ray cluster, and compares the nodes.
 
-Ray is imported inside functions: the doctor answers without it.
+Ray is imported inside functions, so that the doctor works without it.
 """
 
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import os
 import platform
 import socket
@@ -15,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sam_rollout.core.composition import CHECKOUT
+import sam_rollout
+from sam_rollout.core.composition import recipe_folder
 from sam_rollout.doctor.examination import examine
 from sam_rollout.doctor.host import count_devices
 from sam_rollout.doctor.installation import all_versions
@@ -25,42 +27,44 @@ from sam_rollout.doctor.scope import Question
 GROUP = "cluster"
 START_RAY = "ray start --head on one node, ray start --address on the others; or --address"
 INSTALL = "install the same version of sam_rollout there, for the Python that runs ray start"
-SOURCES = ("sam_rollout/**/*.py", "recipes/**/*.py", "configs/**/*.yaml")
+SOURCES = ("**/*.py", "configs/**/*.yaml")
 CONNECT_LIMIT_S = 10
-CHECKS_LIMIT_S = 900  # a check may start Python twice, from a slow file system
-# A task that asks for no device would otherwise be shown none.
+CHECKS_LIMIT_S = 900  # the checks start Python twice, perhaps from a slow file system
+# Without this, Ray hides all devices from a task that asks for none.
 RUNTIME_ENV = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
-Facts = Mapping[str, str]  # what nodes are compared by
+Facts = Mapping[str, str]  # name -> value that should be equal on all nodes
 
 
 def facts(question: Question, marker: str = "") -> Facts:
-    """What this machine has in common with the other nodes of a run.
+    """Return the facts about this machine that should be equal on all nodes of a run.
 
     Args:
-        question: of the run.
-        marker: a file that the asking node made where checkpoints will lie. Every training rank
-            writes its part there; a rank that finds only its own cannot resume.
+        question: The device and the experiment.
+        marker: A file that the first node created in the folder of checkpoints; empty for none.
+            Every training rank writes its part there, and needs all parts to resume, so the folder
+            has to be shared.
     """
     digest = hashlib.sha256()
-    for pattern in SOURCES:
-        for path in sorted(CHECKOUT.glob(pattern)):
-            digest.update(str(path.relative_to(CHECKOUT)).encode() + path.read_bytes())
+    package = Path(sam_rollout.__file__).resolve().parent
+    for source, pattern in itertools.product((package, recipe_folder()), SOURCES):
+        for path in sorted(source.glob(pattern)):
+            digest.update(str(path.relative_to(source)).encode() + path.read_bytes())
     folder = Path(marker).parent
-    there = f"{folder}, shared" if Path(marker).exists() else f"{folder} of its own"
+    there = f"{folder}, shared" if Path(marker).exists() else f"{folder}, not shared"
     shared = {"folder of checkpoints": there} if marker else {}
     return {
         **{f"version of {name}": version for name, version in all_versions(question).items()},
         "machine": platform.machine(),
         "devices": str(count_devices()),
         "code and configs": digest.hexdigest()[:12],
-        # Reward, model and data are named by path.
-        "path of the checkout": str(CHECKOUT),
+        # Configurations name reward and model by path.
+        "path of the package": str(package),
         **shared,
     }
 
 
 def examine_node(question: Question, marker: str) -> tuple[list[Finding], Facts]:
-    """All checks on the node that this Ray task runs on."""
+    """Run all checks on the node of this Ray task."""
     return list(examine(question, lambda _doing: None)), facts(question, marker)
 
 
@@ -70,22 +74,22 @@ def examine_cluster(
     """Run the checks on every living node of a running cluster, and compare the nodes.
 
     Args:
-        question: asked on every node.
-        address: of the cluster; RAY_ADDRESS or the one on this machine unless given.
-        progress: takes what is being done.
+        question: The device and the experiment.
+        address: Address of the cluster; by default RAY_ADDRESS, or the cluster on this machine.
+        progress: Called with each activity.
     """
     try:
         import ray
     except ImportError as error:
-        fix = f"bash scripts/install.sh {question.profile}"
+        fix = f"sam-rollout install {question.profile}"
         yield Finding(GROUP, fail("ray", f"{type(error).__name__}: {error}", fix))
         return
     address = address or os.environ.get("RAY_ADDRESS") or "auto"
     progress(f"cluster: connecting to {address}")
     try:
-        _knock(address)
+        _try_port(address)
         ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=RUNTIME_ENV)
-    except Exception as error:  # no cluster, another version of Ray or Python, a firewall
+    except Exception as error:  # for example: no cluster, another version of Ray, a firewall
         found = f"no connection to {address}: {_cause(error)}"
         yield Finding(GROUP, fail("ray", found, START_RAY))
         return
@@ -95,8 +99,8 @@ def examine_cluster(
         ray.shutdown()
 
 
-def _knock(address: str) -> None:
-    """Try the port of an address: Ray would try for ten minutes.
+def _try_port(address: str) -> None:
+    """Connect to the port of an address once; Ray would try for ten minutes.
 
     Raises:
         OSError: Nothing listens there.
@@ -109,7 +113,7 @@ def _knock(address: str) -> None:
 def _examine_connected(question: Question, progress: Callable[[str], None]) -> Iterator[Finding]:
     import ray
 
-    # Nodes of a test share host and address.
+    # In tests, nodes have the same host name and address, so the node's id is added.
     nodes = {
         f"{n['NodeManagerHostname']} {n['NodeManagerAddress']} {n['NodeID'][:6]}": n
         for n in ray.nodes()
@@ -133,7 +137,7 @@ def _examine_connected(question: Question, progress: Callable[[str], None]) -> I
             progress(f"cluster: waiting for {name}")
             try:
                 findings, known[name] = ray.get(answer, timeout=max(0, ends_s - time.monotonic()))
-            except Exception as error:  # its Python lacks us, it went away or does not answer
+            except Exception as error:  # our package is missing there, say, or the node died
                 yield Finding(GROUP, fail("checks", _cause(error), INSTALL), name)
                 continue
             yield from (dataclasses.replace(finding, node=name) for finding in findings)
@@ -142,8 +146,8 @@ def _examine_connected(question: Question, progress: Callable[[str], None]) -> I
 
 @contextlib.contextmanager
 def marked(folder: str) -> Iterator[str]:
-    """A file that is in a folder for a while; the folder is made, as a run would make it."""
-    marker = CHECKOUT / folder / f".sam-rollout-doctor-{uuid.uuid4().hex}"
+    """Return a context in which a marker file exists in a folder, which is created if needed."""
+    marker = Path(folder).absolute() / f".sam-rollout-doctor-{uuid.uuid4().hex}"
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
     try:
@@ -153,7 +157,7 @@ def marked(folder: str) -> Iterator[str]:
 
 
 def _on(node: Mapping[str, Any], question: Question, marker: str) -> Any:
-    """Start the checks on a node, whatever else runs there."""
+    """Start the checks on a node, even if it has no free resources."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -163,13 +167,13 @@ def _on(node: Mapping[str, Any], question: Question, marker: str) -> Any:
 
 
 def _cause(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """Describe an error in one line."""
     cause = getattr(error, "cause", None) or error
     return f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}"
 
 
 def compare(known: Mapping[str, Facts]) -> Iterator[Line]:
-    """Name what differs between nodes."""
+    """Yield a failing line for each fact that differs between nodes."""
     differ = False
     for what in dict.fromkeys(what for node in known.values() for what in node):
         nodes_of: dict[str, list[str]] = {}
@@ -177,12 +181,12 @@ def compare(known: Mapping[str, Facts]) -> Iterator[Line]:
             nodes_of.setdefault(node.get(what, "missing"), []).append(name)
         if len(nodes_of) > 1:
             differ = True
-            said = "; ".join(f"{value} on {_listed(names)}" for value, names in nodes_of.items())
-            yield fail(what, said, "make the nodes alike: one kind, one checkout, one path")
+            values = "; ".join(f"{value} on {_listed(names)}" for value, names in nodes_of.items())
+            yield fail(what, values, "make the nodes equal: one kind, one version, one path")
     if known and not differ:
-        yield ok("nodes alike", "versions, code, path of the checkout, machine and devices")
+        yield ok("equal nodes", "versions, code, path of the package, machine and devices")
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names, shortened where there are many."""
+    """List the first names, and say how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,4 +1,4 @@
-"""What checks say, one line each about one thing; printed for a terminal and for programs."""
+"""The results of checks, and their output as text and JSON."""
 
 import enum
 import json
@@ -10,12 +10,12 @@ SCHEMA_VERSION = 1
 
 
 class Status(enum.StrEnum):
-    """How a line is meant. Only `FAIL` makes the command fail."""
+    """The status of a line. Only `FAIL` makes the command fail."""
 
     OK = "ok"
-    WARN = "warn"  # a run may work, but not as tested, or not as fast
+    WARN = "warn"  # a run may work, but it is not tested this way, or it is slower
     FAIL = "fail"  # a run will not work
-    SKIP = "skip"  # not looked at, and why
+    SKIP = "skip"  # not checked; the line says why
 
 
 VERDICTS = {
@@ -27,17 +27,17 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     status: Status
     what: str
     found: str
-    fix: str = ""  # what to do about it, where that is not said by what was found
+    fix: str = ""  # what the user can do, if `found` does not say it
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A line, the group of checks it comes from, and the node; "" for this machine."""
+    """A line with the group of its check and its node; an empty node is this machine."""
 
     group: str
     line: Line
@@ -45,47 +45,47 @@ class Finding:
 
 
 def ok(what: str, found: object) -> Line:
-    """A line about something that is as it should be."""
+    """Return a line for a check without problems."""
     return Line(Status.OK, what, str(found))
 
 
 def warn(what: str, found: object, fix: str) -> Line:
-    """A line about something that may hurt."""
+    """Return a line for a possible problem."""
     return Line(Status.WARN, what, str(found), fix)
 
 
 def fail(what: str, found: object, fix: str) -> Line:
-    """A line about something that ends a run."""
+    """Return a line for a problem that ends a run."""
     return Line(Status.FAIL, what, str(found), fix)
 
 
 def skip(what: str, why: str) -> Line:
-    """A line about something that was not looked at."""
+    """Return a line for something that was not checked."""
     return Line(Status.SKIP, what, why)
 
 
 def judge(what: str, found: object, fix: str, *, fails: bool = False, warns: bool = False) -> Line:
-    """A failure or a warning where its condition holds; else all is as it should be."""
+    """Return a failing line if `fails`, a warning if `warns`, else a line without problems."""
     if fails:
         return fail(what, found, fix)
     return warn(what, found, fix) if warns else ok(what, found)
 
 
 def to_text(about: str, findings: Sequence[Finding]) -> Iterator[str]:
-    """Lines: what was found and what to do about it, then the sum.
+    """Yield the findings as text, with a summary at the end.
 
     Args:
-        about: the device, and the experiment if there is one.
-        findings: of this machine, or of the nodes of a cluster.
+        about: The device, and the experiment if there is one.
+        findings: The findings of this machine, or of the nodes of a cluster.
     """
     yield f"Ready for {about}?"
     findings = merged(findings)
     heading = ""
     for finding in findings:
-        line, said = finding.line, f"{finding.node} {finding.group}".strip()
-        if said != heading:
-            yield f"\n{said}"
-            heading = said
+        line, place = finding.line, f"{finding.node} {finding.group}".strip()
+        if place != heading:
+            yield f"\n{place}"
+            heading = place
         yield f"  {line.status:5} {line.what}: {line.found}"
         if line.fix:
             yield f"        -> {line.fix}"
@@ -95,7 +95,7 @@ def to_text(about: str, findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings that all nodes share, once; then those of single nodes."""
+    """Return findings that all nodes share once, followed by the findings of single nodes."""
     nodes = {finding.node for finding in findings if finding.node}
     if len(nodes) < 2:
         return list(findings)
@@ -109,13 +109,13 @@ def merged(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def overall(findings: Sequence[Finding]) -> Status:
-    """The worst that was found."""
+    """Return the worst status."""
     found = {finding.line.status for finding in findings}
     return next((s for s in (Status.FAIL, Status.WARN) if s in found), Status.OK)
 
 
 def to_json(device: str, experiment: str, findings: Sequence[Finding]) -> str:
-    """All findings, none merged, as one JSON object."""
+    """Return all findings of all nodes as one JSON object."""
     answer = {
         "schema_version": SCHEMA_VERSION,
         "device": device,

@@ -1,4 +1,4 @@
-"""Asking the environment: what is installed, and what a fresh interpreter says."""
+"""Reads installed versions, and runs small programs in a fresh interpreter."""
 
 import subprocess
 import sys
@@ -9,11 +9,11 @@ LIMIT_S = 240
 
 
 class ProbeError(RuntimeError):
-    """A program failed or did not answer; the text says why in one line."""
+    """A program failed or did not answer; the message says why in one line."""
 
 
 def installed(name: str) -> str | None:
-    """Version of a distribution; None where it is not installed."""
+    """Return the version of a distribution; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -21,12 +21,12 @@ def installed(name: str) -> str | None:
 
 
 def run_python(program: str, limit_s: float = LIMIT_S) -> str:
-    """The last line that a program prints in a fresh interpreter of this environment.
+    """Run a program in a fresh interpreter of this environment; return the last line it prints.
 
     Raises:
-        ProbeError: It ends with an error, prints nothing or takes longer than `limit_s`.
+        ProbeError: It fails, prints nothing or takes longer than `limit_s` seconds.
     """
-    # -P: the working directory is no place to import from; a run's workers do not have it either.
+    # With -P, Python does not import from the working directory. A run's workers do not, either.
     command = [sys.executable, "-P", "-c", program]
     try:
         done = subprocess.run(
@@ -34,8 +34,8 @@ def run_python(program: str, limit_s: float = LIMIT_S) -> str:
         )
     except subprocess.TimeoutExpired:
         raise ProbeError(f"python did not answer in {limit_s:.0f} s") from None
-    said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    if done.returncode or not said:
-        last = said[-1] if said else "no message"
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    if done.returncode or not lines:
+        last = lines[-1] if lines else "no message"
         raise ProbeError(f"python ended with status {done.returncode}: {last}")
-    return said[-1]
+    return lines[-1]

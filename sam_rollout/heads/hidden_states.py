@@ -1,4 +1,4 @@
-"""What a head learns from: texts with the hidden states that their policy computed over them."""
+"""Texts with the policy's hidden states, from which a head learns."""
 
 from __future__ import annotations
 
@@ -15,32 +15,35 @@ from sam_rollout.core.settings import ConfigError
 if TYPE_CHECKING:
     from sam_rollout.telemetry.traces import Trace
 
-STORED = torch.bfloat16  # of the states kept in memory: half of float32, as exact as policies are
-_POSITIONS = 4096  # of one forward pass
+STORED = torch.bfloat16  # type of the states in memory: half the size of float32, exact enough
+_POSITIONS = 4096  # most positions of one forward pass
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One text; n tokens, of which the first `prompt` were not sampled by the policy."""
+    """One text of n tokens; its first `prompt` tokens are the prompt."""
 
     tokens: Tensor  # int64 [n]
     states: Tensor  # [n, layers * hidden], after the policy's target layers
-    last: Tensor  # [n, hidden], what the policy's output matrix is applied to
+    last: Tensor  # [n, hidden], the input of the policy's output matrix
     prompt: int
 
     def window(self, start: int, length: int) -> Sample:
-        """The part of the text from `start` on."""
+        """Return the part of at most `length` tokens from `start` on."""
         part = slice(start, start + length)
         prompt = max(0, self.prompt - start)
         return Sample(self.tokens[part], self.states[part], self.last[part], prompt)
 
     def part(self, rng: random.Random, length: int) -> Sample:
-        """A window drawn at random, with at least one position to learn from."""
+        """Draw a window at random, with at least one position to learn from if possible."""
         return self.window(draw_start(rng, len(self.tokens), self.prompt, length), length)
 
 
 def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int:
-    """Where a window begins in a text of so many tokens, a part of which is the prompt."""
+    """Draw where a window of `length` tokens begins in a text of `tokens` tokens.
+
+    The window reaches into the response if it can; `prompt` is the number of prompt tokens.
+    """
     most = tokens - length
     least = min(max(0, prompt + 3 - length), max(0, most))
     return rng.randint(least, max(least, most))
@@ -48,9 +51,9 @@ def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A causal language model of transformers' and its two matrices that its head shares.
+    """A causal language model of transformers, and the two matrices that its head shares.
 
-    The matrices lie on one device; layers of the model may lie on others.
+    Both matrices are on one device. Layers of the model may be on others.
     """
 
     model: Any
@@ -59,13 +62,15 @@ class Policy:
 
     @classmethod
     def load(cls, folder: str, device: torch.device, spread: bool = False) -> Policy:
-        """Load a checkpoint: float32 for a CPU, as it is stored for others.
+        """Load a checkpoint, in float32 on a CPU and in its own type on other devices.
 
         Args:
-            spread: its layers over all devices of this kind.
+            folder: The checkpoint's folder.
+            device: Device of the matrices.
+            spread: Spread the layers over all devices of this kind.
 
         Raises:
-            OSError, ValueError: no checkpoint that transformers knows.
+            OSError, ValueError: transformers cannot load the checkpoint.
         """
         from transformers import AutoModelForCausalLM
 
@@ -76,7 +81,7 @@ class Policy:
 
     @classmethod
     def of(cls, model: Any, device: torch.device) -> Policy:
-        """The same of a model that is loaded."""
+        """Take a loaded model, with copies of its matrices in float32 on `device`."""
         ends = model.get_input_embeddings(), model.get_output_embeddings()
         return cls(model, *(end.weight.detach().to(device, torch.float32) for end in ends))
 
@@ -85,15 +90,16 @@ class Policy:
         self, traces: Sequence[Trace], layers: Sequence[int], max_tokens: int,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> list[Sample]:  # fmt: skip
-        """Hidden states of every trace, in its order.
+        """Compute the hidden states of all traces; return one sample per trace, in order.
 
         Args:
-            layers: after how many layers states are taken; 0 are the embeddings.
-            max_tokens: of a text; longer ones are cut.
-            progress: called with the number of tokens read since the last call.
+            traces: The texts.
+            layers: After how many layers states are taken; 0 means the embeddings.
+            max_tokens: Longer texts are cut to this length.
+            progress: Called with the number of tokens read since the last call.
 
         Raises:
-            ConfigError: a token that the model does not know.
+            ConfigError: A token is outside the model's vocabulary.
         """
         texts = [torch.as_tensor(trace.tokens[:max_tokens]).long() for trace in traces]
         largest = max(int(text.max()) for text in texts)
@@ -103,7 +109,7 @@ class Policy:
         samples: dict[int, Sample] = {}
         for part in _batches(texts):
             ids = torch.nn.utils.rnn.pad_sequence([texts[i] for i in part], batch_first=True)
-            # No attention mask: padding is on the right, where a causal model never looks.
+            # Padding is on the right. A causal model does not see it, so it needs no mask.
             out = self.model(
                 input_ids=ids.to(self.embeddings.device), output_hidden_states=True,
                 use_cache=False, logits_to_keep=1,
@@ -119,7 +125,7 @@ class Policy:
 
 
 def _batches(texts: Sequence[Tensor]) -> list[list[int]]:
-    """Indices of texts of similar lengths, so that little is padded."""
+    """Group the indices of texts of similar lengths, which need little padding."""
     batches: list[list[int]] = [[]]
     for i in sorted(range(len(texts)), key=lambda i: len(texts[i])):
         if batches[-1] and (len(batches[-1]) + 1) * len(texts[i]) > _POSITIONS:

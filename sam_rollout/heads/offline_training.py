@@ -1,4 +1,4 @@
-"""The command `sam-rollout head train`: texts in, a head's folder out."""
+"""The command `sam-rollout head train`, which trains a head on recorded texts."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ from sam_rollout.telemetry.traces import Trace, groups_of, read_traces
 if TYPE_CHECKING:
     from rich.console import Console
 
-HELD_OUT = 0.05  # share of the prompts
+HELD_OUT = 0.05  # share of the prompts that are held out
 LEAST_HELD_OUT = 4
-EVALUATIONS = 10  # during training, evenly spread
-LOGGED = 100  # losses kept in training.json: means over as many parts of the training
+EVALUATIONS = 10  # evaluations during the training
+LOGGED = 100  # losses in training.json; each is the mean over one hundredth of the training
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadRequest:
-    """What is asked for.
+    """The arguments of a head's training.
 
     Attributes:
-        model: the policy's checkpoint folder.
-        texts: run folders with recorded traces, or files of traces.
-        draft_vocabulary: the head drafts this many tokens, those most frequent in the responses;
-            None: all.
-        start: a head to begin with, which decides its vocabulary itself; None: random weights.
-        max_tokens: of a text; what follows is not read.
-        split_model: the policy's layers are spread over all devices of the only process.
+        model: The policy's checkpoint folder.
+        texts: Run folders with recorded traces, or files of traces.
+        output: Folder of the trained head.
+        settings: Settings of the training.
+        draft_vocabulary: Number of tokens that the head can draft, the most frequent ones in the
+            responses; None means all.
+        start: The head to begin with, which has its own vocabulary; None means random weights.
+        max_tokens: Longer texts are cut to this length.
+        split_model: Spread the policy's layers over all devices; needs a single process.
     """
 
     model: str
@@ -55,13 +57,13 @@ class HeadRequest:
 
 
 def train_head(request: HeadRequest, console: Console) -> None:
-    """Train a head, say how it does on texts it was not trained on, and write it.
+    """Train a head, write it, and print its acceptance on held-out texts.
 
-    Processes started by torchrun train one head; the first of them speaks and writes.
+    Processes started by torchrun train one head together. Only the first one prints and writes.
 
     Raises:
-        ConfigError: the model or a number cannot be used.
-        TraceError, OSError: texts that cannot be read.
+        ConfigError: The model or a number cannot be used.
+        TraceError, OSError: Texts cannot be read.
     """
     with joined() as (device, peers):
         _train_head(request, console, device, peers)
@@ -73,7 +75,7 @@ def _train_head(request: HeadRequest, console: Console, device: torch.device, pe
     head, shape, vocabulary, output = _begin(request, model_config)
     learning, held_out = split([t for path in request.texts for t in read_traces(path)])
     if request.split_model and peers.size > 1:
-        raise ConfigError("--split-model", True, "spreads over all devices: leave torchrun out")
+        raise ConfigError("--split-model", True, "uses all devices: start it without torchrun")
     policy = Policy.load(request.model, device, request.split_model)
     samples, tests = (
         _read(policy, traces, shape.target_layers, request.max_tokens, peers)
@@ -97,8 +99,8 @@ def _train_head(request: HeadRequest, console: Console, device: torch.device, pe
     chances = " / ".join(f"{chance:.3f}" for chance in found["per_position"])
     console.print(
         f"{request.output}: {written.parameters:,} parameters. "
-        f"Held-out texts: drafts accepted with probability {chances} by position, "
-        f"{found['length']:.2f} tokens per verify step.",
+        f"Held-out texts: drafts are accepted with probability {chances} by position; the "
+        f"acceptance length is {found['length']:.2f}.",
         soft_wrap=True,
     )
 
@@ -108,19 +110,19 @@ def _begin(request: HeadRequest, model_config: dict[str, Any]) -> TrainableHead:
         place = f"--model {request.model}"
         return fresh_head(model_config, request.settings.seed, request.draft_vocabulary, place)
     if request.draft_vocabulary is not None:
-        allowed = "decides its vocabulary itself: leave --draft-vocab out"
+        allowed = "has its own vocabulary: leave --draft-vocab out"
         raise ConfigError("--start", str(request.start), allowed)
     return load_head(request.start, model_config, "--start")
 
 
 def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
-    """Traces to learn from and traces held out; all responses to a prompt are on one side.
+    """Split traces into those to learn from and held-out ones, by prompt.
 
-    Which prompts are held out depends on the texts alone, not on a seed: heads trained on the same
-    texts are tested on the same texts.
+    The split depends on the texts only, so heads trained on the same texts are tested on the same
+    held-out texts.
 
     Raises:
-        ConfigError: too few prompts.
+        ConfigError: There are too few prompts.
     """
     groups = groups_of(traces)
     count = max(LEAST_HELD_OUT, round(HELD_OUT * len(groups)))
@@ -134,7 +136,7 @@ def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
 
 
 def frequent_tokens(traces: Sequence[Trace], count: int, vocabulary: int) -> torch.Tensor:
-    """The `count` tokens most frequent in responses, ascending."""
+    """Return the `count` most frequent tokens of responses, in ascending order."""
     seen = np.bincount(np.concatenate([t.response for t in traces]), minlength=vocabulary)
     return torch.as_tensor(np.sort(np.argsort(-seen, kind="stable")[:count]))
 
@@ -142,7 +144,7 @@ def frequent_tokens(traces: Sequence[Trace], count: int, vocabulary: int) -> tor
 def _read(
     policy: Policy, traces: Sequence[Trace], layers: Sequence[int], max_tokens: int, peers: Peers
 ) -> list[Sample]:
-    """Let a policy read this process's share of texts, with a bar."""
+    """Compute the hidden states of this process's share of texts, with a progress bar."""
     traces = traces[peers.rank :: peers.size]
     total = sum(min(max_tokens, len(trace.tokens)) for trace in traces)
     silent = peers.rank != 0
@@ -155,7 +157,7 @@ def _train(
     learner: Learner, samples: Sequence[Sample], tests: Sequence[Sample],
     settings: TrainingSettings, peers: Peers,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train with a bar; losses and held-out figures over the share of the training done."""
+    """Train with a progress bar; return losses and held-out acceptance during the training."""
     losses: list[list[float]] = [[] for _ in range(LOGGED)]
     tested: list[dict[str, Any]] = []
     with tqdm(total=settings.updates, desc="training", disable=peers.rank != 0) as bar:

@@ -1,9 +1,9 @@
-"""A head that learns while its policy is trained, within a share of the time, at nobody's cost.
+"""Trains a head while its policy is trained, within a share of the time.
 
-What it learns from are windows of the policy's newest responses, with the hidden states that the
-policy's training computes anyway. Before it learns from them it drafts over them, so that its
-acceptance is always that of texts it has not seen. Nothing here touches the policy, or draws from
-a random generator that others draw from.
+The head learns from windows of the policy's newest responses, with the hidden states that the
+policy's training computes anyway. It drafts for these windows before it learns from them, so its
+acceptance is measured on texts that it has not seen. The training changes neither the policy nor
+shared random generators.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from sam_rollout.sources.model import HeadTrainingConfig
 
 logger = logging.getLogger(__name__)
 
-SHARE_OF_BUFFER = 0.25  # that one training step may replace: several steps are learned from
+SHARE_OF_BUFFER = 0.25  # a training step may replace this share, so windows of several steps stay
 _WARM_UP = 20  # updates
-# A head that knows nothing learns at first at so many times the rate, over so many updates.
+# A new head starts with 10 times the learning rate, which falls to the usual one in 1000 updates.
 _EAGER, _EAGER_UPDATES = 10.0, 1000
-_TESTED = 2  # batches of new windows that are drafted over before they are learned from
+_TESTED = 2  # batches of new windows that measure acceptance before the head learns from them
 
 
 class SampleBuffer:
-    """The newest windows of responses, up to a number of tokens, on the host."""
+    """The newest windows of responses, up to a number of tokens, in host memory."""
 
     def __init__(self, tokens: int) -> None:
         self._most, self._tokens, self._fresh = tokens, 0, 0
         self.samples: deque[Sample] = deque()
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Take in windows; the oldest make room."""
+        """Add windows, and drop the oldest ones beyond the limit."""
         for sample in samples:
             self.samples.append(sample)
             self._fresh += 1
@@ -53,7 +53,7 @@ class SampleBuffer:
             self._tokens -= len(self.samples.popleft().tokens)
 
     def take_fresh(self) -> list[Sample]:
-        """The windows that came since the last call and are still there."""
+        """Return the windows added since the last call, as far as the buffer still has them."""
         fresh, self._fresh = min(self._fresh, len(self.samples)), 0
         return list(self.samples)[len(self.samples) - fresh :]
 
@@ -66,20 +66,20 @@ class SampleBuffer:
 class OnlineHead:
     """One process's part in training a head.
 
-    Between two calls of `learn` all that is kept lies in the host's memory: the device is others'.
+    Between two calls of `learn`, everything is in host memory: other work needs the device.
 
     Args:
-        trainable: the head to begin with; the first process's is everybody's.
-        steps: drafts in a row that are trained, the engine's `num_speculative_tokens`.
-        settings: of `sam.sources.model.train`.
-        peers: the processes that train it together.
-        known: whether the head was trained before: its acceptance is then told beside that of the
-            head it becomes. One that was not learns faster at first.
+        trainable: The head to begin with; all processes take the first one's weights.
+        steps: Draft tokens in a row to train, the engine's `num_speculative_tokens`.
+        settings: The settings `sam.sources.model.train`.
+        peers: The processes that train the head together.
+        known: Whether the head was trained before. Its acceptance is then measured for comparison.
+            A new head learns faster at first.
 
     Attributes:
-        failed: the training failed and is over; the head is the last good one.
-        updates: of the weights, those before a resume included.
-        problem: met by this process outside of `learn`, which then fails in all processes.
+        failed: Whether the training has failed and ended; the head is then the last good one.
+        updates: Number of weight updates, including those before a resume.
+        problem: An error of this process outside of `learn`, which then fails in all processes.
     """
 
     def __init__(
@@ -94,27 +94,29 @@ class OnlineHead:
         self._first = copy.deepcopy(trainable.head) if known else None
         self._begun = False
         self._credit_s = self._spent_s = self._update_s = 0.0
-        self._least_s = 0.0  # that looking at new windows and one update take
+        self._least_s = 0.0  # time of one test and one update
         self._failures = 0
         self.problem: Exception | None = None
 
     def charge(self, seconds: float) -> None:
-        """Count time that was spent on the training elsewhere."""
+        """Count seconds that the training took outside of `learn`."""
         self._spent_s += seconds
 
     def learn(
         self, find_policy: Callable[[Peers], Policy], device: torch.device, seconds: float
     ) -> dict[str, float]:
-        """Look at the new windows, and learn for a while.
+        """Measure acceptance on the new windows, and make updates as long as time is left.
 
         Args:
-            find_policy: gives the policy's matrices of now, on the device, the same in all
-                processes, or raises in all; it is asked only where there is time.
-            seconds: this step's share of time. What a step leaves or overdraws is the next one's.
+            find_policy: Returns the policy's current matrices on the device, the same in all
+                processes, or raises in all. It is called only if there is time.
+            device: Device to train on.
+            seconds: This step's share of time. Unused and overdrawn time is carried to the next
+                step.
 
         Returns:
-            Metrics by their names without `sam/head_training/`; of new texts only where some came
-            and were looked at.
+            Metrics by their names without `sam/head_training/`. Acceptance is missing without new
+            windows.
         """
         if self.failed:
             return self.costs({})
@@ -125,7 +127,7 @@ class OnlineHead:
             problem, self.problem = self.problem, None
             has_time = self._credit_s - self._spent_s >= self._least_s
             agreed = self._peers.agree(has_time, problem, device)
-            started_s = time.perf_counter()  # without the wait for others
+            started_s = time.perf_counter()  # leaves out the wait for other processes
             if agreed:
                 learner = self._begin(find_policy, device)
                 head = learner.head.state_dict()
@@ -139,8 +141,8 @@ class OnlineHead:
                 self.trainable.head.load_state_dict(good)
             self.buffer = SampleBuffer(0)
             logger.warning(
-                "The draft head's training failed and is over; the rollout goes on with the head "
-                "of the step before.",
+                "The draft head's training has failed and ends. The rollout goes on with the head "
+                "of the previous step.",
                 exc_info=True,
             )
         self._move(torch.device("cpu"))
@@ -149,7 +151,7 @@ class OnlineHead:
         return self.costs(found)
 
     def costs(self, found: Mapping[str, float]) -> dict[str, float]:
-        """What was found, with what was spent since the last call."""
+        """Add the time, memory and failures since the last call to metrics."""
         spent, self._spent_s = self._spent_s, 0.0
         failures, self._failures = self._failures, 0
         return {
@@ -160,7 +162,7 @@ class OnlineHead:
         }
 
     def _begin(self, find_policy: Callable[[Peers], Policy], device: torch.device) -> Learner:
-        """Bring everything to the device; in all processes, or in none."""
+        """Move everything to the device; this fails in all processes if it fails in one."""
         self._peers.attempt(lambda: self._move(device), device)
         policy, head = find_policy(self._peers), self.trainable.head
         learner = self._peers.attempt(lambda: self._learner(head, policy), device)
@@ -180,10 +182,11 @@ class OnlineHead:
             self._first.to(device)
 
     def _test(self, learner: Learner) -> dict[str, float]:
-        """What the policy accepts of drafts over windows that the head has not seen."""
+        """Measure the acceptance of drafts for windows that the head has not learned from."""
         fresh = [s for s in self.buffer.take_fresh() if len(s.tokens) > s.prompt + 1]
         most = _TESTED * self.settings.batch
-        tested = fresh[:: max(1, len(fresh) // most)][:most]  # evenly: they come by length
+        # Windows arrive sorted by length, so the tested ones are evenly spread.
+        tested = fresh[:: max(1, len(fresh) // most)][:most]
         own = self._accepted(learner, tested)
         if not own.positions:
             return {}
@@ -196,14 +199,14 @@ class OnlineHead:
         return found
 
     def _accepted(self, learner: Learner, samples: Sequence[Sample]) -> Acceptance:
-        """Of the texts of all processes."""
+        """Measure acceptance over the texts of all processes."""
         counts = self._peers.attempt(
             lambda: count_accepted(learner, samples), learner.output.device
         )
         return Acceptance.of(self._peers.sum(counts))
 
     def _update(self, learner: Learner, started_s: float) -> dict[str, float]:
-        """Make an update, and more as long as there is time left for one."""
+        """Make one update, and more as long as there is time for another."""
         losses: list[float] = []
         head, device = learner.head.train(), learner.output.device
         samples = list(self.buffer.samples)
@@ -211,7 +214,7 @@ class OnlineHead:
         while True:
             spent_s = self._spent_s + time.perf_counter() - started_s
             more = not losses or spent_s + self._update_s <= self._credit_s
-            # All go on, or none: not where one has failed, has no time, or nothing to learn from.
+            # All processes go on only if none has failed and all have time and samples.
             if not self._peers.agree(more and bool(samples), problem, device):
                 break
             began_s = time.perf_counter()
@@ -221,7 +224,7 @@ class OnlineHead:
                     self._optimizer.learn(functools.partial(learner.loss, chosen), self._factor())
                 )
             except NoNumberError:
-                raise  # in all processes
+                raise  # This is raised in all processes.
             except Exception as error:
                 problem = error
             self.updates += 1
@@ -229,20 +232,20 @@ class OnlineHead:
             self._update_s = took_s if not self._update_s else (self._update_s + took_s) / 2
         head.eval()
         if not all(bool(p.isfinite().all()) for p in head.parameters()):
-            raise ArithmeticError("weights of the head are no finite numbers any more")
+            raise ArithmeticError("some weights of the head are not finite")
         found = {"updates": float(len(losses))}
         return found | {"loss": sum(losses) / len(losses)} if losses else found
 
     def _factor(self) -> float:
-        """What the learning rate is multiplied by in the next update."""
+        """Return the factor on the learning rate for the next update."""
         to_go = max(0.0, 1 - self.updates / _EAGER_UPDATES)
         eager = 1.0 if self._first is not None else 1 + (_EAGER - 1) * to_go
         return min(1.0, (self.updates + 1) / _WARM_UP) * eager
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` restores.
+        """Return the state for `load_state_dict`.
 
-        Windows, time left over and a failure are not in it: a resumed training begins anew there.
+        It has no windows, unused time or failure, so a resumed training starts without them.
         """
         return {
             "head": self.trainable.head.state_dict(),
@@ -251,7 +254,7 @@ class OnlineHead:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore a state of `state_dict`."""
         self.trainable.head.load_state_dict(state["head"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.updates = state["updates"]

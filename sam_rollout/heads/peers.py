@@ -1,4 +1,4 @@
-"""The processes that train one head together, each on texts of its own."""
+"""The processes that train one head together, each on its own texts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ T = TypeVar("T")
 
 
 class PeerError(RuntimeError):
-    """Another process failed."""
+    """Another process has failed."""
 
 
 class Peers:
-    """This process alone, or all of a group of torch.distributed.
+    """The processes of a group of torch.distributed, or this process alone.
 
-    All of them make the same calls in the same order. Tensors lie where the group's backend wants
-    them.
+    All processes must make the same calls in the same order. Tensors must be on the device that the
+    group's backend uses.
 
     Args:
-        group: None for this process alone.
+        group: The group; None means this process alone.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -33,22 +33,23 @@ class Peers:
         self.rank = 0 if group is None else distributed.get_rank(group)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Add up what all have, in place."""
+        """Sum a tensor over all processes, in place."""
         if self._group is not None:
             distributed.all_reduce(values, group=self._group)
         return values
 
     def take_over(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite tensors by those of the first process."""
+        """Overwrite tensors with those of the first process."""
         if self._group is not None:
             for tensor in tensors:
                 distributed.broadcast(tensor, group=self._group, group_src=0)
 
     def check(self, problem: Exception | None, device: torch.device) -> None:
-        """Raise in all processes where one has met a problem, so that none waits for it.
+        """Raise in all processes if one has a problem, so that none waits for it.
 
         Raises:
-            PeerError: it was another's.
+            PeerError: Another process has a problem. This process raises its own `problem` as it
+                is.
         """
         if self._group is not None:
             met = self.sum(torch.tensor([float(problem is not None)], device=device)).item()
@@ -58,17 +59,17 @@ class Peers:
             raise problem
 
     def agree(self, mine: bool, problem: Exception | None, device: torch.device) -> bool:
-        """Whether all processes say yes; where one has met a problem, as `check`."""
+        """Return whether `mine` is true in all processes, after `check`."""
         self.check(problem, device)
         return not self.sum(torch.tensor([float(not mine)], device=device)).item()
 
     def attempt(self, work: Callable[[], T], device: torch.device) -> T:
-        """Do something of this process's own; it has failed in all where it failed in one.
+        """Call a function in every process; raise in all processes if it fails in one.
 
-        Where other groups are asked within, all processes have to ask them in the same order.
+        If the function uses other groups, all processes must use them in the same order.
 
         Raises:
-            PeerError: it failed in another.
+            PeerError: The function failed in another process.
         """
         problem, found = None, None
         try:
@@ -84,9 +85,9 @@ ALONE = Peers()
 
 @contextmanager
 def joined() -> Iterator[tuple[torch.device, Peers]]:
-    """This process's device, an accelerator if there is one, and its peers.
+    """Return a context with this process's device (an accelerator if possible) and its peers.
 
-    What an error leaves behind is torchrun's: it ends the other processes.
+    After an error, torchrun ends the other processes.
     """
     kind = (torch.accelerator.current_accelerator() or torch.device("cpu")).type
     if not distributed.is_torchelastic_launched():

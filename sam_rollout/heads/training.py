@@ -1,4 +1,4 @@
-"""Trains a head: soft cross entropy against the policy, over several steps of its own drafts."""
+"""Trains a head with soft cross entropy against the policy, over several of its draft steps."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ from sam_rollout.heads.eagle3 import Eagle3Head, shifted
 from sam_rollout.heads.hidden_states import Policy, Sample
 from sam_rollout.heads.peers import ALONE, Peers
 
-LARGEST = 1 << 28  # numbers of a distribution over the vocabulary, at once
+LARGEST = 1 << 28  # most elements of the distributions that are in memory at once
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How long and how a head is trained; lengths in tokens.
+    """The settings of a head's training.
 
     Attributes:
-        steps: drafts in a row that are trained, the engine's `num_speculative_tokens`.
-        updates: of the weights.
-        learning_rate: of the matrices, at the start; falls as a cosine.
-        window: of the texts in a batch, at random places.
+        steps: Draft tokens in a row to train, the engine's `num_speculative_tokens`.
+        updates: Number of weight updates.
+        learning_rate: Learning rate of the matrices after the warm-up; falls as a cosine.
+        batch: Windows per update.
+        window: Tokens of a window, which is drawn at random from a text.
+        warmup: Updates in which the learning rate rises.
+        seed: Seed of weights and windows.
     """
 
     steps: int = 3
@@ -45,21 +48,24 @@ class TrainingSettings:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Draft `number` (from 0) at all positions that have one; positions of a batch in a row."""
+    """One draft step at all positions of a batch that have it."""
 
-    number: int
-    logits: Tensor  # [positions, draft vocabulary], of the head
+    number: int  # from 0 on
+    logits: Tensor  # [positions, draft vocabulary], the head's logits
     target: Tensor  # [positions, vocabulary], the policy's probabilities
-    tokens: Tensor  # [positions], what the text has there
+    tokens: Tensor  # [positions], the text's tokens
 
 
 class Learner:
-    """A head together with what it needs of its policy.
+    """A head with the matrices of its policy.
 
     Args:
-        vocabulary: the tokens it can draft, ascending, [draft vocabulary]; all by default.
-        output: the head's own rows of an output matrix, [draft vocabulary, hidden]; by default the
-            policy's.
+        head: The head.
+        policy: The policy's matrices.
+        steps: Number of draft steps.
+        vocabulary: Tokens that the head can draft, ascending, [draft vocabulary]; all by default.
+        output: The head's own output matrix, [draft vocabulary, hidden]; by default the policy's
+            rows.
     """
 
     def __init__(
@@ -75,9 +81,9 @@ class Learner:
             self.output = policy.output if self._chosen is None else policy.output[self._chosen]
 
     def unrolled(self, samples: Sequence[Sample]) -> Iterator[Step]:
-        """Drafts of the head at every position of responses where an engine would draft.
+        """Yield the head's draft steps at every position of responses where an engine drafts.
 
-        That is after the response's first token: drafts come when a token was sampled.
+        An engine drafts from a response's first token on.
         """
         for number, hidden, last, tokens in self._hidden(samples):
             logits = functional.linear(hidden, self.output)
@@ -85,17 +91,18 @@ class Learner:
             yield Step(number, logits, target, tokens)
 
     def likeliest(self, logits: Tensor) -> Tensor:
-        """The tokens that the head drafts, [positions], by its logits."""
+        """Return the likeliest tokens by the head's logits, [positions]."""
         drafts = logits.argmax(-1)
         return drafts if self._chosen is None else self._chosen[drafts]
 
     def loss(self, samples: Sequence[Sample]) -> Tensor:
-        """Cross entropy in nats per draft token, mean over positions and steps.
+        """Return the cross entropy in nats per draft token, as the mean over positions and steps.
 
-        Probability that the policy gives to tokens outside a reduced vocabulary teaches nothing.
+        The policy's probability of tokens outside a reduced vocabulary is ignored.
         """
         losses = []
-        # Distributions over a large vocabulary are made anew for the gradient, a part at a time.
+        # To save memory, distributions over a large vocabulary are computed in parts, and again for
+        # the gradient.
         part = max(1, LARGEST // len(self.policy.output))
         for _, hidden, last, _ in self._hidden(samples):
             if len(hidden) <= part:
@@ -108,14 +115,14 @@ class Learner:
         return torch.stack(losses).mean()
 
     def _entropy(self, hidden: Tensor, last: Tensor) -> Tensor:
-        """The sum of cross entropies; states of head and policy, [positions, hidden] each."""
+        """Return the sum of cross entropies; both arguments are [positions, hidden]."""
         target = functional.linear(last, self.policy.output).softmax(-1)
         if self._chosen is not None:
             target = target[:, self._chosen]
         return -(target * functional.linear(hidden, self.output).log_softmax(-1)).sum()
 
     def _hidden(self, samples: Sequence[Sample]) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-        """Of each draft: its number, states of head and policy, and the text's tokens there."""
+        """Yield each draft step's number, states of head and policy, and the text's tokens."""
         device = self.output.device
         ids = pad_sequence([s.tokens for s in samples], batch_first=True).to(device)
         states, last = (
@@ -127,8 +134,7 @@ class Learner:
         place = torch.arange(ids.shape[1], device=device)
         embedded = self.policy.embeddings[ids]
         for number, hidden in enumerate(self.head.unroll(embedded, states, self.steps)):
-            # Row t drafts token t + 2 + number; the policy's answer is what it says at the token
-            # before.
+            # Row t drafts token t + 2 + number. The policy predicts that token at the one before.
             drafts = (place + 1 >= prompts) & (place + 2 + number < lengths)
             yield (
                 number, hidden[drafts], shifted(last, number + 1)[drafts],
@@ -139,12 +145,12 @@ class Learner:
 def train(
     learner: Learner, samples: Sequence[Sample], settings: TrainingSettings, peers: Peers = ALONE
 ) -> Iterator[float]:
-    """Train the learner's head in place; yields the loss of every update.
+    """Train the learner's head in place; yield the loss of every update.
 
-    The result follows from the seed.
+    The same seed gives the same result.
 
     Raises:
-        ConfigError: the loss is no longer a finite number.
+        ConfigError: A loss or gradient is not finite; names the learning rate.
     """
     rng = random.Random(settings.seed + peers.rank)
     head = learner.head.train()
@@ -165,13 +171,18 @@ def train(
 
 
 class NoNumberError(ArithmeticError):
-    """A loss or gradient that is infinite or no number; weights are as before."""
+    """A loss or gradient is not finite; the update was not made."""
 
 
 class HeadOptimizer:
-    """Muon for the matrices, AdamW for the norms; gradients are averaged over all processes.
+    """Muon for the matrices and AdamW for the norms, with gradients averaged over all processes.
 
     Muon learns faster per update, and one learning rate suits heads of all widths.
+
+    Args:
+        head: The head whose parameters are updated.
+        rate: Learning rate of the matrices; the norms have a tenth of it.
+        peers: The processes that train the head.
     """
 
     def __init__(self, head: Eagle3Head, rate: float, peers: Peers = ALONE) -> None:
@@ -184,13 +195,14 @@ class HeadOptimizer:
         ]
 
     def learn(self, find_loss: Callable[[], Tensor], factor: float) -> float:
-        """Take one step down a loss at `factor` times the learning rate.
+        """Make one update with `factor` times the learning rate.
 
         Returns:
-            The loss, mean over all processes.
+            The mean loss over all processes.
 
         Raises:
-            NoNumberError: in all processes, if it is none in one of them, or fails there.
+            NoNumberError: The loss or a gradient is not finite, or `find_loss` failed, in one of
+                several processes. All processes raise.
         """
         cause = None
         try:
@@ -202,7 +214,7 @@ class HeadOptimizer:
             if self._peers.size == 1:
                 self._forget()
                 raise
-            # The others wait for what this process has to add.
+            # The other processes wait for this one's gradients.
             cause, like = error, self._parameters[0]
             mine = like.new_full((sum(p.numel() for p in self._parameters) + 1,), math.nan)
         mean = self._peers.sum(mine) / self._peers.size
@@ -227,18 +239,18 @@ class HeadOptimizer:
             optimizer.zero_grad()
 
     def to(self, device: torch.device) -> None:
-        """Move the moments to the device that the head was moved to."""
+        """Move the optimizers' moments to the head's device."""
         for optimizer, _ in self._parts:
             for moments in optimizer.state.values():
                 for name, value in moments.items():
-                    if isinstance(value, Tensor) and name != "step":  # that stays with the host
+                    if isinstance(value, Tensor) and name != "step":  # "step" stays on the host
                         moments[name] = value.to(device)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """What `load_state_dict` restores."""
+        """Return the state for `load_state_dict`."""
         return [optimizer.state_dict() for optimizer, _ in self._parts]
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore a state of `state_dict`."""
         for (optimizer, _), state in zip(self._parts, states, strict=True):
             optimizer.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Heads to train: new ones and those on disk; writes them as the speculators library does."""
+"""Makes, loads and writes heads to train, in the format of the speculators library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from sam_rollout.heads.checkpoint import (
 from sam_rollout.heads.eagle3 import Eagle3Head
 
 _WEIGHTS = "model.safetensors"
-#: What vLLM reads in a head's configuration, where it has to say the same as `Eagle3Head` computes.
+#: Values that a head's configuration must have (or leave open), because `Eagle3Head` supports only
+#: these. vLLM reads all of them.
 _COMPUTED = {
     "norm_before_fc": False, "fc_norm": False, "norm_output": False, "attention_bias": False,
     "mlp_bias": False, "hidden_act": "silu", "logit_scale": 1.0, "partial_rotary_factor": 1.0,
@@ -38,11 +39,13 @@ _COMPUTED = {
 
 
 class TrainableHead(NamedTuple):
-    """A head and what `Learner` takes with it.
+    """A head with its vocabulary and output matrix.
 
     Attributes:
-        vocabulary: the tokens it drafts, ascending; None: all.
-        output: its own rows of an output matrix, [draft vocabulary, hidden]; None: the policy's.
+        head: The head.
+        shape: Its sizes.
+        vocabulary: The tokens it can draft, ascending; None means all.
+        output: Its own output matrix, [draft vocabulary, hidden]; None means the policy's.
     """
 
     head: Eagle3Head
@@ -54,9 +57,9 @@ class TrainableHead(NamedTuple):
 def _speculators_config(
     shape: HeadShape, model_config: Mapping[str, Any], model: str, draft_tokens: int
 ) -> dict[str, Any]:
-    """The head's `config.json`.
+    """Return the head's `config.json`.
 
-    Without `model_type` at its top, which would make vLLM take the head for a model of its own.
+    It has no `model_type` at the top level, which would make vLLM load the head as a whole model.
     """
     kind, name = ("qwen3", "Qwen3") if shape.architecture == QWEN3 else ("llama", "Llama")
     method = {
@@ -108,16 +111,18 @@ def write_head(
     folder: Path, trained: TrainableHead, model_config: Mapping[str, Any], model: str,
     draft_tokens: int, training: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Write configuration, weights (bfloat16) and what is known of the training.
+    """Write a head's configuration, weights (bfloat16) and the record of its training.
+
+    The policy's embeddings and output matrix are left out, because vLLM shares the policy's current
+    ones. A head's own output matrix is written, and so are the maps of a reduced vocabulary.
 
     Args:
-        model_config: the `config.json` of the policy, which `model` names.
-        draft_tokens: in a row, that the head was trained for.
-        training: goes into `training.json`.
-
-    The policy's embeddings and output matrix stay out: vLLM shares the policy's own, which follow
-    its training. A head with rows of its own keeps them. A reduced vocabulary needs its rows, and
-    the maps between both vocabularies.
+        folder: Folder of the head.
+        trained: The head.
+        model_config: The policy's `config.json`.
+        model: Path or name of the policy.
+        draft_tokens: Draft tokens in a row that the head was trained for.
+        training: Further content of `training.json`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = trained.head.state_dict()
@@ -138,13 +143,16 @@ def fresh_head(
     model_config: Mapping[str, Any], seed: int, draft_vocabulary: int | None = None,
     place: str = "model",
 ) -> TrainableHead:  # fmt: skip
-    """A head of random weights for a policy; no other random numbers change.
+    """Make a head with random weights for a policy; global random generators are not changed.
 
     Args:
-        draft_vocabulary: how many tokens it drafts, to be chosen by the caller; None: all.
+        model_config: The policy's `config.json`.
+        seed: Seed of the weights.
+        draft_vocabulary: Number of tokens it can draft; the caller chooses them. None means all.
+        place: Name of the policy for error messages.
 
     Raises:
-        ConfigError: sizes that a head cannot have.
+        ConfigError: The policy's sizes do not allow a head.
     """
     layers = default_layers(model_config.get("num_hidden_layers", 0))
     shape = shape_for(model_config, layers, draft_vocabulary, place)
@@ -154,14 +162,16 @@ def fresh_head(
 
 
 def load_head(folder: Path, model_config: Mapping[str, Any], field: str = "head") -> TrainableHead:
-    """Read a head for a policy, in float32; embeddings of its own stay out, as in training.
+    """Load a head for a policy, in float32, without its own embeddings.
 
     Args:
-        folder: a head written here, or another that `read_head` reads.
-        field: what errors call the setting that names the folder.
+        folder: A head in a format of `read_head`.
+        model_config: The policy's `config.json`.
+        field: Name of the setting for error messages.
 
     Raises:
-        ConfigError: as `read_head` and `check_belongs`, or it computes what cannot be trained here.
+        ConfigError: The head cannot be read, does not fit the policy, or has parts that cannot be
+            trained.
     """
     shape, place = check_trainable(folder, model_config, field), f"{field}: {folder}"
     weights: dict[str, Tensor] = {}
@@ -185,10 +195,10 @@ def load_head(folder: Path, model_config: Mapping[str, Any], field: str = "head"
 def check_trainable(
     folder: Path, model_config: Mapping[str, Any], field: str = "head"
 ) -> HeadShape:
-    """Refuse a head for a policy that `load_head` would refuse for its sizes and settings.
+    """Check a head's sizes and settings as `load_head` does, without its weights.
 
     Raises:
-        ConfigError: as `load_head`, but for its weights.
+        ConfigError: The head cannot be read, does not fit the policy, or cannot be trained.
     """
     found = read_head(folder, field)
     check_belongs(found, model_config, field)
@@ -202,31 +212,31 @@ def check_trainable(
 def _check_computed(
     shape: HeadShape, config: Mapping[str, Any], model_config: Mapping[str, Any], place: str
 ) -> None:
-    """Refuse what `Eagle3Head` does not compute, and states that transformers does not give."""
+    """Refuse settings that `Eagle3Head` does not support, and states that transformers lacks."""
     parts = (config.get("transformer_layer_config"), config, config.get("eagle_config"))
-    said = {key: value for part in parts for key, value in (part or {}).items()}
+    given = {key: value for part in parts for key, value in (part or {}).items()}
     for key, computed in _COMPUTED.items():
-        if (value := said.get(key)) not in (None, computed):
+        if (value := given.get(key)) not in (None, computed):
             raise ConfigError(f"{place}: {key}", value, f"must be {computed} to be trained here")
     for key in ("rope_parameters", "rope_scaling"):
-        rope = said.get(key) or {}
+        rope = given.get(key) or {}
         if rope.get("rope_type", rope.get("type", "default")) != "default":
             raise ConfigError(f"{place}: {key}", rope, "must be the default to be trained here")
-    if "sliding_attention" in (said.get("layer_types") or ()):
-        raise ConfigError(f"{place}: layer_types", said["layer_types"], "must be full_attention")
+    if "sliding_attention" in (given.get("layer_types") or ()):
+        raise ConfigError(f"{place}: layer_types", given["layer_types"], "must be full_attention")
     if shape.hidden_size != shape.aux_hidden_size:
         allowed = f"must be {shape.aux_hidden_size}, the policy's, to be trained here"
         raise ConfigError(f"{place}: hidden_size", shape.hidden_size, allowed)
-    # transformers normalises the state after the last layer, vLLM does not.
+    # transformers normalises the state after the last layer, but vLLM does not.
     if max(shape.target_layers) >= model_config["num_hidden_layers"]:
-        allowed = "must lie before the policy's last to be trained here"
+        allowed = "must be before the policy's last layer to be trained here"
         raise ConfigError(f"{place}: target layers", list(shape.target_layers), allowed)
 
 
 def write_fresh_head(
     folder: Path, model_config: Mapping[str, Any], model: str, draft_tokens: int
 ) -> None:
-    """Write a head of random weights, always the same, to begin a training with."""
+    """Write a new head with random weights (always the same ones), from which training begins."""
     head = fresh_head(model_config, seed=0)
     write_head(folder, head, model_config, model, draft_tokens, {"updates": 0})
 
@@ -237,7 +247,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def replaced(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under another name, then rename it: what is there is whole at any time."""
+    """Write a file under another name, then rename it, so that readers always see a whole file."""
     temporary = path.with_name(f".{path.name}.new")
     write(temporary)
     temporary.replace(path)

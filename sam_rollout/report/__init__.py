@@ -1,4 +1,4 @@
-"""From run folders to tables and pictures.
+"""Turns run folders into tables and pictures.
 
-Reads files only, so that a comparison can be made far from the cluster the runs were made on.
+This package only reads files, so runs can be compared on another machine than the cluster.
 """

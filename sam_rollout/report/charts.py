@@ -1,4 +1,4 @@
-"""Draws one panel with matplotlib: metrics over training steps, a colour per side."""
+"""Draws a panel with matplotlib: metrics over training steps, with one colour per side."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from sam_rollout.report.runs import Run
 from sam_rollout.telemetry.curve import RunningCurve, plot, running_curve
 from sam_rollout.telemetry.records import value_at
 
-# Okabe and Ito: told apart by readers with any colour vision.
+# The colours of Okabe and Ito can be distinguished with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 INK, MUTED, RULE = "#1A1F26", "#5B6570", "#E2E5E9"
 LINES = ("-", "--", ":", "-.")
-WIDTHS = (3.5, 1.3)  # the first side stays visible below others that are equal to it
-_MARKED = 60  # points; longer lines carry no markers
+WIDTHS = (3.5, 1.3)  # the first side is wider, so that it stays visible below an equal one
+_MARKED = 60  # longer lines have no markers
 STYLE = {
     "font.size": 8, "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "legend.fontsize": 7, "legend.frameon": False, "axes.grid": True, "axes.grid.axis": "y",
@@ -31,10 +31,14 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Side:
-    """What has one colour in a chart: a run, or several that are repeats of each other.
+    """The runs with one colour in a chart: a single run, or repeats of one run.
 
-    `runs` holds a frame per run, index: training step, columns: metrics. `steps` are shown, all if
-    None. `curve` is that of one training step's rollout.
+    Attributes:
+        name: The side's name in the legend.
+        colour: The side's colour.
+        runs: A frame per run, with training steps as index and metrics as columns.
+        steps: The training steps to show; None shows all.
+        curve: The running requests during one training step's rollout.
     """
 
     name: str
@@ -44,14 +48,14 @@ class Side:
     curve: RunningCurve | None = None
 
     def shown(self, panel: Panel) -> list[str]:
-        """The metrics of a panel that every run has."""
+        """Return the panel's metrics that every run has."""
         known = set.intersection(*(set(run.columns) for run in self.runs))
         if panel.pattern:
             return sorted(name for name in known if re.fullmatch(panel.pattern, name))
         return [name for name in panel.metrics if name in known]
 
     def labels(self, panel: Panel) -> list[tuple[str, str]]:
-        """What each of those metrics is called in the legend, and its name."""
+        """Return the label in the legend and the name of each of these metrics."""
         names = self.shown(panel)
         if len(names) == 1:
             return [(self.name, names[0])]
@@ -60,22 +64,23 @@ class Side:
         return [(f"{self.name}: {name.removeprefix(prefix)}", name) for name in names]
 
     def values(self, name: str) -> pd.DataFrame:
-        """A metric, [training steps, runs], without steps that no run knows it of."""
+        """Return a metric, [training steps, runs], without steps for which no run has it."""
         table = pd.concat([run[name] for run in self.runs], axis=1, ignore_index=True)
         return (table if self.steps is None else table.reindex(self.steps)).dropna(how="all")
 
 
 def rollout_curve(run: Run, step: int) -> RunningCurve | None:
-    """The running requests of a run's rollout, as charts draw them."""
+    """Return the running requests during the rollout of a training step; None without records."""
     threshold = value_at(run.start.config, "rollout_telemetry.tail_threshold", 0)
     rows = run.engine_steps.filter(pc.equal(run.engine_steps["step"], step))
     return running_curve([rows], tail_threshold=threshold)
 
 
 def draw(axis: Axes, panel: Panel, sides: Sequence[Side]) -> Mapping[str, pd.Series]:
-    """Draw the panel without title and legend; says so where no side has it.
+    """Draw the panel without title and legend, or a note that no side has it.
 
-    Returns what is drawn over training steps, by its label.
+    Returns:
+        Label -> the line's values by training step.
     """
     if panel.picture:
         return _running(axis, sides)
@@ -98,16 +103,16 @@ def draw(axis: Axes, panel: Panel, sides: Sequence[Side]) -> Mapping[str, pd.Ser
 
 
 def nothing(axis: Axes) -> None:
-    """Say that there is nothing to draw."""
+    """Write into the axis that the panel was not recorded."""
     axis.set_axis_off()
     axis.text(0.5, 0.5, "not recorded", ha="center", transform=axis.transAxes, color=MUTED)
 
 
-_Tables = Mapping[tuple[int, int, str], pd.DataFrame]  # by number of the side, of the metric, label
+_Tables = Mapping[tuple[int, int, str], pd.DataFrame]  # (side, metric, label) -> values
 
 
 def _lines(axis: Axes, sides: Sequence[Side], tables: _Tables) -> None:
-    """Means over the runs of a side; where it has several, each of them as a thin line."""
+    """Draw the mean over a side's runs, and each run as a thin line if there are several."""
     for (number, place, label), table in tables.items():
         colour = sides[number].colour
         if table.shape[1] > 1:

@@ -1,10 +1,10 @@
 """Compares runs without drafts (BASE) with runs with drafts (SAM).
 
-The two sides may have sampled different texts, so a time alone mixes speed with luck in response
-lengths: every gain is given raw and at equal tokens, with an interval. A gain has two forms, both
-named wherever they are printed: speed-up minus one (BASE / SAM - 1), the form of published results,
-and time saved (1 - SAM / BASE), which is smaller. What speaks against reading a difference as the
-drafts' doing is found in `fairness`.
+The two sides may have sampled different texts. A time alone then mixes speed with chance in
+response lengths, so every gain is given raw and at equal tokens, with an interval. A gain has two
+forms, and every output names them: speed-up minus one (BASE / SAM - 1), the form of published
+results, and time saved (1 - SAM / BASE), which is smaller. `fairness` finds other reasons for a
+difference than the drafts.
 """
 
 from collections.abc import Iterable
@@ -25,10 +25,16 @@ from sam_rollout.telemetry.records import RunFolderError
 
 
 class Compared(NamedTuple):
-    """What is compared step by step: a time, s, or a quantity that drafts should leave alone.
+    """A time (s) or another quantity that is compared step by step.
 
-    `names` are tried in order, the first that all runs carry is used. At equal tokens a time is
-    `spent / tokens`, both summed over the steps, each again the first name that all runs carry.
+    Each of the last three attributes lists metrics; the first one that all runs have is used.
+
+    Attributes:
+        key: Name of the row.
+        title: Title of the row.
+        names: Metrics of the time or quantity.
+        spent: Metrics of the time at equal tokens, which is the sum of `spent` / sum of `tokens`.
+        tokens: Metrics of the tokens.
     """
 
     key: str
@@ -71,10 +77,7 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class Spread:
-    """A series of all steps of all runs; the quartiles span the interquartile range.
-
-    `per_step` is its mean over steps and runs.
-    """
+    """Median, quartiles and mean (`per_step`) over all steps of all runs."""
 
     median: float
     q1: float
@@ -84,7 +87,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure on both sides; `steps` is how many steps all runs know it of."""
+    """One metric on both sides; `steps` counts the steps for which all runs have it."""
 
     key: str
     title: str
@@ -96,9 +99,10 @@ class Row:
 
 @dataclass(frozen=True)
 class TimeRow(Row):
-    """One time, s. A gain is None where a side spent no time or made no token.
+    """One time (s) on both sides, with gains.
 
-    `tokens` is the metric that equal tokens go by.
+    A gain is None if a side spent no time or generated no token. `tokens` is the metric that the
+    gain at equal tokens uses.
     """
 
     raw: Gain | None
@@ -115,7 +119,7 @@ class QuantityRow(Row):
 
 @dataclass(frozen=True)
 class Comparison(Both):
-    """Two sides next to each other, over the training steps that all their runs have."""
+    """The comparison of two sides over the training steps that all runs have."""
 
     skipped: list[int]
     findings: list[Finding]
@@ -125,40 +129,40 @@ class Comparison(Both):
 
     @property
     def fair(self) -> bool | None:
-        """False: a finding speaks against it; None: too little is known."""
+        """Whether the comparison is fair; None if too little is recorded to decide."""
         return fairness.verdict(self.findings)
 
     @property
     def caveat(self) -> str | None:
-        """Which runs ended early, to be said beside `fair`."""
+        """A phrase that names runs which ended early; None without such runs."""
         return fairness.caveat(self.findings)
 
     @property
     def unfair(self) -> list[Finding]:
-        """Why the comparison is not fair; empty unless it is."""
+        """The findings that make the comparison unfair."""
         return [found for found in self.findings if found.severity == fairness.UNFAIR]
 
     @property
     def labels(self) -> tuple[str, str]:
-        """What the sides call themselves, like "sam=off" and "sam=on"."""
+        """The labels of both sides, such as "sam=off" and "sam=on"."""
         return self.base[0].label, self.sam[0].label
 
     @property
     def noise(self) -> str:
-        """What the intervals hold."""
+        """The kind of noise that the intervals cover."""
         several = min(len(self.base), len(self.sam)) > 1
         return "between and within runs" if several else "within runs"
 
     def time(self, key: str) -> TimeRow | None:
-        """The row of `TIMES` with this key, None if a run lacks it."""
+        """Return the row of `TIMES` with this key; None if a run lacks it."""
         return next((row for row in self.times if row.key == key), None)
 
     def quantity(self, key: str) -> QuantityRow | None:
-        """The row of `QUANTITIES` with this key, None if a run lacks it."""
+        """Return the row of `QUANTITIES` with this key; None if a run lacks it."""
         return next((row for row in self.quantities if row.key == key), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; what is not finite becomes None."""
+        """Return plain values for JSON; values that are not finite become None."""
         return measured(
             {
                 "fair": self.fair,
@@ -183,20 +187,25 @@ def compare_folders(
     sam: str | Path | Iterable[str | Path],
     skip_first: int = 0,
 ) -> Comparison:
-    """Compares the runs at these paths, one or several a side.
+    """Compare one or several runs per side over their common training steps.
 
-    Over their common steps, without the first `skip_first` of them. Raises RunFolderError if a run
-    cannot be read, or no step is left.
+    Args:
+        base: Run folders without drafts.
+        sam: Run folders with drafts.
+        skip_first: Number of common steps at the beginning that are left out.
+
+    Raises:
+        RunFolderError: A run cannot be read, or no step is left.
     """
-    of_base, of_sam = ([side] if isinstance(side, str | Path) else side for side in (base, sam))
-    base_runs, sam_runs = load_side("BASE", of_base), load_side("SAM", of_sam)
+    paths = ([side] if isinstance(side, str | Path) else side for side in (base, sam))
+    base_runs, sam_runs = map(load_side, ("BASE", "SAM"), paths)
     runs = [*base_runs, *sam_runs]
     common = sorted(set.intersection(*(set(run.training_steps) for run in runs)))
     skipped, steps = common[:skip_first], common[skip_first:]
     if not steps:
-        paths = ", ".join(str(run.path) for run in runs)
+        folders = ", ".join(str(run.path) for run in runs)
         raise RunFolderError(
-            f"{paths}: no training step left to compare: {len(common)} in common, "
+            f"{folders}: no training step left to compare: {len(common)} in common, "
             f"{len(skipped)} skipped"
         )
     both = Both(base_runs, sam_runs, steps)
@@ -220,7 +229,7 @@ def _held_out(name: str) -> Compared:
 
 
 def _row(kind: Compared, name: str, values: Sides) -> dict[str, Any]:
-    """The fields of a `Row`."""
+    """Return the fields of a `Row`."""
     row = Row(
         kind.key, kind.title, name, values.shape[2], _spread(values.base), _spread(values.sam)
     )

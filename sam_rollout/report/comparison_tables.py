@@ -1,4 +1,4 @@
-"""The tables of a comparison, said once for terminal, page and Markdown."""
+"""The tables of a comparison, for the terminal, the HTML page and Markdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from sam_rollout.report.verdict_sentences import sentences
 
 @dataclass(frozen=True)
 class Table:
-    """Texts by row and column; the first column names the row. `note` is for reading it."""
+    """A table of texts; the first column names the row, and `note` says how to read it."""
 
     title: str
     head: tuple[str, ...]
@@ -25,7 +25,7 @@ class Table:
 
 
 def tables(comparison: Comparison) -> dict[str, Table]:
-    """Everything that a comparison tells, by its name; without rows where nothing is recorded."""
+    """Return the tables of a comparison by name; a table without records has no rows."""
     lossless = comparison.lossless
     return {
         "gains": Table(
@@ -42,8 +42,7 @@ def tables(comparison: Comparison) -> dict[str, Table]:
             "Means over steps and runs. Gain = BASE / SAM - 1 (the form of published results); "
             "time saved = 1 - SAM / BASE; both from sums over the steps. Equal tokens: time per "
             "token generated in the step; inside and outside the tail, time of all replicas per "
-            "token made there. In brackets 95 % intervals of the noise "
-            f"{comparison.noise}.",
+            f"token generated there. Brackets hold 95 % intervals of the noise {comparison.noise}.",
         ),
         "samples": Table(
             "Responses that are the same in two runs",
@@ -80,7 +79,7 @@ def _first(step: int | None, token: int | None) -> str:
 
 
 def _gain(gain: Gain | None) -> tuple[str, str]:
-    """Both forms."""
+    """Return both forms of a gain."""
     if gain is None:
         return "-", "-"
     faster = gain.speed_up_minus_one
@@ -96,7 +95,7 @@ def _difference(estimate: Estimate) -> str:
 
 
 def markdown(table: Table) -> str:
-    """The table without its title."""
+    """Return the table in Markdown, without its title."""
     lines = [table.head, ["---"] * len(table.head), *table.rows]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
@@ -104,7 +103,7 @@ def markdown(table: Table) -> str:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print it, unless it is empty."""
+    """Print a table unless it is empty."""
     if not table.rows:
         return
     console.print(table.title, style="bold", markup=False, highlight=False)
@@ -122,13 +121,13 @@ def print_table(table: Table, console: Console) -> None:
 VERDICTS = {
     True: ("Fair: nothing found that speaks against the comparison", "bold green"),
     False: ("UNFAIR comparison: the difference may not be the drafts' doing", "bold red"),
-    None: ("Fairness cannot be told: too little is recorded", "bold yellow"),
+    None: ("Fairness unknown: too little is recorded", "bold yellow"),
 }
 _SEVERITY_STYLE = {"unfair": "red", "warning": "yellow", "note": "dim", "unknown": "dim"}
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Two sentences, whether it is fair, times, gains, samples, then what was trained."""
+    """Print the sentences, the verdict with all findings, and the tables of a comparison."""
 
     def say(text: str, style: str | None = None) -> None:
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -1,8 +1,8 @@
-"""Whether the difference between two sides can be the drafts' doing, and if not, why.
+"""Decides whether a comparison is fair: whether drafts can explain the difference of two sides.
 
-Each rule below compares one thing, which its docstring names, and finds sentences. `unfair`
-findings make a comparison unfair; a `warning` may explain a part of a gain; a `note` has to be
-known to read the figures; `unknown` says what is not recorded. docs/compare.md explains the bounds.
+Each rule below compares the data that its docstring names, and yields findings. An `unfair` finding
+makes the comparison unfair. A `warning` may explain a part of a gain. A `note` helps to read the
+numbers. `unknown` names missing records. docs/reading_a_run.md explains the thresholds.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,20 +23,20 @@ from sam_rollout.telemetry.records import value_at
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
 SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
 
-SHARED_PROMPTS = 0.9  # of all prompts of a step, mean over steps; below it the sides did other work
+SHARED_PROMPTS = 0.9  # least share of a step's prompts on both sides, as the mean over steps
 TOKENS_WARNING, TOKENS_UNFAIR = 0.01, 0.05  # relative difference of mean response length
 KS_UNFAIR, KS_P = 0.1, 0.01  # largest distance of the two distributions, and its p-value
-LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # relative difference of work that drafts leave alone
-WARM_UP = 1.5  # times the median of the other steps
+LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # relative difference in time that drafts do not affect
+WARM_UP = 1.5  # a warm-up step takes this many times the median of the others
 FEW_STEPS = 3
-_OF_A_RESUME = {  # where a start begins and ends
+_MAY_DIFFER_IN_RESUME = {  # settings that say where a start begins and ends
     "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know about a comparison."""
+    """One observation about a comparison."""
 
     name: str
     severity: str
@@ -45,26 +45,26 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case(Both):
-    """What the rules look at."""
+    """The data that the rules compare."""
 
     lossless: Losslessness
 
     @cached_property
     def whole(self) -> list[int]:
-        """The steps of which every run kept all its requests."""
+        """The steps for which every run has the records of all its requests."""
         whole = (set(whole_steps(run, run.requests, self.steps)) for run in self.runs)
         return sorted(set.intersection(*whole))
 
     @cached_property
     def lengths(self) -> list[np.ndarray]:
-        """Response lengths of BASE and of SAM over the whole steps, tokens [responses]."""
+        """Response lengths of BASE and of SAM over the steps in `whole`, tokens [responses]."""
         sides = (pd.concat([run.requests for run in runs]) for runs in (self.base, self.sam))
         return [rows["response_tokens"][rows["step"].isin(self.whole)].to_numpy() for rows in sides]
 
     def means_of(self, *names: str) -> list[tuple[float, float]]:
-        """Mean of each metric in BASE and in SAM, over the steps of which every run knows all.
+        """Return each metric's mean in BASE and in SAM, over the steps for which all runs have all.
 
-        Empty if there is no such step, or a mean is zero.
+        The result is empty if there is no such step, or if a mean is zero.
         """
         known = self.sides(*names)
         if not known[0].shape[2]:
@@ -73,29 +73,29 @@ class Case(Both):
         return means if all(map(all, means)) else []
 
 
-# Severity and sentence; a finding of its own where the name is not the rule's.
-_Told = Iterator[tuple[str, str] | Finding]
-RULES: dict[str, Callable[[Case], _Told]] = {}
+# A rule yields severity and text, or a whole finding if its name is not the rule's.
+_Found = Iterator[tuple[str, str] | Finding]
+RULES: dict[str, Callable[[Case], _Found]] = {}
 
 
-def _rule(find: Callable[[Case], _Told]) -> Callable[[Case], _Told]:
-    """Enter a rule by its name."""
+def _rule(find: Callable[[Case], _Found]) -> Callable[[Case], _Found]:
+    """Register a rule under its function's name."""
     RULES[find.__name__] = find
     return find
 
 
 def findings(both: Both, lossless: Losslessness) -> list[Finding]:
-    """Everything that the rules find about runs that are compared."""
+    """Return the findings of all rules."""
     case = Case(both.base, both.sam, both.steps, lossless)
     return [
-        told if isinstance(told, Finding) else Finding(name, *told)
+        found if isinstance(found, Finding) else Finding(name, *found)
         for name, rule in RULES.items()
-        for told in rule(case)
+        for found in rule(case)
     ]
 
 
 def verdict(found: list[Finding]) -> bool | None:
-    """True: fair. False: unfair. None: no reason against it, but too little is known."""
+    """Return whether the findings allow a fair comparison; None if too little is recorded."""
     if any(finding.severity == UNFAIR for finding in found):
         return False
     unknown = ("prompts", UNKNOWN) in {(finding.name, finding.severity) for finding in found}
@@ -103,9 +103,9 @@ def verdict(found: list[Finding]) -> bool | None:
 
 
 def caveat(found: list[Finding]) -> str | None:
-    """Which runs did not go as far as they should have: to be said wherever the verdict is.
+    """Return a phrase that names runs which ended early; every output shows it with the verdict.
 
-    A run may end early for what the other side does not do, then the steps it has flatter it.
+    The reason for the early end may be a slow or failing step that the other side still contains.
     """
     ended = [finding.text for finding in found if finding.name == "unfinished"]
     if len(ended) == 1:
@@ -117,74 +117,74 @@ def caveat(found: list[Finding]) -> str | None:
 
 
 def _beyond(relative: float, warning: float, unfair: float) -> str | None:
-    """The severity of a relative difference; None if it is too small to be told."""
+    """Return the severity of a relative difference; None if it is small."""
     if abs(relative) >= unfair:
         return UNFAIR
     return WARNING if abs(relative) >= warning else None
 
 
 @_rule
-def drafts(case: Case) -> _Told:
-    """Draft tokens that each side verified."""
+def drafts(case: Case) -> _Found:
+    """Compares the draft tokens that each side verified."""
     drafted = case.every("sam/draft/drafted_tokens")
-    of_base, of_sam = (  # a run's sum over steps, mean over runs; NaN if a run knows nothing
+    base, sam = (  # sums over a run's steps, means over runs; NaN if a run has no such metric
         float(drafted[side].sum(min_count=1).mean(skipna=False)) for side in SIDES
     )
-    if of_base > 0:
-        yield UNFAIR, f"BASE verified {of_base:.0f} draft tokens"
-    if of_sam == 0:
-        # sam=matched shows what our path costs without drafts.
+    if base > 0:
+        yield UNFAIR, f"BASE verified {base:.0f} draft tokens"
+    if sam == 0:
+        # sam=matched measures the cost of our code without drafts.
         meant = all(run.label == "sam=matched" for run in case.sam)
         yield NOTE if meant else UNFAIR, "SAM verified no draft token"
-    if np.isnan([of_base, of_sam]).any():
+    if np.isnan([base, sam]).any():
         yield UNKNOWN, "whether drafts were verified is not recorded on both sides"
 
 
 @_rule
-def repeats(case: Case) -> _Told:
-    """What the repeats of one side record of themselves."""
+def repeats(case: Case) -> _Found:
+    """Compares the descriptions of one side's repeats."""
     for side, runs in (("BASE", case.base), ("SAM", case.sam)):
         for one, other in pairwise(runs):
-            for found in _apart(one, other, (one.name, other.name), repeats=True):
+            for found in _differing(one, other, (one.name, other.name), repeats=True):
                 text = f"repeats of {side} differ: {found.text}"
                 yield found.severity, text
 
 
 @_rule
-def descriptions(case: Case) -> _Told:
-    """Settings, versions and machine of both sides, each kind under its own name."""
-    yield from _apart(case.base[0], case.sam[0], ("BASE", "SAM"))
+def descriptions(case: Case) -> _Found:
+    """Compares settings, versions and machines of both sides; each kind is a finding's name."""
+    yield from _differing(case.base[0], case.sam[0], ("BASE", "SAM"))
 
 
-def _apart(
+def _differing(
     one: Run, other: Run, names: tuple[str, str], repeats: bool = False
 ) -> Iterator[Finding]:
-    """Every difference of two runs as a finding, by the names of the runs."""
+    """Yield every difference of two runs as a finding; `names` are the runs' names in texts."""
     for kind, name, left, right, unfair in run_differences(one.start, other.start, repeats):
         text = f"{name}: {left} in {names[0]}, {right} in {names[1]}"
         yield Finding(kind, UNFAIR if unfair else WARNING, text)
 
 
 @_rule
-def seeds(case: Case) -> _Told:
-    """Seeds; repeats may have their own, but both sides the same ones."""
-    told = [[run.start.seeds for run in runs] for runs in (case.base, case.sam)]
-    for name in sorted({name for side in told for own in side for name in own}):
-        base, sam = (sorted({str(own.get(name, ABSENT)) for own in side}) for side in told)
+def seeds(case: Case) -> _Found:
+    """Compares seeds. Repeats may have different seeds if both sides have the same ones."""
+    known = [[run.start.seeds for run in runs] for runs in (case.base, case.sam)]
+    for name in sorted({name for side in known for own in side for name in own}):
+        base, sam = (sorted({str(own.get(name, ABSENT)) for own in side}) for side in known)
         if base != sam:
             text = f"seeds {name}: {', '.join(base)} in BASE, {', '.join(sam)} in SAM"
             yield UNFAIR, text
 
 
 @_rule
-def resumed(case: Case) -> _Told:
-    """The starts of one run, but for where each begins and ends."""
+def resumed(case: Case) -> _Found:
+    """Compares the starts of each run, except for where they begin and end."""
     for run in case.runs:
         for start in run.starts[1:]:
             changed = [
                 found.name
                 for found in run_differences(run.starts[0], start, repeats=True)
-                if found.unfair and found.name not in _OF_A_RESUME
+                if found.unfair and found.name not in _MAY_DIFFER_IN_RESUME
             ]
             changed += ["seeds"] if start.seeds != run.starts[0].seeds else []
             if changed:
@@ -194,8 +194,8 @@ def resumed(case: Case) -> _Told:
 
 
 @_rule
-def prompts(case: Case) -> _Told:
-    """The prompts of the steps that all runs kept."""
+def prompts(case: Case) -> _Found:
+    """Compares the prompts of the steps that all runs recorded."""
     steps = case.whole
     if not steps:
         yield UNKNOWN, "the prompts of one side or both are not recorded"
@@ -215,8 +215,8 @@ def prompts(case: Case) -> _Told:
 
 
 @_rule
-def response_lengths(case: Case) -> _Told:
-    """The distribution of response lengths."""
+def response_lengths(case: Case) -> _Found:
+    """Compares the distributions of response lengths."""
     if not case.whole:
         return
     test = stats.ks_2samp(*case.lengths)
@@ -233,8 +233,8 @@ def response_lengths(case: Case) -> _Told:
 
 
 @_rule
-def mean_length(case: Case) -> _Told:
-    """Mean response length: of the requests, else the trainer's."""
+def mean_length(case: Case) -> _Found:
+    """Compares mean response lengths, from recorded requests or from the trainer's metric."""
     if case.whole:
         base, sam = (float(side.mean()) for side in case.lengths)
     elif known := case.means_of("response_length/mean"):
@@ -252,25 +252,25 @@ def mean_length(case: Case) -> _Told:
 
 
 @_rule
-def few_steps(case: Case) -> _Told:
-    """The number of common steps."""
+def few_steps(case: Case) -> _Found:
+    """Checks the number of common steps."""
     count = len(case.steps)
     if count < FEW_STEPS:
-        yield UNFAIR, f"{count} common training step(s): too few to tell anything"
+        yield UNFAIR, f"{count} common training step(s): too few for any conclusion"
 
 
 @_rule
-def step_counts(case: Case) -> _Told:
-    """Which training steps each run has."""
+def step_counts(case: Case) -> _Found:
+    """Compares the training steps of all runs."""
     named = [(run.name, run.training_steps) for run in case.runs]
     if len({tuple(own) for _, own in named}) > 1:
-        told = ", ".join(f"{side} {len(own)} ({own[0]}-{own[-1]})" for side, own in named)
-        yield WARNING, f"{told}; only the {len(case.steps)} common ones are compared"
+        counts = ", ".join(f"{side} {len(own)} ({own[0]}-{own[-1]})" for side, own in named)
+        yield WARNING, f"{counts}; only the {len(case.steps)} common ones are compared"
 
 
 @_rule
-def unfinished(case: Case) -> _Told:
-    """A run's last step with the one it was last asked for."""
+def unfinished(case: Case) -> _Found:
+    """Compares each run's last step with its planned last step."""
     for run in case.runs:
         last = run.training_steps[-1]
         planned = value_at(run.starts[-1].config, "trainer.total_training_steps")
@@ -280,8 +280,8 @@ def unfinished(case: Case) -> _Told:
 
 
 @_rule
-def other_load(case: Case) -> _Told:
-    """Time per token of the actor's update, which drafts do not touch."""
+def other_load(case: Case) -> _Found:
+    """Compares the time per token of the actor's update, which drafts do not affect."""
     if known := case.means_of("timing_s/update_actor", "perf/total_num_tokens"):
         (base_s, sam_s), (base_tokens, sam_tokens) = known
         ratio = (sam_s / sam_tokens) / (base_s / base_tokens) - 1
@@ -294,8 +294,8 @@ def other_load(case: Case) -> _Told:
 
 
 @_rule
-def warm_up(case: Case) -> _Told:
-    """The first compared step with the others of its run."""
+def warm_up(case: Case) -> _Found:
+    """Compares the first step of each run with its other steps."""
     steps = case.steps
     for run in case.runs if len(steps) >= FEW_STEPS else ():
         name = "timing_s/gen" if "timing_s/gen" in run.steps else "timing_s/step"
@@ -310,28 +310,29 @@ def warm_up(case: Case) -> _Told:
 
 
 @_rule
-def samples(case: Case) -> _Told:
-    """The responses of both sides, token by token or by length."""
+def samples(case: Case) -> _Found:
+    """Compares the responses of both sides, token by token or by length."""
     differ = any(pair.first_step is not None for pair in case.lossless.pairs)
-    severity = WARNING if differ and case.lossless.coupled else NOTE
+    expected = case.lossless.coupled and not case.lossless.timed
+    severity = WARNING if differ and expected else NOTE
     yield severity if case.lossless.pairs else UNKNOWN, case.lossless.sentence()
 
 
 @_rule
-def lost_records(case: Case) -> _Told:
-    """Steps of which a run lost requests, which it kept of others."""
+def lost_records(case: Case) -> _Found:
+    """Finds steps without complete records in runs that have complete records of other steps."""
     steps = case.steps
     for run in case.runs:
         lost = sorted(set(steps) - set(whole_steps(run, run.requests, steps)))
         if 0 < len(lost) < len(steps):
             text = f"{run.name}: not all requests of {len(lost)} steps are recorded, the first is "
-            yield WARNING, text + f"{lost[0]}; prompts and lengths are those of the others"
+            yield WARNING, text + f"{lost[0]}; prompts and lengths are compared in the others"
 
 
 @_rule
-def broken_log(case: Case) -> _Told:
-    """What of a run's files could not be read."""
+def broken_log(case: Case) -> _Found:
+    """Names the parts of run folders that could not be read."""
     for run in case.runs:
-        _ = run.engine_steps  # reading them may add to the problems
+        _ = run.engine_steps  # reading this table may add problems
         for problem in dict.fromkeys(run.problems):
             yield WARNING, f"{run.name}: {problem}"

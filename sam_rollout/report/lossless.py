@@ -1,7 +1,7 @@
-"""Whether drafts left the samples alone: token by token where texts were recorded.
+"""Checks whether drafts changed the samples, token by token if texts were recorded.
 
-With `rollout_sampler=coupled` a run with drafts samples the tokens of a run without. Other samplers
-keep the distribution only; then equal texts are not to be expected, and counting them informs.
+With `rollout_sampler=coupled`, a run with drafts samples the same tokens as a run without. Other
+samplers keep only the distribution, so their texts are expected to differ.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,41 +15,40 @@ from sam_rollout.report.pairing import Both, whole_steps
 from sam_rollout.report.runs import Run, partners
 from sam_rollout.telemetry.records import value_at
 
-TOKEN_IDS, LENGTHS = "token ids", "lengths"  # what responses are compared by
+# verl's trainer mode, as runs record it; runs of other recipes may not.
+SYNCHRONOUS = ("sync", None)
+TOKEN_IDS, LENGTHS = "token ids", "lengths"  # the two ways to compare responses
 IDENTITY = ["step", "group", "sibling"]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Responses of two runs, matched by training step, prompt and index among its responses.
-
-    `by` says what was compared: `TOKEN_IDS` or `LENGTHS`. `first_step` is the first training step
-    with a response that differs or has no partner.
-    """
+    """The comparison of two runs' responses, matched by training step, prompt and sibling."""
 
     runs: tuple[str, str]
-    by: str
+    by: str  # TOKEN_IDS or LENGTHS
     identical: int
     matched: int
     unmatched: int
-    tokens: int  # of the identical responses
-    first_step: int | None
-    first_difference: int | None  # shortest common beginning of two that differ, tokens
+    tokens: int  # number of tokens in identical responses
+    first_step: int | None  # first training step with a response that differs or has no partner
+    first_difference: int | None  # shortest common beginning of two different responses, tokens
 
 
 @dataclass(frozen=True)
 class Losslessness:
-    """`coupled`: both sides sampled with the same coupled sampler.
+    """The comparisons of all pairs of runs.
 
-    Two runs make two pairs where some steps can be compared by length only.
+    Two runs are two pairs if some steps can be compared by length only.
     """
 
-    coupled: bool
-    pairs: list[Pair]  # runs of the same seeds, where these are known
-    controls: list[Pair]  # repeats of one side among each other
+    coupled: bool  # whether both sides used the same coupled sampler
+    timed: bool  # an asynchronous trainer: timing decides which weights sample a token
+    pairs: list[Pair]  # one run of each side, with equal seeds if they are known
+    controls: list[Pair]  # repeats of one side
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """What was compared -> identical responses of the pairs, and all of them."""
+        """Return, by token ids and by lengths, the numbers of identical and of all responses."""
         table: dict[str, tuple[int, int]] = {}
         for pair in self.pairs:
             same, total = table.get(pair.by, (0, 0))
@@ -57,23 +56,25 @@ class Losslessness:
         return table
 
     def sentence(self) -> str:
-        """Whether the texts are equal, to quote."""
+        """Return a sentence that says whether the texts are identical."""
         counts = self.counts()
         if not counts:
             return "Whether the responses are identical is not recorded."
         what = "responses" if counts.keys() == {TOKEN_IDS} else "response lengths"
         same, total = map(sum, zip(*counts.values(), strict=True))
         if same == total:
-            untold = "" if what == "responses" else "; not all texts are recorded"
-            return f"All {total:,} {what} are identical{untold}."
+            missing = "" if what == "responses" else "; not all texts are recorded"
+            return f"All {total:,} {what} are identical{missing}."
         why = "this sampler keeps the distribution, not the texts"
-        if self.coupled:
+        if self.timed:
+            why = "under an asynchronous trainer timing decides which weights sample a token"
+        elif self.coupled:
             why = "the coupled sampler should have made all of them so"
         return f"The texts differ: {same:,} of {total:,} {what} are identical; {why}."
 
 
 def losslessness(both: Both) -> Losslessness:
-    """Everything the runs tell about equal samples, over the compared steps."""
+    """Compare the samples of all runs over the compared steps."""
     base, sam, steps = both.base, both.sam, both.steps
     pairs = [(base[one], sam[other]) for one, other in partners(base, sam)]
     controls = [(side[0], other) for side in (base, sam) for other in side[1:]]
@@ -86,13 +87,17 @@ def losslessness(both: Both) -> Losslessness:
     }
     return Losslessness(
         len(couplings) == 1 and couplings != {"none"},
+        any(
+            value_at(run.start.config, "trainer.v1.trainer_mode") not in SYNCHRONOUS
+            for run in both.runs
+        ),
         [found for pair in pairs for found in _compared(pair, steps)],
         [found for pair in controls for found in _compared(pair, steps)],
     )
 
 
 def _compared(runs: Sequence[Run], steps: list[int]) -> Iterator[Pair]:
-    """Two runs by token ids where both recorded texts, in other steps by lengths."""
+    """Compare two runs by token ids in steps whose texts both recorded, else by lengths."""
     left = steps
     for table, column, by in (
         ("traces", "response_ids", TOKEN_IDS),
@@ -108,7 +113,7 @@ def _compared(runs: Sequence[Run], steps: list[int]) -> Iterator[Pair]:
 
 
 def _responses(rows: pd.DataFrame, column: str, steps: list[int]) -> pd.Series:
-    """The column by step, prompt and sibling; a prompt drawn twice in a step is told apart."""
+    """Return the column, indexed by step, prompt, sibling and a number for repeated prompts."""
     rows = rows[rows["step"].isin(steps)]
     again = rows.groupby(IDENTITY).cumcount()
     return rows.set_index([*(rows[name] for name in IDENTITY), again])[column]
@@ -136,7 +141,7 @@ def _compare(names: Sequence[str], by: str, one: pd.Series, other: pd.Series) ->
 
 
 def _common(one: np.ndarray | int, other: np.ndarray | int) -> int | None:
-    """Length of the common beginning of two that differ; None if they are equal."""
+    """Return the length of the common beginning of two responses; None if they are equal."""
     if np.array_equal(one, other):
         return None
     if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):

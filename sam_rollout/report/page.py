@@ -1,4 +1,4 @@
-"""A comparison as one HTML file that needs no network: what it says, with charts to point at."""
+"""Writes a comparison as one HTML file with interactive charts, which needs no network."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,12 +17,12 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_page(comparison: Comparison, path: str | Path) -> None:
-    """Writes the page of a comparison."""
+    """Write the page of a comparison."""
     Path(path).write_text(render_page(comparison), encoding="utf-8")
 
 
 def render_page(comparison: Comparison) -> str:
-    """The page of a comparison as text."""
+    """Return the page of a comparison as HTML."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -43,6 +43,6 @@ def render_page(comparison: Comparison) -> str:
 
 
 def _bracketed(cell: str) -> Markup:
-    """A cell of a table with its interval in small print."""
+    """Return a table's cell with its interval in small print."""
     value, bracket, rest = cell.partition(" [")
     return escape(value) + (Markup(" <small>[{}</small>").format(rest) if bracket else "")

@@ -1,7 +1,7 @@
-"""The charts of a comparison's page: the panels, as inline SVG.
+"""The charts of a comparison's page, as inline SVG.
 
-matplotlib draws them; colours become those of the page's style sheet, which knows light and dark.
-Elements with `data-tip` show that text when pointed at.
+matplotlib draws them. Variables of the page's style sheet, which has a light and a dark mode,
+replace their colours. The page shows the text in `data-tip` when the user points at an element.
 """
 
 import io
@@ -25,8 +25,8 @@ SIZE = (4.0, 2.4)  # inches; the page scales it
 _VARIABLES = {BASE: "base", SAM: "sam", INK: "ink", MUTED: "muted", RULE: "rule"}
 _STYLE = STYLE | {
     "font.size": 9,
-    "svg.fonttype": "none",  # texts stay texts
-    "svg.hashsalt": "sam_rollout",  # the same chart has the same ids
+    "svg.fonttype": "none",  # keeps texts as texts
+    "svg.hashsalt": "sam_rollout",  # gives the same chart the same ids
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
 }
@@ -34,7 +34,7 @@ _STYLE = STYLE | {
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its title and the sentence on how to read it."""
+    """A chart with its title and a sentence on how to read it."""
 
     title: str
     reading: str
@@ -42,7 +42,7 @@ class Chart:
 
 
 def charts(comparison: Comparison) -> dict[str, list[Chart]]:
-    """Title of each section -> those of its panels that both sides can fill."""
+    """Return, by title of the section, the panels that both sides have data for."""
     both = sides(comparison)
     found: dict[str, list[Chart]] = {section.title: [] for section in SECTIONS}
     for section in SECTIONS:
@@ -51,22 +51,22 @@ def charts(comparison: Comparison) -> dict[str, list[Chart]]:
             if not any(shown):
                 continue
             picture = _as_svg(panel, both)
-            told = [f"{heading(comparison, panel)[0]}."] if panel.row else []
+            result = [f"{heading(comparison, panel)[0]}."] if panel.row else []
             found[section.title].append(
-                Chart(panel.title, " ".join([*told, panel.reading]), picture)
+                Chart(panel.title, " ".join([*result, panel.reading]), picture)
             )
     return found
 
 
 def _as_svg(panel: Panel, both: Sequence[Side]) -> Markup:
-    """The panel; what it shows over training steps can be pointed at."""
+    """Draw a panel as SVG, with tips for its values at each training step."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=SIZE, layout="constrained")
         axis = figure.subplots()
         if values := draw(axis, panel, both):
             _columns(axis, values, panel.unit)
         handles, labels = axis.get_legend_handles_labels()
-        if not set(labels) <= {"BASE", "SAM"}:  # these are told by their colours
+        if not set(labels) <= {"BASE", "SAM"}:  # colours identify these two
             figure.legend(handles, labels, loc="outside lower left", ncols=2)
         file = io.StringIO()
         figure.savefig(
@@ -76,7 +76,7 @@ def _as_svg(panel: Panel, both: Sequence[Side]) -> Markup:
     text = text[text.index("<svg") :]
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
     text = re.sub(r' id="tip:([^"]*)"', r' data-tip="\1"', text)
-    text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)  # would not be unique on the page
+    text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)  # these ids are not unique on the page
     for colour, name in _VARIABLES.items():
         text = text.replace(colour.lower(), f"var(--{name})")
     text = re.sub(r' (?:d|points|transform|x|y)="[^"]*"', _rounded, text)
@@ -85,12 +85,12 @@ def _as_svg(panel: Panel, both: Sequence[Side]) -> Markup:
 
 
 def _rounded(attribute: re.Match[str]) -> str:
-    """Coordinates to a hundredth of a point; numbers that are read stay as they are."""
+    """Round the coordinates in an attribute to a hundredth of a point."""
     return re.sub(r"\d+\.\d{3,}", lambda place: f"{float(place[0]):.2f}", attribute[0])
 
 
 def _columns(axis: Axes, values: Mapping[str, pd.Series], unit: str) -> None:
-    """Invisible columns, each as wide as its step has room, with the values there."""
+    """Draw an invisible column per training step, with a tip that lists the step's values."""
     table = pd.DataFrame(values)
     for step, row in table.iterrows():
         known = ", ".join(f"{name} {number(value)}" for name, value in row.dropna().items())

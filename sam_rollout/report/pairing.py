@@ -1,7 +1,6 @@
-"""The metrics of both sides over the same training steps, and which steps have whole records.
+"""Pairs the metrics of both sides by training step, and finds steps with complete records.
 
-A file that is damaged, or records that were lost on their way, say nothing about what the run did:
-what is not there must not be told as a difference.
+Missing records (of a damaged file, for example) must not count as a difference between runs.
 """
 
 from collections.abc import Sequence
@@ -26,22 +25,25 @@ class Both:
 
     @property
     def runs(self) -> list[Run]:
-        """The runs of BASE, then those of SAM."""
+        """The runs of BASE, followed by the runs of SAM."""
         return [*self.base, *self.sam]
 
     def names(self) -> set[str]:
-        """Metrics that every run carries."""
+        """Return the metrics that every run has."""
         return set.intersection(*(set(run.steps.columns) for run in self.runs))
 
     def first(self, names: Sequence[str]) -> str | None:
-        """The first of the metrics that every run has a value of in some common step."""
+        """Return the first metric for which all runs have a value in at least one step."""
         known = self.names()
         return next(
             (name for name in names if name in known and len(self.every(name).dropna())), None
         )
 
     def every(self, name: str) -> pd.DataFrame:
-        """Columns (side, name of the run), index training step; NaN where it is unknown."""
+        """Return a metric of all runs: index training step, columns (side, run's name).
+
+        A missing value is NaN.
+        """
         return pd.DataFrame(
             {
                 (side, run.name): run.values(name, self.steps)
@@ -51,7 +53,7 @@ class Both:
         )
 
     def sides(self, *names: str) -> list[Sides]:
-        """Values of metrics over the steps of which every run knows all of them."""
+        """Return the values of metrics over the steps for which every run has all of them."""
         frames = [self.every(name) for name in names]
         whole = pd.concat(frames, axis=1).notna().all(axis=1)
         paired = seeds_in_pairs(self.base, self.sam)
@@ -62,10 +64,15 @@ class Both:
 
 
 def whole_steps(run: Run, rows: pd.DataFrame, steps: list[int]) -> list[int]:
-    """The steps of which `rows`, a table of the run's records, hold the rows of all replicas.
+    """Return the steps for which a table of the run's records has rows of all replicas.
 
-    A step whose metrics of the engines were lost, too, is not whole. Where the run's log has no
-    such metrics at all, one row of a step is taken for all of them.
+    The number of replicas is a metric of the step. A step without it does not count, unless the
+    whole run lacks the metric: then one row of a step is enough.
+
+    Args:
+        run: The run.
+        rows: The table, with columns `step` and `replica`.
+        steps: The steps to check.
     """
     replicas = rows.groupby("step")["replica"].nunique().reindex(steps, fill_value=0)
     whole = replicas > 0

@@ -1,8 +1,7 @@
-"""Which curves stand where, and what each section answers: the one declaration of panels.
+"""Declares the panels of all dashboards, in sections that each answer a question.
 
-The workspace of wandb, the layout of TensorBoard, the pictures and the page of a comparison all
-read it. Names of ours are those that sam_rollout.telemetry declares; the others are verl's, of its
-version 0.9.1.
+wandb's workspace, TensorBoard's layout, the pictures and the page of a comparison use these panels.
+Our metrics are declared in `sam_rollout.telemetry`; the other names are those of verl 0.9.1.
 """
 
 from dataclasses import dataclass, replace
@@ -10,37 +9,33 @@ from dataclasses import dataclass, replace
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.curve import CURVE_NAME
 
-# A pattern of names; the trainer puts the data set's name and the number of samples into these.
+# A pattern, because these names contain the data set's name and the number of samples.
 HELD_OUT = r"val-core/.+/acc/mean@\d+"
 POSITIONS = r"sam/draft/accepted_position_\d+"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: `metrics` as lines, or every metric that matches `pattern`, or a `picture`.
-
-    `reading` says how to read it. `row` names the row of a comparison whose figures head the chart;
-    the panels that have one make the picture of a comparison.
-    """
+    """One chart: lines of `metrics`, lines of all metrics that match `pattern`, or a `picture`."""
 
     title: str
     metrics: tuple[str, ...] = ()
     unit: str = ""
     pattern: str = ""
     picture: str = ""
-    zero_based: bool = False  # times and counts, so that ratios can be seen
-    reading: str = ""
-    row: str = ""
+    zero_based: bool = False  # for times and counts, so that ratios are visible
+    reading: str = ""  # a sentence on how to read the chart
+    row: str = ""  # row of a comparison that heads the chart; the comparison's picture shows it
 
     def of_both_sides(self) -> "Panel":
-        """The panel for charts that have the baseline in them: without its figures beside a run."""
+        """Return the panel without the metrics `compare/*`, for charts that draw the baseline."""
         own = (name for name in self.metrics if not name.startswith("compare/"))
         return replace(self, metrics=tuple(own))
 
 
 @dataclass(frozen=True)
 class Section:
-    """Charts that answer one question; the first one is to be looked at first."""
+    """Charts that answer one question; the first one is the most important."""
 
     title: str
     question: str
@@ -62,7 +57,7 @@ SECTIONS = (
             Panel("Speed-up of all rollouts so far", ("compare/speedup_rollout_so_far",)),
             Panel(
                 "Speed-up estimated within the run", ("sam/gain/speedup",),
-                reading="Where there is no baseline to lay beside it.",
+                reading="An estimate for runs without a baseline.",
             ),
             Panel(
                 "Rollout", ("sam/engine/rollout_s", "compare/rollout_s_baseline"), "s",
@@ -85,7 +80,7 @@ SECTIONS = (
         (
             Panel(
                 "Running requests over time", picture=CURVE_NAME,
-                reading="Shaded: the long tail. The side whose line ends first is the faster.",
+                reading="The long tail is shaded. The side whose line ends first is faster.",
             ),
             Panel("Long tail / rollout", ("sam/tail/share",), "share", zero_based=True),
             Panel(
@@ -98,7 +93,7 @@ SECTIONS = (
             ),
             Panel(
                 "Time per token outside the tail", ("sam/bulk/time_per_token_ms",), "ms",
-                zero_based=True, reading="Falls where drafts pay with many requests, too.",
+                zero_based=True, reading="It falls if drafts also pay with many requests.",
             ),
             Panel(
                 "Responses", ("response_length/mean", "response_length/max"), "tokens",
@@ -113,7 +108,7 @@ SECTIONS = (
             Panel(
                 "Acceptance length (1 = no drafts)", ("sam/draft/acceptance_length",), "tokens",
                 row="acceptance_length",
-                reading="Tokens of a request per step that verifies its draft.",
+                reading="Mean tokens of a request per verify step.",
             ),
             Panel("Accepted at position k", unit="share", pattern=POSITIONS, zero_based=True),
             Panel(
@@ -132,8 +127,8 @@ SECTIONS = (
             Panel(
                 "Draft head that the run trains",
                 ("sam/head_training/length", "sam/head_training/first_length"), "tokens",
-                reading="Per verify step, over responses it has not learned from; beside it the "
-                "head that the run began with, over the same.",
+                reading="Acceptance length for responses that the head has not learned from, "
+                "compared with the head that the run began with.",
             ),
         ),
     ),
@@ -149,12 +144,12 @@ SECTIONS = (
             Panel(
                 "Reward of the training batch",
                 ("critic/rewards/mean", "compare/reward_baseline"), row="reward",
-                reading="Lines that part: the sides trained on other responses.",
+                reading="If the lines part, the sides trained on different responses.",
             ),
             Panel(
                 "Response length", ("response_length/mean", "compare/response_length_baseline"),
                 "tokens", row="response_length",
-                reading="Lines that lie on each other: both sides did the same work.",
+                reading="If the lines coincide, both sides did the same work.",
             ),
             Panel("Entropy", ("actor/entropy",), "nats"),
             Panel("Gradient norm", ("actor/grad_norm",)),
@@ -162,7 +157,7 @@ SECTIONS = (
     ),
     Section(
         "Losslessness",
-        "Do drafts leave alone what is sampled and learned?",
+        "Do drafts leave samples and learning unchanged?",
         (
             Panel(
                 "Rollout against trainer: probability of a token",
@@ -172,7 +167,7 @@ SECTIONS = (
                 "Correlation of both", ("training/rollout_actor_probs_pearson_corr",)
             ),
             Panel("KL of rollout and trainer", ("rollout_corr/kl",)),
-            Panel("Drafter errors survived", ("sam/draft/failures",), zero_based=True),
+            Panel("Drafter errors", ("sam/draft/failures",), zero_based=True),
         ),
     ),
     Section(
@@ -190,16 +185,16 @@ SECTIONS = (
             ),
             Panel("Generation rounds", ("sam/rounds/count",), zero_based=True),
             Panel("Preemptions", ("sam/engine/preempted",), "requests", zero_based=True),
-            Panel("Memory of drafter state", ("sam/draft/bytes",), "bytes", zero_based=True),
+            Panel("Memory of the drafter", ("sam/draft/bytes",), "bytes", zero_based=True),
         ),
     ),
 )  # fmt: skip
 
 
-# The panels that sum up a comparison.
+# The panels that summarise a comparison.
 SUMMARY = tuple(panel for section in SECTIONS for panel in section.panels if panel.row)
 
 
 def names() -> list[str]:
-    """Every metric that a panel shows by its name."""
+    """Return all metrics that panels name; patterns are left out."""
     return sorted({name for section in SECTIONS for p in section.panels for name in p.metrics})

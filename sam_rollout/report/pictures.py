@@ -1,4 +1,4 @@
-"""Panels as PNG pictures: the sections of single runs, and what sums up a comparison."""
+"""Draws panels as PNG pictures: all sections for single runs, or a comparison's summary."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,13 +23,13 @@ _STYLE = STYLE | {"font.size": 9, "axes.labelsize": 8, "legend.fontsize": 9}
 
 
 def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
-    """Write a PNG for each section: a colour per run, a kind of line per metric.
+    """Write a PNG per section, with one colour per run and one kind of line per metric.
 
-    The first run is the baseline of those that were trained without one in sight
-    (`compare.baseline_run`). Running requests are those of each run's last training step.
+    The first run serves as the baseline of runs that were trained without `compare.baseline_run`.
+    Running requests are drawn for each run's last training step.
 
     Raises:
-        RunFolderError: a folder is not that of a run.
+        RunFolderError: A folder is no run folder.
     """
     runs = [load_run(path) for path in folders]
     names = [folder.absolute().name for folder in folders]
@@ -37,7 +37,8 @@ def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
         names = list(map(str, folders))
     sides = [
         Side(
-            name, COLOURS[place % len(COLOURS)], [_beside(run, runs[0]) if place else run.steps],
+            name, COLOURS[place % len(COLOURS)],
+            [_with_baseline(run, runs[0]) if place else run.steps],
             curve=rollout_curve(run, run.training_steps[-1]),
         )
         for place, (name, run) in enumerate(zip(names, runs, strict=True))
@@ -62,8 +63,8 @@ def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
     return written
 
 
-def _beside(run: Run, baseline: Run) -> pd.DataFrame:
-    """The metrics with the figures that a baseline adds, if there are none yet."""
+def _with_baseline(run: Run, baseline: Run) -> pd.DataFrame:
+    """Return the run's metrics, with `compare/*` computed from a baseline if there are none."""
     steps = run.steps
     if any(name.startswith("compare/") for name in steps.columns):
         return steps
@@ -73,9 +74,9 @@ def _beside(run: Run, baseline: Run) -> pd.DataFrame:
 
 
 def plot_comparison(comparison: Comparison, path: str | Path) -> None:
-    """Writes the panels that sum up a comparison as a PNG; one says if a run lacks its metric.
+    """Write a comparison's summary panels as a PNG; a panel without data says so.
 
-    Lines are means over the runs of a side, thin ones its runs.
+    Thick lines are means over a side's runs, thin lines single runs.
     """
     both = sides(comparison, comparison.labels)
     with matplotlib.rc_context(_STYLE):
@@ -88,14 +89,14 @@ def plot_comparison(comparison: Comparison, path: str | Path) -> None:
         figure.legend(handles, comparison.labels, loc="outside upper left", ncols=2)
         if comparison.fair is False:
             figure.text(
-                0.99, 0.985, "unfair comparison: see what sam-rollout compare says",
+                0.99, 0.985, "unfair comparison: sam-rollout compare prints the reasons",
                 ha="right", va="top", color="#B00020",
             )  # fmt: skip
         figure.savefig(path, dpi=DPI, format="png")
 
 
 def sides(comparison: Comparison, names: Sequence[str] = ("BASE", "SAM")) -> list[Side]:
-    """Both sides as charts draw them; running requests are of the first runs' middle step."""
+    """Return both sides for charts; running requests are taken from the first runs' middle step."""
     steps = comparison.steps
     middle = steps[len(steps) // 2]
     return [
@@ -107,7 +108,7 @@ def sides(comparison: Comparison, names: Sequence[str] = ("BASE", "SAM")) -> lis
 
 
 def heading(comparison: Comparison, panel: Panel) -> tuple[str, list[str]]:
-    """What a panel with a row shows, and the figures below it."""
+    """Return a panel's result in words, and lines with its numbers."""
     time, quantity = comparison.time(panel.row), comparison.quantity(panel.row)
     gain = time and (time.equal_tokens if panel.row == "tail" else time.raw)
     if time and gain:
@@ -132,7 +133,7 @@ def heading(comparison: Comparison, panel: Panel) -> tuple[str, list[str]]:
             f"mean of SAM - BASE {found.value:+.3g}{interval(found, 1, '.3g')}",
         ]
         return f"{_capital(quantity.title.partition(',')[0])}: {seen}", details
-    return panel.title, ["no figure that both sides recorded"]
+    return panel.title, ["not recorded on both sides"]
 
 
 def _capital(text: str) -> str:
@@ -140,10 +141,10 @@ def _capital(text: str) -> str:
 
 
 def _title(axis: Axes, headline: str, details: Sequence[str]) -> None:
-    """A bold line that says what one sees, and lines of figures below it."""
+    """Write the result as a bold title, and the numbers below it."""
     axis.set_title(headline, pad=7 + 11 * len(details))
     text = axis.annotate(
         "\n".join(details), (0, 1), xytext=(0, 4), xycoords="axes fraction",
         textcoords="offset points", fontsize=8,
     )  # fmt: skip
-    text.set_in_layout(False)  # the pad of the title makes its room; its width must not cost any
+    text.set_in_layout(False)  # the title's padding makes room; wide text must not shrink the axis

@@ -1,7 +1,7 @@
-"""What two runs say of themselves, side by side: settings, versions, machine.
+"""Compares the descriptions of two runs: settings, versions and machine.
 
-Some settings may differ between two fair runs: the sam group, wherever it travels, where results
-go, and what a run is shown beside.
+In a fair comparison, some settings may differ: the `sam` group and its copies in other settings,
+the places of results, and the group `compare`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,41 +11,42 @@ from typing import Any, NamedTuple
 
 from sam_rollout.core.json_values import encode
 from sam_rollout.report.runs import flat
-from sam_rollout.telemetry.records import ASKED, RunInfo
+from sam_rollout.telemetry.records import ASKED, BEFORE, RunInfo, value_at
 
 ABSENT = "absent"
 PLACES = {
     "experiment_name", "project_name", "run_dir", "default_local_dir", "logger",
     "TENSORBOARD_DIR", "WANDB_DIR", "VERL_FILE_LOGGER_PATH",
 }  # fmt: skip
-REPEATS_PARTS = {"sam_rollout", "compare"}
+REPEATS_PARTS = {"sam_rollout", "compare", "max_logprobs"}
 SAM_PARTS = REPEATS_PARTS | {"sam", "draft_model_path"}
-SPECULATION = "speculative_config"  # the sam group's doing only where that is enabled
+SPECULATION = "speculative_config"  # follows from the sam group only if that is enabled
 _ASKED = f"{ASKED}."
 _COMMIT_DIGITS = 12
-_TOLD_SEEDS = {"actor_rollout_ref.rollout.seed", "data.seed"}  # told by the seeds of a start
+_KNOWN_SEEDS = {"actor_rollout_ref.rollout.seed", "data.seed"}  # the rule of seeds compares them
 
-# Kind of a difference -> what a setting of that kind ends in. The rest is "config".
+# Kind of a difference -> ends of the names of its settings. All other settings are "config".
 KINDS = {
     "validation": ("trainer.test_freq", "trainer.val_before_train", "data.val_batch_size"),
     "saving": (
         "trainer.save_freq", "rollout_telemetry.record_traces", "rollout_telemetry.curve_every",
-        "rollout_telemetry.progress",
+        "rollout_telemetry.progress", "proof.every", "proof.responses",
     ),
     "steps": ("trainer.total_training_steps", "trainer.total_epochs"),
     "batch_size": ("_batch_size", "dynamic_sampling.max_rounds", "ppo_mini_batch_size"),
     "responses_per_prompt": ("rollout.n",),
     "lengths": ("_length", "max_model_len", "prompt_length", "response_length"),
-    "sampler": ("temperature", "top_p", "top_k", "rollout_sampler.kind", "coupling", "do_sample"),
+    "sampler": ("temperature", "top_p", "top_k", "rollout_sampler.kind", "coupling", "do_sample",
+                "batch_invariant"),
     "seeds": (".seed", "_seed"),
     "tail": ("rollout_telemetry.tail_threshold",),
 }  # fmt: skip
-_WHAT_IS_READ = ("model.path", "_files")  # other files there are another model, other data
-_MILD = {"validation", "saving", "steps"}  # they touch the whole step or its number, no rollout
+_INPUT_FILES = ("model.path", "_files")  # other files mean another model or other data
+_MILD = {"validation", "saving", "steps"}  # these kinds do not change a rollout
 
 
 class Difference(NamedTuple):
-    """One entry that two runs do not share, and whether that makes a comparison unfair."""
+    """One difference between two runs, and whether it makes a comparison unfair."""
 
     kind: str
     name: str
@@ -55,10 +56,19 @@ class Difference(NamedTuple):
 
 
 def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iterator[Difference]:
-    """Every difference of what two starts record of themselves; repeats draft alike, too."""
-    settings = comparable(one.config, repeats), comparable(other.config, repeats)
+    """Yield all differences between the descriptions of two starts.
+
+    Args:
+        one: The first start.
+        other: The other start.
+        repeats: Both belong to one side, so their `sam` groups are compared, too.
+    """
+    # Runs of older versions recorded the settled `sam` group only, so two runs are compared by the
+    # typed group only if both have it.
+    typed = all(value_at(start.config, f"{_ASKED}sam") for start in (one, other))
+    settings = (comparable(start.config, repeats, typed) for start in (one, other))
     for name, *values in differences(*settings):
-        if name not in _TOLD_SEEDS:
+        if name not in _KNOWN_SEEDS:
             yield _setting(name, *values)
     for kind in ("versions", "host"):
         for name, left, right in differences(flat(getattr(one, kind)), flat(getattr(other, kind))):
@@ -69,9 +79,9 @@ def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iter
 
 
 def _setting(name: str, left: Any, right: Any) -> Difference:
-    """A setting that differs; two paths that end alike may be two checkouts of the same files."""
+    """Judge a different setting; paths with the same end may be the same files in two checkouts."""
     if alike := _common_end(left, right):
-        unfair = name.endswith(_WHAT_IS_READ) and alike < 2
+        unfair = name.endswith(_INPUT_FILES) and alike < 2
         return Difference("paths", name, left, right, unfair)
     found = (kind for kind, ends in KINDS.items() if name.endswith(ends))
     kind = next(found, "config")
@@ -79,7 +89,7 @@ def _setting(name: str, left: Any, right: Any) -> Difference:
 
 
 def _common_end(left: Any, right: Any) -> int:
-    """How many last components two paths have in common; 0 if one is no path."""
+    """Count the last components that two paths have in common; 0 if one is no path."""
     if not (isinstance(left, str) and isinstance(right, str) and "/" in left and "/" in right):
         return 0
     ends = zip(*(reversed(PurePosixPath(path).parts) for path in (left, right)), strict=False)
@@ -87,22 +97,30 @@ def _common_end(left: Any, right: Any) -> int:
 
 
 def _commit(start: RunInfo) -> str:
-    """The commit in words; empty where none is known."""
+    """Describe the commit; return an empty text if it is unknown."""
     commit = (start.git.get("commit") or "")[:_COMMIT_DIGITS]
     return f"{commit} with changes" if commit and start.git.get("dirty") else commit
 
 
-def comparable(config: Mapping[str, Any], repeats: bool = False) -> dict[str, Any]:
-    """A configuration with dotted names, without what two fair runs may differ in.
+def comparable(
+    config: Mapping[str, Any], repeats: bool = False, typed: bool = True
+) -> dict[str, Any]:
+    """Return a configuration by dotted names, without settings in which two fair runs may differ.
 
-    <run_dir> stands for the run's own folder. Repeats of one side may not differ in the sam group
-    either. What the launcher changed for the drafts' sake, such as sizes of graphs, is compared as
-    it was asked for.
+    <run_dir> stands for the run's own folder. Settings that the launcher changed because of drafts,
+    such as sizes of graphs, have the values that were asked for.
+
+    Args:
+        config: A run's configuration.
+        repeats: Keep the `sam` group, in which repeats of one side may not differ.
+        typed: Take the `sam` group as the user typed it, if the run recorded that.
     """
     named = flat(encode(config))
     run_dir = str(named.get("run_dir") or "<run_dir>")
     for name in [name for name in named if name.startswith(_ASKED)]:
-        named[name.removeprefix(_ASKED)] = named.pop(name)
+        value, asked = named.pop(name), name.removeprefix(_ASKED)
+        if typed or not asked.startswith("sam."):
+            named[asked] = value
     hidden = (REPEATS_PARTS if repeats else SAM_PARTS) | (
         {SPECULATION} if named.get("sam.enabled") else set()
     )
@@ -114,8 +132,8 @@ def comparable(config: Mapping[str, Any], repeats: bool = False) -> dict[str, An
 
 
 def differences(base: dict[str, Any], sam: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Name and both values of whatever differs."""
+    """Yield the name and both values of each setting that differs."""
     for name in sorted(base.keys() | sam.keys()):
-        left, right = (side.get(name, ABSENT) for side in (base, sam))
+        left, right = (side.get(name, BEFORE.get(name, ABSENT)) for side in (base, sam))
         if left != right:
             yield name, left, right

@@ -1,4 +1,4 @@
-"""A run as the report sees it: its starts, its metrics by training step, its records."""
+"""Loads a run for the report: its starts, its metrics by training step, and its records."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,56 +16,52 @@ from sam_rollout.telemetry.tables import of_split
 
 @dataclass(frozen=True)
 class Run:
-    """One run.
-
-    `starts` holds what every start said of itself, the first one first, `steps` one row a training
-    step, NaN if unknown. `problems` says in words what of the run's files could not be read. `name`
-    is that of its side, numbered where that has several.
-    """
+    """One run."""
 
     path: Path
-    starts: list[RunInfo]
-    steps: pd.DataFrame  # index: training step, columns: metric names
-    problems: list[str]
-    name: str = ""
+    starts: list[RunInfo]  # descriptions of all starts, the first one first
+    steps: pd.DataFrame  # index: training step, columns: metric names; NaN if unknown
+    problems: list[str]  # sentences about files that could not be read
+    name: str = ""  # name of the side, with a number if the side has several runs
 
     @property
     def training_steps(self) -> list[int]:
-        """Steps with more than validation: the one before training has nothing to compare."""
-        # Without any metric pandas numbers the columns. Our wandb logger gives validation its step.
+        """The steps with more than validation metrics."""
+        # Without any metric, pandas numbers the columns. Our wandb logger adds the global step to
+        # validation.
         idle = self.steps.columns.astype(str).str.match("val-|sam_val/|training/global_step$")
         return list(self.steps.index[self.steps.loc[:, ~idle].notna().any(axis=1)])
 
     def values(self, name: str, steps: list[int]) -> pd.Series:
-        """A metric over `steps`, NaN where it is unknown."""
+        """Return a metric over `steps`; a missing value is NaN."""
         return self.steps.reindex(index=steps, columns=[name])[name]
 
     @property
     def start(self) -> RunInfo:
-        """The first start."""
+        """The description of the first start."""
         return self.starts[0]
 
     @property
     def label(self) -> str:
-        """What the run calls itself, like "sam=on"."""
+        """The run's label, such as "sam=on"."""
         return self.start.label
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """One row a finished response of training."""
+        """One row per finished training response."""
         return self._training_rows("requests").to_pandas()
 
     @property
     def traces(self) -> pd.DataFrame:
-        """One row a response of training, token ids as arrays; read again every time.
+        """One row per training response, with token ids as arrays.
 
-        Texts of a large run take gigabytes, 4 bytes a token: they are not kept.
+        The file is read at each access: a large run's texts take gigabytes, 4 bytes per token.
         """
         return self._training_rows("traces").to_pandas()
 
     @cached_property
     def engine_steps(self) -> pa.Table:
-        """One row an engine step of training."""
+        """One row per engine step of training."""
         return self._training_rows("engine_steps")
 
     def _training_rows(self, name: str) -> pa.Table:
@@ -73,9 +69,10 @@ class Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """Reads the run folder at `path`; what is damaged in its logs is left out and named.
+    """Read the run folder at `path`; damaged parts are left out and named in `problems`.
 
-    Raises RunFolderError if it is none, or has no training step.
+    Raises:
+        RunFolderError: `path` is no run folder, or has no training step.
     """
     folder, problems = RunFolder(path), list[str]()
     starts, steps = folder.read_starts(), folder.read_train_steps(problems)
@@ -85,7 +82,7 @@ def load_run(path: str | Path) -> Run:
 
 
 def load_side(side: str, paths: Iterable[str | Path]) -> list[Run]:
-    """The runs of "BASE" or "SAM", with their names."""
+    """Load and name the runs of a side, "BASE" or "SAM"."""
     runs = list(map(load_run, paths))
     if len(runs) == 1:
         return [replace(runs[0], name=side)]
@@ -93,7 +90,7 @@ def load_side(side: str, paths: Iterable[str | Path]) -> list[Run]:
 
 
 def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested mappings as one with dotted names."""
+    """Flatten nested mappings into one with dotted names."""
     found: dict[str, Any] = {}
     for name, value in mapping.items():
         full = f"{above}{name}"
@@ -102,7 +99,7 @@ def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:
-    """Whether repeats are pairs: run n of both sides has the same seeds, and no other run has."""
+    """Return whether run n of both sides has the same seeds, and no other run has these."""
     seeds = [run.start.seeds for run in base]
     known = len(base) > 1 and all(seeds)
     alone = all(seeds.count(own) == 1 for own in seeds)
@@ -110,7 +107,7 @@ def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:
 
 
 def partners(base: list[Run], sam: list[Run]) -> list[tuple[int, int]]:
-    """Places of the runs to be laid beside each other: those of the same seeds, then in order."""
+    """Pair the runs of both sides by equal seeds, and the rest in order; return their indices."""
     left, found = list(range(len(sam))), {}
     for place, run in enumerate(base):
         for other in left:
@@ -123,10 +120,10 @@ def partners(base: list[Run], sam: list[Run]) -> list[tuple[int, int]]:
 
 
 def held_out_names(columns: Iterable[str]) -> list[str]:
-    """The trainer's metrics of held-out accuracy among `columns`.
+    """Return the metrics of held-out accuracy among `columns`.
 
-    verl names them val-core/<data source>/acc/mean@<n>, or val-aux/... when the data set's main
-    figure is another one.
+    verl names them val-core/<data source>/acc/mean@<n>, or val-aux/... if accuracy is not the data
+    set's main metric.
     """
     names = sorted(columns)
     for prefix in ("val-core", "val-aux"):

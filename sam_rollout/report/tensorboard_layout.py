@@ -1,4 +1,4 @@
-"""The layout for TensorBoard's tab "custom scalars": the same sections and charts."""
+"""Writes our sections and panels as the layout of TensorBoard's tab "custom scalars"."""
 
 import re
 import time
@@ -12,7 +12,11 @@ from sam_rollout.telemetry.records import RunFolderError
 def write_layouts(runs: Iterable[Path]) -> list[Path]:
     """Add the layout to the TensorBoard folder of each run; a later layout replaces it.
 
-    Returns the folders. Raises RunFolderError if a run has none.
+    Returns:
+        The TensorBoard folders.
+
+    Raises:
+        RunFolderError: A run has no TensorBoard folder.
     """
     folders = [run / "tensorboard" for run in runs]
     for folder in folders:
@@ -41,14 +45,14 @@ def _write(log_dir: Path) -> None:
                         multiline=layout_pb2.MultilineChartContent(tag=tags(panel)),
                     )
                     for panel in section.panels
-                    if not panel.picture  # these are in the tab "images"
+                    if not panel.picture  # TensorBoard shows pictures in the tab "images"
                 ],
             )
             for section in SECTIONS
         ]
     )
     writer = EventFileWriter(str(log_dir), filename_suffix=".layout")
-    # tensorboard's own function for this asks for TensorFlow.
+    # tensorboard's own function for this needs TensorFlow.
     plugin = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME)
     value = Summary.Value(
         tag=metadata.CONFIG_SUMMARY_TAG,
@@ -60,5 +64,5 @@ def _write(log_dir: Path) -> None:
 
 
 def tags(panel: Panel) -> list[str]:
-    """Regular expressions of a panel's tags; TensorBoard matches them whole."""
+    """Return regular expressions for a panel's tags; TensorBoard matches whole tags."""
     return [panel.pattern] if panel.pattern else [f"^{re.escape(name)}$" for name in panel.metrics]

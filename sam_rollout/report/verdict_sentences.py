@@ -1,28 +1,28 @@
-"""What a comparison says, in two sentences to quote: the time, and whether the texts are equal."""
+"""Summarises a comparison in two sentences: the times, and whether the texts are equal."""
 
 from sam_rollout.core.statistics import Estimate
 from sam_rollout.report.compare import TIMES, Comparison, TimeRow
 from sam_rollout.report.number_format import number
 
-# What is told of the first time that both sides have.
+# The sentence is about the first of these times that both sides have.
 _SUBJECTS = {"tail": "a token of the long tail", "rollout": "a rollout", "step": "a training step"}
 
-_REASONS = 3  # that are named; the findings have all of them
+_REASONS = 3  # the sentence names this many reasons at most
 
 
 def sentences(comparison: Comparison) -> tuple[str, str]:
-    """One about the time, one about the samples; they say so where either is in doubt."""
+    """Return a sentence about the times and one about the samples, with their doubts."""
     return _time(comparison), comparison.lossless.sentence()
 
 
 def _doubt(comparison: Comparison) -> str:
-    """How the sentence about the time begins."""
+    """Return the beginning of the sentence about the times."""
     if comparison.fair is False:
         kinds = list(dict.fromkeys(found.name.replace("_", " ") for found in comparison.unfair))
-        told = ", ".join(kinds[:_REASONS]) + (" and others" if kinds[_REASONS:] else "")
-        return f"Not a fair comparison ({told}): with"
+        reasons = ", ".join(kinds[:_REASONS]) + (" and others" if kinds[_REASONS:] else "")
+        return f"Not a fair comparison ({reasons}): with"
     if comparison.fair is None:
-        return "Whether this comparison is fair cannot be told: with"
+        return "It is unknown whether this comparison is fair: with"
     return f"Fair, but {comparison.caveat}: with" if comparison.caveat else "With"
 
 
@@ -38,11 +38,11 @@ def _time(comparison: Comparison) -> str:
 
 
 def _shown(comparison: Comparison, row: TimeRow) -> tuple[str, str]:
-    """The time of BASE and of SAM: per token in the tail, else per step."""
+    """Format the times of BASE and of SAM: per token for the tail, else per step."""
     if row.key != "tail":
         return f"{number(row.base.per_step)} s", f"{number(row.sam.per_step)} s"
     (kind,) = (kind for kind in TIMES if kind.key == row.key)
-    assert row.tokens is not None  # what has a gain at equal tokens has these
+    assert row.tokens is not None  # a gain at equal tokens has these
     spent, tokens = comparison.sides(kind.spent[0], row.tokens)
     return (
         f"{number(1e3 * spent.base.sum() / tokens.base.sum())} ms",
@@ -51,16 +51,16 @@ def _shown(comparison: Comparison, row: TimeRow) -> tuple[str, str]:
 
 
 def _ratio(faster: Estimate, noise: str) -> str:
-    """How many times as fast, or as long, and what the interval says."""
+    """Say how many times as fast or as long, with the interval."""
     slower = faster.value < 0
     ends = [1 + end for end in (faster.value, faster.low, faster.high) if end is not None]
     if slower:
         ends = [1 / end if end else float("inf") for end in ends]
-    told = f"{ends[0]:.2f} times as {'long' if slower else 'fast'}"
+    ratio = f"{ends[0]:.2f} times as {'long' if slower else 'fast'}"
     if len(ends) == 1:
-        return f"{told}, a single step without an interval that could exclude chance."
+        return f"{ratio}, a single step without an interval that could exclude chance."
     interval = f"{min(ends[1:]):.2f} to {max(ends[1:]):.2f}"
     within = ", of the noise within runs only" if noise == "within runs" else ""
     if faster.clear:
-        return f"{told} (95 % interval {interval}{within})."
-    return f"{told}, but the 95 % interval, {interval}{within}, does not exclude chance."
+        return f"{ratio} (95 % interval {interval}{within})."
+    return f"{ratio}, but the 95 % interval, {interval}{within}, does not exclude chance."

@@ -1,6 +1,6 @@
-"""The layout as a workspace of Weights & Biases, built with its package wandb-workspaces.
+"""Builds our sections and panels as a workspace of Weights & Biases, with wandb-workspaces.
 
-Building needs no network and no account; saving does.
+Building a workspace needs no network and no account. Saving it needs both.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,16 @@ NAME = "SAM rollout"
 
 
 class DashboardError(Exception):
-    """The workspace cannot be built or saved; the text says what to do."""
+    """The workspace cannot be built or saved; the message says what to do."""
 
 
 def build(entity: str, project: str, group: str = "") -> "ws.Workspace":
-    """A workspace of every section.
+    """Build a workspace with all sections.
 
     Args:
-        entity: user or team that owns the project.
+        entity: User or team that owns the project.
         project: `trainer.project_name` of the runs.
-        group: show the runs of this comparison only, one line a side with the spread over its runs.
+        group: Show only the runs of this comparison, with one line and the spread per side.
 
     Raises:
         DashboardError: wandb-workspaces is not installed.
@@ -97,19 +97,19 @@ def _panel(panel: Panel) -> Any:
 
 
 def specification(workspace: "ws.Workspace") -> dict[str, Any]:
-    """What would be sent to the server, as plain JSON values."""
+    """Return the workspace as plain JSON values, as it is sent to the server."""
     return workspace._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def save(workspace: "ws.Workspace") -> str:
-    """Save on the server; returns the address.
+    """Save the workspace on the server; return its address.
 
     Raises:
-        DashboardError: no account, no network, or the server refuses.
+        DashboardError: There is no account or network, or the server refuses.
     """
     try:
         workspace.save()
-    except Exception as error:  # of wandb, its GraphQL client or the connection
+    except Exception as error:  # errors of wandb, its GraphQL client or the connection
         raise DashboardError(
             f"the workspace cannot be saved ({type(error).__name__}: {error}); log in with "
             "wandb login, or write it to a file with --json"

@@ -1,1 +1,1 @@
-"""One batch's drafting, for any engine."""
+"""The drafting of one batch between two forward passes, for any engine."""

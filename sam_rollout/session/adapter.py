@@ -1,4 +1,4 @@
-"""What an engine hands over when its session is made."""
+"""The interface that an engine gives its session."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from sam_rollout.sources import Scored
 
 
 class Requests(Protocol):
-    """What an engine knows of its requests, whether in the batch or not."""
+    """The engine's requests, in the batch or not."""
 
     @property
     def live(self) -> Collection[str]:
-        """Ids of all requests that have not ended; preempted ones are among them."""
+        """Ids of all requests that have not ended, preempted ones included."""
         ...
 
     def identity(self, request_id: str) -> RequestIdentity | None:
-        """Who a live request is; asked once, when it joins, if a source needs it."""
+        """Return a live request's identity; called once, when it joins, if a source needs it."""
         ...
 
     def takes_no_drafts(self, request_id: str) -> bool:
-        """Whether a live request is sampled without drafts; asked once, when it joins."""
+        """Whether a live request is sampled without drafts; called once, when it joins."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineHooks:
-    """What a session asks its engine from step to step.
+    """Functions of the engine that its session calls from step to step.
 
     Attributes:
-        graph_of: tells the graph of a step, for `sam.pad_drafts`; asked from the first step on.
-        sampler_us: host time in the samplers since the last call, for the record.
-        heard: what the model said at scored positions since the last call, or None; told whether
+        graph_of: returns the graph of a step, for `sam.pad_drafts`; called from the first step on.
+        sampler_us: returns the host time in the samplers since its last call, in microseconds.
+        heard: returns the positions scored since its last call, or None; its argument says whether
             the gate is open.
-        made: drafts made elsewhere for this step, as `Source.receive` takes them, or None.
-        made_after: steps from `DraftSession.wants_made` to the first one that has such drafts.
+        made: returns this step's drafts of the engine's own drafter, the arguments of
+            `Source.receive`, or None.
+        made_after: steps from `DraftSession.wants_made` to the first step that has such drafts.
     """
 
     graph_of: GraphOf = no_graphs
@@ -51,4 +52,4 @@ class EngineHooks:
     made_after: int = 1
 
 
-NO_HOOKS = EngineHooks()  # of an engine that is asked nothing
+NO_HOOKS = EngineHooks()  # for an engine that offers none of these functions

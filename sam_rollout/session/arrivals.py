@@ -1,4 +1,4 @@
-"""Sampled tokens that reach the host after the next step was scheduled."""
+"""The kernel that adds late tokens, which reach the host after the next step was scheduled."""
 
 from numba import types
 
@@ -10,16 +10,17 @@ from sam_rollout.automaton.compilation import INT32, INT32_2D, kernel, written
     *[INT32] * 2,
 )  # fmt: skip
 def take_in(tokens, vocab_size, start, rows, token_ids, is_token_ids, lengths, sampled):
-    """Write tokens behind the texts of a batch.
+    """Append a step's sampled tokens to the texts of a batch.
 
     Args:
-        tokens: int32[S, most tokens] of a step; a row's end at the first that is no token.
-        vocab_size: of the model.
+        tokens: int32[S, most tokens], the step's samples; a row ends at the first invalid token id.
+        vocab_size: number of tokens in the model's vocabulary.
         start: int32[S], length of each text before the step.
-        rows: int64[S], each one's row in the batch today, -1 for none.
+        rows: int64[S], each text's row in the present batch, -1 if it has none.
         token_ids: int32[R, L], row i begins with the text of request i; written to.
         is_token_ids: bool[R, L], which places hold tokens; written to.
-        lengths, sampled: int32[B]; of the step's rows, length of the text and tokens gained.
+        lengths, sampled: int32[B], written to for these rows: length of the text, and tokens
+            gained.
     """
     longest = token_ids.shape[1]
     for i in range(rows.size):

@@ -1,4 +1,4 @@
-"""A session's record of its steps and requests, and what the record itself costs."""
+"""A session's record of its steps and requests."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 class Bookkeeping:
-    """Books every engine step; notes on steps that fail end alone, the ledger goes on.
+    """Books every engine step. If its notes on steps fail, they end and the ledger goes on.
 
     Args:
         limits: of the engine.
         sources: names of the drafter's sources.
-        sampler_us: host time in the samplers since the last call.
+        sampler_us: returns the host time in the samplers since its last call, in microseconds.
         record: whether steps are noted and `drain` is called.
 
     Attributes:
-        failures: of notes on engine steps.
+        failures: errors in noting engine steps.
         ledger: totals by request and by length of context.
     """
 
@@ -48,20 +48,20 @@ class Bookkeeping:
         """Follow a changed batch; return the requests that have ended."""
         ended = self.ledger.follow(request_ids, live)
         if not self._record:
-            self.ledger.drain()  # nobody will: keep totals of ended requests from piling up
+            self.ledger.drain()  # no caller does, and totals of ended requests must not pile up
         return ended
 
     def book(self, step: EngineStep, *, drafted: bool) -> None:
-        """Add up what became of a step's drafts; `drafted`: anything was to be verified."""
+        """Add a step to the ledger; `drafted` says whether it had anything to verify."""
         self.ledger.book(step.verified, step.num_tokens, drafted=drafted)
 
     def end(self, started_ns: int, offered: np.ndarray | None, budget: int) -> None:
-        """End the session's part of a step, which began at `started_ns`.
+        """End the session's part of a step.
 
         Args:
-            started_ns: of `time.perf_counter_ns`.
+            started_ns: when that part began, by `time.perf_counter_ns`.
             offered: bool[B], rows that may draft; None for none.
-            budget: draft tokens.
+            budget: the gate's budget of draft tokens.
         """
         self.ledger.offer(offered)
         if self._record and not self.failures:
@@ -69,7 +69,7 @@ class Bookkeeping:
                 self._note(started_ns, budget)
             except Exception:
                 self.failures += 1
-                self._notes = []  # no half of a note is handed over
+                self._notes = []  # none of them may be incomplete
                 logger.warning(
                     "Engine steps cannot be recorded any more and count as without drafts; "
                     "drafting goes on.",
@@ -77,13 +77,13 @@ class Bookkeeping:
                 )
 
     def _note(self, started_ns: int, budget: int) -> None:
-        """Note a step that ends now, as cheap as a tuple."""
+        """Note a step that ends now; a tuple is the cheapest form."""
         time_s, sums, sampler_us = time.monotonic(), self.ledger.step.tobytes(), self._sampler_us()
         drafter_us = (time.perf_counter_ns() - started_ns) / 1000
         self._notes.append((time_s, budget > 0, budget, drafter_us, sampler_us, sums))
 
     def drain(self) -> dict[str, Any]:
-        """See `DraftSession.drain`; `counters` are those of the ledger."""
+        """Return and reset the record, see `DraftSession.drain`; `counters` are the ledger's."""
         return {
             "steps": self._columns(),
             "clock_s": time.monotonic(),
@@ -93,9 +93,9 @@ class Bookkeeping:
         }
 
     def _columns(self) -> dict[str, list[Any]]:
-        """The columns of `DraftNote` since the last call, and when each note was taken.
+        """Return the columns of `DraftNote` since the last call, and the time of each note.
 
-        `noted_s` is CLOCK_MONOTONIC, comparable across the processes of a host.
+        `noted_s` is CLOCK_MONOTONIC in seconds, which all processes of a host share.
         """
         notes, self._notes = self._notes, []
         if not notes:
@@ -124,6 +124,6 @@ class Bookkeeping:
 
 
 def _lists(table: np.ndarray, drafted: np.ndarray) -> list[list[int]]:
-    """A list per step; an empty one where the step verified no draft."""
+    """Return a list per step, an empty one where the step verified no draft."""
     both = zip(table.tolist(), drafted.tolist(), strict=True)
     return [row if known else [] for row, known in both]

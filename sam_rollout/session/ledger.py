@@ -1,12 +1,12 @@
-"""What became of drafts: per request, per step, and by the length of the text.
+"""Counts of drafted and accepted tokens: per request, per step, and by the length of the context.
 
-Users want acceptance per response, and against the length of the context; an engine's own
-statistics have neither. A step with drafts costs one compiled call, a step without drafts next to
-nothing; totals by request id are touched only when the batch changes.
+Users want the acceptance of each response, and acceptance against the length of the context. An
+engine's own statistics have neither. A step with drafts costs one compiled call, and a step without
+drafts next to nothing. Totals by request id are touched only when the batch changes.
 
-Tokens that only fill a step up (``padding.py``) are no drafts. What follows a draft is filling, so
-of a row's accepted tokens its drafts come first. A filling token that the model happened to sample
-is a token gained like any other, but not an accepted draft.
+Padding tokens (``padding.py``) are no drafts. They follow a row's draft, so a row's accepted tokens
+begin with those of the draft. A padding token that the model happened to sample is a token gained,
+but not an accepted draft token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from sam_rollout.telemetry.records import RequestTotals
 from sam_rollout.telemetry.schema import CONTEXT_COUNTERS, CONTEXT_EDGES, CONTEXT_KINDS
 
 VERIFY_STEPS, DRAFTED, ACCEPTED, OPEN_STEPS, OPEN_TOKENS = range(5)
-# A step's sums begin with these; accepted drafts by position and the two rows by source follow.
+# A step's sums: requests with drafts, their draft tokens and accepted ones, padding tokens and
+# accepted ones. From BY_PLACE on follow the accepted tokens by position [k], and the drafted and
+# accepted tokens by source.
 REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 
@@ -42,8 +44,8 @@ class RequestLedger:
         sources: Number of draft sources.
 
     Attributes:
-        step: int64 [5 + k + 2 * sources], sums over the requests of the step booked last: see
-            ``BY_PLACE``.
+        step: int64 [5 + k + 2 * sources], the last booked step's sums over its requests; see
+            ``BY_PLACE`` for the columns.
     """
 
     def __init__(self, limits: Limits, sources: int) -> None:
@@ -56,7 +58,7 @@ class RequestLedger:
         self._anything_offered = False
         self._edges = np.array(CONTEXT_EDGES, np.int32)
         self._by_context = np.zeros((len(CONTEXT_KINDS), len(CONTEXT_EDGES)), np.int64)
-        self._filling = np.zeros(2, np.int64)  # verified, kept
+        self._filling = np.zeros(2, np.int64)  # padding tokens verified, and accepted
         self._parked: dict[str, np.ndarray] = {}
         self._finished: dict[str, RequestTotals] = {}
 
@@ -64,16 +66,16 @@ class RequestLedger:
         """Re-align rows with a changed batch.
 
         Args:
-            request_ids: The new batch, row by row.
-            live: Requests the engine still knows, whether in the batch or not.
+            request_ids: The new batch in row order.
+            live: All requests that have not ended, in the batch or not.
 
         Returns:
-            Requests that ended since the last call; their totals wait for ``drain``.
+            The requests that ended since the last call. Their totals wait for ``drain``.
         """
         row_of = {request_id: row for row, request_id in enumerate(self._ids)}
         count = len(request_ids)
         rows = np.fromiter((row_of.pop(rid, -1) for rid in request_ids), np.int64, count)
-        for request_id, row in row_of.items():  # what is left has left the batch
+        for request_id, row in row_of.items():  # these have left the batch
             self._parked[request_id] = self._counts[:, row].copy()
         stayed = rows >= 0
         self._counts[:, :count] = np.where(stayed, self._counts[:, rows], 0)
@@ -88,12 +90,12 @@ class RequestLedger:
         return ended
 
     def book(self, verified: Verified, num_tokens: np.ndarray, *, drafted: bool) -> None:
-        """Add a step up, and leave its sums in ``step``.
+        """Add a step to the totals, and leave its sums in ``step``.
 
         Args:
-            verified: What became of the step's drafts.
-            num_tokens: int32 [batch], length of each text with what was sampled.
-            drafted: Whether anything was to be verified.
+            verified: The outcome of the step's drafts.
+            num_tokens: int32 [batch], length of each text, the step's sampled tokens included.
+            drafted: Whether the step had draft or padding tokens to verify.
         """
         if not (drafted or self._anything_offered):
             self.step.fill(0)
@@ -106,7 +108,7 @@ class RequestLedger:
         self._filling += self.step[FILLING:BY_PLACE]
 
     def offer(self, rows: np.ndarray | None) -> None:
-        """Note which rows the gate lets the drafter draft for now, bool [batch]; None for none."""
+        """Note the rows for which the gate allows drafts in the next step, bool [batch] or None."""
         if rows is not None:
             self._offered[: len(rows)] = rows
         elif self._anything_offered:
@@ -114,9 +116,9 @@ class RequestLedger:
         self._anything_offered = rows is not None
 
     def take_counters(self) -> dict[str, int]:
-        """Verified drafts by length of context, and filling, since the last call.
+        """Return the counts of drafts by length of context, and of padding, since the last call.
 
-        By metric without ``sam/``; lengths without any drafts are left out.
+        Keys are metrics without ``sam/``. Lengths without any drafts are left out.
         """
         values = zip(CONTEXT_COUNTERS, self._by_context.ravel().tolist(), strict=True)
         seen = np.tile(self._by_context[0] > 0, len(CONTEXT_KINDS)).tolist()

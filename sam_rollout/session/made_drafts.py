@@ -1,4 +1,4 @@
-"""When drafts that a model makes beside the session are asked for, and taken."""
+"""The decision when the engine's own drafter has to run, and the receipt of its drafts."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from sam_rollout.gating.model_price import ModelPrice
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.sources.model import ModelSourceConfig
 
-# A closed gate looks at what could be drafted now and then. Where that takes a model's passes, they
-# are run in so many of the next steps: gates decide every few steps (`gating/auto.py`).
+# A closed gate looks now and then at what could be drafted. If that needs the model's drafts, the
+# model runs in this many next steps, because gates decide every few steps (`gating/auto.py`).
 _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Asks for such drafts while the gate is open and they are worth their price.
+    """Asks for the model's drafts while the gate is open and they are worth their price.
 
     Args:
-        config: of the source `model`.
+        config: settings of the source `model`.
         hooks: of the engine.
-        price: tells whether the model's passes pay; None where nothing measures it.
+        price: measures whether the model's passes pay; None if nothing measures it.
 
     Attributes:
-        wanted: whether the last step that was seen called for them, the next time.
+        wanted: whether the model should draft in the next step.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class MadeDrafts:
         self._expected, self._trains = config.enabled, config.trains
         self._made, self._made_after = hooks.made, hooks.made_after
         self._price = price
-        self._asked = 0  # steps in a row after which they were wanted
-        self._lacking = False  # in this step
-        self._looks_ahead = 0  # steps for which a look waits for them
+        self._asked = 0  # number of latest steps in a row with `wanted`
+        self._lacking = False  # this step lacks drafts that a later one may have
+        self._looks_ahead = 0  # further steps for which the model runs for a look
 
     def take(self) -> tuple[Int32Array, np.ndarray | None] | None:
-        """The drafts for this step, if there are any."""
+        """Take the drafts for this step, if there are any."""
         made = self._made()
-        # They were not asked for, or are on their way. Drafts that were asked for and did not come
-        # cannot be had, and a look does not wait for drafts that cost more than they bring.
+        # A look waits for drafts that were not asked for or are on their way. It does not wait for
+        # drafts that were asked for in time and did not come, or that do not pay.
         self._lacking = (
             self._expected
             and made is None
@@ -52,15 +52,18 @@ class MadeDrafts:
         return made
 
     def ask(self, step: EngineStep, *, was_open: bool, is_open: bool, looks: bool) -> bool:
-        """Decide whether they are wanted the next time; return whether a look has to wait for them.
+        """Decide whether the model should draft in the next step.
 
         Args:
-            step: as the gate saw it.
-            was_open, is_open: whether drafts were to be verified in it, and are to be in the next.
-            looks: the gate wants to find out what could be drafted, and hands nothing over.
+            step: the step that the gate saw.
+            was_open, is_open: whether the gate was open for this step, and is for the next.
+            looks: whether the gate wants to see what could be drafted, without verifying it.
+
+        Returns:
+            Whether the gate's look has to wait for the model's drafts.
         """
         self._looks_ahead -= self._looks_ahead > 0
-        waits = looks and self._lacking  # it would find less than there can be
+        waits = looks and self._lacking  # without the model's drafts it would find too little
         if waits:
             self._looks_ahead = _LOOK_AHEAD
         self.wanted = is_open or self._looks_ahead > 0
@@ -71,6 +74,6 @@ class MadeDrafts:
         return waits
 
     def end_step(self) -> None:
-        """A training step has ended: a model that the run trains may be worth more from here on."""
+        """Give a model that the run trains another chance after a training step."""
         if self._price is not None and self._trains:
             self._price.expect_better()

@@ -1,13 +1,13 @@
-"""Draft tokens that fill a step up, so that it keeps the shape of a captured graph.
+"""Padding of drafts to k tokens, so that a step keeps the shape of a captured graph.
 
 With drafts, vLLM captures its full decode graphs for steps in which every request has exactly k
-draft tokens. A step with fewer leaves them: for graphs of pieces, which costs little, or, where
-nothing else was captured (``cudagraph_mode`` FULL_DECODE_ONLY, usual on NPUs), for no graph at all;
-vllm-ascend's users measured a third of the throughput then (its issue 16637). So short drafts, and
-the missing ones of a closed gate, are filled up with a token that is right only by chance.
+draft tokens. A step with fewer runs in piecewise graphs, which costs little. Where only full graphs
+were captured (``cudagraph_mode`` FULL_DECODE_ONLY, usual on NPUs), it runs without any graph, and
+vllm-ascend's users measured a third of the throughput (its issue 16637). So short drafts, and the
+missing ones of a closed gate, are filled up with a token that is right only by chance.
 
-Filling up is no drafting. The target model verifies these tokens like drafts, so the samples keep
-their distribution; but they are counted apart from drafts (``ledger.py``).
+The target model verifies padding like drafts, so the samples keep their distribution. But padding
+is counted apart from drafts (``ledger.py``).
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from sam_rollout.drafting.in_flight import DraftBatch
 
 # (tokens of a step, whether every request has the same number) -> the graph it would run in.
 GraphOf = Callable[[int, bool], str]
-FULL_GRAPH, NO_GRAPH = "FULL", "NONE"  # everything else: graphs of pieces
+FULL_GRAPH, NO_GRAPH = "FULL", "NONE"  # any other value means piecewise graphs
 
 
 def no_graphs(_num_tokens: int, _uniform: bool) -> str:
-    """For engines that have captured none."""
+    """Return the graph of every step of an engine that has captured none."""
     return NO_GRAPH
 
 
-NO_PADDING = "no step"  # how that is described
+NO_PADDING = "no step"  # `DraftPadding.describe` if no step is filled up
 
 
 class Padding(IntEnum):
-    """Which steps of a batch size are filled up."""
+    """The steps of a batch size that are filled up."""
 
     NO_STEP = 0
     DRAFTING_STEPS = 1  # with the gate open
@@ -52,16 +52,18 @@ class Padding(IntEnum):
 
 
 def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarray:
-    """Decide which steps to fill up; the engine says which graph a step would run in.
+    """Decide which steps to fill up, by the graphs in which they would run.
 
-    * Filled up it has no full graph either (too large, no such graphs): no step.
-    * Without drafts it has none at all: every step.
-    * Without drafts it has graphs of pieces: steps that draft. They are small, and their drafts are
-      verified anyway; a large batch would pay for k more tokens per request with the gate closed.
+    * If a filled step has no full graph either (it is too large, or there are none), no step is
+      filled up.
+    * If a step without drafts runs without any graph, every step is filled up.
+    * If a step without drafts runs in piecewise graphs, steps that draft are filled up. They are
+      small, and their drafts are verified anyway. With the gate closed, a large batch would pay for
+      k more tokens per request.
 
     Args:
-        setting: ``sam.pad_drafts``; ``always`` and ``never`` do not ask for graphs.
-        graph_of: Asks the engine, after its graphs are captured.
+        setting: ``sam.pad_drafts``; ``always`` and ``never`` need no ``graph_of``.
+        graph_of: Of the engine, after its graphs are captured.
         limits: Of the engine; filling up must not push requests out of a step.
 
     Returns:
@@ -84,10 +86,10 @@ def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarr
 
 
 class DraftPadding:
-    """Fills drafts up.
+    """Fills drafts up to k tokens.
 
     Args:
-        setting, graph_of, limits: As for ``padding_by_rows``.
+        setting, graph_of, limits: See ``padding_by_rows``.
 
     Attributes:
         in_use: Whether any step is ever filled up.
@@ -97,14 +99,14 @@ class DraftPadding:
         warm_up(_fill_up)
         by_rows = padding_by_rows(setting, graph_of, limits)
         self._by_rows = by_rows
-        # Asked in every step: whether one of so many requests is filled up, gate closed and open.
+        # Read in every step: [gate open][requests], whether the step is filled up.
         closed, opened = by_rows == Padding.EVERY_STEP, by_rows != Padding.NO_STEP
         self._applies = closed.tolist(), opened.tolist()
         self.in_use = bool(by_rows.any())
         self._max_model_len = limits.max_model_len
 
     def describe(self) -> str:
-        """Say for the start-up report which steps are filled up."""
+        """Describe for the start-up report which steps are filled up."""
         parts = []
         for padding, steps in (
             (Padding.EVERY_STEP, "every step"),
@@ -116,7 +118,7 @@ class DraftPadding:
         return ", ".join(parts) or NO_PADDING
 
     def applies(self, rows: int, gate_open: bool) -> bool:
-        """Whether a step of so many requests is filled up."""
+        """Whether a step of `rows` requests is filled up."""
         return self._applies[gate_open][rows]
 
     def fill_up(
@@ -124,11 +126,11 @@ class DraftPadding:
         batch: DraftBatch,
         token_ids: np.ndarray,  # int32 [max_num_seqs, max_model_len]
         num_tokens: np.ndarray,  # int32 [batch], known tokens of each row
-        decoding: np.ndarray,  # bool [batch]; the others are prompts still being computed
+        decoding: np.ndarray,  # bool [batch], False for prompts that are still being computed
     ) -> None:
-        """Fill every decoding row up to k tokens, with its text's last token, in place.
+        """Fill every decoding row up to k tokens in place, with its text's last token.
 
-        Rows so close to the engine's longest text that it would not schedule k tokens get fewer.
+        A row gets fewer where the engine would not schedule k tokens before its longest text.
         """
         _fill_up(
             token_ids, num_tokens, decoding, self._max_model_len, batch.tokens, batch.counts,
@@ -151,5 +153,5 @@ def _fill_up(
         length[row] = end
         room = min(max_model_len - 1 - end, k) if decoding[row] else 0
         filling[row] = max(room - counts[row], 0)
-        for place in range(counts[row] + held_back[row], k):  # held back ones come first
+        for place in range(counts[row] + held_back[row], k):  # held-back tokens stay in place
             tokens[row, place] = token_ids[row, end - 1]

@@ -1,23 +1,23 @@
-"""One batch's drafting, for any engine: what happens between two forward passes.
+"""The drafting of one batch between two forward passes, for any engine.
 
 An adapter (vLLM's proposer, vllm-ascend's runner, the benchmarks) hands over arrays and takes
-drafts; it decides nothing. In `DraftSession.step`
+drafts; it decides nothing. `DraftSession.step` goes through these stages:
 
-1. the batch is followed: who joined, who left, who ended;
-2. what became of the last drafts is worked out once (`Verified`); policy, gate and record read it;
-3. the gate sets the budget of draft tokens;
-4. the drafter reads every text's new tokens and, with a budget, drafts;
-5. drafts are filled up where a step has to keep the shape of a captured graph (`padding.py`);
-6. the step's record is noted.
+1. It follows the batch: which requests joined, left and ended.
+2. It compares the last drafts with the samples (`Verified`), for policy, gate and record.
+3. The gate sets the budget of draft tokens.
+4. The drafter reads every text's new tokens and, with a budget, drafts.
+5. Drafts are filled up where a step has to keep the shape of a captured graph (`padding.py`).
+6. The step is noted for the record.
 
-Where the next step was prepared before its drafts are known, with places that are all filled, no
-decision changes its shape any more: `step` drafts at once if the gate was open a step before, and
-gate and record follow in `settle`, while the engine computes.
+An engine may prepare its next step before the drafts are known, with k draft places per request
+that are all filled. Then no decision changes the step's shape any more. `step` drafts at once if
+the gate was open a step before, and gate and record follow in `settle`, while the engine computes.
 
-Three promises hold here. A drafter that fails never ends a rollout: it is switched off, named once
-in the log and counted; notes on engine steps that fail end alone, and so does an exchange of texts
-with other engines. While the gate is closed the drafter only catches up. And what is kept of a
-request ends with it; its totals with the next drain.
+Three promises hold here. First, no failure ends a rollout. A drafter that fails is switched off,
+logged once and counted. If notes on engine steps or an exchange of texts with other engines fail,
+drafting goes on. Second, while the gate is closed the drafter only catches up. Third, all state of
+a request is freed when it ends, and its totals with the next drain.
 """
 
 from __future__ import annotations
@@ -51,18 +51,19 @@ class DraftSession:
     """Drafts for the requests of one engine.
 
     Args:
-        config: validated; speculation is enabled in it.
-        requests: what the engine knows of its requests.
+        config: the validated configuration, with speculation enabled.
+        requests: the engine's requests.
         limits: of the engine.
-        exchange: with the engines that wait for every step of this one; None if it runs alone.
-        record: keep per-step and per-request records; someone must then call `drain`.
-        hooks: what it asks the engine.
+        exchange: the channel to engines that run in lockstep with this one; None if it runs alone.
+        record: whether to keep per-step and per-request records; the caller must then call
+            `drain`.
+        hooks: functions of the engine that the session calls.
 
     Attributes:
         gate, drafter: its parts; `drafter` is None once it has failed.
-        failures: of the drafter.
-        exchange_failures: of exchanges with other engines.
-        wants_drafts: whether the last step that was seen called for drafts, or for filling.
+        failures: number of the drafter's failures.
+        exchange_failures: number of failed exchanges with other engines.
+        wants_drafts: whether the next step needs room for drafts or padding.
 
     Raises:
         ConfigError: a source cannot work with its settings.
@@ -90,38 +91,39 @@ class DraftSession:
         price = ModelPrice(limits) if measures and {*names} > {"model"} else None
         self._made = MadeDrafts(config.sources.model, hooks, price)
         self._books = Bookkeeping(limits, names, hooks.sampler_us, record)
-        self._batch = self.drafter.batch  # outlives a drafter that fails: padding goes on
+        self._batch = self.drafter.batch  # it outlives a failed drafter, since padding goes on
         self._padding = functools.partial(
             DraftPadding, setting=config.pad_drafts, graph_of=hooks.graph_of, limits=limits
         )
         self.failures = 0
         self.exchange_failures = 0
         self.wants_drafts = False
+        self._paused = False
         self._request_ids: list[str] = []
         self._without: set[str] = set()  # requests of the batch that take no drafts
-        # Rows that may draft: 1 for all, or int32[B] with 0 for these.
+        # A factor of the budget: 1 for all rows, or int32[B] with 0 for rows without drafts.
         self._may_draft: int | np.ndarray = 1
         self._gate_open = False  # when the last drafts were made
-        self._may_open = False  # what the gate decided last
-        # Of a step that was drafted for before gate and record saw it: the step, whether it
-        # verified drafts, the budget, and when drafting ended.
+        self._may_open = False  # the gate's last decision
+        # A step that gate and record have yet to see: the step, whether it verified drafts, the
+        # budget, and when drafting ended in ns.
         self._unsettled: tuple[EngineStep, bool, int, int] | None = None
-        self._wasted = False  # the step under way is not what the gate decided meanwhile
-        self._drained: Mapping[str, float] = {}  # counters as they stood at the last drain
+        self._wasted = False  # the step under way contradicts the gate's later decision
+        self._drained: Mapping[str, float] = {}  # counters at the last drain
 
     @property
     def wants_made(self) -> bool:
-        """Whether the last step that was seen called for drafts made elsewhere, the next time."""
+        """Whether the engine's own drafter should draft for the next step."""
         return self._made.wanted
 
     @functools.cached_property
     def padding(self) -> DraftPadding:
-        """How steps are filled up; settled when first asked for, after graphs were captured."""
+        """The padding of steps; made on first use, after graphs were captured."""
         try:
             return self._padding()
         except Exception:
             logger.warning(
-                "The engine's graphs cannot be asked for; no step is filled up.", exc_info=True
+                "The engine's graphs cannot be looked up, so no step is filled up.", exc_info=True
             )
             return self._padding(setting="never")
 
@@ -135,27 +137,27 @@ class DraftSession:
         room: bool = True,
         whole: bool = False,
     ) -> DraftBatch:
-        """See what the engine just did, and draft for its next step.
+        """Take in the engine's last step, and draft for its next one.
 
         Args:
-            request_ids: B ids in row order; order and members may change from step to step. A new
-                list, or the same one unchanged.
+            request_ids: B ids in row order; order and members may change from step to step. It is
+                a new list, or the same one unchanged.
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
             num_tokens: int32[B], known tokens of each row.
-            sampled: int32[B], tokens each row gained in this step, bonus token included; 0 for a
-                prompt that is still being computed. Read again in the next step: hand over a new
-                array each time.
-            room: whether the engine's next step can verify drafts. Where it cannot, there are none;
-                `wants_drafts` tells whether it should be able to.
-            whole: a step with room has k draft tokens for each request. So if the next one has
-                room, they are drafted or filled up, as the gate decided last, which is asked again
-                in `settle`.
+            sampled: int32[B], tokens that each row gained in this step, bonus token included; 0 for
+                a prompt that is still being computed. It is read again in the next step, so it has
+                to be a new array each time.
+            room: whether the engine's next step can verify drafts. Without room there are none;
+                `wants_drafts` says whether the step after should have room.
+            whole: whether a step with room has exactly k draft tokens for each request. If so, they
+                are drafted or filled up by the gate's last decision, and the gate decides again in
+                `settle`.
 
         Returns:
-            The drafts, with what fills them up. They hold until the next call.
+            The drafts with their padding, valid until the next call.
         """
         self.settle()
-        if self.drafter is not None:
+        if self.drafter is not None and not self._paused:
             try:
                 return self._step(
                     self.drafter, request_ids, token_ids, num_tokens, sampled, room, whole
@@ -165,7 +167,7 @@ class DraftSession:
         rows = len(sampled)
         self._batch.clear(rows)
         self._made.wanted = False
-        self.wants_drafts = self.padding.applies(rows, gate_open=False)
+        self.wants_drafts = not self._paused and self.padding.applies(rows, gate_open=False)
         if room and (whole or self.wants_drafts):
             self.padding.fill_up(self._batch, token_ids, num_tokens, sampled > 0)
         return self._batch
@@ -224,7 +226,7 @@ class DraftSession:
         return batch
 
     def settle(self) -> None:
-        """Let gate and record see a step that was drafted for before they did, if there is one."""
+        """Let gate and record see a step that was drafted for before, if there is one."""
         if self._unsettled is None or self.drafter is None:
             return
         (step, drafted, budget, until_ns), self._unsettled = self._unsettled, None
@@ -239,27 +241,28 @@ class DraftSession:
             self._switch_off()
 
     def _decide(self, step: EngineStep, drafted: bool, *, whole: bool, room: bool) -> int:
-        """Book a step, and ask the gate for the next one's budget; 0 where it has no room."""
+        """Book a step, and return the gate's budget for the next one, 0 if that has no room."""
         self._books.book(step, drafted=drafted)
         was_open = self._may_open
         budget = self.gate.next_budget(step, whole=whole, room=room)
-        # A look finds drafts and hands none over.
+        # While the gate looks, the drafter finds drafts but hands none over.
         drafts = self._may_open = hands_over(budget, self.gate.least_chance)
         looks = budget > 0 and not drafts
         if self._made.ask(step, was_open=was_open, is_open=drafts, looks=looks):
             budget = 0
-        # What fills a step up needs room as drafts do.
+        # Padding needs room just like drafts.
         rows = len(step.num_tokens)
         self.wants_drafts = drafts or self.padding.applies(rows, gate_open=False)
         return budget if room or not drafts else 0
 
     def _follow(self, drafter: SamDrafter, request_ids: list[str]) -> None:
-        """Take over a changed batch and free what belonged to requests that ended."""
+        """Follow a changed batch, and free the state of requests that ended."""
         ended = self._books.follow(request_ids, live=self._requests.live)
         drafter.finish(ended)
         before = set(self._request_ids)
         if not self._record and before.isdisjoint(request_ids):
-            drafter.end_step()  # nobody says when a step ends: its whole batch has gone
+            # No caller reports the end of a training step here; its whole batch has gone.
+            drafter.end_step()
         joined = [request_id for request_id in request_ids if request_id not in before]
         if drafter.needs_identity:
             for request_id in joined:
@@ -278,10 +281,10 @@ class DraftSession:
         self._request_ids = list(request_ids)
 
     def exchange_texts(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
-        """Between two steps: take in what other engines sample, hand out what this one does.
+        """Exchange texts with other engines, between two engine steps.
 
-        Arguments and result as of `Source.exchange`; nothing is exchanged without a drafter. What
-        an exchange that fails was to bring is lost; the next one is tried all the same.
+        Arguments and result are those of `Source.exchange`. Without a drafter nothing is exchanged.
+        A failed exchange loses its pieces, and the next one is tried all the same.
         """
         if self.drafter is not None:
             try:
@@ -289,19 +292,28 @@ class DraftSession:
             except Exception:
                 if not self.exchange_failures:
                     logger.warning(
-                        "Texts could not be exchanged with other engines; drafting goes on. Others "
-                        "like it are counted; the sentinel tells of them.",
+                        "Texts could not be exchanged with other engines; drafting goes on. "
+                        "Further failures are only counted (sam/draft/exchange_failures).",
                         exc_info=True,
                     )
                 self.exchange_failures += 1
         return []
 
+    def pause(self, paused: bool) -> None:
+        """Begin or end a stretch of steps that draft nothing, and of which nothing is kept.
+
+        Must be called while no request is under way.
+        """
+        self.settle()
+        self._paused, self.wants_drafts = paused, False
+        self._heard(False)
+
     def end_step(self) -> None:
-        """A training step has ended; requests that are live go on."""
+        """End a training step; live requests go on."""
         self._end_and_count()
 
     def _end_and_count(self) -> tuple[dict[str, int], dict[str, int]]:
-        """End a training step; return what the drafter has done and what it holds, if it works."""
+        """End a training step; return the drafter's counters and levels, if it works."""
         self.settle()
         if self.drafter is not None:
             try:
@@ -312,7 +324,7 @@ class DraftSession:
         return {}, {}
 
     def _end_step(self, drafter: SamDrafter) -> None:
-        # The training step's last requests have ended, too, and nobody asked for drafts since.
+        # The training step's last requests have ended since the last batch.
         live = self._requests.live
         self._follow(drafter, [one for one in self._request_ids if one in live])
         self._made.end_step()
@@ -321,25 +333,25 @@ class DraftSession:
     def _switch_off(self) -> None:
         """Go on without a drafter; called while its exception is handled."""
         self.failures += 1
-        self.drafter = None  # whatever state it is in, nobody will trust it again
+        self.drafter = None  # its state can no longer be trusted
         with contextlib.suppress(Exception):
             self._heard(False)
         logger.warning(
             "The drafter failed and is switched off; the rollout continues without drafts.",
             exc_info=True,
         )
-        # Nobody follows the batch from now on: its totals are told once.
+        # The batch is followed no longer, so its totals are closed now.
         with contextlib.suppress(Exception):  # the ledger may be what failed
             self._books.follow([], live=())
 
     def drain(self) -> dict[str, Any]:
-        """Hand over and reset what was recorded since the last call; a training step has ended.
+        """End a training step; return and reset the record since the last call.
 
         Returns:
-            ``steps``: the columns of ``Bookkeeping``; ``clock_s`` and ``host``: the clock of
-            their times now, and whose it is; ``requests``: per request id the fields of
-            ``RequestTotals``; ``counters``: by metric without ``sam/``, of this stretch alone or,
-            where a metric says so, as they stand.
+            A dict of ``steps`` (the columns of ``Bookkeeping``), ``clock_s`` and ``host`` (the
+            present time by the clock of the steps' times, and the host that has it), ``requests``
+            (the fields of ``RequestTotals`` per request id), and ``counters`` (by metric without
+            ``sam/``, counted since the last call; levels as they stand).
         """
         totals, levels = self._end_and_count()
         totals |= {

@@ -1,7 +1,7 @@
-"""What a run needs, counted on paper: parameters, memory of a device, responses of a round.
+"""Estimates the needs of a run: parameters, memory of a device, and responses of a round.
 
-Plain Python on numbers: no engine, no device, no weights. The estimates say whether a setup can fit
-and what it spends memory on; they are no measurement.
+The estimates are computed from sizes, without engine, device or weights. They say whether a setup
+can fit, and what takes the memory. They are no measurements.
 """
 
 from sam_rollout.sizing.drafting import DraftTexts, RolloutRound

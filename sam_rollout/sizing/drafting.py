@@ -1,4 +1,4 @@
-"""What a generation round asks of an engine, and host memory that its drafts take there."""
+"""Estimates an engine's responses in a generation round, and the host memory of its drafts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class RolloutRound:
     """A round of DAPO's dynamic sampling, shared among engines.
 
     Attributes:
-        prompts: of the round, `gen_batch_size`.
-        siblings: responses to each prompt, `n`.
-        engines: schedulers that share the responses.
-        max_num_seqs: requests that one engine runs at once.
+        prompts: Number of prompts, `gen_batch_size`.
+        siblings: Responses per prompt, `n`.
+        engines: Number of schedulers that share the responses.
+        max_num_seqs: Most requests that one engine runs at once.
     """
 
     prompts: int
@@ -27,27 +27,28 @@ class RolloutRound:
 
     @property
     def responses(self) -> int:
-        """Of the whole round."""
+        """Number of responses in the round."""
         return self.prompts * self.siblings
 
     @property
     def per_engine(self) -> int:
-        """Responses of the engine that gets most."""
+        """Most responses that one engine gets."""
         return math.ceil(self.responses / self.engines)
 
     @property
     def waves(self) -> int:
-        """How often an engine would fill up if all responses were of one length."""
+        """How often an engine fills up, if all responses have the same length."""
         return math.ceil(self.per_engine / self.max_num_seqs)
 
 
 @dataclasses.dataclass(frozen=True)
 class DraftTexts:
-    """Texts of a generation round, at the longest.
+    """The texts of a generation round, all of the largest length.
 
     Attributes:
-        shared: how the round is shared among engines.
-        prompt_tokens, response_tokens: longest prompt and response.
+        shared: The round, shared among engines.
+        prompt_tokens: Length of the longest prompt.
+        response_tokens: Length of the longest response.
     """
 
     shared: RolloutRound
@@ -56,16 +57,16 @@ class DraftTexts:
 
     @property
     def response_tokens_of_engine(self) -> int:
-        """All responses of the engine that gets most."""
+        """Tokens of all responses in the engine that gets most."""
         return self.shared.per_engine * self.response_tokens
 
     def bytes_of(self, sam: SamConfig) -> dict[str, int]:
-        """Most bytes of each enabled source that grows, in one engine: what it may have at most."""
+        """Return the most bytes that each enabled source takes in one engine."""
         sources = sam.sources
         running = min(self.shared.per_engine, self.shared.max_num_seqs)
         shared = self.response_tokens_of_engine
         if sources.prompt.earlier_steps:
-            # Siblings are spread over engines: each may run a response to any prompt.
+            # Siblings run on several engines, so an engine may run a response to any prompt.
             earlier = sam.texts.max_responses_per_prompt * self.response_tokens
             shared += min(self.shared.prompts, running) * earlier
         text = self.prompt_tokens + self.response_tokens

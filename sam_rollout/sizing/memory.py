@@ -1,9 +1,9 @@
-"""Memory of one device in both phases of a step: what is certain on paper, and what that leaves.
+"""Estimates the memory of one device in both phases of a step, rollout and training.
 
 Weights, KV cache and training states are counted as in cann-recipes-train's notes on Qwen3-235B
-(docs/llm_rl/qwen3_235B_32k_longseq_rl_train_optimization.md, sections 2.1 and 3.1), whose figures
-the tests repeat, and as in ZeRO (arXiv 1910.02054, section 3.1). Activations, graphs and
-fragmentation take some of what is left.
+(docs/llm_rl/qwen3_235B_32k_longseq_rl_train_optimization.md, sections 2.1 and 3.1), whose numbers
+the tests check, and as in ZeRO (arXiv 1910.02054, section 3.1). Activations, graphs and
+fragmentation are not counted; they take a part of the rest.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from sam_rollout.sizing.shape import HardwareConfig, ModelShape
 
 GIB = 1 << 30
 BF16, FP32 = 2, 4
-# Of the logits in float32 during verification: themselves, probabilities, one temporary.
+# Float32 copies of the logits during verification: logits, probabilities and a temporary.
 FLOAT_COPIES = 3
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer states"
 KV_CACHE = "KV cache, at most"
@@ -22,16 +22,16 @@ KV_CACHE = "KV cache, at most"
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """Memory of one device, bytes.
+    """The memory of one device, in bytes.
 
     Attributes:
-        training: training states on the device while the actor is updated.
-        rollout: items of the engine's share while it generates; the last is the KV cache.
-        resident: training states that stay on the device meanwhile.
-        offloaded: training states that the device keeps on its host.
-        verification: beyond sampling, in a step with `verified_requests`.
-        outside_share: of the device, neither the engine's nor taken by `resident`.
-        kv_tokens: tokens that the KV cache holds.
+        training: Training states on the device while the actor is updated.
+        rollout: Items of the engine's share during the rollout; the last one is the KV cache.
+        resident: Training states that stay on the device during the rollout.
+        offloaded: Training states of the device in host memory.
+        verification: Memory of verification beyond that of sampling, with `verified_requests`.
+        outside_share: The device's memory without the engine's share and `resident`.
+        kv_tokens: Number of tokens in the KV cache.
     """
 
     training: dict[str, float]
@@ -43,7 +43,12 @@ class MemoryPlan:
     kv_tokens: int
 
     def errors(self, memory_gib: int, max_model_len: int) -> list[str]:
-        """Say what does not fit a device of so much memory."""
+        """Return a sentence for each part that does not fit.
+
+        Args:
+            memory_gib: Memory of the device, GiB.
+            max_model_len: Longest text, in tokens.
+        """
         cache, states = self.rollout[KV_CACHE], math.fsum(self.training.values()) / GIB
         needed = (math.fsum(self.rollout.values()) - cache) / GIB
         rules = {
@@ -62,32 +67,32 @@ class MemoryPlan:
 
     @property
     def warning(self) -> str:
-        """Say what may not fit; empty if all does."""
+        """A sentence if verification may not fit; empty if it does."""
         if self.verification <= max(0, self.outside_share):
             return ""
         return (
             f"verifying drafts may need {self.verification / GIB:.1f} GiB beyond the engine's "
             f"share, with {self.outside_share / GIB:.1f} GiB left: lower sam.max_draft_tokens or "
-            "gpu_memory_utilization, sam.gate.threshold where it decides, or max_num_seqs where "
-            "steps are filled up (sam.pad_drafts)"
+            "gpu_memory_utilization, sam.gate.threshold if the gate uses it, or max_num_seqs if "
+            "steps are padded (sam.pad_drafts)"
         )
 
 
 def training_states(shape: ModelShape, layout: TrainingLayout) -> dict[str, float]:
-    """Bytes of the fullest rank, wherever they lie."""
+    """Return the bytes of the fullest rank's training states, on device and host."""
     if layout.engine == "fsdp":
-        # verl keeps FSDP's shards in float32: they are the optimizer's master copy.
+        # verl keeps FSDP's shards in float32, which serve as the optimizer's master copy.
         shard = FP32 * shape.parameters / layout.shards
         return {PARAMETERS: shard, GRADIENTS: shard, OPTIMIZER: 2 * shard}
     layers = max(layout.stage_layers)
     dense = (shape.attention_parameters + shape.mlp_parameters) // layout.tensor
     dense = layers * (dense + shape.router_parameters)
-    # Embedding and head lie on the first and the last stage; with one stage on the same.
+    # The first stage holds the embedding and the last one the head.
     dense += shape.embedding_parameters // layout.tensor // min(2, layout.pipeline)
     expert_ranks = layout.expert * layout.expert_tensor
     experts = layers * (shape.experts * shape.expert_parameters // expert_ranks)
-    # The distributed optimizer shards its states over the ranks that hold the same parameters:
-    # data and context parallel ones outside of experts, fewer for experts.
+    # The distributed optimizer shards its states over all ranks with the same parameters: data and
+    # context parallel ranks for dense layers, fewer for experts.
     ranks = layout.devices // layout.pipeline
     states = dense / (ranks // layout.tensor) + experts / max(1, ranks // expert_ranks)
     total = dense + experts
@@ -95,10 +100,10 @@ def training_states(shape: ModelShape, layout: TrainingLayout) -> dict[str, floa
 
 
 def rollout_weights(shape: ModelShape, layout: RolloutLayout) -> float:
-    """Bytes of the weights of one rollout rank in bfloat16.
+    """Return the bytes of one rollout rank's weights in bfloat16.
 
-    Embedding and head are divided by vocabulary; routers are on every rank; experts lie whole on
-    `layout.expert` ranks, or are cut over the tensor parallel ones.
+    Embedding and head are divided by vocabulary. Routers are on every rank. Whole experts are
+    spread over `layout.expert` ranks, or each is divided over the tensor parallel ranks.
     """
     dense = shape.embedding_parameters
     dense += shape.layers * (shape.attention_parameters + shape.mlp_parameters)
@@ -109,10 +114,10 @@ def rollout_weights(shape: ModelShape, layout: RolloutLayout) -> float:
 
 
 def sampling_bytes(shape: ModelShape, rows: int) -> float:
-    """Bytes that drawing tokens for `rows` positions takes on every rank.
+    """Return the bytes that sampling at `rows` positions takes on every rank.
 
-    vLLM gathers the whole vocabulary on each tensor parallel rank, in the model's type, and samples
-    in float32.
+    vLLM gathers the logits of the whole vocabulary on each tensor parallel rank, in the model's
+    type, and samples in float32.
     """
     return rows * shape.vocab * (BF16 + FLOAT_COPIES * FP32)
 
@@ -124,35 +129,35 @@ def plan_memory(
     hardware: HardwareConfig,
     limits: EngineLimits,
 ) -> MemoryPlan:
-    """Count both phases of a step."""
+    """Estimate both phases of a step."""
     states = training_states(shape, training)
     away = set()
     if training.offload_parameters:
         away |= {PARAMETERS, GRADIENTS}
     if training.offload_optimizer or training.swap_optimizer:
         away.add(OPTIMIZER)
-    # What vLLM measures before it gives the rest of its share to the KV cache, without activations.
+    # vLLM measures these items (and activations) and gives the rest of its share to the KV cache.
     items = {
         "weights": rollout_weights(shape, rollout),
-        "weights of the model that drafts": limits.drafter.weights,
+        "weights of the drafting model": limits.drafter.weights,
         "sampling without drafts": sampling_bytes(shape, limits.max_num_seqs),
         "driver and communication": hardware.runtime_gib * GIB,
     }
     share = limits.memory_fraction * hardware.memory_gib * GIB
     left = hardware.kv_cache_gib * GIB or share - math.fsum(items.values())
     items = {name: size for name, size in items.items() if size} | {KV_CACHE: left}
-    # A request with drafts has k + 1 rows of logits, any other one.
+    # A request with drafts has k + 1 rows of logits; without drafts it has one row.
     verified = min(limits.verified_requests, limits.max_num_seqs)
     more_rows = max(0, verified * (limits.draft_tokens + 1) - limits.max_num_seqs)
     resident = math.fsum(size for name, size in states.items() if name not in away)
-    of_token = shape.kv_cache_bytes(rollout.tensor) + limits.drafter.kv_bytes
+    token_bytes = shape.kv_cache_bytes(rollout.tensor) + limits.drafter.kv_bytes
     return MemoryPlan(
         training={n: s for n, s in states.items() if n != OPTIMIZER or not training.swap_optimizer},
         rollout=items,
         resident=resident,
-        # Gradients are dropped, not kept.
+        # Gradients are not kept during the rollout.
         offloaded=math.fsum(size for name, size in states.items() if name in away - {GRADIENTS}),
         verification=sampling_bytes(shape, more_rows),
         outside_share=hardware.memory_gib * GIB - math.fsum(items.values()) - resident,
-        kv_tokens=max(0, int(left // of_token)),
+        kv_tokens=max(0, int(left // token_bytes)),
     )

@@ -1,11 +1,11 @@
-"""How training and rollout divide a model among devices, and what one engine may hold."""
+"""How training and rollout divide a model among devices, and the limits of one engine."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingLayout:
-    """One training engine on all devices of the run."""
+    """The training engine, which uses all devices of the run."""
 
     engine: str  # fsdp or megatron
     devices: int
@@ -17,57 +17,57 @@ class TrainingLayout:
     expert_tensor: int = 1
     sequence: int = 1  # Ulysses sequence parallel size (FSDP)
     shards: int = 1  # ranks that one copy of the parameters is sharded over (FSDP)
-    offload_parameters: bool = False  # to the host while they are not used
+    offload_parameters: bool = False  # to the host while they are unused
     offload_optimizer: bool = False
     swap_optimizer: bool = False  # optimizer states are on the host at all times (MindSpeed)
 
     @property
     def model_parallel(self) -> int:
-        """Devices that work on the same responses."""
+        """Number of devices that work on the same responses."""
         if self.engine == "fsdp":
             return self.sequence
         return self.tensor * self.pipeline * self.context
 
     @property
     def data_parallel(self) -> int:
-        """Groups of devices that work on different responses."""
+        """Number of groups of devices that work on different responses."""
         return self.devices // self.model_parallel
 
 
 @dataclasses.dataclass(frozen=True)
 class RolloutLayout:
-    """The engines of the rollout, alike and side by side."""
+    """The engines of the rollout, which all have the same layout."""
 
     devices: int
-    tensor: int = 1  # devices that divide attention, and dense layers
-    data: int = 1  # engines behind one server; they share experts, nothing else
-    expert: int = 1  # devices that experts are spread over whole; 1: cut like dense layers
+    tensor: int = 1  # devices that divide attention and dense layers
+    data: int = 1  # engines behind one server, which share only experts
+    expert: int = 1  # devices over which whole experts are spread; 1 divides each expert
 
     @property
     def replicas(self) -> int:
-        """Servers, each with its own copy of the model."""
+        """Number of servers, each with its own copy of the model."""
         return self.devices // (self.tensor * self.data)
 
     @property
     def engines(self) -> int:
-        """Schedulers, each with its own requests and KV cache."""
+        """Number of schedulers, each with its own requests and KV cache."""
         return self.replicas * self.data
 
 
 @dataclasses.dataclass(frozen=True)
 class DrafterSize:
-    """What a model that drafts takes of one device; nothing without one."""
+    """The memory of a drafting model on one device; zero without one."""
 
     weights: float = 0.0  # bytes
-    kv_bytes: float = 0.0  # keys and values of one token
+    kv_bytes: float = 0.0  # bytes of one token's keys and values
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineLimits:
-    """What one engine may hold and score at once."""
+    """The limits of one engine."""
 
-    memory_fraction: float  # of the device that the engine takes (`gpu_memory_utilization`)
+    memory_fraction: float  # share of the device's memory (`gpu_memory_utilization`)
     max_num_seqs: int
     draft_tokens: int  # k; 0 without speculation
-    verified_requests: int  # most with k draft tokens in a step: the gate's, or what is filled up
+    verified_requests: int  # most requests with k draft tokens in a step, by gate or padding
     drafter: DrafterSize = DrafterSize()

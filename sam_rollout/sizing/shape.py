@@ -1,4 +1,4 @@
-"""The shape of a model and of a device, as far as memory depends on them."""
+"""The sizes of a model and of a device on which memory depends."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from sam_rollout.config import ConfigError, Section, setting
 
-# Keys of a `config.json` with which a decoder is of another kind than Qwen3's.
+# Keys in the `config.json` of decoders of another kind than Qwen3's.
 _NOT_COVERED = (
     "kv_lora_rank",
     "n_routed_experts",
@@ -19,11 +19,10 @@ _NOT_COVERED = (
 
 @dataclasses.dataclass(frozen=True)
 class ModelShape(Section):
-    """Sizes of a Qwen3 decoder; the group `model_shape` of the model files.
+    """The sizes of a Qwen3 decoder; the group `model_shape` of configs/model.
 
-    Names and values follow the model's `config.json`: `kv_heads` is `num_key_value_heads`;
-    `experts` 0 stands for a dense model. Norms are left out of all counts, less than 0.01 % of the
-    parameters.
+    Names and values follow the model's `config.json`: `kv_heads` is `num_key_value_heads`. A dense
+    model has 0 `experts`. Norms are not counted; they have less than 0.01 % of the parameters.
     """
 
     PATH: ClassVar[str] = "model_shape"
@@ -55,12 +54,15 @@ class ModelShape(Section):
 
     @classmethod
     def of_model(cls, config: Mapping[str, Any]) -> Self | None:
-        """Read the sizes of a decoder from its ``config.json``; None where that does not tell them.
+        """Read the sizes of a decoder from its ``config.json``.
 
         Args:
-            config: The file's content. Of a model that reads more than text, its text model counts.
-                Kinds that the formulas below do not cover (latent or linear attention, shared
-                experts, layers of two kinds) tell nothing.
+            config: The file's content. For a model that reads more than text, the sizes are those
+                of its text model.
+
+        Returns:
+            The sizes; None if the file lacks them, or if the formulas below do not cover the model
+            (latent or linear attention, shared experts, layers of two kinds).
         """
         text = {**config, **(config.get("text_config") or {})}
         if any(text.get(name) for name in _NOT_COVERED):
@@ -86,37 +88,37 @@ class ModelShape(Section):
 
     @property
     def attention_parameters(self) -> int:
-        """Query, key, value and output projections of one layer."""
+        """Parameters of the query, key, value and output projections of one layer."""
         return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
 
     @property
     def mlp_parameters(self) -> int:
-        """Gate, up and down projection of one layer of a dense model; 0 with experts."""
+        """Parameters of one dense layer's gate, up and down projections; 0 with experts."""
         return 0 if self.experts else 3 * self.hidden * self.intermediate
 
     @property
     def expert_parameters(self) -> int:
-        """Gate, up and down projection of one expert; 0 for a dense model."""
+        """Parameters of one expert's gate, up and down projections; 0 for a dense model."""
         return 3 * self.hidden * self.moe_intermediate if self.experts else 0
 
     @property
     def router_parameters(self) -> int:
-        """Router of one layer; 0 for a dense model."""
+        """Parameters of one layer's router; 0 for a dense model."""
         return self.hidden * self.experts
 
     @property
     def embedding_parameters(self) -> int:
-        """Vocabulary embedding and output head together."""
+        """Parameters of the embedding and the output head together."""
         return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
+        """Number of all parameters."""
         return self._with_experts(self.experts)
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token meets."""
+        """Number of parameters that are used for one token."""
         return self._with_experts(self.experts_per_token)
 
     def _with_experts(self, experts: int) -> int:
@@ -125,10 +127,9 @@ class ModelShape(Section):
         return self.layers * layer + self.embedding_parameters
 
     def kv_cache_bytes(self, tensor_parallel: int = 1) -> int:
-        """Keys and values of one token on one rank in bfloat16, all layers, bytes.
+        """Return the bytes of one token's keys and values on one rank, in bfloat16, for all layers.
 
-        Where a model has fewer heads than there are ranks, each rank keeps one of them: vLLM
-        replicates what it cannot divide.
+        With fewer key/value heads than ranks, vLLM replicates heads, and each rank keeps one.
         """
         heads = max(1, self.kv_heads // tensor_parallel)
         return 2 * self.layers * heads * self.head_dim * 2
@@ -136,11 +137,15 @@ class ModelShape(Section):
 
 @dataclasses.dataclass(frozen=True)
 class HardwareConfig(Section):
-    """One device as verl counts them, a die or a GPU; the group `hardware` of the device files.
+    """One device as verl counts them (a die or a GPU); the group `hardware` of configs/device.
 
-    `memory_gib`: all of it. `runtime_gib`: what driver and communication take. `asleep_gib`: what
-    the sleeping engine leaves behind while the model is trained. `kv_cache_gib`: size of the KV
-    cache where the engine is told one (vLLM on CPUs); 0 where it takes what its share leaves.
+    Attributes:
+        device: Name of the device.
+        memory_gib: Memory of the device.
+        runtime_gib: Memory of driver and communication.
+        asleep_gib: Memory that a sleeping engine keeps during training.
+        kv_cache_gib: Size of the KV cache if it is configured (vLLM on CPUs); 0 if the cache gets
+            the rest of the engine's share.
     """
 
     PATH: ClassVar[str] = "hardware"

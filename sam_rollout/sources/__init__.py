@@ -1,4 +1,4 @@
-"""The registry of draft sources: every module of this folder that defines `SOURCE`."""
+"""The registry of draft sources: it finds every module of this folder that defines `SOURCE`."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def _find() -> tuple[SourceEntry, ...]:
     modules = [
         importlib.import_module(f"{__name__}.{module.name}")
         for module in pkgutil.iter_modules(__path__)
-        if not module.ispkg  # sources/support is what sources are made of
+        if not module.ispkg  # sources/support holds building blocks, no sources
     ]
     entries = [module.SOURCE for module in modules if hasattr(module, "SOURCE")]
     return tuple(sorted(entries, key=lambda entry: entry.order))
 
 
-# The order of the columns per source in records. Of votes that weigh the same the first one counts.
+# This is the order of the sources' columns in records. Where votes weigh the same, the first wins.
 SOURCES: tuple[SourceEntry, ...] = _find()
 NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
 
 
 def check_sources(sections: Any, vocab_size: int = UNKNOWN_VOCABULARY) -> None:
-    """Check what an enabled source needs beyond its fields, a file that has to be there, say.
+    """Check what an enabled source needs beyond its fields, such as a file that has to exist.
 
     Args:
         sections: `SamConfig.sources`.
-        vocab_size: tokens of the model.
+        vocab_size: number of tokens in the model's vocabulary.
 
     Raises:
         ConfigError: names field, value and what is allowed.
@@ -61,12 +61,12 @@ def make_sources(sections: Any, limits: Limits, responses: Responses) -> list[So
     """Make the enabled sources, in order.
 
     Args:
-        sections: `SamConfig.sources`: a checked section for each entry, by name.
+        sections: `SamConfig.sources`, with a checked section for each entry, by name.
         limits: of the engine.
-        responses: what the engine's requests write.
+        responses: the record of the engine's responses.
 
     Raises:
-        ConfigError: a source cannot work with its settings (a file cannot be read, say).
+        ConfigError: a source cannot work with its settings, or none is left.
     """
     made = []
     for entry in SOURCES:

@@ -1,9 +1,9 @@
-"""What the drafter asks of a source of drafts, and how a source makes itself known.
+"""The interface of a draft source, and the entry by which it is registered.
 
-A module of this folder that defines `SOURCE`, a `SourceEntry`, is found by the registry
-(`sam_rollout.sources`). Its section of the configuration, its metrics and its curves on the
-dashboard follow from the entry. Such a module is imported wherever a configuration is read: what is
-slow to import (compiled kernels) it imports when the source is made.
+The registry (`sam_rollout.sources`) finds every module of this folder that defines `SOURCE`, a
+`SourceEntry`. The source's section of the configuration, its metrics and its curves on the
+dashboard follow from the entry. Such a module is imported wherever a configuration is read, so it
+imports slow modules (compiled kernels) only when the source is made.
 """
 
 from __future__ import annotations
@@ -25,63 +25,65 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """Some tokens of a response, on their way to engines that sample siblings of it or keep it.
+    """Consecutive tokens of a response, on their way to other engines.
 
-    Plain values, which every channel carries as they are.
+    Those engines sample siblings of the response, or keep it on disk. All fields are plain values,
+    so every channel can carry them.
     """
 
-    split: str  # of the response's identity, as the next two
+    split: str  # split, step and group are those of the response's identity
     step: int
     group: str
-    response: str  # a name that no other response has
-    start: int  # tokens told before these
+    response: str  # a unique name
+    start: int  # tokens of the response before these
     is_last: bool  # the response has ended
-    is_whole: bool  # told once more when it has ended, to be kept in another folder
-    tokens: bytes  # four each, little-endian
+    is_whole: bool  # the whole response, sent after its end so that another folder can keep it
+    tokens: bytes  # int32, little-endian
 
     @property
     def group_key(self) -> GroupKey:
-        """As the response's identity has it."""
+        """The group key of the response's identity."""
         return self.split, self.step, self.group
 
 
 class Scored(NamedTuple):
-    """Positions that the model scored, in one step or several, M texts one after the other."""
+    """N positions that the model scored, those of M texts one after the other.
 
-    request_ids: list[str]  # M, whose texts; the same again in the next step
-    # int32[M], how many positions follow each other: a text's last token, its draft, and what fills
-    # the step up, which is the text's last token again.
+    A text that was scored in several steps appears once for each of them.
+    """
+
+    request_ids: list[str]  # [M]
+    # int32[M], positions per text: its last token, its draft, and padding (the last token again).
     widths: Int32Array
     tokens: Int32Array  # int32[N], the token at each position
-    positions: Int32Array  # int32[N], place of the next token in its text
-    # int32[N], which of the text's positions each one follows, -1 for its first; in a chain the one
-    # before.
+    positions: Int32Array  # int32[N], index of the next token in its text
+    # int32[N], index (within the text's positions) of the one that each follows, -1 for the first.
     parents: Int32Array
-    likeliest: Int32Array | None  # int32[N], what the model held likeliest next, where asked for
-    drawn: Int32Array | None  # int32[N], what was drawn next, negative where that is not known
+    likeliest: Int32Array | None  # int32[N], the likeliest next token; None if not asked for
+    drawn: Int32Array | None  # int32[N], the next token drawn, negative if unknown
 
 
 class Usage(NamedTuple):
-    """What a source has done since it was made (all but the last two), and what it holds now."""
+    """A source's work since it was made, and its present size."""
 
-    catch_up_tokens: int = 0  # read into automata
-    rebuilds: int = 0  # texts read again because their row was no continuation
-    evictions: int = 0  # automata given up for a cap on their number or bytes
-    live_requests: int = 0
-    bytes: int = 0
+    catch_up_tokens: int = 0  # tokens read into automata
+    rebuilds: int = 0  # texts read again because their row did not continue them
+    evictions: int = 0  # automata given up because there were too many, or too many bytes
+    live_requests: int = 0  # now
+    bytes: int = 0  # now
 
 
 class Source:
-    """Text that requests draft from.
+    """A body of text that requests draft from.
 
-    The drafter calls, in every engine step: `bind` if the batch has changed; then, gate open,
-    `locate` or, gate closed, `catch_up`; last `settle`. Rows keep their meaning from one `bind` to
-    the next. A source that cannot serve a row places it nowhere; it never raises for the content of
-    a row.
+    In every engine step the drafter calls `bind` if the batch has changed, then `locate` if the
+    gate is open or `catch_up` if it is closed, and last `settle`. Rows keep their meaning from one
+    `bind` to the next. A source that cannot serve a row places it NOWHERE. It never raises for the
+    content of a row.
 
     Attributes:
-        name: as under `sam.sources`.
-        needs_identity: asks who a request is, not only which row it is in.
+        name: the key under `sam.sources`.
+        needs_identity: whether it needs requests' identities, not only their rows.
     """
 
     name: str
@@ -93,13 +95,13 @@ class Source:
         """Learn which request is in which row; called only when the batch has changed.
 
         Args:
-            request_ids: B ids in row order, without repetition.
-            identities: who they are, in the same order; None where nobody said.
+            request_ids: B distinct ids in row order.
+            identities: their identities in the same order; None where a request has none.
         """
         raise NotImplementedError
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Read what is new in each row, without drafting. A source may leave that to `locate`.
+        """Read each row's new tokens, without drafting. A source may leave that to `locate`.
 
         Args:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
@@ -114,81 +116,83 @@ class Source:
         eligible: np.ndarray,
         out_places: Int64Array,
     ) -> None:
-        """Read what is new, then tell where each row's text stands in the source's texts.
+        """Read each row's new tokens, then write where its text stands in the source's texts.
 
         Args:
-            token_ids, num_tokens, eligible: as for `catch_up`.
-            out_places: int64[B, PLACE_WIDTH] (`automaton.interface`), to hold until the source is
-                called again. Of every row at least the column PLACE_KIND is written: NOWHERE where
-                the source knows nothing, and where the row is not eligible.
+            token_ids, num_tokens, eligible: see `catch_up`.
+            out_places: int64[B, PLACE_WIDTH] (`automaton.interface`), valid until the source is
+                called again. The column PLACE_KIND is always written. It is NOWHERE where the
+                source knows nothing and where the row is not eligible; the other columns of such a
+                row may be stale.
         """
         raise NotImplementedError
 
     def hear(self, scored: Scored) -> None:
-        """Learn from positions that the model scored; after `bind`, before `locate`."""
+        """Learn from positions that the model scored; called after `bind` and before `locate`."""
 
     def receive(self, tokens: Int32Array, chances: np.ndarray | None) -> None:
-        """Take drafts that were made elsewhere for the step under way; before `locate`.
+        """Take drafts that another drafter made for this step; called before `locate`.
 
         Args:
-            tokens: int32[B, N], row i is request i's draft; it ends at the first negative one.
-            chances: float[B, N] in 0..1, what each token was given by who drafted it; None where
-                nobody tells.
+            tokens: int32[B, N], row i is request i's draft; it ends at the first negative token.
+            chances: float[B, N] in 0..1, the drafter's probability of each token; None if unknown.
         """
 
     def settle(self) -> None:
-        """The engine step's drafts are made: bring memory back below its limit."""
+        """Bring memory back below its limit, after the engine step's drafts were made."""
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Free the state of requests that ended; unknown ids are passed over."""
 
     def end_step(self) -> None:
-        """A training step is over."""
+        """Clean up at the end of a training step."""
 
     def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
-        """Take in what other engines sample, and hand out what this one does.
+        """Take in other engines' pieces, and return this engine's.
 
-        Between engine steps, a few times per second, and only where there are other engines.
+        It is called between engine steps, a few times per second, and only where there are other
+        engines.
 
         Args:
-            origin: of this engine, a name that no other has.
-            pieces: of responses sampled elsewhere, each to be checked (`read_piece`).
+            origin: a unique name of this engine.
+            pieces: pieces of responses that other engines sample, unchecked (see `read_piece`).
 
         Returns:
-            What is new since the last call.
+            The pieces that were sampled since the last call.
         """
         return []
 
     def wait(self) -> None:
-        """Wait for work beside the engine, so that a replay finds what an engine would find."""
+        """Wait for background work, so that a replay finds what an engine would find."""
 
     def usage(self) -> Usage:
-        """What all sources together are asked for."""
+        """Report the figures that every source has."""
         return Usage()
 
     def counters(self) -> Mapping[str, int]:
-        """Own counts since the source was made, by name; metrics if they are declared."""
+        """Report this source's own counts since it was made, by name; declared ones are metrics."""
         return {}
 
     def levels(self) -> Mapping[str, int]:
-        """Own figures as they stand, by name; metrics if they are declared."""
+        """Report this source's own present figures, by name; declared ones are metrics."""
         return {}
 
 
 @dataclass(frozen=True)
 class SourceEntry:
-    """How a source makes itself known.
+    """A source's entry in the registry.
 
     Attributes:
-        name: under `sam.sources`.
-        section: of its settings; has a field `enabled`.
-        make: builds the source from its checked section, in the engine's worker; None where it
-            has nothing to work with. It may read what requests write (`support/responses.py`).
-        order: in which sources are asked and listed.
-        metrics: of what `counters` and `levels` report, names without `sam/draft/`. `_bytes` and
-            `_evictions` are reported for all sources, `_failures` is declared for all.
-        check: raises ConfigError for what is wrong with an enabled section beyond its fields (a
-            file that is missing, or has tokens beyond the vocabulary), before a model is loaded.
+        name: the key under `sam.sources`.
+        section: the class of its settings, with a field `enabled`.
+        make: builds the source from its checked section in the engine's worker, or returns None
+            if the source would have nothing to draft from. It may read what requests write
+            (`support/responses.py`).
+        order: sources are asked and listed by it.
+        metrics: declarations of what `counters` and `levels` report, named without `sam/draft/`.
+            `_bytes` and `_evictions` are reported for all sources, `_failures` is declared for all.
+        check: raises ConfigError before a model is loaded if an enabled section is wrong in a way
+            that its fields do not show, such as a missing file or tokens beyond the vocabulary.
     """
 
     name: str

@@ -1,10 +1,11 @@
 """The source `draws`: what positions behind a rejected draft token drew.
 
 A coupled sampler draws the token of every position with the position's own random number. A verify
-step scores positions behind the first wrong token of a draft, too, and draws there: from the
-distribution after a wrong text, with the number that will draw the final token. Both draws are
-often the same token. It is the information that Jacobi and Lookahead decoding work with (Fu et al.
-2024, arXiv 2402.02057), at temperatures above 0, from positions that the step scored anyway.
+step also scores the positions behind a draft's first wrong token and draws there. These draws come
+from the distribution after a wrong text, but use the random number that will draw the final token.
+Both draws are often the same token. Jacobi and Lookahead decoding (Fu et al. 2024, arXiv
+2402.02057) use the same information under greedy decoding. Here it works at temperatures above 0
+and costs no forward pass, because the step scored these positions anyway.
 """
 
 from __future__ import annotations
@@ -21,12 +22,9 @@ from sam_rollout.automaton.interface import (
     DRAWN_POSITION,
     DRAWN_WIDTH,
     NOWHERE,
-    PLACE_HEADER,
-    PLACE_KIND,
-    PLACE_LENGTH,
-    PLACE_STATE,
     Int32Array,
     Int64Array,
+    write_places,
 )
 from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.core.limits import Limits
@@ -36,36 +34,36 @@ from sam_rollout.sources.contract import Scored, Source, SourceEntry, Usage
 
 @dataclass(frozen=True)
 class DrawsSourceConfig(Section):
-    """Settings of the drafts from what rejected positions drew (compare arXiv 2402.02057)."""
+    """Settings of the drafts from the draws of rejected positions (compare arXiv 2402.02057)."""
 
     PATH: ClassVar[str] = "sam.sources.draws"
 
     enabled: bool = setting(
         True,
-        meaning="Draft what positions behind a rejected draft token drew with their own random "
-        "numbers. Needs a coupled sampler; with others it has nothing to draft.",
+        meaning="Draft the tokens that positions behind a rejected draft token drew with their own "
+        "random numbers. Needs a coupled sampler; with any other sampler the source drafts "
+        "nothing.",
     )
 
 
 class PositionDraws(Source):
-    """A small table for each row of the batch, by position.
+    """A table of draws for each row of the batch, by position.
 
-    What a request drew goes when it leaves the batch: one that is preempted begins anew.
+    A request loses its table when it leaves the batch, so a preempted one starts again with none.
 
     Args:
-        config: has nothing but whether it is on.
         limits: of the engine.
     """
 
     name = "draws"
 
-    def __init__(self, config: DrawsSourceConfig, limits: Limits) -> None:
+    def __init__(self, limits: Limits) -> None:
         from sam_rollout.automaton.compilation import warm_up  # compiles
         from sam_rollout.automaton.drawn import note_draws
 
         warm_up(note_draws)
         self._note = note_draws
-        # A draft is at most k tokens long: positions further ahead were never scored.
+        # A draft has at most k tokens, so positions further ahead were never scored.
         self._table = np.full((limits.max_rows, limits.k + 1, DRAWN_WIDTH), -1, np.int32)
         self._headers = self._table.ctypes.data + self._table[0].nbytes * np.arange(limits.max_rows)
         self._bound: list[str] = []
@@ -75,7 +73,7 @@ class PositionDraws(Source):
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
     ) -> None:
-        """Let what was drawn follow its request to another row."""
+        """Move each request's table to its new row."""
         before = self._row_of
         rows = np.array([before.get(request_id, -1) for request_id in request_ids], np.int64)
         table = self._table[rows]
@@ -85,7 +83,7 @@ class PositionDraws(Source):
         self._row_of = {request_id: row for row, request_id in enumerate(self._bound)}
 
     def hear(self, scored: Scored) -> None:
-        """As `Source.hear`."""
+        """Note what the scored positions drew."""
         if scored.drawn is None:
             return
         rows = np.arange(len(scored.request_ids))
@@ -105,40 +103,38 @@ class PositionDraws(Source):
         eligible: np.ndarray,
         out_places: Int64Array,
     ) -> None:
-        """Every row stands before its next token."""
+        """Place every row before its next token."""
         rows, length = len(num_tokens), self._table.shape[1]
         each = np.arange(rows)
         next_draw = self._table[each, num_tokens % length]
         follows = (next_draw[:, DRAWN_POSITION] == num_tokens) & (
             next_draw[:, DRAWN_AFTER] == token_ids[each, num_tokens - 1]
         )
-        out_places[:rows, PLACE_KIND] = np.where(eligible, DRAWN, NOWHERE)
-        out_places[:rows, PLACE_HEADER] = self._headers[:rows]
-        out_places[:rows, PLACE_STATE] = 2 * num_tokens.astype(np.int64) + follows
-        out_places[:rows, PLACE_LENGTH] = length
+        kind, state = np.where(eligible, DRAWN, NOWHERE), 2 * num_tokens.astype(np.int64) + follows
+        write_places(out_places[:rows], kind, self._headers[:rows], state, length)
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Forget what ended; the same id may come again as another request."""
+        """Forget requests that ended, since another request may come with the same id."""
         for request_id in request_ids:
             row = self._row_of.pop(request_id, -1)
             if row >= 0:
                 self._table[row] = -1
 
     def counters(self) -> Mapping[str, int]:
-        """Positions heard."""
+        """Count the positions heard."""
         return {"draws_positions": self._heard}
 
     def usage(self) -> Usage:
-        """The tables of requests that are in the batch."""
+        """Report the bytes of the tables of requests in the batch."""
         return Usage(bytes=len(self._row_of) * self._table[0].nbytes)
 
     def levels(self) -> Mapping[str, int]:
-        """The same."""
+        """Report the same bytes as `usage`."""
         return {"draws_bytes": self.usage().bytes}
 
 
-def _make(config: DrawsSourceConfig, limits: Limits, _responses: object) -> PositionDraws | None:
-    return PositionDraws(config, limits) if limits.k else None
+def _make(_config: DrawsSourceConfig, limits: Limits, _responses: object) -> PositionDraws | None:
+    return PositionDraws(limits) if limits.k else None
 
 
 SOURCE = SourceEntry("draws", DrawsSourceConfig, _make, order=45)

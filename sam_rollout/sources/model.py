@@ -1,9 +1,9 @@
-"""The source `model`: drafts that the engine's own drafter made, a head or a small model say.
+"""The source `model`: drafts of the engine's own drafter, such as a draft head or a small model.
 
-The engine runs it, with its cache, graphs and hidden states; after every step it hands over one
-draft per request. Here these are votes like those of any text: whether a row follows the model or a
-text is decided by what proved right (`drafting/policy.py`). A token votes in the class of its
-position in the draft and, where the drafter tells, of the probability it gave the token.
+The engine runs the drafter with its own cache, graphs and hidden states, and hands over one draft
+per request after every step. These drafts vote like any text. A row follows the model or a text,
+depending on which of them proved right before (`drafting/policy.py`). A draft token's vote is
+weighed by its position in the draft and, where the drafter reports it, by its probability.
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ import numpy as np
 from sam_rollout.automaton.interface import (
     CERTAIN,
     NOWHERE,
-    PLACE_HEADER,
-    PLACE_KIND,
-    PLACE_LENGTH,
-    PLACE_STATE,
     READY,
     Int32Array,
     Int64Array,
+    write_places,
 )
 from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.core.json_values import read_object
@@ -35,12 +32,11 @@ from sam_rollout.core.metric import Metric
 from sam_rollout.core.settings import ConfigError, Section, setting
 from sam_rollout.sources.contract import Limits, Source, SourceEntry
 
-# What the engine's drafter is; the others need no files of their own.
-WITH_FILES = ("eagle3", "eagle", "medusa", "draft_model")
-IN_TEXT = ("ngram", "suffix")  # search in the text: no model at all
-IN_ONE_GO = ("medusa", "suffix")  # without passes that could be left out
-BY_PASSES = ("eagle3", "eagle", "mtp", "draft_model")
-# Keys of vLLM's that follow from the others.
+WITH_FILES = ("eagle3", "eagle", "medusa", "draft_model")  # methods that need `path`
+IN_TEXT = ("ngram", "suffix")  # search in the text, without a model
+IN_ONE_GO = ("medusa", "suffix")  # make a whole draft in one pass
+BY_PASSES = ("eagle3", "eagle", "mtp", "draft_model")  # need a forward pass per draft token
+# Keys of vLLM's `speculative_config` that the other settings decide.
 _OURS = (
     "method",
     "model",
@@ -56,53 +52,55 @@ _NAME_ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 @dataclass(frozen=True)
 class HeadTrainingConfig(Section):
-    """Settings of the training of a head by the run that drafts with it (docs/draft_heads.md)."""
+    """Settings of a draft head's training inside the run (docs/draft_models.md)."""
 
     PATH: ClassVar[str] = "sam.sources.model.train"
 
     enabled: bool = setting(
         False,
-        meaning="Train the EAGLE-3 head of `sam.sources.model.path` with the run's own responses; "
-        "with an empty path, one that knows nothing yet.",
+        meaning="Train the EAGLE-3 head of `sam.sources.model.path` with the run's own responses. "
+        "With an empty path a new head is trained from random weights.",
     )
     budget: float = setting(
         0.02,
         minimum=0,
         maximum=1,
-        meaning="Share of a step's time that the head's training may take, all of it included.",
+        meaning="Share of a training step's time that all of the head's training may take.",
     )
     buffer_tokens: int = setting(
         65_536,
         minimum=1,
-        meaning="Tokens of responses kept to learn from, in all training processes together: "
-        "`8 * hidden size` bytes each, on the host.",
+        meaning="Response tokens kept as training data, in all training processes together. Each "
+        "takes `8 * hidden size` bytes of host memory.",
     )
-    window: int = setting(512, minimum=8, meaning="Tokens in a row that are kept of a response.")
-    batch: int = setting(8, minimum=1, meaning="Windows of an update and training process.")
+    window: int = setting(
+        512, minimum=8, meaning="Length of the span of tokens that is kept of a response."
+    )
+    batch: int = setting(8, minimum=1, meaning="Spans per update in each training process.")
     lr: float = setting(
         0.005,
         minimum=0,
-        meaning="Learning rate of the head's matrices (Muon); a head that knows nothing yet begins "
-        "with 10 times as much, and comes down to it over 1,000 updates.",
+        meaning="Learning rate of the head's matrices (Muon). A new head begins with 10 times this "
+        "rate, which falls to it over 1,000 updates.",
     )
 
 
 @dataclass(frozen=True)
 class ModelSourceConfig(Section):
-    """Settings of the drafts that the engine's own drafter makes (docs/model_drafters.md)."""
+    """Settings of the drafts that the engine's own drafter makes (docs/draft_models.md)."""
 
     PATH: ClassVar[str] = "sam.sources.model"
 
     enabled: bool = setting(
         False,
-        meaning="Draft what the engine's own drafter says, too.",
+        meaning="Use the drafts of the engine's own drafter, too.",
     )
     method: str = setting(
         "eagle3",
         choices=METHODS,
-        meaning="What drafts: a head on the model's hidden states (`eagle3`, `eagle`, `medusa`), "
-        "the model's own layers for that (`mtp`), a smaller model (`draft_model`), or the "
-        "engine's own search in the text (`ngram`, `suffix`), to compare with.",
+        meaning="Kind of drafter: a head on the model's hidden states (`eagle3`, `eagle`, "
+        "`medusa`), the model's own draft layers (`mtp`), a smaller model (`draft_model`), or the "
+        "engine's own search in the text (`ngram`, `suffix`) for comparison.",
     )
     path: str = setting(
         "",
@@ -113,14 +111,14 @@ class ModelSourceConfig(Section):
         3,
         minimum=1,
         maximum=MAX_DRAFT_TOKENS,
-        meaning="Most tokens it drafts for a request and step, a forward pass of the drafter each; "
-        "no more than `sam.max_draft_tokens`.",
+        meaning="Most tokens that the drafter drafts per request and step. Each takes a forward "
+        "pass of the drafter. At most `sam.max_draft_tokens`.",
     )
     sampled: bool = setting(
         False,
-        meaning="Draw its tokens with the noise that verifies them, which needs "
-        "`rollout_sampler=coupled`; otherwise they are its likeliest ones. Worth it for a "
-        "drafter that is near the policy where the policy is undecided.",
+        meaning="Draw the draft tokens with the random numbers that verify them, which needs "
+        "`rollout_sampler=coupled`. Otherwise the drafter takes its likeliest tokens. Worth it for "
+        "a drafter that stays close to the policy where the policy is undecided.",
     )
     options: dict = dataclasses.field(
         default_factory=dict,
@@ -151,7 +149,7 @@ class ModelSourceConfig(Section):
             )
             raise ConfigError(f"{self.PATH}.path", self.path, allowed)
         if taken := sorted(set(self.options) & set(_OURS)):
-            allowed = f"must not hold {', '.join(taken)}: these are not for choice here"
+            allowed = f"must not hold {', '.join(taken)}: other settings decide these"
             raise ConfigError(f"{self.PATH}.options", self.options, allowed)
         if self.sampled and self.method not in BY_PASSES:
             allowed = f"needs a method that drafts token by token: {', '.join(BY_PASSES)}"
@@ -159,20 +157,20 @@ class ModelSourceConfig(Section):
 
     @property
     def trains(self) -> bool:
-        """Whether the run trains what drafts."""
+        """Whether the run trains the drafter."""
         return self.enabled and self.train.enabled
 
     @property
     def folder(self) -> Path | None:
-        """Where the drafter's files are; None where it has none, or they are on the hub."""
+        """The folder of the drafter's files; None if it has no files, or they are on the hub."""
         folder = Path(self.path).expanduser()
         return folder if self.path and folder.is_dir() else None
 
     def read_files_config(self) -> dict[str, Any]:
-        """Read `config.json` of the drafter's folder; empty where `folder` is None.
+        """Read `config.json` of the drafter's folder; return an empty dict where `folder` is None.
 
         Raises:
-            ConfigError: `path` is no folder with such a file, and no name that the hub may have.
+            ConfigError: `path` is neither a folder with such a file nor a possible hub name.
         """
         field, folder = f"{self.PATH}.path", self.folder
         if folder is None:
@@ -188,7 +186,7 @@ class ModelSourceConfig(Section):
 
 
 class ModelDrafts(Source):
-    """One draft per row, for the step in which it was handed over.
+    """One draft per row, valid for the step in which it was handed over.
 
     Args:
         limits: of the engine.
@@ -197,20 +195,20 @@ class ModelDrafts(Source):
     name = "model"
 
     def __init__(self, limits: Limits) -> None:
-        # Token and certainty: see READY.
+        # [max_rows, tokens, (DRAFT_TOKEN, CERTAINTY)]
         self._drafts = np.zeros((limits.max_rows, MAX_DRAFT_TOKENS, 2), np.int32)
         self._lengths = np.zeros(limits.max_rows, np.int64)
-        self._rows = 0  # that drafts were handed over for
+        self._rows = 0  # rows with a draft in this step
         self._steps = self._made = 0
 
     def receive(self, tokens: Int32Array, chances: np.ndarray | None) -> None:
-        """As `Source.receive`."""
+        """Keep the drafts for this step's `locate`."""
         rows, length = tokens.shape
         self._rows = rows
         drafts, lengths = self._drafts[:rows, :length], self._lengths[:rows]
         drafts[..., 0] = tokens
         if chances is None:
-            drafts[..., 1] = CERTAIN // 2  # as likely as not, until it is learned
+            drafts[..., 1] = CERTAIN // 2  # even odds, until the votes' weights are learned
         else:
             np.multiply(chances, CERTAIN, out=drafts[..., 1], casting="unsafe")
         np.add.reduce(np.logical_and.accumulate(tokens >= 0, axis=1), axis=1, out=lengths)
@@ -220,7 +218,7 @@ class ModelDrafts(Source):
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
     ) -> None:
-        """Nothing: drafts are handed over anew in each step."""
+        """Do nothing: drafts are handed over anew in each step."""
 
     def locate(
         self,
@@ -229,24 +227,19 @@ class ModelDrafts(Source):
         eligible: np.ndarray,
         out_places: Int64Array,
     ) -> None:
-        """Every row stands at the beginning of its draft, if there is one."""
+        """Place every row that has a draft at its beginning."""
         rows = len(num_tokens)
-        out_places[:rows, PLACE_KIND] = NOWHERE
-        if self._rows != rows:
-            return
-        lengths = self._lengths[:rows]
-        out_places[:rows, PLACE_KIND] = np.where(eligible & (lengths > 0), READY, NOWHERE)
-        first, step = self._drafts.ctypes.data, self._drafts.strides[0]
-        out_places[:rows, PLACE_HEADER] = first + step * np.arange(rows)
-        out_places[:rows, PLACE_STATE] = 0
-        out_places[:rows, PLACE_LENGTH] = lengths
+        lengths = self._lengths[:rows] * (self._rows == rows)
+        kind = np.where(eligible & (lengths > 0), READY, NOWHERE)
+        headers = self._drafts.ctypes.data + self._drafts.strides[0] * np.arange(rows)
+        write_places(out_places[:rows], kind, headers, 0, lengths)
 
     def settle(self) -> None:
-        """The drafts were for this step alone."""
+        """Drop the drafts: they were for this step alone."""
         self._rows = 0
 
     def counters(self) -> Mapping[str, int]:
-        """What was handed over."""
+        """Count the steps and tokens that were handed over."""
         return {"model_steps": self._steps, "model_tokens": self._made}
 
 
@@ -257,6 +250,6 @@ SOURCE = SourceEntry(
     order=50,
     check=lambda config, _vocab_size: config.read_files_config(),
     metrics=(
-        Metric("model_s", "s", "Time of the host in it, its first pass in every step included."),
+        Metric("model_s", "s", "Host time in the drafter, the first pass of every step included."),
     ),
 )

@@ -1,7 +1,8 @@
 """The source `own`: each request drafts from its own prompt and response.
 
-Automata know slots, engines know request ids that come and go and change rows. This module keeps
-the two together, and decides whose automaton is given up when there are too many or too large.
+The pool numbers its automata by slots, the engine knows request ids that come, go and change rows.
+This module maps one to the other, and decides which automaton is given up when there are too many
+of them or they take too much memory.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ class OwnSourceConfig(Section):
 
     enabled: bool = setting(
         True,
-        meaning="Draft from the request's own prompt and response. With `sam.enabled`, at "
+        meaning="Draft from the request's own prompt and response. With `sam.enabled` at "
         "least one source must be on.",
     )
     max_bytes: int = setting(
         2_000_000_000,
         minimum=1 << 20,
-        meaning="Memory of the automata of all requests of one engine. Beyond it requests "
-        "that are not running lose theirs first, then those with the shortest texts.",
+        meaning="Memory of the automata of all requests of one engine. Beyond it, requests "
+        "that are not running lose their automata first, then those with the shortest texts.",
     )
 
 
@@ -39,12 +40,13 @@ class OwnText(LiveTexts):
     """One automaton per request, kept while the request lives and memory lasts.
 
     A request that is absent from the batch (preempted) keeps its automaton and catches up when it
-    returns, unless it was the longest absent of more than `2 * max_rows + 16` live ones.
+    returns. At most `2 * max_rows + 16` automata are kept; beyond that the longest absent one goes.
 
     Args:
         config: `max_bytes` is checked after every step, so one step's growth may exceed it for a
-            moment. Absent requests give way first, longest absent first, then the smallest present
-            ones: long texts yield the longest drafts and make up the tail.
+            moment. Absent requests lose their automata first, beginning with the longest absent
+            one. The smallest present ones follow, because long texts yield the longest drafts and
+            make up the tail.
         limits: of the engine.
     """
 
@@ -62,7 +64,7 @@ class OwnText(LiveTexts):
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
     ) -> None:
-        """Tell which request is in which row; who they are does not matter."""
+        """Learn which request is in which row; identities do not matter here."""
         ids = list(request_ids)
         self._resume(ids)
         for row, request_id in enumerate(ids):
@@ -71,7 +73,7 @@ class OwnText(LiveTexts):
                 continue
             slot = self._slot_of.pop(request_id, NO_SLOT)
             slot = self.pool.open() if slot == NO_SLOT else slot
-            self._slot_of[request_id] = slot  # last in order: present
+            self._slot_of[request_id] = slot  # at the end, with the present ones
             self._slots[row] = slot
         self._bound = ids
         while len(self._slot_of) > self._max_live:
@@ -87,7 +89,7 @@ class OwnText(LiveTexts):
                 self._suspended.pop(request_id, None)
 
     def _resume(self, ids: list[str]) -> None:
-        """Take suspended requests back, in row order, while what they had fits again."""
+        """Take suspended requests back, in row order, while their former bytes fit again."""
         if not self._suspended:
             return
         nbytes = self.pool.nbytes
@@ -103,7 +105,7 @@ class OwnText(LiveTexts):
         self._suspended = suspended
 
     def settle(self) -> None:
-        """Give automata up until the rest fits, in the order the class describes."""
+        """Give automata up until the rest fits, in the order that the class describes."""
         if self.pool.nbytes <= self._max_bytes:
             return
         row_of = {request_id: row for row, request_id in enumerate(self._bound)}
@@ -116,14 +118,14 @@ class OwnText(LiveTexts):
         for request_id in absent + [request_id for _, request_id in by_size]:
             nbytes = self._evict(request_id)
             if request_id in row_of:
-                # Until the batch changes: taking it back sooner would only push out another.
+                # It stays out until the batch changes: sooner it would only push out another.
                 self._suspended[request_id] = nbytes
                 self._slots[row_of[request_id]] = NO_SLOT
             if self.pool.nbytes <= self._max_bytes:
                 return
 
     def _evict(self, request_id: str) -> int:
-        """Give an automaton up; return the bytes it had."""
+        """Give an automaton up, and return its bytes."""
         slot = self._slot_of.pop(request_id)
         nbytes = self.pool.nbytes_of(slot)
         self.pool.close(slot)

@@ -1,13 +1,13 @@
 """The source `prompt`: the responses to one prompt draft from each other.
 
 All responses to a prompt, running or finished, share one automaton while the training step lasts.
-They grow in turns, so a row finds what its siblings wrote one engine step ago. The prompt is read
-once for all of them. Siblings that other engines sample are read beside these
+They grow together, so a row finds what its siblings wrote one engine step ago. The prompt is read
+only once. Siblings that other engines sample are read into the same automaton
 (`support/shared_texts.py`).
 
-Epochs repeat their prompts, and a policy changes slowly: responses of earlier steps share long
-passages with today's. When a prompt's first request comes, they are read from disk in a thread,
-into an automaton that takes the place of the first one when it is made.
+Epochs repeat their prompts and a policy changes slowly, so responses of earlier steps share long
+passages with this step's. When a prompt's first request comes, a thread reads them from disk into
+a second automaton, which then takes the place of the first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sam_rollout.sources.support.responses import Responses, is_of_training
 from sam_rollout.sources.support.seeds import Seed
 from sam_rollout.sources.support.shared_texts import Place, SharedTexts
 
-# Of the memory, for the earlier responses to one prompt.
+# The earlier responses to one prompt may take this share of `max_bytes`.
 _SHARE_OF_ONE = 1 / 4
 
 
@@ -42,46 +42,47 @@ class PromptSourceConfig(Section):
 
     enabled: bool = setting(
         True,
-        meaning="Draft from the other responses to the same prompt that this engine samples or has "
-        "sampled in the same training step, or, with `share`, others do.",
+        meaning="Draft from the other responses to the same prompt that this engine samples in the "
+        "same training step. With `share` those of other engines count, too.",
     )
     earlier_steps: bool = setting(
         True,
-        meaning="Draft from those of earlier training steps, too, and keep those of this one (in "
-        "`sam.texts.path`). A run in which no prompt can come back does without, unless that path "
-        "is set ([defaults.md](defaults.md#earlier-steps)); so does plain vLLM.",
+        meaning="Draft from responses of earlier training steps, too, and keep this step's in "
+        "`sam.texts.path`. This switches itself off where that path is not set and no prompt can "
+        "come back ([rule](#earlier-steps-and-resumed-runs)), and in plain vLLM.",
     )
     max_bytes: int = setting(
         4_000_000_000,
         minimum=1 << 20,
-        meaning=f"Memory of one engine, about {LIVE_BYTES_PER_TOKEN} bytes per token of the step's "
-        "responses and of earlier ones, beside that of own text. Beyond it earlier responses go "
-        "first, then whole prompts, those whose responses have ended before those that are not "
-        "running now; their requests go on without until they end.",
+        meaning="Memory of one engine, in addition to that of `own`: about "
+        f"{LIVE_BYTES_PER_TOKEN} bytes per token of this step's and earlier responses. Beyond it, "
+        "earlier responses are dropped first, then prompts whose responses have all ended, then "
+        "prompts without a running request. A dropped prompt's requests draft nothing from this "
+        "source until they end.",
     )
     share: bool = setting(
         True,
-        meaning="Where a rollout has several engines: tell each what the others sample of the "
-        "prompts it samples itself, many times per second while they do. Then it hardly matters on "
-        "which engines siblings run. An engine reads at most 512 tokens of others per step, "
-        "and none beyond three quarters of `max_bytes`; a text that gets lost costs acceptance, "
-        "nothing else. Where engines do not see the same folder of `sam.texts`, each response is "
-        "told once more when it has ended, to one engine of every other folder. "
-        "See [many nodes](multinode.md#texts-of-other-replicas).",
+        meaning="Where a rollout has several engines, send each engine what the others sample for "
+        "its own prompts, many times per second. Then it hardly matters on which engines siblings "
+        "run. An engine reads at most 512 tokens of other engines per step, and none while its "
+        "texts take more than three quarters of `max_bytes`. A lost text costs acceptance, nothing "
+        "else. Where engines do not see the same folder of `sam.texts`, each ended response is "
+        "sent once more, to one engine of every other folder. "
+        "See [many nodes](clusters.md#texts-on-several-nodes).",
     )
 
 
 class PromptTexts(GroupedTexts[GroupKey]):
     """One automaton per prompt, kept until its training step is over and its requests have ended.
 
-    A request without identity shares none. Where a group was given up, requests that join it in
-    the same training step do without, too. Requests outside training steps or of validation draft
-    from no earlier step.
+    A request without identity has no automaton here. Once a group was given up, requests that
+    would join it in the same training step have none either. Requests of validation or outside
+    training steps draft from no earlier step.
 
     Args:
-        config: its settings.
+        config: the source's settings.
         limits: of the engine.
-        responses: what the engine's requests write and have written.
+        responses: the record of the engine's responses.
     """
 
     name = "prompt"
@@ -96,18 +97,18 @@ class PromptTexts(GroupedTexts[GroupKey]):
         if config.earlier_steps:
             responses.want()
         self._reading: dict[GroupKey, Future[Seed | None]] = {}
-        # Of this step, where they may have to be read once more.
+        # This step's ended texts, kept where another automaton may have to read them.
         self._ended: dict[GroupKey, list[Int32Array]] = {}
         self._ended_bytes = 0
         self._counts = dict.fromkeys(("found", "missing", "evictions"), 0)
 
     def key_of(self, identity: RequestIdentity | None) -> GroupKey | None:
-        """As `GroupedTexts`."""
+        """Return the split, step and prompt that siblings have in common."""
         return None if identity is None else identity.group_key
 
     def settle(self) -> None:
-        """As `GroupedTexts`; what was read of earlier steps is taken over."""
-        while self._reading:  # in this order, prompt by prompt
+        """Switch to automata with earlier responses that were made, then bring memory down."""
+        while self._reading:  # in the order of the requests
             key, reading = next(iter(self._reading.items()))
             if not reading.done():
                 break
@@ -116,7 +117,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         super().settle()
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """As `GroupedTexts`; other engines are told how the responses ended."""
+        """Keep what ended requests wrote, for siblings here and on other engines."""
         ended = list(request_ids)
         self._shared.own.finish(ended)
         for request_id in ended:
@@ -125,7 +126,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         super().finish(ended)
 
     def end_step(self) -> None:
-        """The training step is over: free groups, those with live requests when these end."""
+        """Free all groups; one with live requests is freed when these end."""
         self._given_up.clear()
         for reading in self._reading.values():
             reading.cancel()
@@ -135,21 +136,21 @@ class PromptTexts(GroupedTexts[GroupKey]):
             self._end(group)
 
     def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
-        """As `Source.exchange`; nothing unless texts are shared."""
+        """Exchange siblings' texts with other engines, if `share` is on."""
         return self._shared.exchange(origin, pieces) if self._share else []
 
     def wait(self) -> None:
-        """As `Source.wait`: what is being read of earlier steps is taken over."""
+        """Wait until earlier responses are read, and switch to their automata."""
         self._responses.wait()
         self.settle()
 
     def counters(self) -> Mapping[str, int]:
-        """What became of earlier responses, and of other engines' texts."""
+        """Count what became of earlier responses and of other engines' texts."""
         earlier = {f"earlier_{name}": count for name, count in self._counts.items()}
         return earlier | self._shared.counters()
 
     def levels(self) -> Mapping[str, int]:
-        """Automata."""
+        """Count the automata."""
         return {"prompt_groups": len(self._groups) + len(self._replaced)}
 
     @property
@@ -157,7 +158,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         return super()._nbytes + self._shared.nbytes + self._ended_bytes
 
     def _make_room(self) -> None:
-        """As `GroupedTexts`; before it texts of others that wait, earlier and ended responses."""
+        """Drop other engines' waiting texts, earlier responses, ended groups, then other groups."""
         self._shared.forget_all()
         for group in [one for one in self._groups.values() if one.seeded_tokens]:
             if self._nbytes <= self._max_bytes:
@@ -170,14 +171,15 @@ class PromptTexts(GroupedTexts[GroupKey]):
         super()._make_room()
 
     def _do_without_earlier(self, group: Group[GroupKey]) -> None:
-        """Free a group at once; this step's texts are read anew, a few tokens per engine step."""
+        """Replace a group at once; this step's texts are read anew, a few tokens per step."""
         self._succeed(group, self.pool.create())
+        self._forget_ended(group.key)  # no other automaton has to read them after this one
         self._counts["evictions"] += 1
         if group.slots:  # or it is free
             self._give_up(group)
 
     def _keep_ended(self, key: Hashable, text: Int32Array) -> None:
-        """Keep a text of this step that has ended, where another automaton may have to read it."""
+        """Keep an ended text of this step, if another automaton may have to read it."""
         group = self._groups.get(key)  # type: ignore[call-overload]
         if group is not None and (key in self._reading or group.seeded_tokens):
             self._ended.setdefault(group.key, []).append(text)
@@ -187,7 +189,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self._ended_bytes -= sum(text.nbytes for text in self._ended.pop(key, ()))
 
     def _take_over(self, key: GroupKey, reading: Future[Seed | None]) -> None:
-        """Let a prompt's requests draft from its earlier responses."""
+        """Replace a prompt's automaton by the one that holds its earlier responses."""
         if (error := reading.exception()) is not None:
             self._forget_ended(key)
             return self._responses.fail(error)
@@ -205,7 +207,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self._succeed(group, self.pool.adopt(seed.pool, seed.automaton), seed.tokens)
 
     def _place_of(self, piece: Piece) -> Place | None:
-        """Where a piece belongs; None if its group is given up."""
+        """Return the group and automaton of a piece; None if the group was given up."""
         key = piece.group_key
         if key in self._given_up:
             return None
@@ -249,15 +251,15 @@ SOURCE = SourceEntry(
         Metric(
             "shared_tokens",
             "tokens",
-            "Tokens that other engines sampled and that were read here, once by each engine that "
-            "did. 0 with several engines: they do not reach each other.",
+            "Tokens of other engines that an engine read, counted by each engine that read them. "
+            "With several engines 0 means that they do not reach each other.",
         ),
         Metric(
             "shared_lost",
             "pieces",
-            "Pieces that did not reach another engine, or could not be handed to one: it was gone, "
-            "or slower than they came. Not counted: responses that nobody asked for between their "
-            "end and the training step's, or before their place was needed.",
+            "Pieces of responses that did not reach another engine, because it was gone or too "
+            "slow to take them. Ended responses that no engine asked for before the training "
+            "step's end, or before their place was needed, are not counted.",
         ),
     ),
 )

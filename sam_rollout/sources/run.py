@@ -1,13 +1,14 @@
 """The source `run`: all responses that an engine samples draft from each other, step after step.
 
-They share one automaton, since prompts of one task are solved with the same phrases. It votes
-beside `prompt`, which knows this prompt only. Texts of other engines are left to that.
-A corpus, files of token ids from elsewhere, counts as the run's oldest text.
+They share one automaton, because prompts of one task are solved with the same phrases. The source
+votes beside `prompt`, which knows the responses to one prompt only. Texts of other engines are left
+to `prompt`. A corpus (files of token ids) counts as the run's oldest text.
 
-Old text goes by generations. An automaton that has grown too large gets a successor, made of the
-newest ended responses (`support/kept_texts.py`) in a thread and a pool of its own, most of it
-without the GIL: no engine step waits for it. Live requests and what has ended meanwhile move there
-a few tokens per engine step (`support/text_moves.py`). The old one is freed with the last of them.
+Old text is dropped by generations. An automaton that has grown too large gets a successor, made of
+the newest ended responses (`support/kept_texts.py`). A thread makes it in a pool of its own, mostly
+without the GIL, so no engine step waits for it. Live requests, and texts that ended meanwhile, move
+there a few tokens per engine step (`support/text_moves.py`). The old automaton is freed when the
+last request has left it.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# An automaton is replaced when it is so large, of the limit, by a successor that is so large: both
-# stand side by side until live requests have moved, with room for growth. The seventh that is
-# missing is the text that goes at a change, and so what acceptance may fall by.
+# Shares of the limit: an automaton of size _DUE is replaced by a successor of size _SUCCESSOR. Both
+# have to fit, with room for growth, until live requests have moved. The seventh of the text that is
+# lost at a change bounds the loss of acceptance.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
-# Of the texts that are kept, what may be added to an automaton that was made: 3/32 of the memory.
+# Texts that ended while a successor was made may add this share of the kept texts to it.
 _LATE_SHARE = 1 / 4
 _MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # of a successor
 
@@ -53,38 +54,39 @@ class RunSourceConfig(Section):
 
     enabled: bool = setting(
         True,
-        meaning="Draft from all responses this engine has sampled, to any prompt and in any step "
-        "of the run, as far back as `max_bytes` allows: before what they share becomes too large, "
-        "a successor takes over that begins with the newest of it. A run that is resumed begins "
-        "with the newest in `sam.texts.path`. Texts of other engines are left to `prompt`.",
+        meaning="Draft from all responses that this engine has sampled, to any prompt and in any "
+        "step of the run, as far back as `max_bytes` allows. An automaton that becomes too large "
+        "is replaced by one of the newest texts. A resumed run begins with the newest texts in "
+        "`sam.texts.path`. Texts of other engines are left to `prompt`.",
     )
     when: str = setting(
         "fits",
         choices=("fits", "always"),
-        meaning="`fits`: only where the responses of several steps fit; decided when the run "
-        "starts, and in one line of its log ([defaults.md](defaults.md#run)). Without a run, in "
-        "plain vLLM, `fits` is off. With a `corpus` it is on.",
+        meaning="`fits` switches the source on only where the responses of several steps fit. That "
+        "is decided when the run starts, and one line of its log says so "
+        "([rule](#when-run-is-on)). In plain vLLM `fits` means off. With a `corpus` the "
+        "source is always on.",
     )
     max_bytes: int = setting(
         2_000_000_000,
         minimum=1 << 20,
-        meaning=f"Memory of one engine, about {LIVE_BYTES_PER_TOKEN} bytes per token, beside that "
-        "of own text and `prompt`. Where live texts alone fill it, what they share is given up; "
-        "they go on without until they end.",
+        meaning="Memory of one engine, in addition to that of `own` and `prompt`: about "
+        f"{LIVE_BYTES_PER_TOKEN} bytes per token. Where live texts alone fill it, their automaton "
+        "is given up, and these requests draft nothing from this source until they end.",
     )
     corpus: str = setting(
         "",
         allowed="a file or folder",
-        meaning="Token ids to draft from until the run has written enough itself: a `.jsonl` file "
+        meaning="Texts to draft from until the run has written enough itself: a `.jsonl` file "
         "of lists of token ids, or traces of a run (`.parquet` with `prompt_ids` and "
-        "`response_ids`, or a folder of such files). It counts as the oldest text of the run, "
-        f"may take {_SUCCESSOR:.3g} of `max_bytes`, and has at most {_MOST_PLACES:,} tokens, "
-        f"each text rounded up to a multiple of {places_of(1)}.",
+        "`response_ids`, or a folder of such files). They count as the oldest texts of the run. "
+        f"They may take {_SUCCESSOR:.3g} of `max_bytes` and have at most {_MOST_PLACES:,} tokens, "
+        f"with each text rounded up to a multiple of {places_of(1)}.",
     )
 
     @property
     def most_tokens_of_successor(self) -> int:
-        """Tokens that an automaton may begin with."""
+        """The most tokens that a successor may begin with."""
         return min(_MOST_PLACES, int(self.max_bytes // LIVE_BYTES_PER_TOKEN * _SUCCESSOR))
 
 
@@ -92,7 +94,7 @@ def check_corpus(config: RunSourceConfig, vocab_size: int) -> list[Int32Array]:
     """Read the corpus, if there is one.
 
     Raises:
-        ConfigError: as `read_corpus`.
+        ConfigError: the corpus cannot be used, see `read_corpus`.
     """
     if not config.corpus:
         return []
@@ -102,28 +104,29 @@ def check_corpus(config: RunSourceConfig, vocab_size: int) -> list[Int32Array]:
 
 @dataclasses.dataclass
 class _Making:
-    """An automaton that is being made, or waits to take over."""
+    """A successor that is being made, or waits to take over."""
 
     pool: AutomatonPool
     made: Future[Seed]
-    room: Room  # of the whole
-    since: int  # texts kept before it was begun
+    room: Room  # for all its old text
+    since: int  # number of texts that had been kept before it was begun
 
 
 class RunTexts(GroupedTexts[str]):
-    """One automaton per split, and those it replaced until their requests have moved.
+    """One automaton per split, and its predecessor until the live requests have moved.
 
-    A request without identity shares that of training.
+    A request without identity uses the automaton of training.
 
     Args:
-        config: `max_bytes`, of automata and kept texts; what was replaced is given up first.
+        config: the source's settings. `max_bytes` covers automata and kept texts. Beyond it,
+            replaced automata are given up first.
         limits: of the engine.
-        responses: what the engine's requests write and have written.
+        responses: the record of the engine's responses.
 
     Attributes:
         restarts: how often an automaton was replaced by a successor.
         seeded_tokens: tokens of old text that successors began with.
-        failures: errors of making successors, survived by going on without.
+        failures: successors that could not be made; the source goes on with the old automaton.
 
     Raises:
         ConfigError: the corpus cannot be read.
@@ -134,14 +137,14 @@ class RunTexts(GroupedTexts[str]):
     def __init__(self, config: RunSourceConfig, limits: Limits, responses: Responses) -> None:
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
-        # Bytes that an automaton grows by before it is looked at again.
+        # An automaton is checked again once it has grown by these bytes.
         self._growth = min(config.max_bytes, LEAST_BYTES_OF_LARGE) // 32
         self._most_tokens_of_successor = config.most_tokens_of_successor
         self._kept = KeptTexts(config.max_bytes)
         self._kept.keep_corpus(corpus := check_corpus(config, limits.vocab_size))
-        self._has_older = bool(corpus)  # old texts have come in
-        self._is_met = False  # whether the texts of the run before this one were asked for
-        self._reading: Future[list[Int32Array]] | None = None  # of that one
+        self._has_older = bool(corpus)  # older texts came in and no automaton holds them yet
+        self._has_asked = False  # the texts of the run before this one were asked for
+        self._reading: Future[list[Int32Array]] | None = None  # those texts
         self._executor = ThreadPoolExecutor(1, "sam-run-texts")
         self._making: _Making | None = None  # training's successor
         self.failures = 0
@@ -149,31 +152,32 @@ class RunTexts(GroupedTexts[str]):
         self.seeded_tokens = 0
 
     def key_of(self, identity: RequestIdentity | None) -> str:
-        """As `GroupedTexts`."""
+        """Return the request's split."""
         return TRAIN_SPLIT if identity is None else identity.split
 
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
     ) -> None:
-        """As `GroupedTexts`. When training's first request comes, older texts are read from disk.
+        """Learn which request is in which row.
 
-        A request outside training, an engine's warm-up say, is before all others.
+        The first request of training makes a thread read older texts from disk. Requests outside
+        training, such as an engine's warm-up, come before it and do not count.
         """
         super().bind(request_ids, identities)
-        if not self._is_met and self._responses.keeps:
+        if not self._has_asked and self._responses.keeps:
             steps = [one.step for one in identities if one is not None and is_of_training(one)]
             if steps:
-                self._is_met = True
+                self._has_asked = True
                 most = self._kept.most_tokens
                 self._reading = self._responses.read_newest(steps[0], most)
 
     def settle(self) -> None:
-        """As `GroupedTexts`; successors are made and take over."""
+        """Begin successors, let those that are made take over, then bring memory down."""
         self._turn_over()
         super().settle()
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """As `GroupedTexts`; training's texts are kept."""
+        """Keep what ended requests of training wrote."""
         ended = list(request_ids)
         for request_id in ended:
             response = self._responses.ended.get(request_id)
@@ -182,19 +186,19 @@ class RunTexts(GroupedTexts[str]):
         super().finish(ended)
 
     def end_step(self) -> None:
-        """Texts stay; old ones go if they are due."""
+        """Begin successors that are due; the texts of the step stay."""
         self._turn_over()
 
     def wait(self) -> None:
-        """As `Source.wait`: successors that are being made take over."""
+        """Wait until successors are made, and let them take over."""
         self._responses.wait()
-        for _ in range(2):  # what was read is made something of
+        for _ in range(2):  # texts that were just read make another successor due
             if self._making is not None:
                 self._making.made.exception()
             self._turn_over()
 
     def counters(self) -> Mapping[str, int]:
-        """Automata replaced."""
+        """Count the automata that were replaced."""
         return {
             "run_restarts": self.restarts,
             "run_seeded_tokens": self.seeded_tokens,
@@ -203,12 +207,12 @@ class RunTexts(GroupedTexts[str]):
 
     @property
     def _nbytes(self) -> int:
-        """Automata, one that is being made, and texts."""
+        """Bytes of automata, of the one that is being made, and of kept texts."""
         making = 0 if self._making is None else max(self._making.pool.nbytes, 0)
         return super()._nbytes + self._kept.nbytes + making
 
     def _turn_over(self) -> None:
-        """Have a successor made for what is due; let it take over when it is made."""
+        """Begin a successor for each automaton that is due, and use those that are made."""
         self._take_older()
         for group in list(self._groups.values()):
             if self._making is not None and group.key == TRAIN_SPLIT:
@@ -221,7 +225,7 @@ class RunTexts(GroupedTexts[str]):
                 self._make_successor(group)
 
     def _make_successor(self, group: Group[str]) -> None:
-        """Begin to make an automaton of the newest texts; validation's begins with none."""
+        """Begin to make a successor of the newest texts; validation's starts empty."""
         room = self._room_for_old_text(group)
         if min(room) <= 0:
             return
@@ -233,9 +237,10 @@ class RunTexts(GroupedTexts[str]):
         self._making = _Making(seed.pool, made, room, self._kept.added)
 
     def _take_over(self, group: Group[str], making: _Making) -> None:
-        """Let a successor that was made take over; it reads what has ended meanwhile, if it fits.
+        """Let a successor that was made take over.
 
-        A later one has what is left out.
+        It also reads the texts that ended meanwhile, if they fit. The next successor reads the
+        rest.
         """
         if (error := making.made.exception()) is not None:
             if not self.failures:
@@ -257,7 +262,7 @@ class RunTexts(GroupedTexts[str]):
             self._moving.read_to_end(text, automaton)
 
     def _take_older(self) -> None:
-        """Keep the texts of the run before this one once they are read."""
+        """Keep the texts of the previous run once they are read."""
         if self._reading is None or not self._reading.done():
             return
         reading, self._reading = self._reading, None
@@ -267,7 +272,7 @@ class RunTexts(GroupedTexts[str]):
             self._has_older = True
 
     def _is_due(self, group: Group[str]) -> bool:
-        """Whether old texts came in, or it has to be replaced and another one would be smaller."""
+        """Whether older texts came in, or the automaton is too large and a successor has room."""
         if self._has_older and group.key == TRAIN_SPLIT:
             self._has_older = False
             return True
@@ -277,14 +282,14 @@ class RunTexts(GroupedTexts[str]):
         places = self.pool.places_of_automaton(group.automaton)
         if nbytes <= self._max_bytes * _DUE and places <= LARGEST_AUTOMATON // 2 * _DUE:
             return False
-        # Not at every engine step, where live texts fill it or nothing can be made.
+        # Without this, an automaton filled by live texts would be checked in every engine step.
         group.due_at = nbytes + self._growth
         return min(self._room_for_old_text(group)) > 0
 
     def _room_for_old_text(self, group: Group[str]) -> Room:
-        """Ended texts with which a successor, live ones added, is as large as allowed."""
+        """Return the room that a successor has for ended texts beside the live ones."""
         live = self._live_tokens(group)
-        # Beside it, in memory, by what texts take here; a little is left for growth meanwhile.
+        # An eighth of the memory is left for growth while the successor is made.
         free = self._max_bytes * 7 // 8 - self._nbytes
         return Room(
             self._most_tokens_of_successor - int(live.sum()),
@@ -301,11 +306,11 @@ class RunTexts(GroupedTexts[str]):
 
     def _give_up(self, group: Group[str]) -> None:
         super()._give_up(group)
-        self._given_up.clear()  # requests that come from now on begin another one
+        self._given_up.clear()  # new requests begin another automaton
 
 
 def _make(config: RunSourceConfig, limits: Limits, responses: Responses) -> RunTexts | None:
-    """Without a run it is not decided that several steps fit; a corpus is wanted anyway."""
+    # A training run has settled `fits` before (`source_choice.py`); plain vLLM has not.
     is_wanted = config.when == "always" or config.corpus
     return RunTexts(config, limits, responses) if is_wanted else None
 
@@ -319,9 +324,8 @@ SOURCE = SourceEntry(
         Metric(
             "run_restarts",
             "automata",
-            "Automata that had grown too large and were replaced by a successor, made of the "
-            "newest texts; or by one made of what an interrupted run had kept. No request loses "
-            "its drafts by that.",
+            "Automata that were replaced by one of the newest texts, because they had grown too "
+            "large or an interrupted run's texts were read. No request loses its drafts by that.",
         ),
     ),
     check=check_corpus,

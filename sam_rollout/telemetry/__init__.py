@@ -1,5 +1,5 @@
-"""What is counted during a run, under which names, and how it reaches the disk.
+"""The metrics and records of a run, and the files of its folder.
 
-Knows neither the engine, the trainer nor the automaton, so that a run with drafts and one without
-are measured by the same code.
+This package depends on neither the engine, the trainer nor the automaton. The same code therefore
+measures a run with drafts and one without.
 """

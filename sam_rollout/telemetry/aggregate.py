@@ -1,11 +1,11 @@
-"""From engine steps, requests and counters to the metrics of one training step.
+"""Computes the metrics of one training step from engine steps, requests and counters.
 
-The same functions serve the trainer while it runs and a reader of the run folder afterwards. What
-each metric is, and how it follows from a `Rollout`, is declared in `schema.py`.
+The trainer calls these functions while it runs, and readers of the run folder call them later.
+`schema.py` declares each metric and how it is computed from a `Rollout`.
 
-Two choices keep the figures additive. "Slowest" means one replica, the one with the largest busy
-time, for every metric of a training step, so that bulk and tail add up to the rollout. The bulk is
-every engine step outside the tail, steps that schedule nothing included.
+Bulk and tail add up to the rollout for two reasons. The "slowest" replica is the same one for all
+metrics of a training step: the replica with the largest busy time. The bulk is every engine step
+outside the tail, including steps that schedule nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ from sam_rollout.telemetry.records import ENGINE_STEPS, REQUESTS
 from sam_rollout.telemetry.schema import METRICS, named
 from sam_rollout.telemetry.tables import numpy_column, of_split, ratio, tail_mask
 
-# Counters of what engine steps do not tell and `gain` would have to know.
+# Counters of work that engine steps do not show. `gain` cannot price it.
 _HIDDEN_WORK = ("draft/padding_tokens", "draft/model_steps")
 
 
@@ -33,19 +33,24 @@ def aggregate(
     drafter_counters: Mapping[int, Mapping[str, float]] | None = None,
     split: str = "train",
 ) -> dict[str, float]:
-    """Metrics of one training step, by full name, all of them finite.
+    """Return the metrics of one training step by full name; all values are finite.
 
-    `engine_steps` and `requests` are the tables of all replicas for that training step; rows of
-    another split are left out. `drafter_counters` maps replica -> metric without `sam/` -> what the
-    step added; metrics that nobody counts, and counters that are no metric, are omitted. Where
-    nothing happened metrics are 0, but for draft/acceptance_length, which is then 1: a step without
-    drafts gives one token.
+    Without any engine step, metrics are 0, except draft/acceptance_length, which is 1: a step
+    without drafts yields one token. Metrics that need a missing counter are left out.
+
+    Args:
+        engine_steps: Tables of engine steps of all replicas for this training step.
+        requests: Tables of requests of all replicas for this training step.
+        tail_threshold: Most scheduled requests of a step in the long tail.
+        drafter_counters: Replica -> counter's name (a metric's without `sam/`) -> increase in this
+            step. Counters that are no metric are only used to compute others.
+        split: Rows of the other split are ignored.
     """
     rollout = Rollout(
         of_split(pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps]), split),
         of_split(pa.concat_tables([REQUESTS.empty_table(), *requests]), split),
         tail_threshold,
-        _added_up((drafter_counters or {}).values()),
+        _summed((drafter_counters or {}).values()),
     )
     values = dict(rollout.counters)
     for metric in METRICS:
@@ -60,21 +65,25 @@ def aggregate(
 
 
 class Rollout:
-    """What the engines recorded in one training step, for the functions that compute metrics.
+    """The engines' records of one training step, for the functions that compute metrics.
 
-    Every numeric column of `StepRecord` is an attribute, numpy [steps], ordered by replica, then
-    time; 0 where it is null.
+    Every numeric column of `StepRecord` is an attribute, numpy [steps]. Rows are ordered by replica
+    and time, and null becomes 0.
 
     Args:
-        steps, requests: Tables of all replicas, of one split.
+        steps: Engine steps of all replicas, of one split.
+        requests: Requests of all replicas, of one split.
         tail_threshold: Most scheduled requests of a step in the long tail.
-        counters: Of all replicas together, by metric without `sam/`.
+        counters: Counter's name -> sum over all replicas.
 
     Attributes:
-        requests, counters: As given.
-        has_drafter, gate_open: bool [steps]; a gate without drafter is not open.
-        slowest: bool [steps], of the replica with the largest busy time.
-        tail, bulk: bool [steps], in the long tail and outside of it.
+        requests: The table of requests.
+        counters: The counters.
+        has_drafter: bool [steps], whether the engine has a drafter.
+        gate_open: bool [steps], whether the gate was open; False without a drafter.
+        slowest: bool [steps], whether the step is the slowest replica's.
+        tail: bool [steps], whether the step is in the long tail.
+        bulk: bool [steps], the complement of `tail`.
     """
 
     def __init__(
@@ -101,7 +110,7 @@ class Rollout:
         raise AttributeError(f"engine steps have no numeric column {name!r}")
 
     def sums(self, name: str) -> np.ndarray:
-        """Sum over steps of a column of lists by index within the list, float [longest list]."""
+        """Sum a column of lists over all steps, by index in the list; float [longest list]."""
         lists = self._steps[name]
         lengths = numpy_column(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)
         starts = np.cumsum(lengths) - lengths
@@ -109,33 +118,33 @@ class Rollout:
         return np.bincount(position, weights=numpy_column(pc.list_flatten(lists)))
 
     def by_source(self, kind: str) -> dict[str, float]:
-        """Draft tokens ("drafted" or "accepted") of every source."""
+        """Return the draft tokens of every source; `kind` is "drafted" or "accepted"."""
         return dict.fromkeys(NAMES, 0.0) | dict(
             zip(NAMES, self.sums(f"{kind}_per_source"), strict=False)
         )
 
     def counted_ratio(self, above: str, below: str, factor: float = 1.0) -> float | None:
-        """The quotient of two counters; None where they are not counted."""
+        """Return `factor` times the quotient of two counters; None if there is no such counter."""
         if above not in self.counters:
             return None
         return factor * ratio(self.counters[above], self.counters[below])
 
     @property
     def requests_of_replica(self) -> np.ndarray:
-        """Requests of each replica that had any."""
+        """Number of requests of each replica that had any, [replicas]."""
         by_replica = self.requests.group_by("replica").aggregate([([], "count_all")])
         return numpy_column(by_replica["count_all"])
 
     @cached_property
     def seconds_without_drafts(self) -> float | None:
-        """What the slowest replica would have taken; see `telemetry.gain`."""
+        """Estimated time of the slowest replica without drafts; see `telemetry.gain`."""
         if any(self.counters.get(name) for name in _HIDDEN_WORK):
             return None
         return seconds_without_drafts(self)
 
 
 def _slowest(replica: np.ndarray, duration_s: np.ndarray) -> np.ndarray:
-    """Mask of the replica with the largest busy time (the lowest number if several), [steps]."""
+    """Return the mask of the slowest replica, bool [steps]; the lowest number wins a tie."""
     if not len(replica):
         return np.zeros(0, dtype=bool)
     numbers, index = np.unique(replica, return_inverse=True)
@@ -143,8 +152,7 @@ def _slowest(replica: np.ndarray, duration_s: np.ndarray) -> np.ndarray:
     return replica == numbers[busy_s.argmax()]
 
 
-def _added_up(counted: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Counters of all replicas together."""
+def _summed(counted: Iterable[Mapping[str, float]]) -> dict[str, float]:
     totals: dict[str, float] = {}
     for counters in counted:
         for name, value in counters.items():

@@ -1,7 +1,7 @@
-"""A finished baseline's figures, laid beside those of a run that is still training.
+"""Compares a running training with a finished baseline, step by step.
 
-This is for watching: one step against the same step. Intervals, several runs a side and what makes
-a comparison unfair in detail are the report's business, when both runs are done.
+These metrics are for watching a run. When both runs are done, `sam_rollout.report` compares them
+with intervals, several runs per side, and all checks of fairness.
 """
 
 import math
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from sam_rollout.core.json_values import encode
-from sam_rollout.telemetry.records import RunFolder, RunFolderError, value_at
+from sam_rollout.telemetry.records import BEFORE, RunFolder, RunFolderError, value_at
 from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
-# The run's metric -> the baseline's value under its own name, and the name of the ratio of both.
+# The run's metric, the name for the baseline's value of it, and the name of the ratio of both.
 _METRICS: tuple[tuple[str, str, str | None], ...] = (
     (_ROLLOUT_S, "compare/rollout_s_baseline", "compare/speedup_rollout"),
     ("sam/tail/time_s", "compare/tail_time_baseline", "compare/speedup_tail"),
@@ -26,7 +26,7 @@ _METRICS: tuple[tuple[str, str, str | None], ...] = (
 )
 _SO_FAR, _EQUAL_TOKENS = "compare/speedup_rollout_so_far", "compare/gain_at_equal_tokens"
 
-# What has to be the same for a step of one run to be comparable with that step of the other.
+# Settings that have to be equal for one run's step to be comparable with the other's.
 COMPARED_SETTINGS = (
     "data.train_files",
     "data.train_batch_size",
@@ -37,6 +37,7 @@ COMPARED_SETTINGS = (
     "dynamic_sampling.gen_batch_size",
     "dynamic_sampling.max_rounds",
     "rollout_sampler.kind",
+    "rollout_sampler.batch_invariant",
     "coupling",
     "rollout_telemetry.tail_threshold",
     "trainer.device",
@@ -53,13 +54,14 @@ COMPARED_SETTINGS = (
 
 
 class Baseline:
-    """The metrics of a finished run by training step, read once.
+    """The metrics of a finished run by training step.
 
     Args:
         path: The finished run's folder.
-        earlier: Training step -> metrics of this run so far, if it goes on with an earlier one.
+        earlier: Training step -> metrics of the current run's earlier steps, if it was resumed.
 
-    Raises RunFolderError if `path` is no run folder, or has no training step yet.
+    Raises:
+        RunFolderError: `path` is no run folder, or has no training step.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Baseline:
         self._steps = {step: metrics for step, metrics in known.items() if metrics.get(_ROLLOUT_S)}
         if not self._steps:
             raise RunFolderError(f"{folder.train_steps_path}: no training step with {_ROLLOUT_S}")
-        # Rollout time of this run by training step.
+        # The current run's rollout time by training step.
         self._own_s = {
             step: own_s
             for step, metrics in (earlier or {}).items()
@@ -81,20 +83,25 @@ class Baseline:
 
     @property
     def steps(self) -> list[int]:
-        """Training steps with a rollout."""
+        """The baseline's training steps with a rollout."""
         return list(self._steps)
 
     def differences(self, config: Mapping[str, Any]) -> Iterator[str]:
-        """Settings of `config` (plain, full) that make the baseline's steps others, in words."""
+        """Name the settings in which the baseline differs from `config` (full, nested dicts)."""
         for name in COMPARED_SETTINGS:
-            theirs, ours = (encode(value_at(one, name, "absent")) for one in (self.config, config))
+            absent = BEFORE.get(name, "absent")
+            theirs, ours = (encode(value_at(one, name, absent)) for one in (self.config, config))
             if theirs != ours:
                 yield f"{name}: {theirs} in the baseline, {ours} here"
 
     def metrics(self, step: int, own: Mapping[str, Any]) -> dict[str, float]:
-        """`compare/*` of one training step, given this run's metrics; empty without a counterpart.
+        """Return the metrics `compare/*` of one training step; empty if the baseline lacks it.
 
-        To be called once a step: one metric sums up the steps up to this one.
+        Call this once per step: one metric is computed from all steps so far.
+
+        Args:
+            step: The training step.
+            own: The current run's metrics of that step.
         """
         theirs = self._steps.get(step)
         if theirs is None:
@@ -109,7 +116,7 @@ class Baseline:
                 values[ratio] = theirs[name] / own[name]
         if own.get(_ROLLOUT_S):
             self._own_s[step] = own[_ROLLOUT_S]
-            # A resumed run may go back: what it then does again does not count yet.
+            # A resumed run may repeat steps; later steps do not count until they are repeated.
             compared = [one for one in self._own_s if one <= step and one in self._steps]
             theirs_s = sum(self._steps[one][_ROLLOUT_S] for one in compared)
             values[_SO_FAR] = theirs_s / sum(self._own_s[one] for one in compared)
@@ -120,7 +127,7 @@ class Baseline:
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among the metrics; a trainer's own may be tables or text."""
+    """Return the finite numbers among the metrics; verl's may also be tables or texts."""
     return {
         name: float(value)
         for name, value in metrics.items()

@@ -1,7 +1,7 @@
-"""Running requests of an engine over the time of one rollout: where the long tail can be seen.
+"""Draws an engine's running requests over the time of one rollout, which shows the long tail.
 
-The curve is sampled from the engine steps that a training step drained, on a grid of at most
-`MAX_POINTS` instants, so that its cost does not grow with the length of the rollout.
+The curve is sampled at `MAX_POINTS` instants at most, so its cost does not grow with the rollout's
+length.
 """
 
 from collections.abc import Iterable
@@ -17,10 +17,10 @@ from sam_rollout.telemetry.tables import of_split, tail_mask
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CURVE_NAME = "sam/engine/running_over_time"  # of the picture; a line of the same curve: below it
-LINE_NAME = "sam/engine/running_over_time_line"
+CURVE_NAME = "sam/engine/running_over_time"  # the picture's name
+LINE_NAME = "sam/engine/running_over_time_line"  # the same curve as a line chart of wandb
 MAX_POINTS = 500
-IDLE_S = 0.02  # a shorter pause between two steps is none; copies of runs round times of day
+IDLE_S = 0.02  # shorter gaps between steps are no pauses, but rounded times
 _SIZE_INCHES, _DPI = (6.4, 3.0), 90  # 576 x 270 pixels
 _STYLE = {
     "font.size": 8,
@@ -29,19 +29,25 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-# Fixed, as fractions of the picture: fitting them to the texts takes longer than drawing.
+# Margins as fractions of the picture. Letting matplotlib fit them takes longer than drawing.
 _MARGINS = {"left": 0.1, "right": 0.965, "bottom": 0.16, "top": 0.91}
-_TITLE_AT = 1.02  # of the axis' height; else it is searched for, too
+_TITLE_AT = 1.02  # fraction of the axis' height; matplotlib would search for this, too
 _MEAN, _TAIL, _THRESHOLD = "#0072B2", "#FBE6D8", "#5B6570"
 
 
 @dataclass(frozen=True)
 class RunningCurve:
-    """Running requests of the engines at `time_s`, seconds since the rollout began; all [points].
+    """Running requests of the engines during a rollout; all arrays are [points].
 
-    `mean`, `low` and `high` are taken over the engines; one that is idle has 0. `waiting` is the
-    mean of those in the queue. `tail` marks the instants that count as `sam/tail/time_s`: of the
-    engine that was busy longest.
+    Attributes:
+        time_s: Seconds since the rollout began.
+        mean: Mean of running requests over the engines; an idle engine counts 0.
+        low: Lowest number of running requests of an engine.
+        high: Highest number of running requests of an engine.
+        waiting: Mean of waiting requests over the engines.
+        tail: bool, whether the slowest engine was in the long tail (`sam/tail/time_s`).
+        tail_threshold: Most scheduled requests of a step in the long tail.
+        engines: Number of engines.
     """
 
     time_s: np.ndarray
@@ -55,7 +61,7 @@ class RunningCurve:
 
     @property
     def top(self) -> float:
-        """The highest of what is drawn."""
+        """The highest value that is drawn."""
         return max(float(self.high.max()), self.tail_threshold, 1)
 
 
@@ -66,7 +72,7 @@ def running_curve(
     split: str = "train",
     points: int = MAX_POINTS,
 ) -> RunningCurve | None:
-    """The curve of one training step's engine steps (all replicas); None if there are none."""
+    """Return the curve of one training step's engine steps (all replicas); None without any."""
     table = pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps])
     table = of_split(table, split)
     if not table.num_rows:
@@ -80,7 +86,7 @@ def running_curve(
     }  # fmt: skip
     started = column["time_s"] - column["duration_s"]
     begin, end = started.min(), column["time_s"].max()
-    # Cells, sampled in their middles: neither edge belongs to a step for sure.
+    # Time is divided into cells and sampled in their middles. The edges may belong to no step.
     cells = min(points, max(len(started), 2))
     instants = begin + (np.arange(cells) + 0.5) * (end - begin) / cells
     tail = tail_mask(
@@ -91,10 +97,8 @@ def running_curve(
     running = np.zeros((len(replicas), cells))
     waiting = np.zeros((len(replicas), cells))
     in_tail = np.zeros(cells, dtype=bool)
-    for row, (first, last) in enumerate(
-        zip(firsts, [*firsts[1:], len(started)], strict=True)
-    ):  # an engine at a time, never a step
-        # The step under way at an instant is the first that ends after it, if it has begun.
+    for row, (first, last) in enumerate(zip(firsts, [*firsts[1:], len(started)], strict=True)):
+        # The step running at an instant is the first one that ends after it, if it has begun.
         step = first + np.searchsorted(column["time_s"][first:last], instants)
         under_way = step < last
         step = np.minimum(step, last - 1)
@@ -117,9 +121,13 @@ def running_curve(
 
 
 def plot(curve: RunningCurve, axis: "Axes", *, name: str = "", colour: str = _MEAN) -> None:
-    """Draw the curve, the tail threshold and the long tail into an axis of matplotlib's.
+    """Draw the curve, the tail threshold and the long tail into one of matplotlib's axes.
 
-    A name tells several curves in one axis apart; what goes without saying is then not labelled.
+    Args:
+        curve: The curve to draw.
+        axis: matplotlib's axis.
+        name: Label of the curve if the axis has several; only the curve itself is then labelled.
+        colour: Colour of the curve.
     """
     tail = f"long tail, {curve.tail.mean():.0%} of the time"
     axis.fill_between(
@@ -144,7 +152,7 @@ def plot(curve: RunningCurve, axis: "Axes", *, name: str = "", colour: str = _ME
 
 
 def draw(curve: RunningCurve, title: str = "") -> np.ndarray:
-    """The curve as a small picture, uint8 [height, width, 3], drawn without a display."""
+    """Draw the curve as a small picture, uint8 [height, width, 3]; this needs no display."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -163,7 +171,7 @@ def draw(curve: RunningCurve, title: str = "") -> np.ndarray:
 
 
 def warm_up() -> None:
-    """Loads matplotlib and its fonts, and draws once."""
+    """Load matplotlib and its fonts by drawing once."""
     idle = np.zeros(2)
     curve = RunningCurve(np.arange(2.0), idle, idle, idle, idle, idle > 0, 1, engines=1)
     draw(curve, "warm-up")

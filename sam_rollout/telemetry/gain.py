@@ -1,21 +1,23 @@
-"""What a rollout would have taken without drafts, from its own engine steps.
+"""Estimates a rollout's time without drafts from its own engine steps.
 
-Rows without drafts get one token a step, so a replica's busy period would have had as many steps
-as its longest response has tokens, with as many rows in each as responses are that long. Such a
-step is priced by what engine steps of the same training step took that computed as many tokens,
-drafts included, less the drafter's time: a draft of n tokens counts as n rows. (Steps without any
-draft are too few for a price, and too far apart in time: on a machine whose speed drifts they were
-off by up to 1.4 times.)
+Without drafts, a row gets one token per step. A replica would take one step per token of its
+longest response, and step t would have one row per response of at least t tokens. The estimate
+takes the mean time of observed steps of the same training step that computed that many tokens. A
+draft of n tokens counts as n rows, and the drafter's own time is subtracted. (Steps without any
+draft are too few and too far apart in time: on a machine with a varying speed they were off by up
+to 1.4 times.)
 
-Nothing is extrapolated: there is no figure if a step would have had fewer rows than the smallest
-observed step has tokens. Nor is there one where the records cannot tell: requests that waited for a
-place or arrived when others had ended, tokens that only filled steps up, drafts of a model, whose
-time is not in the drafter's.
+There is no estimate in these cases:
 
-In the recorded runs of `benchmarks/results/runs` every figure lies within the 95 % interval of the
-three pairs of runs with and without drafts, at the same training step: within some 20 % of a pair
-(`tests/unit/telemetry/test_gain.py`). The engine without a drafter may also schedule otherwise
-(asynchronously), which the figure does not know.
+* A step without drafts would have fewer rows than the smallest observed step has tokens. The
+  estimate never extrapolates.
+* Requests waited in the queue, or arrived after others had ended.
+* Steps were padded, or a model drafted: its time is not part of the drafter's time.
+
+For the recorded runs in `benchmarks/results/runs`, every estimate lies within the 95 % interval of
+three pairs of runs with and without drafts at the same training step, which is about 20 % of a pair
+(`tests/unit/telemetry/test_gain.py`). The estimate ignores that an engine without a drafter may
+schedule asynchronously.
 """
 
 from typing import Any
@@ -26,14 +28,17 @@ import pyarrow.compute as pc
 
 from sam_rollout.telemetry.tables import numpy_column
 
-_SAMPLE = 8  # engine steps that a price is the mean of, at least
+_SAMPLE = 8  # least number of engine steps whose mean time is used
 
 
 def seconds_without_drafts(rollout: Any) -> float | None:
-    """Estimate the busy time of the slowest replica without drafts; None where it is not known.
+    """Estimate the busy time of the slowest replica without drafts, in seconds.
 
     Args:
         rollout: The `Rollout` of `aggregate`.
+
+    Returns:
+        The estimate; None without drafts, or in one of the cases in the module's docstring.
     """
     if not rollout.draft_tokens.any():
         return None
@@ -59,10 +64,10 @@ def _of_replica(rollout: Any, replica: int) -> float | None:
 
 
 def _rows_without_drafts(requests: pa.Table) -> np.ndarray | None:
-    """Rows of every step after the first tokens, over a replica's busy periods, int [steps].
+    """Return the rows of each step after the first token, over all busy periods, int [steps].
 
-    None if there are no requests, or one arrived when others of its period had ended: its place
-    among their steps is not known.
+    The result is None without requests, or if a request arrived after others of its busy period had
+    ended: it is then unknown at which of their steps it would have begun.
     """
     if not requests.num_rows:
         return None
@@ -83,10 +88,10 @@ def _rows_without_drafts(requests: pa.Table) -> np.ndarray | None:
 
 
 def _prices(tokens: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean tokens and mean seconds of samples of steps that are alike in tokens."""
+    """Group steps with similar numbers of tokens; return each group's mean tokens and seconds."""
     order = np.argsort(tokens, kind="stable")
     tokens, seconds = tokens[order], seconds[order]
-    # A sample ends with the last step of a number of tokens, as soon as it is large enough.
+    # A group ends after all steps with the same number of tokens, once it is large enough.
     ends = np.flatnonzero(np.r_[tokens[1:] != tokens[:-1], True]) + 1
     ends = ends[ends >= _SAMPLE]
     starts = np.r_[0, ends[np.unique(ends // _SAMPLE, return_index=True)[1]][:-1]]

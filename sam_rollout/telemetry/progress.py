@@ -1,4 +1,4 @@
-"""Where a running rollout stands, in one line."""
+"""Describes a running rollout's progress in one line."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class EngineProgress:
-    """What one engine, or several added up, did since its records were drained.
+    """The progress of one engine, or the sum over several, since its records were drained.
 
     Attributes:
-        finished, running, waiting: Requests.
-        tokens: Generated so far.
-        draft_requests, accepted_tokens: Verified drafts and what was accepted of them, so far.
-        engines: How many are at work.
-        drafting: How many of these verified drafts in their last step.
+        finished: Number of finished requests.
+        running: Number of running requests.
+        waiting: Number of waiting requests.
+        tokens: Number of generated tokens.
+        draft_requests: Number of verified drafts.
+        accepted_tokens: Number of accepted draft tokens.
+        engines: Number of engines with work.
+        drafting: Number of these engines that verified drafts in their last step.
     """
 
     finished: int = 0
@@ -29,29 +32,29 @@ class EngineProgress:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are not finished."""
+        """Number of requests that are not finished."""
         return self.running + self.waiting
 
 
 def total(parts: Iterable[EngineProgress]) -> EngineProgress:
-    """Add engines up."""
+    """Return the sum over several engines."""
     parts = list(parts)
     names = [field.name for field in fields(EngineProgress)]
     return EngineProgress(**{name: sum(getattr(one, name) for one in parts) for name in names})
 
 
 def progress_line(now: EngineProgress, before: EngineProgress | None, elapsed_s: float) -> str:
-    """Say where the rollout stands; an empty text while nothing is in flight.
+    """Describe the rollout's progress; return an empty text if no request is in flight.
 
     Args:
-        now: All engines.
-        before: The same ``elapsed_s`` earlier, for the speed; None if unknown.
-        elapsed_s: Above 0 if ``before`` is given.
+        now: The progress of all engines.
+        before: The progress ``elapsed_s`` seconds ago, for the speed; None if unknown.
+        elapsed_s: Seconds between both; more than 0 if ``before`` is given.
     """
     if not now.in_flight:
         return ""
     parts = [f"{now.finished} finished, {now.running} running, {now.waiting} waiting"]
-    if before is not None and now.tokens >= before.tokens:  # else drained in between
+    if before is not None and now.tokens >= before.tokens:  # records were not drained in between
         parts.append(f"{(now.tokens - before.tokens) / elapsed_s:,.0f} tokens/s")
     parts.append(f"{now.drafting} of {now.engines} engines drafting")
     if now.draft_requests:

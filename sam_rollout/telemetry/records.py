@@ -1,7 +1,7 @@
-"""Typed records and the run folder they are written to.
+"""The types of records, and the run folder that holds them.
 
-A run that crashes keeps what it wrote, and a run that resumes adds to it: files appear by rename,
-numbers go on from the highest taken, and a line torn by a crash costs that line only.
+A crash does not damage what a run has written: files appear by renaming, and a crash can only tear
+the line that is being written. A resumed run adds files with higher numbers.
 """
 
 import json
@@ -22,26 +22,26 @@ from sam_rollout.config import sampler_of_today
 from sam_rollout.core.json_values import dumps, loads, measured
 from sam_rollout.sources import NAMES
 
-SCHEMA_VERSION = 4  # folders of this one alone are read
-# The metric that names the version in every step of every logger.
+SCHEMA_VERSION = 4  # only folders of this version can be read
+# The metric that holds the version in every logger.
 VERSION_METRIC = "telemetry/schema_version"
 
 
 class RunFolderError(Exception):
-    """A run folder, or a file in it, is missing or not readable; the text names path and cure."""
+    """A run folder or a file in it is missing or unreadable; the message names path and remedy."""
 
 
 class VersionError(RunFolderError):
-    """A run folder was written by another version."""
+    """Another version wrote the run folder."""
 
 
 def column(kind: pa.DataType, meaning: str, default: Any = MISSING) -> Any:
-    """A field of a record: its arrow type and meaning, declared here and nowhere else.
+    """Declare a field of a record and the table's column for it.
 
     Args:
-        kind: type in the table.
-        meaning: for readers of the table, unit included.
-        default: of the record; None makes the column nullable.
+        kind: Arrow type of the column.
+        meaning: Description of the column, with its unit.
+        default: Default of the field; None makes the column nullable.
     """
     return field(default=default, metadata={"kind": kind, "meaning": meaning})
 
@@ -58,36 +58,36 @@ _END = (_FLOAT, "unix time of the last token, s")
 
 @dataclass(slots=True, kw_only=True)
 class DraftNote:
-    """The drafting session's half of a `StepRecord`; as it stands here for engines without one."""
+    """The drafting session's part of a `StepRecord`; engines without one use the defaults."""
 
     draft_requests: int = column(_INT, "requests whose drafts were verified in this step", 0)
     draft_tokens: int = column(_INT, "draft tokens verified", 0)
     accepted_tokens: int = column(_INT, "draft tokens accepted", 0)
     accepted_per_position: Sequence[int] = column(
-        _INTS, "drafts accepted at position 1, 2, ...; empty where the step verified none", ()
+        _INTS, "drafts accepted at position 1, 2, ...; empty if the step verified none", ()
     )
     gate_open: bool | None = column(
         pa.bool_(),
-        "whether the gate let the drafter draft, be it for a look that hands no draft over; null: "
-        "no drafter",
+        "whether the gate let the drafter draft, including looks whose drafts are not verified; "
+        "null: no drafter",
         None,
     )
     drafter_us: float = column(pa.float32(), "drafter time after this step's forward, us", 0.0)
     draft_budget: int | None = column(
         _INT,
-        "most tokens the step might draft for a request, in a look as well; null: no drafter",
+        "most tokens that the gate allowed per request, also for a look; null: no drafter",
         None,
     )
     drafted_per_source: Sequence[int] = column(
-        _INTS, f"draft_tokens by source: {', '.join(NAMES)}; empty where the step verified none", ()
+        _INTS, f"draft_tokens by source: {', '.join(NAMES)}; empty if the step verified none", ()
     )
     accepted_per_source: Sequence[int] = column(
         _INTS, "accepted_tokens by source, in the same order", ()
     )
     sampler_us: float | None = column(
         pa.float32(),
-        "host time in the samplers of this step, us; on an accelerator that is launching their "
-        "kernels, and waiting for the device where a sampler does; null: no drafter",
+        "host time in the samplers of this step, us; on an accelerator: time to launch their "
+        "kernels, and waits of a sampler for the device; null: no drafter",
         None,
     )
 
@@ -101,9 +101,9 @@ class StepRecord(DraftNote):
     replica: int = column(*_REPLICA)
     time_s: float = column(_FLOAT, "unix time at the end of the engine step, s")
     duration_s: float = column(
-        _FLOAT, "since the previous step's end, or since work arrived when idle, s"
+        _FLOAT, "time since the previous step's end, or since work arrived at an idle engine, s"
     )
-    scheduled: int = column(_INT, "requests that took part")
+    scheduled: int = column(_INT, "requests scheduled in this step")
     running: int = column(_INT, "requests running")
     waiting: int = column(_INT, "requests waiting")
     preempted: int = column(_INT, "requests preempted in this step", 0)
@@ -112,13 +112,13 @@ class StepRecord(DraftNote):
 
 
 class RequestTotals(NamedTuple):
-    """What became of a request's drafts."""
+    """Counts of a request's drafts."""
 
     verify_steps: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    open_steps: int = 0  # for which the gate allowed drafts, whether one was found or not
-    open_tokens: int = 0  # gained in them
+    open_steps: int = 0  # steps for which the gate allowed drafts, with or without a draft
+    open_tokens: int = 0  # tokens gained in these steps
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,9 +139,9 @@ class RequestRecord:
     end_s: float = column(*_END)
     finish_reason: str = column(_TEXT, "why generation ended: stop, length, abort")
     open_steps: int = column(
-        _INT, "engine steps for which the gate allowed drafts, found or not", 0
+        _INT, "engine steps for which the gate allowed drafts, with or without a draft", 0
     )
-    open_tokens: int = column(_INT, "tokens gained in them", 0)
+    open_tokens: int = column(_INT, "tokens gained in open_steps", 0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,7 +180,7 @@ def _schema(record: type) -> pa.Schema:
 
 NOTE_COLUMNS = tuple(one.name for one in fields(DraftNote))
 ENGINE_STEPS, REQUESTS, TRACES = map(_schema, (StepRecord, RequestRecord, TraceRecord))
-# Table name = folder name -> schema and the column that says when a row came to be.
+# Name of table and folder -> its schema, and the column with the time of a row.
 TABLES: dict[str, tuple[pa.Schema, str]] = {
     "engine_steps": (ENGINE_STEPS, "time_s"),
     "requests": (REQUESTS, "end_s"),
@@ -189,20 +189,26 @@ TABLES: dict[str, tuple[pa.Schema, str]] = {
 
 
 def table_of(record: type, rows: Iterable[Any]) -> pa.Table:
-    """Records of one type as a table of its schema, in their order."""
+    """Return records of one type as a table, in the same order."""
     rows, schema = list(rows), _schema(record)
-    # Not astuple: it would copy every token id of every response.
+    # `astuple` would copy every token id of every response.
     arrays = [pa.array([getattr(row, one.name) for row in rows], type=one.type) for one in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-# Group of a run's configuration: the settings of which the launcher wrote something else to verl's
-# own place, under their names, as the user chose them.
+# Settings that earlier runs did not record -> their values then.
+BEFORE = {
+    "rollout_sampler.batch_invariant": False,
+    "rollout_telemetry.proof.every": 0,
+    "rollout_telemetry.proof.responses": 8,
+}
+# Group of a run's configuration with the values that the user chose, for settings whose values the
+# launcher has replaced.
 ASKED = "asked"
 
 
 def value_at(config: Mapping[str, Any], dotted: str, absent: Any = None) -> Any:
-    """The value below a dotted name; a list stays a list. `absent` where there is none."""
+    """Return the value at a dotted name, or `absent` if there is none."""
     value: Any = config
     for part in dotted.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -213,12 +219,20 @@ def value_at(config: Mapping[str, Any], dotted: str, absent: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a run was: the content of run.json.
+    """The description of a run: the content of run.json.
 
-    `config` is the full configuration as plain mappings; its group `sam` is what a comparison may
-    vary. `versions` maps packages to versions, `seeds` names to seeds, `host` names what the run
-    stood on. `git` holds `commit` and `dirty` (tracked files were changed) of the checkout.
-    `started_at` is an ISO 8601 time with a UTC offset, `label` reads like "sam=on".
+    Attributes:
+        label: The side of a comparison, such as "sam=on".
+        config: The full configuration as nested dicts; a comparison may vary its group `sam`.
+        versions: Package -> version.
+        seeds: Name -> seed.
+        host: Description of the machine and cluster.
+        started_at: ISO 8601 time with a UTC offset.
+        git: `commit` and `dirty` (whether tracked files were changed) of the checkout.
+        schema_version: Version of the run folder.
+
+    Raises:
+        ValueError: `started_at` has no UTC offset.
     """
 
     label: str
@@ -237,7 +251,7 @@ class RunInfo:
 
 
 class RunFolder:
-    """Reads and writes `<path>/sam/`. One process at a time writes the files of a replica."""
+    """The run folder `<path>/sam/`; only one process may write the files of a replica."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -245,7 +259,7 @@ class RunFolder:
         self.train_steps_path = self.root / "train_steps.jsonl"
 
     def write_start(self, info: RunInfo) -> Path:
-        """Records a start of the run: run.json, or run-NNN.json when the run was resumed."""
+        """Write a start of the run as run.json, or as run-NNN.json if the run was resumed."""
         self.root.mkdir(parents=True, exist_ok=True)
         target = self.root / "run.json"
         if target.exists():
@@ -255,21 +269,22 @@ class RunFolder:
         return target
 
     def read_starts(self) -> list[RunInfo]:
-        """Every start, first one first.
+        """Return all starts, the first one first.
 
-        Raises RunFolderError if the folder or run.json is missing or unreadable, VersionError if
-        another version wrote it.
+        Raises:
+            RunFolderError: The folder or run.json is missing or unreadable.
+            VersionError: Another version wrote the folder.
         """
         first = self.root / "run.json"
         if not first.is_file():
             raise RunFolderError(
-                f"no file {first}: expected a run folder, and there what the run was (config, "
+                f"no file {first}: expected a run folder with a description of the run (config, "
                 "seeds, versions)"
             )
         return [_read_info(path) for path in [first, *_numbered(self.root, "run", "json")]]
 
     def write(self, name: str, replica: int, table: pa.Table) -> Path:
-        """Writes a table of `TABLES` as this replica's next file."""
+        """Write a table of `TABLES` as the replica's next file."""
         folder = self.root / name
         folder.mkdir(parents=True, exist_ok=True)
         number = _next_number(folder, str(replica), "parquet")
@@ -280,19 +295,25 @@ class RunFolder:
         return target
 
     def read(self, name: str, problems: list[str] | None = None) -> pa.Table:
-        """All rows of "engine_steps", "requests" or "traces"; an empty table if none was written.
+        """Return all rows of a table; empty if none was written.
 
-        Rows of training steps that a resumed run went through once more are left out. A column that
-        may be null and that a file lacks, is null. With `problems` a damaged file is named there
-        and left out; without it RunFolderError is raised.
+        If a resumed run repeated training steps, their earlier rows are left out. A nullable column
+        that a file lacks is null.
+
+        Args:
+            name: A table of `TABLES`.
+            problems: Damaged files are skipped and named in this list, if given.
+
+        Raises:
+            RunFolderError: A file is damaged and `problems` is None.
         """
         schema, time_column = TABLES[name]
         paths = sorted((self.root / name).glob("*.parquet"))
         tables = []
         for path in paths:
             try:
-                # ParquetFile reads one file as it stands; read_table looks for a data set.
-                table = _in_todays_order(pq.ParquetFile(path).read())
+                # `read_table` would look for a data set; ParquetFile reads this one file.
+                table = _in_registry_order(pq.ParquetFile(path).read())
                 names = table.column_names
                 there = [one for one in schema if one.name in names or not one.nullable]
                 tables.append(table.select([one.name for one in there]).cast(pa.schema(there)))
@@ -303,7 +324,7 @@ class RunFolder:
         table = pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
         for info in self.read_starts()[1:]:
             resumed = datetime.fromisoformat(info.started_at).timestamp()
-            for split in ("train", "val"):  # a resumed run may validate before it trains
+            for split in ("train", "val"):  # a resumed run may validate first
                 after = pc.greater_equal(table[time_column], resumed)
                 of_split = pc.equal(table["split"], split)
                 first = pc.min(table.filter(pc.and_(after, of_split))["step"]).as_py()
@@ -313,10 +334,10 @@ class RunFolder:
         return table
 
     def append_train_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds an entry for a training step.
+        """Append an entry for a training step; values that are not finite become null.
 
-        Values that are not finite are written as null. Raises TypeError, naming the metric, if a
-        value is not a number.
+        Raises:
+            TypeError: A value is not a number; names the metric.
         """
         values = {name: _number(name, value) for name, value in metrics.items()}
         line = dumps({"step": int(step), "metrics": measured(values)}) + "\n"
@@ -326,19 +347,21 @@ class RunFolder:
             file.write(line.encode())
 
     def read_train_steps(self, problems: list[str] | None = None) -> dict[int, dict[str, float]]:
-        """Training step -> metrics, in order of steps; null becomes NaN.
+        """Return training step -> metrics, in order of steps; null becomes NaN.
 
-        A step may have several entries: a resumed run goes through it once more, or validates
-        before it trains. Metric by metric the latest value counts.
+        A step has several entries if a resumed run repeated it or validated before it. The latest
+        value of each metric counts. A line torn by a crash is ignored.
 
-        What a crash left after the last newline is ignored. Raises RunFolderError if the file is
-        missing or a whole line is not an entry; with `problems` such a line, and a torn one, is
-        named there and left out.
+        Args:
+            problems: Unreadable and torn lines are skipped and named in this list, if given.
+
+        Raises:
+            RunFolderError: The file is missing, or a line is unreadable and `problems` is None.
         """
         path = self.train_steps_path
         if not path.is_file():
-            raise RunFolderError(f"no file {path}: expected there one JSON line per training step")
-        # What follows the last newline was torn by a crash while it was written.
+            raise RunFolderError(f"no file {path}: expected one JSON line per training step")
+        # A crash during a write leaves text after the last newline.
         *lines, torn = path.read_bytes().split(b"\n")
         if torn and problems is not None:
             problems.append(f"{path.name}: the last line was torn off; that step is left out")
@@ -361,8 +384,8 @@ class RunFolder:
         return dict(sorted(steps.items()))
 
 
-def _in_todays_order(table: pa.Table) -> pa.Table:
-    """Put lists by source into the order of the registry, which may have changed since."""
+def _in_registry_order(table: pa.Table) -> pa.Table:
+    """Reorder lists by source, because the registry's order may have changed since the run."""
     for name in ("drafted_per_source", "accepted_per_source"):
         place = table.schema.get_field_index(name)
         if place < 0:
@@ -388,9 +411,8 @@ def _read_info(path: Path) -> RunInfo:
         raise RunFolderError(f"{path}: expected a JSON object with schema_version") from error
     if version != SCHEMA_VERSION:
         raise VersionError(
-            f"{path}: schema_version is {version}, and this version of sam-rollout reads "
-            f"{SCHEMA_VERSION} alone: read the run with the version that wrote it (run.json, "
-            "versions)"
+            f"{path}: schema_version is {version}, and this version of sam-rollout reads only "
+            f"{SCHEMA_VERSION}: read the run with the version that wrote it (run.json, versions)"
         )
     try:
         info = RunInfo(**content)
@@ -405,7 +427,7 @@ def _read_info(path: Path) -> RunInfo:
 
 
 def _numbered(folder: Path, stem: str, suffix: str) -> list[Path]:
-    """Files `<stem>-NNN.<suffix>` in `folder`, by number."""
+    """Return the files `<stem>-NNN.<suffix>` in `folder`, ordered by number."""
     pattern = re.compile(rf"{re.escape(stem)}-(\d+)\.{suffix}")
     found = [(match, path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
     return [path for _, path in sorted(found, key=lambda item: int(item[0][1]))]
@@ -417,7 +439,7 @@ def _next_number(folder: Path, stem: str, suffix: str) -> int:
 
 
 def _write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
-    """A reader sees the whole file or none; the temporary name is in the same file system."""
+    """Write a file so that readers see it whole or not at all."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         write(temporary)
@@ -434,7 +456,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _drop_torn_line(file: BinaryIO) -> None:
-    """Cuts what a crash left after the last newline, so that it cannot spoil the next entry."""
+    """Remove text that a crash left after the last newline; it would spoil the next entry."""
     file.seek(0)
     content = file.read()
     if content and not content.endswith(b"\n"):

@@ -1,13 +1,13 @@
-"""The one declaration of every metric: what writes or reads a number takes its name from here.
+"""The declarations of all metrics, from which writers and readers take the names.
 
-Names read `sam/<group>/<name>`. Validation traffic carries the same names below `sam_val/`, so that
-it never dilutes the training figures. All values are of one training step; a counter is what the
-step's rollout (or its validation) added.
+Names read `sam/<group>/<name>`. Validation has the same names below `sam_val/`, so that training
+metrics are free of it. All values are of one training step. A counter's value is its increase
+during the step's rollout (or validation).
 
-A metric stands here if somebody does something on seeing it, and says what. Whatever else is known
-of engine steps and requests is in the run folder's tables. To add a metric, add its row, with the
-function that computes it from a `telemetry.aggregate.Rollout` if it follows from records or
-counters. What only one draft source counts stands in that source's file (`sam_rollout/sources/`).
+A metric is declared here only if a user can act on it, and its meaning says how. The run folder's
+tables hold all other data on engine steps and requests. To add a metric, add its row. If records or
+counters determine it, add the function that computes it from a `telemetry.aggregate.Rollout`. A
+metric that only one draft source counts is declared in that source's file (`sam_rollout/sources/`).
 """
 
 import re
@@ -26,37 +26,42 @@ from sam_rollout.telemetry.tables import ratio
 PREFIXES = {"train": "sam", "val": "sam_val"}  # split -> first part of a metric's name
 
 GROUPS = {
-    "engine": "The rollout as a whole, whichever way tokens were made.",
-    "tail": "The long tail: engine steps with 0 < scheduled requests <= tail_threshold, nothing "
-    "waiting and no prompt computed. The same rule holds with and without a drafter.",
+    "engine": "The rollout as a whole, with and without drafts.",
+    "tail": "The long tail: engine steps with 0 < scheduled requests <= tail_threshold, no waiting "
+    "request and no prompt computed. The same rule holds with and without a drafter.",
     "bulk": "Every engine step outside the long tail. bulk + tail = the whole rollout.",
-    "gain": "What drafts bring, estimated within the run (`sam_rollout/telemetry/gain.py`): each "
-    "step that the rollout would have had without drafts takes as long as steps of this training "
-    "step that computed as many tokens. In the recorded runs it is within the 95 % interval of "
-    "three pairs of runs, some 20 % about a pair. Left out where nothing comparable was observed, "
-    "and where requests waited for a place, steps were filled up, or a model drafts. "
-    "A run without drafts (`compare.baseline_run`) measures what this estimates.",
-    "draft": "Drafting and what verification kept of it.",
-    "head_training": "The training of the draft head (`sam.sources.model.train`). Figures of "
-    "drafts are of greedy ones over new responses, before the head learned from these.",
-    "gate": "Whether the gate let the drafter draft. All zero where there is no drafter.",
-    "sampler": "Samplers of the engine, ours or its own, in runs with a drafter.",
-    "routing": "Where requests ran.",
-    "rounds": "Generation rounds of dynamic sampling, written by the trainer integration.",
-    "sentinel": "What the sentinel finds wrong with the drafts: 1, else 0. The warning in the log "
-    "says what to do. Training steps of runs with drafts, unless "
-    "`rollout_telemetry.sentinel.enabled` is false.",
+    "gain": "The speed-up by drafts, estimated from the run itself "
+    "(`sam_rollout/telemetry/gain.py`). The estimate rebuilds the rollout's steps without drafts. "
+    "Each takes as long as observed steps of this training step that computed as many tokens. In "
+    "the recorded runs it lies within the 95 % interval of three pairs of runs, about 20 % of a "
+    "pair. There is no estimate if comparable steps were not observed, requests waited in the "
+    "queue, steps were padded, or a model drafts. A run without drafts (`compare.baseline_run`) "
+    "measures the speed-up instead.",
+    "draft": "Drafts and their verification.",
+    "head_training": "The training of the draft head (`sam.sources.model.train`). Acceptance is "
+    "that of greedy drafts for new responses, before the head has learned from them.",
+    "gate": "The gate, which decides whether the drafter drafts. All values are 0 without a "
+    "drafter.",
+    "sampler": "The engine's samplers, ours or the stock ones, in runs with a drafter.",
+    "routing": "The distribution of requests over replicas.",
+    "rounds": "The generation rounds of dynamic sampling, written by the trainer.",
+    "sentinel": "Findings of the sentinel: 1 if something is wrong with the drafts, else 0. The "
+    "warning in the log says what to do. The metrics exist for training steps of runs with drafts, "
+    "unless `rollout_telemetry.sentinel.enabled` is false.",
+    "proof": "Responses of the training step with verified drafts, sampled again without drafts "
+    "from the same random numbers (`rollout_telemetry.proof`). No other metric counts these "
+    "samples, but timing_s/gen and timing_s/step contain their time.",
     "telemetry": "The records themselves.",
-    "compare": "A finished baseline's figures of the same training step (`compare.baseline_run`), "
-    "and this run's gains over it. Absent at steps that the baseline does not have.",
+    "compare": "A finished baseline's values at the same training step (`compare.baseline_run`), "
+    "and this run's gains. They are absent at steps that the baseline lacks.",
 }
 
-POSITION = "<k>"  # stands for a draft position 1, 2, ... in a metric's name
-CONTEXT = "<lo>"  # stands for a bin of context lengths, by its lower edge
-SOURCE = "<source>"  # stands for a draft source
-# Lower edges of the bins, in tokens that a text had when its draft was made.
+# Placeholders in names of metrics: a draft position 1, 2, ..., the lower edge of a bin of context
+# lengths, and a draft source.
+POSITION, CONTEXT, SOURCE = "<k>", "<lo>", "<source>"
+# Lower edges of the bins: tokens of the text when its draft was made.
 CONTEXT_EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-# Counters by context length: requests whose drafts were verified, tokens drafted and accepted.
+# Counters by context length: verified drafts, drafted tokens and accepted tokens.
 CONTEXT_KINDS = ("verify", "drafted", "accepted")
 CONTEXT_COUNTERS = tuple(
     f"{kind}_context_{edge}" for kind in CONTEXT_KINDS for edge in CONTEXT_EDGES
@@ -69,7 +74,7 @@ _PLACES = {
 
 
 def _of_phase(phase: str, words: str, act: str) -> list[Metric]:
-    """The metrics that bulk and tail have alike."""
+    """Return the metrics that exist for both bulk and tail."""
 
     def seconds(r: Any) -> float:
         return r.duration_s[getattr(r, phase)].sum()
@@ -80,211 +85,225 @@ def _of_phase(phase: str, words: str, act: str) -> list[Metric]:
     return [
         Metric(f"{phase}/time_s", "s", f"Time {words} the long tail. {act}", SLOWEST,
                lambda r: r.duration_s[getattr(r, phase) & r.slowest].sum()),
-        Metric(f"{phase}/time_sum_s", "s", f"Time {words} the long tail, all replicas added up.",
+        Metric(f"{phase}/time_sum_s", "s", f"Time {words} the long tail, summed over replicas.",
                SUM, seconds),
         Metric(f"{phase}/tokens", "tokens", f"Tokens generated {words} the long tail.", SUM,
                tokens),
         Metric(f"{phase}/time_per_token_ms", "ms",
-               f"{phase}/time_sum_s / {phase}/tokens; 0 if the {phase} has no token.", MEAN,
+               f"{phase}/time_sum_s / {phase}/tokens; 0 without any token.", MEAN,
                lambda r: ratio(1e3 * seconds(r), tokens(r))),
     ]  # fmt: skip
 
 
 _ENGINE = (
     Metric("engine/rollout_s", "s",
-           "Busy time of the rollout: sum of the durations of engine steps; bulk/time_s + "
-           "tail/time_s. The figure that drafts are to lower: watch it beside the baseline's.",
+           "Busy time of the rollout: the sum of the durations of engine steps, bulk/time_s + "
+           "tail/time_s. Drafts should lower it: compare it with the baseline's.",
            SLOWEST, lambda r: r.duration_s[r.slowest].sum()),
     Metric("engine/steps", "steps", "Engine steps.", SUM, lambda r: len(r.replica)),
     Metric("engine/generation_tokens", "tokens",
-           "Tokens generated. If it differs from the baseline's, compare times per token.", SUM,
+           "Tokens generated. If the baseline's number differs, compare times per token.", SUM,
            lambda r: r.generation_tokens.sum()),
     Metric("engine/tokens_per_s", "tokens/s", "generation_tokens / rollout_s.",
-           "tokens of all replicas / time of the one busy longest",
+           "tokens of all replicas / time of the slowest one",
            lambda r: ratio(r.generation_tokens.sum(), r.duration_s[r.slowest].sum())),
     Metric("engine/preempted", "requests",
-           "Preemptions. Above 0 the cache is too small: fewer max_num_seqs, or more memory.", SUM,
+           "Preemptions. Above 0: the KV cache is too small; lower max_num_seqs or give it more "
+           "memory.", SUM,
            lambda r: r.preempted.sum()),
     Metric("engine/replicas", "replicas",
-           "Replicas that ran at least one engine step. Fewer than were started: look for the lost "
+           "Replicas that ran at least one engine step. Fewer than the run has: look for the lost "
            "one.", SUM, lambda r: len(set(r.replica.tolist()))),
-    *_of_phase("tail", "in", "Drafts work here: if it does not fall, see gate and acceptance."),
+    *_of_phase("tail", "in", "Drafts should shorten it: if not, see gate and acceptance length."),
     Metric("tail/share", "1",
-           "Share of the tail in the time of all replicas: the most that faster tails can save.",
+           "Share of the tail in the time of all replicas. A faster tail can save this share at "
+           "most.",
            MEAN, lambda r: ratio(r.duration_s[r.tail].sum(), r.duration_s.sum())),
-    *_of_phase("bulk", "outside", "If drafts make it longer, close the gate earlier."),
+    *_of_phase("bulk", "outside", "If drafts make it longer, lower sam.gate.threshold."),
     Metric("gain/rollout_s_without_drafts", "s",
-           "Estimate of what engine/rollout_s would have been without drafts.",
-           "of the replica for which it is longest", lambda r: r.seconds_without_drafts),
+           "Estimate of engine/rollout_s without drafts.",
+           "largest of all replicas", lambda r: r.seconds_without_drafts),
     Metric("gain/speedup", "1",
-           "rollout_s_without_drafts / engine/rollout_s. Below 1: train with sam=off, or let the "
-           "gate be auto.", "of the slowest replica of either",
+           "rollout_s_without_drafts / engine/rollout_s. Below 1: train with sam=off, or set "
+           "sam.gate.kind=auto.", "slowest replica without drafts / slowest replica",
            lambda r: r.seconds_without_drafts
            and ratio(r.seconds_without_drafts, r.duration_s[r.slowest].sum())),
 )  # fmt: skip
 
 _DRAFT = (
     Metric("draft/acceptance_length", "tokens",
-           "Tokens a request gains in an engine step that verifies its drafts, bonus token "
-           "included: 1 + accepted_tokens / draft_requests; 1 when nothing was drafted. The figure "
-           "to compare drafters by.", MEAN,
+           "Mean tokens of a request per verify step, with the bonus token: 1 + accepted_tokens / "
+           "verified drafts; 1 without drafts. Compare drafters by this number.", MEAN,
            lambda r: 1 + ratio(r.accepted_tokens.sum(), r.draft_requests.sum())),
     Metric("draft/drafted_tokens", "tokens",
-           "Draft tokens verified. 0: the gate is closed, or the texts repeat nothing.", SUM,
+           "Draft tokens verified. 0: the gate is closed, or the texts do not repeat.", SUM,
            lambda r: r.draft_tokens.sum()),
     Metric("draft/accepted_tokens", "tokens", "Draft tokens accepted.", SUM,
            lambda r: r.accepted_tokens.sum()),
     *(Metric(f"draft/{kind}_{SOURCE}", "tokens",
-             f"Of {kind}_tokens, those from one source: {', '.join(NAMES)}. A source that drafts "
-             "and is hardly accepted is to be switched off.", SUM,
+             f"The part of {kind}_tokens that came from one source: {', '.join(NAMES)}. Switch off "
+             "a source whose drafts are hardly accepted.", SUM,
              methodcaller("by_source", kind))
       for kind in ("drafted", "accepted")),
     Metric(f"draft/accepted_position_{POSITION}", "1",
-           "Share of verified drafts whose k-th token was accepted, k = 1, 2, ... Where it comes "
-           "near 0, sam.max_draft_tokens may end.", MEAN,
+           "Share of verified drafts whose k-th token was accepted, k = 1, 2, ... Set "
+           "sam.max_draft_tokens to the k where it comes near 0.", MEAN,
            lambda r: {number: ratio(count, r.draft_requests.sum())
                       for number, count in enumerate(r.sums("accepted_per_position"), 1)}),
     Metric("draft/time_us_per_step", "us",
-           "Drafter time per engine step with a drafter, gate open or closed. Above some per cent "
-           "of a step: fewer sources.", MEAN,
+           "Drafter time per engine step, gate open or closed. Above a few per cent of a step's "
+           "time: use fewer sources.", MEAN,
            lambda r: ratio(r.drafter_us[r.has_drafter].sum(dtype=float), r.has_drafter.sum())),
     Metric("draft/failures", "failures",
-           "Drafter errors survived by drafting nothing: 1 in the step in which an engine's "
-           "drafter was switched off, which it then stays. Resume the run to have it back."),
+           "Errors that switched off an engine's drafter; the engine then decodes without drafts. "
+           "Resume the run to switch it on again."),
     Metric(f"draft/{SOURCE}_failures", "failures",
-           "Errors that a source survived, or that switched it off: the sentinel tells which."),
+           "Errors of a source. The sentinel says whether the source was switched off."),
     Metric("draft/texts_failures", "failures",
-           "Errors of the folder of ended responses, survived by leaving it alone. Mend the disk, "
-           "and resume the run to have it back."),
+           "Errors that switched off the folder of ended responses. Mend the disk and resume the "
+           "run to switch it on again."),
     Metric("draft/bytes", "bytes",
-           "Memory of drafter state when the step is drained. Grows without end: lower the "
-           "sources' max_bytes."),
+           "Memory of the drafter's state at the end of the step. If it grows without end, lower "
+           "the sources' max_bytes."),
     Metric(f"draft/{SOURCE}_bytes", "bytes",
-           "Of bytes, those of one source."),
+           "The part of bytes that one source takes."),
     Metric("draft/evictions", "requests",
-           "Automata given up for a cap on their number or bytes: raise the cap if accepted tokens "
-           "fell."),
-    Metric(f"draft/{SOURCE}_evictions", "automata", "Of evictions, those of one source."),
+           "Automata evicted by a limit on their number or bytes. Raise the limit if accepted "
+           "tokens fell."),
+    Metric(f"draft/{SOURCE}_evictions", "automata", "The part of evictions in one source."),
     Metric("draft/refused_texts", "texts",
-           "Texts read from a disk that cannot be drafted from: another model wrote them, with "
-           "token ids that this one does not have, or they are damaged. Name another folder."),
+           "Texts from a disk that were refused: they are damaged, or another model wrote them "
+           "with token ids that this one lacks. Name another folder."),
     Metric("draft/unknown_tokens", "tokens",
-           "Tokens that sources would have drafted and that the model does not have; drafts ended "
-           "before them. The draft head belongs to another model."),
+           "Draft tokens that the model's vocabulary lacks; drafts end before them. Above 0: the "
+           "draft head belongs to another model."),
     Metric("draft/padding_tokens", "tokens",
-           "Tokens verified only to keep steps on captured graphs; not among the drafted ones. "
-           "Many: sam.pad_drafts costs more than it brings."),
+           "Tokens that only pad steps to captured graphs; they do not count as drafted. If there "
+           "are many, sam.pad_drafts may cost more than it saves."),
     *(Metric(f"draft/{kind}_context_{CONTEXT}", unit, meaning)
       for kind, unit, meaning in (
           ("verify", "requests",
            "Verified drafts of texts that had at least lo tokens, and fewer than the next edge, "
            f"when the draft was made; lo = {', '.join(map(str, CONTEXT_EDGES))}. The acceptance "
-           "length there is 1 + accepted_context / verify_context. Bins without drafts are left "
+           "length of a bin is 1 + accepted_context / verify_context. Bins without drafts are left "
            "out."),
-          ("accepted", "tokens", "Accepted draft tokens of these."))),
+          ("accepted", "tokens", "Accepted tokens of the drafts in verify_context."))),
     *(replace(own, name=f"draft/{own.name}") for entry in SOURCES for own in entry.metrics),
     Metric("sampler/time_us_per_step", "us",
-           "Host time in the engine's samplers per engine step with a drafter, verification "
-           "included. Nothing waits for the device on this account: on an accelerator it is the "
-           "time to launch their kernels, and whatever a sampler itself waits for. Compare with "
-           "rollout_sampler=stock.", MEAN,
+           "Host time in the engine's samplers per engine step, with verification. On an "
+           "accelerator this is the time to launch their kernels, plus a sampler's own waits for "
+           "the device. Compare it with rollout_sampler=stock.", MEAN,
            lambda r: ratio(r.sampler_us[r.has_drafter].sum(dtype=float), r.has_drafter.sum())),
 )  # fmt: skip
 
 _HEAD_TRAINING = (
     Metric("head_training/length", "tokens",
-           "Tokens per verify step with the head alone, `sam.sources.model.max_tokens` drafted. "
-           "Not above first_length: the training brings nothing.", STEP),
+           "Acceptance length of the head alone with `sam.sources.model.max_tokens` draft tokens. "
+           "If it stays at first_length, the training gains nothing.", STEP),
     Metric("head_training/first_length", "tokens",
-           "The same of the head that the run began with, unless that knew nothing.", STEP),
-    Metric("head_training/share", "1",
-           "Time of the training / timing_s/step: what `sam.sources.model.train.budget` bounds.",
+           "Acceptance length of the head that the run began with, unless that was a new one.",
            STEP),
+    Metric("head_training/share", "1",
+           "Time of the head's training / timing_s/step; limited by "
+           "`sam.sources.model.train.budget`.", STEP),
     Metric("head_training/updates", "updates",
-           "Updates of the head's weights. 0: there was no time for one.", STEP),
+           "Updates of the head's weights. 0: the time did not suffice for one.", STEP),
     Metric("head_training/failures", "1",
-           "The training failed, and is over for this run. Look into the trainer's log.", STEP),
+           "1 after the head's training has failed; it ends for this run. See the trainer's log.",
+           STEP),
 )  # fmt: skip
 
 _GATE = (
     Metric("gate/open_share", "1",
-           "Engine steps with the gate open / with a drafter. Steps in which sam.gate.kind=auto "
-           "only looks, finding drafts and handing none over, count as open. 0 though the tail is "
-           "long: see the two rows of time per token.", MEAN,
+           "Engine steps with an open gate / engine steps with a drafter. A look, in which "
+           "sam.gate.kind=auto finds drafts without verifying them, counts as open. If it is 0 in "
+           "a long tail, compare measured_ms_per_token and predicted_ms_per_token.", MEAN,
            lambda r: ratio(r.gate_open.sum(), r.has_drafter.sum())),
     Metric("gate/failures", "failures",
-           "Gate errors survived by closing the gate, or by leaving its counters out. Resume the "
-           "run to have it back."),
+           "Errors that closed the gate, or that lost its counters. Resume the run to switch it on "
+           "again."),
     Metric("gate/lone_steps", "steps",
-           "Engines that share experts: steps for which one decided alone, since nothing had been "
-           "exchanged. Should be 0; else the group's exchange fails."),
+           "Steps for which an engine decided alone, in a group of engines that share experts. "
+           "Above 0: the group's exchange fails."),
     Metric("gate/calibration", "1",
-           "With sam.gate.kind=auto, like the rows below: draft tokens that the text went on with "
-           "/ that should have, by the chances they were drafted with. Far from 1: the drafter's "
-           "chances are off; the gate corrects for it.",
+           "With sam.gate.kind=auto: draft tokens that continued the text / their number expected "
+           "by the drafter. Far from 1: the drafter's probabilities are wrong; the gate corrects "
+           "for this.",
            MEAN, lambda r: r.counted_ratio("gate/right_tokens", "gate/expected_tokens")),
-    Metric("gate/measured_ms_per_token", "ms", "Time per token of the steps learned from.", MEAN,
+    Metric("gate/measured_ms_per_token", "ms",
+           "With sam.gate.kind=auto: time per token of the steps that the gate learned from.", MEAN,
            lambda r: r.counted_ratio("gate/measured_s", "gate/measured_tokens", 1e3)),
     Metric("gate/predicted_ms_per_token", "ms",
-           "The same, as predicted before each step. Far from the measured one: the gate decides "
-           "on wrong times; sam.gate.kind=threshold does without.", MEAN,
+           "With sam.gate.kind=auto: the prediction for measured_ms_per_token. If they differ "
+           "much, the gate decides by wrong times; sam.gate.kind=threshold needs no times.", MEAN,
            lambda r: r.counted_ratio("gate/predicted_s", "gate/measured_tokens", 1e3)),
     Metric("gate/trial_loss_share", "1",
-           "Time that trials lost against the budget chosen / time of all steps. Above "
-           "sam.gate.exploration: lower that.", MEAN,
+           "With sam.gate.kind=auto: time lost by trials of other budgets / time of all steps. "
+           "Above sam.gate.exploration: lower that setting.", MEAN,
            lambda r: r.counted_ratio("gate/trial_loss_s", "gate/decoding_s")),
 )  # fmt: skip
 
 _TRAINER = (
     Metric("routing/imbalance", "1",
-           "Most requests of a replica / the mean over replicas that had any. Far above 1: "
+           "Requests of the busiest replica / mean over replicas with requests. Far above 1: "
            "replicas wait for one of them.", "over the requests of all replicas",
            lambda r: ratio(r.requests_of_replica.max(initial=0) * len(r.requests_of_replica),
                            r.requests.num_rows)),
     Metric("rounds/count", "rounds",
-           "Generation rounds until the batch was full. Above 1 raise "
+           "Generation rounds until the batch was full. Above 1: raise "
            "dynamic_sampling.gen_batch_size.", STEP),
-    Metric("rounds/time_mean_s", "s",
-           "Time of one generation round, averaged over rounds and data-parallel domains.", STEP),
+    Metric("rounds/time_mean_s", "s", "Mean time of a generation round.", STEP),
     Metric("rounds/generated_groups", "groups", "Prompts generated in all rounds.", STEP),
     Metric("rounds/failed_groups", "groups", "Prompts dropped because a response failed.", STEP),
     Metric("rounds/failed_responses", "responses",
-           "Responses that failed: in the engine, the agent loop or the reward. Their causes are "
-           "in the log.", STEP),
+           "Responses that failed in the engine, the agent loop or the reward. The log has the "
+           "causes.", STEP),
     Metric("rounds/filtered_groups", "groups",
-           "Prompts dropped because all their responses scored alike. Most: the data are too easy "
-           "or too hard.", STEP),
+           "Prompts dropped because all their responses had the same score. If most are dropped, "
+           "the data are too easy or too hard.", STEP),
     Metric("rounds/surplus_groups", "groups",
-           "Prompts generated beyond a full batch and dropped. Many: lower "
+           "Prompts dropped because the batch was full. If there are many, lower "
            "dynamic_sampling.gen_batch_size.", STEP),
     Metric("rounds/accuracy_unfiltered", "1",
-           "Share of right responses before any prompt was dropped: whether the policy learns.",
+           "Share of right responses before any prompt was dropped. It rises if the policy learns.",
+           STEP),
+    Metric("proof/identical_share", "1",
+           "Share of them that are the same, token for token. Below 1: see ties_share.", STEP),
+    Metric("proof/first_difference", "tokens",
+           "Tokens of the response before the first difference, median of those that differ. Early "
+           "in every response: hardly rounding.", STEP),
+    Metric("proof/ties_share", "1",
+           "Share of the first differences, of those looked at, that are numerical ties "
+           "(`sam_rollout/verification/ties.py`). 1: rounding, and the distribution is right. "
+           "Below 1: the sentinel warns.", STEP),
+    Metric("proof/time_s", "s",
+           "Time that it took. Too much of timing_s/step: raise rollout_telemetry.proof.every.",
            STEP),
     *(Metric(f"sentinel/{name}", "1", meaning, STEP) for name, meaning in FINDINGS.items()),
     Metric(VERSION_METRIC, "1",
-           "Version of the records, for readers of any logger: from 4 on counters are per step.",
+           "Version of the records. From 4 on, counters are per step.",
            STEP, lambda r: SCHEMA_VERSION),
-    # Against a baseline that ran before: sam_rollout/telemetry/baseline.py.
+    # sam_rollout/telemetry/baseline.py computes these.
     Metric("compare/rollout_s_baseline", "s", "The baseline's sam/engine/rollout_s.", STEP),
     Metric("compare/tail_time_baseline", "s", "The baseline's sam/tail/time_s.", STEP),
     Metric("compare/step_s_baseline", "s", "The baseline's timing_s/step.", STEP),
     Metric("compare/response_length_baseline", "tokens",
-           "The baseline's response_length/mean. Another than this run's: the texts differ.", STEP),
+           "The baseline's response_length/mean. If this run's differs, the texts differ.", STEP),
     Metric("compare/reward_baseline", "1",
-           "The baseline's critic/rewards/mean. Lines that part: the sides learnt differently.",
-           STEP),
+           "The baseline's critic/rewards/mean. If this run's differs more and more, the sides "
+           "learn differently.", STEP),
     Metric("compare/probs_diff_baseline", "1",
-           "The baseline's training/rollout_probs_diff_mean; the sentinel compares.", STEP),
+           "The baseline's training/rollout_probs_diff_mean, which the sentinel compares.", STEP),
     Metric("compare/speedup_rollout", "1",
-           "Baseline / this run, time of the rollout; 1.1 = 1.1 times as fast. Below 1: train with "
-           "sam=off, or see gate and acceptance.", STEP),
+           "Baseline / this run, time of the rollout; 1.1 means 1.1 times as fast. Below 1: train "
+           "with sam=off, or see gate and acceptance length.", STEP),
     Metric("compare/speedup_tail", "1", "Baseline / this run, time in the long tail.", STEP),
     Metric("compare/speedup_step", "1", "Baseline / this run, time of the training step.", STEP),
     Metric("compare/speedup_rollout_so_far", "1",
            "Baseline / this run, rollout time summed over the steps compared.", SO_FAR),
     Metric("compare/gain_at_equal_tokens", "1",
-           "Speed-up minus one of the rollout time per generated token: what is left where the "
-           "texts differ.", STEP),
+           "Gain in rollout time per generated token (speed-up - 1). Compare this if the texts "
+           "differ.", STEP),
 )  # fmt: skip
 
 
@@ -316,9 +335,10 @@ def _find(name: str) -> Metric | None:
 
 
 def declared(name: str) -> Metric:
-    """The declaration of a metric as written, validation and members of families included.
+    """Return the declaration of a metric by its full name, for training or validation.
 
-    Raises KeyError if `name` is not declared here.
+    Raises:
+        KeyError: The metric is not declared.
     """
     found = _find(name)
     if found is None:
@@ -327,9 +347,10 @@ def declared(name: str) -> Metric:
 
 
 def metric_name(split: str, name: str) -> str:
-    """`name` ("tail/time_s") under the prefix of `split` ("train" or "val").
+    """Return the full name of a metric ("tail/time_s") for a split ("train" or "val").
 
-    Raises KeyError if the split is unknown or the metric is not declared.
+    Raises:
+        KeyError: The split is unknown or the metric is not declared.
     """
     full = f"{PREFIXES[split]}/{name}"
     declared(full)
@@ -337,6 +358,6 @@ def metric_name(split: str, name: str) -> str:
 
 
 def named(split: str, values: Mapping[str, float]) -> dict[str, float]:
-    """Values by name without prefix as metrics of `split`; what is no metric is left out."""
+    """Give values the full names of `split`'s metrics; drop values that are no metric."""
     full = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
     return {name: value for name, value in full.items() if _find(name)}

@@ -1,11 +1,11 @@
-"""What the trainer warns of: drafts that went wrong in silence.
+"""Warns of drafts that have gone wrong without an error.
 
-A run whose speculation is broken goes on. It gains nothing, or trains on probabilities that are not
-the policy's, and no error says so. The sentinel looks at every training step with drafts. A finding
-is said once, when it appears, and again only after it has cleared.
+A run with broken speculation continues. It gains nothing, or it trains on wrong probabilities. The
+sentinel checks every training step with drafts. It reports a finding once, when it appears, and
+again only after it has cleared.
 
-Acceptance has to be beyond its threshold with its 95 % interval, so that few samples raise no
-alarm. Responses to one prompt resemble each other: intervals are over prompts.
+The whole 95 % interval of acceptance has to be beyond the threshold, so that a few samples raise no
+alarm. Intervals are taken over prompts, because responses to one prompt resemble each other.
 """
 
 import math
@@ -26,53 +26,60 @@ from sam_rollout.telemetry.tables import numpy_column, ratio, sums_of
 # Finding -> what its metric means. The metric is `sam/sentinel/<finding>`.
 FINDINGS = {
     "hardly_accepted": "Drafts were verified, but almost none was accepted, over the last "
-    "rollout_telemetry.sentinel.steps training steps. Those in which sam.gate.kind=auto only tried "
+    "rollout_telemetry.sentinel.steps training steps. Steps in which sam.gate.kind=auto only tried "
     "drafts do not count.",
-    "acceptance_halved": "Accepted tokens per draft token verified and per engine step open to "
-    "drafts both fell by more than largest_fall from the training step with drafts before this "
-    "one. What the gate lets through moves one of them only.",
-    "counters_missing": "Responses were sampled, but an engine, or all of them, reported no "
-    "counters or no engine steps.",
+    "acceptance_halved": "Accepted tokens per verified draft token and per engine step open to "
+    "drafts both fell by more than largest_fall since the last training step with drafts. The gate "
+    "alone would lower only one of them.",
+    "counters_missing": "Responses were sampled, but at least one engine reported no counters or "
+    "no engine steps.",
     "part_failed": "An engine's drafter, gate, folder of ended responses or recording has failed "
-    "and is off until the engine starts anew. The warning names it.",
-    "source_impaired": "A draft source survived an error in this training step. It drafts on, "
-    "without the texts that it could not read, keep or take over.",
-    "probabilities_differ": "The trainer's probabilities of sampled tokens are further from, or "
-    "nearer to, the rollout's than they were in the baseline (compare.baseline_run), by more than "
-    "largest_ratio, over rollout_telemetry.sentinel.steps training steps.",
+    "and stays off until the engine restarts. The warning names it.",
+    "source_impaired": "A draft source survived an error in this training step. It still drafts, "
+    "but without the texts that it could not read, keep or receive.",
+    "probabilities_differ": "The difference between the trainer's and the rollout's probabilities "
+    "of sampled tokens is larger or smaller than in the baseline (compare.baseline_run) by more "
+    "than the factor largest_ratio, over rollout_telemetry.sentinel.steps training steps.",
+    "texts_differ": "A response is another one without drafts, and rounding does not explain the "
+    "difference (rollout_telemetry.proof). It stands until a later comparison finds none.",
 }
 _ADVICE = {
-    "hardly_accepted": "Verifying them costs time and gains none: see which source drafts them "
+    "hardly_accepted": "Verifying them costs time and gains nothing: see which source drafts them "
     "(sam/draft/drafted_<source>), replay it with 'sam-rollout bench drafter --traces', or train "
     "with sam=off",
-    "acceptance_halved": "Compare what changed in between: weights (critic/rewards/mean, "
-    "response_length/mean), memory given up (sam/draft/evictions), sources that lost their texts "
+    "acceptance_halved": "Compare what changed since: weights (critic/rewards/mean, "
+    "response_length/mean), evicted texts (sam/draft/evictions), sources that lost their texts "
     "(sam/draft/accepted_<source>)",
-    "counters_missing": "Whether these engines draft is not known: look above for a warning of "
+    "counters_missing": "It is unknown whether these engines draft: look above for a warning of "
     "lost records, and in their start-up for 'sam_rollout: drafter'; 'sam-rollout doctor' compares "
     "the nodes' installations",
-    "part_failed": "The cause is the traceback in that replica's log. The samples are right; what "
-    "failed returns with the next start: save a checkpoint and resume",
-    "source_impaired": "The cause is the traceback in that replica's log. The run is right and the "
-    "source is on, so no restart is needed. The next start lacks the texts that were not written",
-    "probabilities_differ": "Verification does not sample what the policy gives: stop and train "
+    "part_failed": "The traceback in that replica's log names the cause. The samples are right. "
+    "To switch the failed part on again, save a checkpoint and resume",
+    "source_impaired": "The traceback in that replica's log names the cause. The samples are right "
+    "and the source is on, so no restart is needed. A restart lacks the texts that were not "
+    "written",
+    "probabilities_differ": "Verification does not sample from the policy: stop and train "
     "with sam=off; 'sam-rollout check-operators' shows whether logits depend on the number of "
     "tokens scored, rollout_sampler=stock whether our sampler is the cause",
+    "texts_differ": "Drafts change what is sampled: stop and train with sam=off; the line 'Proof' "
+    "of that step says how far from a tie the texts part, 'sam-rollout check-operators' whether "
+    "logits depend on the number of tokens scored",
 }
-# Counters of what is off from then on. Every other `..._failures` is of an error survived.
+# Failures that switch a part off. Every other counter `..._failures` counts errors survived.
 _SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures",
                  "gate/failures")  # fmt: skip
-# Means over tokens of |rollout - trainer| probability; in bf16 some 0.003 to 0.01.
+# Means over tokens of |rollout - trainer| probability; in bf16 about 0.003 to 0.01.
 _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_baseline"
-# Added to both before they are compared: below it they are rounding, whose ratio says nothing.
+_IDENTICAL, _TIES = "sam/proof/identical_share", "sam/proof/ties_share"
+# Added to both before they are compared, because the ratio of rounding errors says nothing.
 _ROUNDING = 1e-3
-# Accepted tokens that a step is given on top, as if the next drafts had been accepted: none out of
-# n is compatible with 3 / n (the rule of three), whatever the spread over prompts says.
+# Accepted tokens added to a step's count. By the rule of three, no success in n trials is
+# compatible with a rate of 3 / n, even if the spread over prompts is zero.
 _RULE_OF_THREE = 3.0
 
 
 class EngineReport(Protocol):
-    """What an engine has reported of a training step."""
+    """An engine's records of a training step."""
 
     replica: int
     engine_steps: pa.Table
@@ -82,11 +89,11 @@ class EngineReport(Protocol):
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """What is known of a training step with drafts.
+    """The metrics and records of a training step with drafts.
 
     Attributes:
-        metrics: by full name, the trainer's own among them.
-        engines: one per engine; empty where the step's records were lost.
+        metrics: Metrics by full name, including verl's.
+        engines: One report per engine; empty if the step's records were lost.
     """
 
     metrics: Mapping[str, float]
@@ -94,14 +101,14 @@ class TrainingStep:
 
 
 class Finding(NamedTuple):
-    """What is wrong, and what to do about it."""
+    """A problem, with advice."""
 
-    name: str  # of FINDINGS
-    seen: str
+    name: str  # a key of FINDINGS
+    seen: str  # the observation
 
     @property
     def advice(self) -> str:
-        """What to do."""
+        """What the user can do."""
         return _ADVICE[self.name]
 
     def __str__(self) -> str:
@@ -109,10 +116,10 @@ class Finding(NamedTuple):
 
 
 class Sentinel:
-    """Looks at one training step after the other.
+    """Checks one training step after the other.
 
     Args:
-        config: thresholds.
+        config: The thresholds.
     """
 
     def __init__(self, config: SentinelConfig) -> None:
@@ -120,19 +127,20 @@ class Sentinel:
         self._standing: set[str] = set()
         self._verified: deque[np.ndarray] = deque(maxlen=config.steps)
         self._differences: deque[tuple[float, float]] = deque(maxlen=config.steps)
-        self._before: dict[str, np.ndarray] | None = None  # acceptance by prompt
-        self._off: dict[int, set[str]] = {}  # replica -> counters
+        self._before: dict[str, np.ndarray] | None = None  # by prompt, in the last step with drafts
+        self._off: dict[int, set[str]] = {}  # replica -> counters of parts that are off
+        self._not_ties = ""  # the last proof's finding, unless rounding explains it
 
     def look(self, step: TrainingStep) -> tuple[list[Finding], dict[str, float]]:
-        """Judge a step.
+        """Check a step.
 
         Returns:
-            The findings that were not there in the step before, and the metrics of all, by full
-            name: 1 where something is wrong, else 0.
+            The findings that the previous step did not have, and a metric for each possible
+            finding, by full name: 1 if the problem exists, else 0.
         """
         rules = (
             self._hardly_accepted, self._acceptance_halved, self._counters_missing,
-            self._something_failed, self._probabilities_differ,
+            self._something_failed, self._probabilities_differ, self._texts_differ,
         )  # fmt: skip
         found = [finding for rule in rules for finding in rule(step)]
         new = [finding for finding in found if finding.name not in self._standing]
@@ -145,7 +153,7 @@ class Sentinel:
         least = self._config.least_acceptance
         if len(self._verified) < self._config.steps or not drafts or accepted >= least * verified:
             return
-        # A draft's tokens fall with its first: what counts as a sample is the draft.
+        # A draft's tokens are not independent, so a draft counts as one sample.
         if (share(math.ceil(accepted * drafts / verified), drafts).high or 0.0) < least:
             seen = (
                 f"{accepted:,} of {verified:,} draft tokens verified in {self._config.steps} "
@@ -154,10 +162,10 @@ class Sentinel:
             yield Finding("hardly_accepted", seen)
 
     def _acceptance_halved(self, step: TrainingStep) -> Iterator[Finding]:
-        """Compare with the last step that verified drafts, over the prompts of both.
+        """Compare acceptance with the last step that verified drafts, over the prompts of both.
 
-        A gate that lets less through, or opens where it was closed, lowers what an open step gains
-        and not the share accepted. One that lets more through does the opposite.
+        A gate that allows fewer drafts, or opens more often, lowers the gain per open step and not
+        the accepted share. A gate that allows more does the opposite.
         """
         now = _acceptance(step)
         if not now["drafted_tokens"].sum():
@@ -165,7 +173,7 @@ class Sentinel:
         before, self._before = self._before, now
         if before is None:
             return
-        told = []
+        rates = []
         for by in ("drafted_tokens", "open_steps"):
             sums = [
                 (one["accepted_tokens"] + more * one[by] / max(one[by].sum(), 1), one[by])
@@ -174,12 +182,12 @@ class Sentinel:
             change = ratio_gain(*sums)
             if change is None or (change.high or 0.0) >= -self._config.largest_fall:
                 return
-            told += [ratio(one["accepted_tokens"].sum(), one[by].sum()) for one in (now, before)]
+            rates += [ratio(one["accepted_tokens"].sum(), one[by].sum()) for one in (now, before)]
         seen = (
-            "{:.0%} of the draft tokens were accepted, one step before {:.0%}; {:.2g} per engine "
-            "step open to drafts, before {:.2g}"
+            "{:.0%} of the draft tokens were accepted, {:.0%} in the last step with drafts; {:.2g} "
+            "per engine step open to drafts, {:.2g} in that step"
         )
-        yield Finding("acceptance_halved", seen.format(*told))
+        yield Finding("acceptance_halved", seen.format(*rates))
 
     def _counters_missing(self, step: TrainingStep) -> Iterator[Finding]:
         if not step.metrics.get("response_length/mean", 1.0):
@@ -196,12 +204,12 @@ class Sentinel:
                 if one.requests.num_rows and not one.engine_steps.num_rows
             ],
         }
-        told = [f"no {what} from replica {_listed(who)}" for what, who in silent.items() if who]
-        if told:
-            yield Finding("counters_missing", "; ".join(told))
+        missing = [f"no {what} from replica {_listed(who)}" for what, who in silent.items() if who]
+        if missing:
+            yield Finding("counters_missing", "; ".join(missing))
 
     def _something_failed(self, step: TrainingStep) -> Iterator[Finding]:
-        """What is off stays off and stands; what an engine survived is of this step."""
+        """Report parts that are off since any earlier step, and errors survived in this step."""
         survived: dict[int, set[str]] = {}
         for engine in step.engines:
             for counter, count in engine.drafter_counters.items():
@@ -228,12 +236,24 @@ class Sentinel:
             )
             yield Finding("probabilities_differ", seen)
 
+    def _texts_differ(self, step: TrainingStep) -> Iterator[Finding]:
+        """Differences that are all ties are rounding, which needs no warning."""
+        if _IDENTICAL in step.metrics:
+            differ, strays = 1 - step.metrics[_IDENTICAL], 1 - step.metrics.get(_TIES, 1.0)
+            seen = (
+                f"{differ:.0%} of the responses compared are others without drafts, and of the "
+                f"first differences looked at {strays:.0%} are no numerical ties"
+            )
+            self._not_ties = seen if strays > 0 else ""
+        if self._not_ties:
+            yield Finding("texts_differ", self._not_ties)
+
 
 def _verified_in(step: TrainingStep) -> np.ndarray:
-    """Draft tokens accepted and verified, and verified drafts; none if the gate only tried them.
+    """Return the numbers of accepted and verified draft tokens, and of verified drafts.
 
-    On hopeless texts `auto` stays closed and looks again now and then, within its share of time.
-    Its trials tell that it works, not that drafts cost anything.
+    They are zero if the gate only tried drafts. If drafts do not pay, `auto` stays closed and tries
+    them again now and then, within its share of time. These trials are not a problem.
     """
     trials, opened = (
         sum(engine.drafter_counters.get(f"gate/{name}", 0.0) for engine in step.engines)
@@ -247,7 +267,7 @@ def _verified_in(step: TrainingStep) -> np.ndarray:
 
 
 def _acceptance(step: TrainingStep) -> dict[str, np.ndarray]:
-    """What became of a step's drafts, float [prompts] each."""
+    """Return a step's accepted tokens, drafted tokens and open steps, each float [prompts]."""
     tables = [engine.requests for engine in step.engines]
     requests = pa.concat_tables([REQUESTS.empty_table(), *tables])
     names = ("accepted_tokens", "drafted_tokens", "open_steps")
@@ -256,6 +276,6 @@ def _acceptance(step: TrainingStep) -> dict[str, np.ndarray]:
 
 
 def _listed(replicas: Sequence[int]) -> str:
-    """Some numbers, and how many more there are."""
+    """List the first replicas, and say how many more there are."""
     more = len(replicas) - 8
     return ", ".join(map(str, replicas[:8])) + (f" and {more} more" if more > 0 else "")

@@ -1,11 +1,11 @@
-"""Token sequences that drafters are measured on, and the files they are read from.
+"""Reads traces: recorded responses, on which drafters are measured.
 
-Formats, for one file or every file of a folder, by the end of its name:
+The name's end says the format of a file:
 
-* `.jsonl`: one text a line, `{"tokens": [...]}` or `{"prompt": [...], "response": [...]}`, with
-  `"group"` (responses to one prompt share it), `"sibling"` and `"step"` where known.
-* `.parquet`: the columns `prompt_ids` and `response_ids`, with `group`, `sibling` and `step` where
-  known; what a run folder holds below `sam/traces`.
+* `.jsonl`: each line is a text, `{"tokens": [...]}` or `{"prompt": [...], "response": [...]}`.
+  `"group"` (the same for all responses to one prompt), `"sibling"` and `"step"` are optional.
+* `.parquet`: the columns are `prompt_ids` and `response_ids`; `group`, `sibling` and `step` are
+  optional. A run folder has such files below `sam/traces`.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _MAX_TOKEN_ID = np.iinfo(np.int32).max
 
 
 class TraceError(ValueError):
-    """A file that holds no traces; the text names the file and what was expected."""
+    """A file holds no traces; the message names the file and the expected content."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """One response to a prompt; responses of one `group` answer the same prompt."""
+    """One response to a prompt; all responses with the same `group` answer the same prompt."""
 
     group: str
     sibling: int
     prompt: Int32Array  # [prompt tokens]; may be empty
     response: Int32Array  # [response tokens]
-    step: int = 0  # training step that asked for it: a later one is a later epoch
+    step: int = 0  # training step of the response
 
     @property
     def tokens(self) -> Int32Array:
-        """Prompt and response, int32[prompt + response]."""
+        """Prompt and response, int32 [prompt + response]."""
         return np.concatenate([self.prompt, self.response])
 
 
 def groups_of(traces: Iterable[Trace]) -> list[list[Trace]]:
-    """Traces sampled together, siblings in order; groups in order of step and appearance."""
+    """Group traces by step and prompt, in order of step and appearance; siblings are sorted."""
     groups: dict[tuple[int, str], list[Trace]] = {}
     for trace in traces:
         groups.setdefault((trace.step, trace.group), []).append(trace)
@@ -54,11 +54,11 @@ def groups_of(traces: Iterable[Trace]) -> list[list[Trace]]:
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """Traces of a file, of the files of a folder, or of a run folder.
+    """Read the traces of a file, of all files in a folder, or of a run folder.
 
     Raises:
-        TraceError: nothing that could be read, or a file with other content.
-        OSError: no such path, or no permission.
+        TraceError: There are no traces, or a file has another content.
+        OSError: The path does not exist or may not be read.
     """
     if path.is_file() and path.suffix not in _READERS:
         raise TraceError(f"{path}: expected {', '.join(_READERS)} or a run folder")
@@ -72,11 +72,11 @@ def read_traces(path: Path) -> list[Trace]:
 
 
 def read_sets(paths: Iterable[Path]) -> dict[str, list[Trace]]:
-    """Sets of traces by their names: each file, each file of a folder, each run folder is one.
+    """Read sets of traces by name: each file, each file of a folder, and each run folder is a set.
 
     Raises:
-        TraceError: as `read_traces`, or two sets of one name.
-        OSError: no such path, or no permission.
+        TraceError: There are no traces, a file has another content, or two sets have one name.
+        OSError: A path does not exist or may not be read.
     """
     sets: dict[str, list[Trace]] = {}
     for path in paths:
@@ -94,7 +94,7 @@ def _read(file: Path) -> list[Trace]:
         return list(_READERS[file.suffix](file))
     except TraceError:
         raise
-    except ValueError as error:  # json's, of a damaged file
+    except ValueError as error:  # The file is damaged JSON.
         raise TraceError(f"{file}: {error}") from error
 
 
@@ -105,7 +105,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _ids(values: Any, place: str) -> Int32Array:
-    """Token ids as int32[n], checked."""
+    """Check token ids, and return them as int32 [n]."""
     try:
         array = np.asarray(values)
     except ValueError:  # lists of different lengths
@@ -151,7 +151,7 @@ def _read_parquet(file: Path) -> Iterator[Trace]:
 
 
 def _trace(entry: Mapping[str, Any], prompt: Any, response: Any, name: str, place: str) -> Trace:
-    """A trace of its own group unless the entry says otherwise."""
+    """Make a trace; without a group in the entry, the trace is a group of its own."""
     group = entry.get("group")
     return Trace(
         name if group is None else str(group),
@@ -163,7 +163,7 @@ def _trace(entry: Mapping[str, Any], prompt: Any, response: Any, name: str, plac
 
 
 def _number(entry: Mapping[str, Any], key: str, place: str) -> int:
-    """A whole number, 0 where it is not known."""
+    """Return the entry's whole number at `key`; 0 if there is none."""
     value = entry.get(key)
     if value is None:
         return 0

@@ -1,4 +1,4 @@
-"""Keeping or refusing draft tokens without changing what is sampled."""
+"""The verification of draft tokens without a change of what is sampled."""
 
 from sam_rollout.verification.coupled import verify_coupled
 from sam_rollout.verification.gumbel import draw_gumbel, gumbel_noise

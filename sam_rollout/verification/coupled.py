@@ -7,9 +7,9 @@ token after a rejection follows p without the draft token, renormalised. Drafts 
 tokens a step yields. With the same seed and the same logits the text is therefore the same, with
 speculation on, off or gated, and with any number of drafts from any source.
 
-Drafts that were sampled from a distribution (a draft model's) need no other code. They are accepted
-less often than by rejection sampling, which can use the distribution; nearly as often if they were
-drawn with the noise that draws the target's tokens (``draw_gumbel``).
+Drafts that a draft model sampled from its distribution need no other code. They are accepted less
+often than by rejection sampling, which can use that distribution. They are accepted nearly as often
+if they were drawn with the noise that draws the target's tokens (``draw_gumbel``).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from sam_rollout.verification.layout import DraftLayout, leading
 def verify_coupled(
     layout: DraftLayout, draft_ids: torch.Tensor, target_ids: torch.Tensor
 ) -> torch.Tensor:
-    """Accept the drafts that equal what the target drew (or its likeliest token, when greedy).
+    """Accept the draft tokens that equal the target's tokens, up to the first difference.
 
     Args:
         layout: Rows of this step.
         draft_ids: Integer [num_drafts].
-        target_ids: int64 [num_rows], the token of every row: ``draw_tokens`` or argmax.
+        target_ids: int64 [num_rows], the token of every row, drawn or by argmax.
 
     Returns:
-        int32 [batch, max_drafts + 1]: per request the accepted drafts and one token more, then
-        ``NO_TOKEN``.
+        int32 [batch, max_drafts + 1]: per request the accepted draft tokens and one more token,
+        then ``NO_TOKEN``.
     """
     tokens = target_ids[layout.rows]
-    # Where a request has no draft token it holds NO_TOKEN, which equals no target token.
+    # Missing draft tokens are filled with -1, which equals no target token.
     drafts = layout.spread(draft_ids.to(torch.int64), fill=-1)
     accepted = leading(tokens[:, :-1] == drafts)
     return layout.keep(tokens, accepted)

@@ -1,11 +1,11 @@
-"""Draws with Gumbel noise on a CPU, in one pass over the logits that takes hardly any logarithm.
+"""Draws with Gumbel noise on a CPU, in one pass over the logits with hardly any logarithms.
 
-A token beats the best one so far if its exponential number e is below exp(z - best). Both sides
-are cheap to bound: e is at least u, the uniform number it is made of, and 2**x is at most the chord
-over [floor x, ceil x], which is what a float's bits read as a fixed-point number stand for. A block
-of tokens is tested so with a few integer and float operations for each, which the compiler turns
-into vector instructions. Only tokens that pass, some ten of a row, get their exact number, in
-double precision.
+A token with logit z beats the best score so far if its exponential number e is below
+exp(z - best). Both sides are cheap to bound. e is at least u, the uniform number it is made of.
+2**x is at most the chord over [floor x, ceil x], whose value is a float's bits read as a
+fixed-point number. So a block of tokens is tested with a few integer and float operations per
+token, which the compiler turns into vector instructions. Only the tokens that pass, some ten per
+row, get their exact number, in double precision.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from numba import types
 
 from sam_rollout.automaton.compilation import kernel, warm_up, written
 
-BLOCK = 256  # tokens that are tested against the same best one
-THREAD_TOKENS = 1 << 21  # of so many, some milliseconds, a thread of its own is worth it
+BLOCK = 256  # tokens that are tested against the same best score
+THREAD_TOKENS = 1 << 21  # a thread pays from this many logits on, some milliseconds of work
 MIX_1, MIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 UNIT = (1 - 2.0**-24) * 2.0**-31
 _UNIT_32 = np.float32(UNIT)
-_PER_NAT = np.float32(2.0**23 / math.log(2))  # steps of a float's bits
-# Bits of 1.0, and more steps than rounding takes from the bound: below 88 nats apart, where tokens
-# may still win, each of its operations and constants is off by 64 at most.
+_PER_NAT = np.float32(2.0**23 / math.log(2))  # steps of a float's bits per nat
+# The bits of 1.0, plus more steps than rounding can take from the bound. Tokens can win only within
+# 88 nats of the best score, and there each operation and constant is off by 64 steps at most.
 _ONE = np.float32(127 * 2**23 + 512)
 _LARGEST = np.float32(254 * 2**23)
 
 
 def draw_on_cpu(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """Draw as ``draw_gumbel`` does; arguments and result are those of it."""
+    """Draw like ``draw_gumbel``, with the same arguments and result."""
     warm_up(_draw_rows)
     rows, vocabulary = logits.shape
     tokens = np.empty(rows, dtype=np.int64)
@@ -57,7 +57,7 @@ def draw_on_cpu(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _hashes(vocabulary: int) -> np.ndarray:
-    """MurmurHash3's finaliser of every token id: uint32 [vocabulary]."""
+    """Return MurmurHash3's finaliser of every token id, uint32 [vocabulary]."""
     bits = np.arange(vocabulary, dtype=np.uint32)
     bits = (bits ^ (bits >> np.uint32(16))) * MIX_1
     bits = (bits ^ (bits >> np.uint32(13))) * MIX_2
@@ -66,23 +66,23 @@ def _hashes(vocabulary: int) -> np.ndarray:
 
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads that may run on every core of the process.
+    """Make threads that may run on every core of the process.
 
-    Engines bind the thread that samples to one core, and threads inherit that.
+    Engines bind the thread that samples to one core, and new threads would inherit that.
     """
     cores: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended
             cores |= os.sched_getaffinity(int(thread))
     return ThreadPoolExecutor(threads, initializer=os.sched_setaffinity, initargs=(0, cores))
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads stay with the parent
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a child process has none of these threads
 
 
 @numba.njit(inline="always")
 def _number(hashed: Any, low: Any, high: Any) -> Any:
-    """31 random bits of a token, never all zero."""
+    """Return a token's 31 random bits, never all zero."""
     word = np.uint32(hashed ^ low)
     word = np.uint32(np.uint32(word ^ (word >> np.uint32(16))) * MIX_1 + high)
     word = np.uint32(np.uint32(word ^ (word >> np.uint32(13))) * MIX_2)
@@ -92,7 +92,7 @@ def _number(hashed: Any, low: Any, high: Any) -> Any:
 
 @numba.njit(inline="always")
 def _below(score: Any) -> Any:
-    """The score in single precision, rounded down."""
+    """Round a score down to single precision."""
     return np.nextafter(np.float32(score), np.float32(-np.inf))
 
 
@@ -100,7 +100,7 @@ def _below(score: Any) -> Any:
 def _may_win(logit: Any, best: Any, number: Any) -> Any:
     """Whether a token's score could exceed the best one; never false where it does."""
     fixed = (logit - best) * _PER_NAT + _ONE
-    fixed = fixed if fixed > np.float32(0) else np.float32(0)  # not a number, too
+    fixed = fixed if fixed > np.float32(0) else np.float32(0)  # NaN becomes 0, too
     fixed = fixed if fixed < _LARGEST else _LARGEST
     return np.float32(number) * _UNIT_32 < np.int32(fixed).view(np.float32)
 
@@ -113,7 +113,7 @@ def _draw_rows(logits: Any, bits: Any, tokens: Any, hashes: Any) -> None:
         low, high = np.uint32(bits[row]), np.uint32(bits[row] >> 32)
         best, token = -np.inf, 0
         for start in range(0, logits.shape[1], BLOCK):
-            # Slices, so that indices need no test and the loop becomes vector instructions.
+            # With slices the indices need no test, and the loop becomes vector instructions.
             some, hashed = logits[row, start : start + BLOCK], hashes[start : start + BLOCK]
             least, passed = _below(best), np.int32(0)
             for at in range(len(some)):

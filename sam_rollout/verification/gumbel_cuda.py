@@ -1,7 +1,7 @@
 """Draws with Gumbel noise on an NVIDIA GPU, in one pass over the logits. Not run on a GPU yet.
 
-Its numbers are those of ``gumbel.py``. It is compiled for a GPU and run by Triton's interpreter in
-tests.
+The random numbers are the same as in ``gumbel.py``. Tests compile the kernel for a GPU and run it
+in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import triton.language as tl
 
 from sam_rollout.verification.gumbel_cpu import MIX_1, MIX_2, UNIT
 
-BLOCK = 2048  # tokens at a time, each of which keeps the best of those in its place
+BLOCK = 2048  # tokens at a time; each place of the block keeps its best token
 _MIX_1 = tl.constexpr(int(MIX_1))
 _MIX_2 = tl.constexpr(int(MIX_2))
 _UNIT = tl.constexpr(UNIT)
 
 
 def draw_on_cuda(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """Draw as ``draw_gumbel`` does; arguments and result are those of it."""
+    """Draw like ``draw_gumbel``, with the same arguments and result."""
     rows, vocabulary = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     _draw_row[(rows,)](logits.contiguous(), bits.contiguous(), tokens, vocabulary, BLOCK=BLOCK)
@@ -39,14 +39,15 @@ def _draw_row(logits, bits, tokens, vocabulary, BLOCK: tl.constexpr):
         token = start + places
         score = tl.load(logits + row * vocabulary + token, token < vocabulary, float("-inf"))
         word = _mix(_mix(token.to(tl.uint32), 0) ^ low, high)
-        # The sign bit goes; what the last shift made of it does not.
+        # `_mix` shifts in zeros, but the other kernels' last shift repeats the sign bit, which
+        # flips bits 16 to 30 where it is set. Do the same here, and drop the sign bit.
         word = tl.where(word >> 31 != 0, word ^ 0x7FFF0000, word) & 0x7FFFFFFF | 1
         uniform = word.to(tl.int32).to(tl.float32) * _UNIT
         rest = 1.0 - uniform
-        # -log1p(-u), exact where u is small, without a function that interpreters lack.
+        # This is -log1p(-u), exact where u is small. Triton's interpreter has no log1p.
         exponential = tl.where(rest == 1.0, uniform, tl.log(rest) * uniform / (rest - 1.0))
         score -= tl.log(exponential)
-        wins = score > best  # never if not a number
+        wins = score > best  # False for NaN
         best = tl.where(wins, score, best)
         drawn = tl.where(wins, token, drawn)
     most = tl.max(best, axis=0)
@@ -55,7 +56,7 @@ def _draw_row(logits, bits, tokens, vocabulary, BLOCK: tl.constexpr):
 
 @triton.jit
 def _mix(word, add):
-    """MurmurHash3's finaliser, with a number added after its first product."""
+    """Return MurmurHash3's finaliser, with a number added after its first product."""
     word = (word ^ (word >> 16)) * _MIX_1 + add
     word = (word ^ (word >> 13)) * _MIX_2
     return word ^ (word >> 16)

@@ -1,10 +1,10 @@
-"""Draws tokens from whole rows of probabilities with one random number per row.
+"""Token draws from rows of probabilities, with one random number per row.
 
 Sums of probabilities decide on which token a number falls, so they must not depend on the batch or
 the device: a token drawn in a batch of one must be the token drawn in a batch of a hundred.
 Cumulative sums are therefore taken over integers (fixed point), which give the same result in any
-order; floating-point ``cumsum`` on CUDA is not even repeatable. Large vocabularies are searched on
-two levels, blocks first. The probabilities are read once, and only one block per row is scanned.
+order. A floating-point ``cumsum`` on CUDA is not even repeatable. Large vocabularies are searched
+on two levels, blocks first. The probabilities are read once, and only one block per row is scanned.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 
 from sam_rollout.verification.uniforms import logical_shift
 
-# Fixed point: one is 2**40. A token's probability is off by 2**-40 at most, which is below what a
-# float32 softmax knows about it. Products with 22 random bits stay below 2**63.
+# In fixed point, one is 2**40. A token's probability is off by 2**-40 at most, which is below the
+# precision of a float32 softmax. Products with 22 random bits stay below 2**63.
 FRACTION_BITS = 40
-_RANDOM_BITS = 22  # taken twice
+_RANDOM_BITS = 22  # used twice per draw
 BLOCK = 512  # tokens; near the square root of a large vocabulary
 
 
@@ -26,8 +26,8 @@ def draw_tokens(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor
     No token of probability zero is ever drawn, provided the row holds a positive one.
 
     Args:
-        probabilities: float32 [rows, vocabulary], not negative. A row need not sum to one (what is
-            left of a distribution may be passed as it is), but must not exceed it by much.
+        probabilities: float32 [rows, vocabulary], not negative. A row may sum to less than one, so
+            the rest of a distribution needs no renormalisation. It must not exceed one by much.
         bits: int64 [rows], random in all bits (``keyed_bits``).
 
     Returns:
@@ -47,16 +47,16 @@ def draw_tokens(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor
 
 
 def to_fixed_point(probabilities: torch.Tensor) -> torch.Tensor:
-    """Convert to integers, rounding up: every possible token remains possible."""
+    """Convert to integers and round up, so that every possible token remains possible."""
     return probabilities.mul(2.0**FRACTION_BITS).ceil_().to(torch.int64)
 
 
 def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
-    """Sum each block of ``BLOCK`` tokens; the last one may be shorter. int64 [rows, blocks].
+    """Sum each block of ``BLOCK`` tokens; return int64 [rows, blocks]. The last may be shorter.
 
-    Only whole blocks are summed in floating point, because converting every token would read the
-    probabilities several times. All whole blocks have the same size, so how each is summed does not
-    depend on the number of rows. A shorter last block, one per row, is summed in integers.
+    Whole blocks are summed in floating point, because converting every token would read the
+    probabilities several times. They all have the same size, so how each is summed does not depend
+    on the number of rows. A shorter last block is summed in integers.
     """
     rows, vocabulary = probabilities.shape
     whole = vocabulary // BLOCK * BLOCK
@@ -68,7 +68,7 @@ def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(masses: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `_search`, for the share of the sum that the random bits, int64 [rows], stand for."""
+    """Search for the random bits' share of each row's sum; `bits` is int64 [rows]."""
     cumulative = masses.cumsum(dim=1)
     return _search(masses, cumulative, _scale(bits, cumulative[:, -1]))
 
@@ -81,9 +81,9 @@ def _search(
     """Find the entry whose share of the cumulative sum holds the target.
 
     Returns:
-        Its index, int64 [rows], and how far into its share the target lies, int64 [rows].
+        The entry's index, and the target's offset within the entry's share, both int64 [rows].
     """
-    # A block's tokens may add up to a little less than its mass: then the last one is meant.
+    # A block's tokens may add up to a little less than its mass. Then the last token is taken.
     target = torch.minimum(target, cumulative[:, -1] - 1)
     index = (cumulative <= target.unsqueeze(1)).sum(dim=1)
     here = index.clamp(max=masses.shape[1] - 1).unsqueeze(1)
@@ -92,7 +92,7 @@ def _search(
 
 
 def _scale(bits: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Return ``floor(u * total)`` for u in [0, 1) made of 44 of the bits, without overflow."""
+    """Return ``floor(u * total)`` without overflow, for u in [0, 1) made of 44 of the bits."""
     mask = (1 << _RANDOM_BITS) - 1
     high = logical_shift(bits, 64 - _RANDOM_BITS)
     low = (bits >> (64 - 2 * _RANDOM_BITS)) & mask

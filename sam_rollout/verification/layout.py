@@ -1,8 +1,8 @@
-"""Which row of the target model's output belongs to which request and draft.
+"""The rows of the target model's output in a verify step, by request and draft token.
 
-A verify step scores, for every request, each of its draft tokens and the position after them: a
-request with n drafts owns n + 1 consecutive rows. Requests may have different n, none included.
-Everything here is computed on the device from one cumulative count; the host only knows the total
+For every request a verify step scores each of its draft tokens and the position after them. So a
+request with n draft tokens owns n + 1 consecutive rows, and n may differ between requests or be 0.
+Everything here is computed on the device from one cumulative count. The host knows only the total
 and the maximum.
 """
 
@@ -12,16 +12,16 @@ from functools import cached_property
 
 import torch
 
-NO_TOKEN = -1  # fills what a request did not get, as vLLM's PLACEHOLDER_TOKEN_ID does
+NO_TOKEN = -1  # fills the unused columns of a result, like vLLM's PLACEHOLDER_TOKEN_ID
 
 
 class DraftLayout:
-    """Rows of a verify step.
+    """The rows of a verify step.
 
     Args:
         cu_num_drafts: Integer [batch], cumulative number of draft tokens.
-        num_drafts: Their total.
-        max_drafts: The largest number any request has; the width of the results is one more.
+        num_drafts: Total number of draft tokens.
+        max_drafts: The largest number that any request has. Results have one more column.
     """
 
     def __init__(self, cu_num_drafts: torch.Tensor, num_drafts: int, max_drafts: int) -> None:
@@ -39,23 +39,23 @@ class DraftLayout:
 
     @cached_property
     def request_of_row(self) -> torch.Tensor:
-        """int64 [rows], the request each row belongs to."""
-        # With the size given, the device need not be asked for it.
+        """int64 [rows], the request that each row belongs to."""
+        # Without the given size, the host would have to wait for the device to compute it.
         return self._requests.repeat_interleave(self.counts + 1, output_size=self.num_rows)
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """int64 [batch, max_drafts + 1], each request's rows; beyond its last one any row."""
+        """int64 [batch, max_drafts + 1], each request's rows; any valid row beyond its last one."""
         rows = self.first_row.unsqueeze(1) + self._places
         return rows.clamp_(max=self.num_rows - 1)
 
     @cached_property
     def is_draft(self) -> torch.Tensor:
-        """Where a request has a draft token, bool [batch, max_drafts]."""
+        """Whether a request has a draft token there, bool [batch, max_drafts]."""
         return self._places[:-1] < self.counts.unsqueeze(1)
 
     def spread(self, drafts: torch.Tensor, fill: int | float) -> torch.Tensor:
-        """Lay a flat [num_drafts] tensor out as [batch, max_drafts], filled up with ``fill``."""
+        """Spread a flat [num_drafts] tensor to [batch, max_drafts], filled up with ``fill``."""
         if not self.num_drafts:
             return drafts.new_full((self.batch, self.max_drafts), fill)
         index = self.first_draft.unsqueeze(1) + self._places[:-1]
@@ -63,14 +63,14 @@ class DraftLayout:
         return spread.masked_fill(~self.is_draft, fill)
 
     def keep(self, tokens: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
-        """Keep the accepted drafts' places and the one after them, and clear the rest.
+        """Keep each request's accepted tokens and the one after them, and clear the rest.
 
         Args:
             tokens: Integer [batch, max_drafts + 1].
-            accepted: Integer [batch], accepted drafts.
+            accepted: Integer [batch], number of accepted draft tokens.
 
         Returns:
-            int32 [batch, max_drafts + 1] with ``NO_TOKEN`` where nothing was sampled.
+            int32 [batch, max_drafts + 1], cleared columns hold ``NO_TOKEN``.
         """
         beyond = self._places > accepted.unsqueeze(1)
         return tokens.masked_fill(beyond, NO_TOKEN).to(torch.int32)
@@ -88,19 +88,19 @@ def expand_batch_to_tokens(
     replace_from: int | float = 0,
     replace_to: int | float = 0,
 ) -> torch.Tensor:
-    """Repeat each request's value for each of its tokens; vLLM's function of this name.
+    """Repeat each request's value for each of its tokens, like vLLM's function of this name.
 
     Args:
         values: [batch].
         cu_num_tokens: Integer [batch], cumulative number of tokens.
-        num_tokens: Their total.
-        replace_from, replace_to: Values equal to the first come out as the second.
+        num_tokens: Total number of tokens.
+        replace_from, replace_to: Values equal to the first are replaced by the second.
 
     Returns:
         [num_tokens], dtype of ``values``.
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).to(torch.int64)
     if replace_from != replace_to:
-        # A number, not a tensor made of it: that would wait for the copy to the device.
+        # A tensor made of the number would have to wait for its copy to the device.
         values = values.masked_fill(values == replace_from, replace_to)
     return values.repeat_interleave(counts, output_size=num_tokens)

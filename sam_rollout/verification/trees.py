@@ -1,9 +1,9 @@
 """Verification of draft trees with a coupled sampler.
 
-Every row of a request is a node: its last known token, then its draft tokens. A node draws what
-follows it, with the random number of its own place in the text. A draft token is right where it is
-what its parent drew, and accepted where all before it on its path are right. So at most one path
-is accepted, and its tokens are those that would have been sampled without drafts.
+Every row of a request is a node: the request's last known token first, then its draft tokens. Each
+node draws the token after it, with the random number of that position in the text. A draft token is
+right if its parent drew it, and accepted if all tokens before it on its path are right, too. So at
+most one path is accepted, and its tokens are those that would have been sampled without drafts.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from sam_rollout.verification.layout import DraftLayout
 
 
 class TreeShapes(NamedTuple):
-    """How a step's draft tokens hang together; one row per request, N = most draft tokens.
+    """The trees of a step's draft tokens, one row per request; N is the most draft tokens of one.
 
-    Places without a draft token are ancestors of themselves alone.
+    Columns without a draft token are ancestors of themselves alone.
     """
 
-    parents: torch.Tensor  # int64 [B, N], node that each token follows; 0: the last known token
-    depths: torch.Tensor  # int64 [B, N], of tokens that follow the last known one: 1
-    ancestors: torch.Tensor  # bool [B, N, N], whether a column's token is the row's or before it
+    parents: torch.Tensor  # int64 [B, N], the node before each token; 0 is the last known token
+    depths: torch.Tensor  # int64 [B, N], 1 for a token that follows the last known one
+    ancestors: torch.Tensor  # bool [B, N, N], whether [:, i, j] token j is i or an ancestor of i
 
 
 def verify_tree(
     layout: DraftLayout, draft_ids: torch.Tensor, target_ids: torch.Tensor, shapes: TreeShapes
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept the path of draft tokens that equal what their parents drew.
+    """Accept the path of draft tokens that their parents drew.
 
-    All shapes are fixed, and the device is asked for nothing.
+    All shapes are fixed, so the host never waits for the device.
 
     Args:
         layout: Rows of this step.
         draft_ids: Integer [num_drafts].
-        target_ids: int64 [num_rows], what every node drew.
+        target_ids: int64 [num_rows], the token that every node drew.
         shapes: Of the trees.
 
     Returns:
         int32 [batch, N + 1], per request the accepted tokens and one more, then ``NO_TOKEN``; and
-        int64 [batch, N + 1], the node of each depth on the path, 0 beyond its end.
+        int64 [batch, N + 1], the node at each depth of the path, 0 beyond its end.
     """
     first = layout.first_row.unsqueeze(1)
     drafts = layout.spread(draft_ids.to(torch.int64), fill=-1)
     parent_rows = (first + shapes.parents).clamp_(max=layout.num_rows - 1)
-    wrong = drafts != target_ids[parent_rows]  # also where there is no draft token
+    wrong = drafts != target_ids[parent_rows]  # True where there is no draft token
     accepted = ~(shapes.ancestors & wrong.unsqueeze(1)).any(dim=2)
     batch, most = drafts.shape
     nodes = torch.arange(1, most + 1, device=drafts.device).expand(batch, most)
-    # Nodes that are not accepted are written to a place beyond.
+    # Nodes that are not accepted are written to a column that is cut off.
     place = torch.where(accepted, shapes.depths, most + 1)
     path = torch.zeros(batch, most + 2, dtype=torch.int64, device=drafts.device)
     path = path.scatter_(1, place, nodes)[:, : most + 1]

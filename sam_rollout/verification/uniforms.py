@@ -1,8 +1,9 @@
 """Random bits as a pure function of a response's key and a token's position.
 
 A generator with state would give a response other random numbers as soon as a neighbour finishes
-earlier or a draft is one token longer. SplitMix64 needs none (Steele, Lea, Flood, "Fast splittable
-pseudorandom number generators", OOPSLA 2014): its n-th output is a hash of ``key + n * GOLDEN``.
+earlier or a draft is one token longer. SplitMix64 needs no state (Steele, Lea, Flood, "Fast
+splittable pseudorandom number generators", OOPSLA 2014): its n-th output is a hash of
+``key + n * GOLDEN``.
 One call serves a whole batch and uses integer arithmetic only, so every device computes the same
 bits.
 """
@@ -22,9 +23,9 @@ def keyed_bits(keys: torch.Tensor, positions: torch.Tensor, stream: int = 0) -> 
     """Return 64 random bits for each (key, position).
 
     Args:
-        keys: int64 [rows], what each response's random numbers are keyed by.
-        positions: Integer [rows], the token's position in its text.
-        stream: Which of the position's ``STREAMS`` independent numbers.
+        keys: int64 [rows], the key of each row's response.
+        positions: Integer [rows], each token's position in its text.
+        stream: Number of the stream, below ``STREAMS``; streams are independent.
 
     Returns:
         int64 [rows]; all 64 bits are random, the sign bit included.

@@ -1,9 +1,9 @@
 """Rejection sampling (Leviathan et al., arXiv 2211.17192) without loops.
 
-Testing a draft token needs one probability, so it is a gather. A token is drawn only where a
-request stops: after the first rejected draft token from the rest of the distribution, or after the
-last one when all were accepted. That is one row per request. The usual implementations draw at
-every draft position and discard all draws but one.
+The test of a draft token needs one probability, so it is a gather. A token is drawn only where a
+request stops: from the rest of the distribution at the first rejected draft token, or after the
+last draft token if all were accepted. That is one row per request. The usual implementations draw
+at every draft position and discard all draws but one.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ def verify_vectorised(
     Args:
         layout: Rows of this step.
         draft_ids: Integer [num_drafts]; negative ids are padding and always rejected.
-        probabilities: float32 [num_rows, vocabulary], the target's, after temperature and cuts.
-        accept_bits: int64 [num_rows], random bits for the test of the row's draft.
-        draw_bits: int64 [num_rows], random bits for drawing at the row.
-        draft_probabilities: float32 [num_drafts, vocabulary] a draft model sampled from; None for
-            drafts that were not sampled (one-hot).
+        probabilities: float32 [num_rows, vocabulary], the target's, after temperature, top-k and
+            top-p.
+        accept_bits: int64 [num_rows], random bits for the test of the row's draft token.
+        draw_bits: int64 [num_rows], random bits for the draw at the row.
+        draft_probabilities: float32 [num_drafts, vocabulary], the distributions that a draft model
+            sampled from; None for drafts that were not sampled (one-hot).
         greedy: bool [batch], requests that take the likeliest token; None when there are none.
         scratch: float32 [at least batch, vocabulary], overwritten. Keeping one from step to step
             saves an allocation of that size, which on a CPU takes most of the time of a call.
 
     Returns:
-        int32 [batch, max_drafts + 1]: per request the accepted drafts and one token more, then
-        ``NO_TOKEN``.
+        int32 [batch, max_drafts + 1]: per request the accepted draft tokens and one more token,
+        then ``NO_TOKEN``.
     """
     drafts = layout.spread(draft_ids.to(torch.int64), fill=-1)  # [batch, max_drafts]
     rows = layout.rows[:, :-1]
-    # Padding asks for the probability of token 0 and is rejected by its id.
+    # Padding looks up the probability of token 0, and its negative id rejects it below.
     chance = probabilities[rows, drafts.clamp(min=0)]
     if draft_probabilities is not None:
         proposed = draft_probabilities.gather(1, draft_ids.to(torch.int64).clamp(min=0)[:, None])
@@ -61,8 +62,8 @@ def verify_vectorised(
 
     final_row = layout.first_row + accepted
     weights = _select(probabilities, final_row, scratch)
-    # The draft token that was rejected. There is none after the last one (column max_drafts), and
-    # for padding nothing is removed from the target's distribution.
+    # `culprit` is the rejected draft token, negative if all were accepted (column max_drafts) or
+    # padding was rejected. Then nothing is removed from the target's distribution.
     beyond = drafts.new_full((layout.batch, 1), -1)
     culprit = torch.cat((drafts, beyond), dim=1).gather(1, accepted.unsqueeze(1))
     rejected = culprit >= 0
@@ -86,7 +87,7 @@ def verify_vectorised(
 
 
 def _select(rows: torch.Tensor, index: torch.Tensor, scratch: torch.Tensor | None) -> torch.Tensor:
-    """Copy the rows of the index: float32 [batch, vocabulary], to be written to."""
+    """Copy the indexed rows, float32 [batch, vocabulary], so that they may be written to."""
     if scratch is None:
         return rows.index_select(0, index)
     return torch.index_select(rows, 0, index, out=scratch[: len(index)])

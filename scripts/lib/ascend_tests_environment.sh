@@ -37,13 +37,11 @@ mkdir -p "$CACHE_DIR"
 rm -rf "$SDISTS" "$VENV"
 step "making .venv-ascend" "$ROOT/.venv/bin/python" -m venv "$VENV"
 find_uv "$PYTHON"
-configure_uv
-INSTALL=("$UV" pip install --quiet --python "$PYTHON" --no-deps)
+INSTALL=("${UV[@]}" pip install --quiet --python "$PYTHON" --no-deps)
 
 say "installing $(grep -c == "$CONSTRAINTS") pinned packages from constraints/ascend-tests.txt"
 grep -v -E '^(vllm|vllm-ascend)==' "$CONSTRAINTS" > "$VENV/requirements.txt"
-step "installing packages" "${INSTALL[@]}" \
-    ${TORCH_SOURCE_ARGS[@]+"${TORCH_SOURCE_ARGS[@]}"} -r "$VENV/requirements.txt"
+CPU_TORCH=1 step "installing packages" "${INSTALL[@]}" -r "$VENV/requirements.txt"
 
 # Both are built with the packages just installed: an isolated build would fetch a CUDA torch.
 say "building $(pin vllm) and $(pin vllm-ascend) without kernels"

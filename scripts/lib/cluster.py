@@ -386,7 +386,7 @@ def follow_launcher() -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line; scripts/node.sh finds out before what was not given."""
     parser = common.make_parser(
-        "scripts/node.sh", "One node's part in a training run over many nodes (docs/multinode.md)."
+        "scripts/node.sh", "One node's part in a training run over many nodes (docs/clusters.md)."
     )
     add = parser.add_argument
     add("role", choices=("head", "worker", "auto"), help="auto: the head is rank 0")

@@ -211,7 +211,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = common.make_parser(
         "scripts/launch_multinode.sh",
-        "Trains on many nodes over ssh (docs/multinode.md). Passed on to every node if they are "
+        "Trains on many nodes over ssh (docs/clusters.md). Passed on to every node if they are "
         f"set here: {', '.join(PASSED_ON)}.",
     )
     add = parser.add_argument

@@ -12,9 +12,8 @@ exec 9> "$TARGET.lock"
 flock 9 # two runs of the tests in one checkout
 cmp --quiet "$CONSTRAINTS" "$TARGET/pins.txt" && exit 0
 find_uv "$ROOT/.venv/bin/python"
-configure_uv
 rm -rf "$TARGET.new"
-"$UV" pip install --quiet --python "$ROOT/.venv/bin/python" --no-deps --target "$TARGET.new" \
+"${UV[@]}" pip install --quiet --python "$ROOT/.venv/bin/python" --no-deps --target "$TARGET.new" \
     -r "$CONSTRAINTS"
 cp "$CONSTRAINTS" "$TARGET.new/pins.txt"
 rm -rf "$TARGET"

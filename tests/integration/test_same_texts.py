@@ -12,6 +12,7 @@ be shown on an accelerator is that a copy of tokens is waited for.
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -142,9 +143,13 @@ def plain(start) -> Any:
 
 def rollout(engine: Any, prompts: list[list[int]]) -> list[list[int]]:
     """Responses of different lengths, so that the batch shrinks."""
+    return texts(generate(engine, prompts, SIBLINGS, max_tokens=lengths(prompts)))
+
+
+def lengths(prompts: list[list[int]]) -> list[int]:
+    """Most tokens of each response of a rollout."""
     count = len(prompts) * SIBLINGS
-    lengths = [LONGEST * (count + 3 * number) // (4 * count) for number in range(count)]
-    return texts(generate(engine, prompts, SIBLINGS, max_tokens=lengths))
+    return [LONGEST * (count + 3 * number) // (4 * count) for number in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +226,34 @@ def test_texts_are_the_same_where_requests_come_and_go(name, engine_of, one_by_o
     assert found == {number: one_by_one[number] for number in found}
     counters = engine.collective_rpc("sam_drain")[0]["counters"]
     assert counters["draft/failures"] == counters["gate/failures"] == 0
+
+
+@pytest.mark.parametrize("name", ["k = 8", "tree", "ahead, k = 8"])
+def test_an_interrupted_response_goes_on_as_if_it_had_not_been(name, engine_of, reference, prompts):
+    """As verl's asynchronous trainers ask: with what was sampled so far behind the prompt."""
+    engine, chance = engine_of(name), random.Random(5)
+    asked, parameters = requests(prompts, SIBLINGS, max_tokens=lengths(prompts))
+    said: list[list[int]] = [[] for _ in asked]
+    going, interruptions = list(range(len(asked))), 10
+    while going:
+        now = [parameters[number].clone() for number in going]
+        for number, one in zip(going, now, strict=True):
+            one.max_tokens -= len(said[number])
+            if interruptions:
+                one.max_tokens = chance.randint(1, one.max_tokens)
+        texts_so_far = [
+            {"prompt_token_ids": asked[number]["prompt_token_ids"] + said[number]}
+            for number in going
+        ]
+        outputs = engine.generate(texts_so_far, now, use_tqdm=False)
+        interruptions = max(interruptions - 1, 0)
+        for number, output in zip(list(going), outputs, strict=True):
+            (one,) = output.outputs
+            said[number] += one.token_ids
+            full = len(said[number]) == parameters[number].max_tokens
+            if one.finish_reason == "stop" or full:
+                going.remove(number)
+    assert said == reference
 
 
 def test_without_drafts_texts_are_the_same_asynchronously(start, reference, prompts):

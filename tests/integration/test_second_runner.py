@@ -50,8 +50,7 @@ def asked(batch):
 def found(tmp_path_factory, batch, asked):
     """Responses of each side in the second runner."""
     sides = {
-        name: {"sam": sam.to_mapping(), "engine": engine}
-        for name, (sam, engine) in SIDES.items()
+        name: {"sam": sam.to_mapping(), "engine": engine} for name, (sam, engine) in SIDES.items()
     }
     task = tmp_path_factory.mktemp("second_runner") / "task.json"
     task.write_text(json.dumps({"sides": sides, "prompts": batch, **asked}))

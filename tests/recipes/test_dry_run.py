@@ -5,14 +5,14 @@ import shutil
 import pytest
 
 from recipes.dapo_qwen3 import dry_run
-from recipes.dapo_qwen3.main import REPOSITORY
+from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.checks import RUN_CHECKS
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.run_config import read_run_config
 from tests.unit.test_configs import CONFIGS, composed
 
-HEAD = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3_eagle3"
+HEAD = FOLDER / "tiny_qwen3_eagle3"
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 
 
@@ -40,6 +40,16 @@ def test_every_experiment_has_a_plan_without_warnings(name, capsys):
     text = plan_of(capsys, f"experiment={name}")
     assert "Warning:" not in text
     assert text.splitlines()[-1].startswith("Dry run: the configuration is sound")
+
+
+@pytest.mark.parametrize(
+    ("method", "memory"), [("eagle3", "memory estimated"), ("draft_model", "memory unknown")]
+)
+def test_a_drafter_on_another_machine_is_planned_for(method, memory, capsys):
+    drafter = f"sam.sources.model={{enabled:true,method:{method},path:/elsewhere/head}}"
+    text = plan_of(capsys, "experiment=article_32b", "sam=on", drafter)
+    assert "not on this machine: sam.sources.model.path" in text
+    assert memory in text
 
 
 def test_the_plan_of_the_largest_setup(capsys):
@@ -76,7 +86,7 @@ def test_a_model_that_drafts_is_part_of_the_plan(experiment, drafter, capsys):
     assert "".join(row.split()) in "".join(text.split()), "a long path is folded anywhere"
     assert "Warning:" not in text
     on, joined = (planned(f"experiment={experiment}", f"sam={sam}")[2] for sam in ("on", "joined"))
-    assert joined.rollout["weights of the model that drafts"] > 0
+    assert joined.rollout["weights of the drafting model"] > 0
     assert 0 < joined.kv_tokens < on.kv_tokens
 
 

@@ -13,17 +13,12 @@ import torch
 from recipes.dapo_qwen3 import evaluate, ties
 from recipes.dapo_qwen3.evaluate import Response, compare, parser, summarise, verdict
 from recipes.dapo_qwen3.problems import COLUMNS, lay_out, rows_of
-from recipes.dapo_qwen3.ties import (
-    Divergence,
-    distance_of_draw,
-    divergences,
-    look_at_ties,
-    noise_of,
-    uniform_of,
-)
+from recipes.dapo_qwen3.ties import Divergence, divergences, look_at_ties
 from sam_rollout.core.statistics import mean, share
 from sam_rollout.telemetry.traces import read_traces
 from sam_rollout.verification import draw_gumbel, draw_tokens, keyed_bits
+from sam_rollout.verification import ties as tie_distances
+from sam_rollout.verification.ties import distance_of_draw, noise_of, uniform_of
 
 
 def response(accuracy, token_ids=(1, 2), clipped=False):
@@ -172,7 +167,7 @@ def test_the_first_places_are_looked_at(monkeypatch):
 def test_with_gumbel_noise_a_tie_is_one_once_it_is_added(monkeypatch, noise, distance):
     options = parser().parse_args(["--rollout-sampler", "coupled", "--samples", "2"])
     parted, requests, off = partings(4)
-    monkeypatch.setattr(ties, "noise_of", lambda *_: np.array(noise))
+    monkeypatch.setattr(tie_distances, "noise_of", lambda *_: np.array(noise))
     look_at_ties(parted, requests, off, lambda *_: np.array([-1.0, -3.0, -2.99]), options)
     assert [one.distance for one in parted] == pytest.approx([distance] * 4)
     assert all(one.tie == (distance < 0.05) for one in parted)

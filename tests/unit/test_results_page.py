@@ -1,11 +1,15 @@
-"""docs/results.md says what the recorded results say."""
+"""docs/results.md and the tables beside the records say what the recorded results say."""
 
 import pytest
 
-from benchmarks.results_page import PAGE, render
+from benchmarks.measuring import REPOSITORY
+from benchmarks.results_page import render
 
 pytestmark = pytest.mark.slow
+MOST_LINES = 150  # what a reader leafs through
 
 
-def test_the_page_follows_from_the_records():
-    assert PAGE.read_text(encoding="utf-8") == render(), "run python -m benchmarks.results_page"
+def test_the_pages_follow_from_the_records():
+    for page, text in render().items():
+        assert page.read_text(encoding="utf-8") == text, "run python -m benchmarks.results_page"
+        assert text.count("\n") <= MOST_LINES, page.relative_to(REPOSITORY)

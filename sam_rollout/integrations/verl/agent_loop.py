@@ -1,11 +1,11 @@
 """Gives every generation request of verl its identity.
 
-verl's agent-loop worker knows step, split and session (sibling) number; the prompt's token ids
-exist only where the agent loop calls the LLM client. The worker therefore notes the former in a
-context variable, one per response's task, and a thin client adds the latter and sends both along.
+verl's agent-loop worker knows the step, the split and the session (sibling) number. The prompt's
+token ids exist only where the agent loop calls the LLM client. The worker therefore stores what it
+knows in a context variable, one per response's task. A thin client adds the prompt and sends both.
 
 A data set may hold a prompt several times (AIME's 30 problems are often stored 32 times over, to
-sample each that often). Its copies are told apart by counting them, or all would be answered with
+sample each 32 times). The manager counts these copies. Without the count, all copies would draw
 the same random numbers.
 """
 
@@ -39,7 +39,7 @@ from sam_rollout.integrations.verl.rewards import UnjudgedError, check_reward
 
 @dataclass
 class _Response:
-    """The response an agent loop is producing."""
+    """The response that an agent loop is producing."""
 
     step: int
     split: str
@@ -49,9 +49,9 @@ class _Response:
     keys: RequestKeys = field(default_factory=RequestKeys)
 
 
-# Column of a batch of prompts: responses that earlier copies of the prompt ask for in the step.
+# Column of a batch of prompts: how many responses earlier copies of the prompt asked for.
 FIRST_SIBLING_COLUMN = "sam_first_sibling"
-# verl's column of the number of responses that a prompt asks for itself.
+# verl's column: how many responses a prompt asks for, where that differs between prompts.
 OWN_NUMBER_COLUMN = "__rollout_n__"
 
 _current_response: contextvars.ContextVar[_Response] = contextvars.ContextVar("sam_response")
@@ -61,8 +61,8 @@ class IdentityClient:
     """An LLM client that sends each request's identity in its sampling parameters.
 
     Args:
-        client: verl's ``LLMServerClient``; every other attribute is its own.
-        seed: Rollout seed that keys the random numbers.
+        client: verl's ``LLMServerClient``. Other attributes than `generate` are passed through.
+        seed: Rollout seed, from which the random numbers are keyed.
     """
 
     def __init__(self, client: Any, seed: int) -> None:
@@ -80,7 +80,7 @@ class IdentityClient:
         sampling_params: dict[str, Any],
         **kwargs: Any,
     ) -> Any:
-        """Forward to verl's client with ``extra_args["sam"]`` filled in."""
+        """Fill in ``extra_args["sam"]`` and call verl's client."""
         response = _current_response.get()
         response.first_prompt_ids = response.first_prompt_ids or tuple(prompt_ids)
         chain = response.keys.begin(prompt_ids)
@@ -101,7 +101,7 @@ class IdentityClient:
         return output
 
     def _identity_of(self, response: _Response, name: str, seed: int | None) -> RequestIdentity:
-        """Identify a request of a response by its name in it, and by a seed of the user's."""
+        """Identify a request by its response, its name within it, and the user's seed if any."""
         identity = identify(
             response.first_prompt_ids,
             seed=self._seed,
@@ -109,7 +109,7 @@ class IdentityClient:
             sibling=response.sibling,
             split=response.split,
         )
-        given = "" if seed in (None, -1) else f"seed {seed}"  # -1 is none for vLLM
+        given = "" if seed in (None, -1) else f"seed {seed}"  # vLLM reads -1 as no seed
         text = "/".join(filter(None, [identity.group, name, given]))
         if text == identity.group:
             return identity
@@ -129,11 +129,11 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         super().__init__(config, client, *args, **kwargs)
 
     async def take_failures(self) -> list[Failure]:
-        """Hand over the errors of responses since the last call."""
+        """Return the errors of responses since the last call, and forget them."""
         return self._failures.take()
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict) -> None:
-        """Score a response as verl does, and refuse a reward that cannot be used."""
+        """Score a response as verl does, and refuse a reward that is no number."""
         try:
             await super()._compute_score(outputs, kwargs)
         except ActorDiedError as error:
@@ -145,9 +145,9 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
                 ) from error
             raise
         if self.reward_loop_worker_handles is None:
-            return  # a reward model scores the whole batch later
+            return  # A reward model scores the whole batch later.
         final = outputs[-1]
-        # Validation is not filtered.
+        # Only training groups are filtered.
         metric = self._filter_metric if _current_response.get().split == TRAIN_SPLIT else None
         check_reward(final.reward_score, final.extra_fields.get("reward_extra_info") or {}, metric)
 
@@ -180,11 +180,11 @@ class CopyCounter:
     def first_siblings(
         self, prompts: Iterable[Any], numbers: Iterable[int], *, step: int, split: str
     ) -> list[int]:
-        """Return, for each prompt, how many responses this step's earlier copies of it asked for.
+        """Return each prompt's first sibling number: the responses that earlier copies asked for.
 
         Args:
-            prompts: Of a batch.
-            numbers: How many responses each asks for.
+            prompts: The prompts of a batch.
+            numbers: How many responses each prompt asks for.
         """
         if self._steps.get(split) != step:
             self._steps[split], self._asked[split] = step, Counter()
@@ -197,7 +197,10 @@ class CopyCounter:
 
 
 class SamAgentLoopManager(AgentLoopManagerTQ):
-    """The manager named in ``rollout.agent.agent_loop_manager_class``."""
+    """verl's agent-loop manager, which numbers the responses to copies of a prompt.
+
+    ``rollout.agent.agent_loop_manager_class`` names it.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -206,7 +209,7 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Number the responses to copies of each prompt, then dispatch as verl does."""
-        # Not .get(): that would return a wrapper, which is always true.
+        # .get() would return a wrapper, which is always true.
         validate = bool(prompts["validate"]) if "validate" in prompts else False
         texts = list(prompts["raw_prompt"])
         first = self._copies.first_siblings(
@@ -219,7 +222,11 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         super().generate_sequences(prompts)
 
     def _numbers(self, prompts: TensorDict, rows: int, *, validate: bool) -> list[int]:
-        """Return how many responses each prompt asks for: its own number, or the configured one."""
+        """Return how many responses each prompt asks for: verl's column, or the configured number.
+
+        Args:
+            rows: Number of prompts.
+        """
         if OWN_NUMBER_COLUMN in prompts:
             own = prompts[OWN_NUMBER_COLUMN]
             return [int(n) for n in own] if hasattr(own, "__len__") else [int(own)] * rows

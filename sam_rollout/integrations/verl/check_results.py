@@ -1,7 +1,7 @@
-"""What a check of a run says: a fact, a note, or an error.
+"""The results of a check of a run: a fact, a note, or an error.
 
-An error is a `ConfigError`. Data or a model that is not on this machine is a `NotHereError`: a run
-cannot start without it, and a plan (``--dry-run``) can be made without it.
+An error is a `ConfigError`. Data or a model that is not on this machine raises a `NotHereError`: a
+run cannot start without it, but a plan (``--dry-run``) can be made without it.
 """
 
 from collections.abc import Iterable
@@ -12,19 +12,19 @@ from omegaconf import OmegaConf
 
 from sam_rollout.config import ConfigError
 
-Rule = tuple[str, Any, bool, str]  # a field, its value, whether that is right, what is allowed
+Rule = tuple[str, Any, bool, str]  # field, value, whether the value is right, what is allowed
 
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that was found and is as it should be; plans and the doctor show it."""
+    """A finding that is as it should be; plans and the doctor show it."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something that runs but may surprise; every start prints it."""
+    """A setting that can run but may surprise; every start prints it."""
 
     text: str
 
@@ -34,10 +34,10 @@ class NotHereError(ConfigError):
 
 
 def hold(rules: Iterable[Rule]) -> None:
-    """Go through rules in their order.
+    """Check rules in order.
 
     Raises:
-        ConfigError: A value is not right; names its field and what is allowed.
+        ConfigError: The first rule that does not hold, with its field, value and what is allowed.
     """
     for field, value, right, allowed in rules:
         if not right:

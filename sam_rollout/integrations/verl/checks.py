@@ -1,8 +1,8 @@
-"""The one list of checks of a run: settings, data, model, code and what it would go on from.
+"""The checks of a run: settings, data, model, code, and the checkpoint that it resumes.
 
-The run itself, ``--check-only``, ``--dry-run`` and the doctor ask this list, so that a typo ends a
-run within seconds and not after the model is loaded. Verl's own checks import verl, the check of
-data imports `datasets`; the others import nothing heavy.
+The run itself, ``--check-only``, ``--dry-run`` and the doctor all run this one list. A typo
+therefore ends a run within seconds and not after the model is loaded. verl's own checks import
+verl, and the check of data imports `datasets`. The others import nothing heavy.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from sam_rollout.config import ConfigError, GateConfig, RunConfig
+from sam_rollout.integrations.verl.batch_invariance import check_batch_invariance
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, hold
 from sam_rollout.integrations.verl.code_checks import (
     check_agent_loops,
@@ -29,6 +30,7 @@ from sam_rollout.integrations.verl.model_drafter import (
     check_drafter_belongs,
     check_head_training,
     drafter_notes,
+    is_missing,
 )
 from sam_rollout.integrations.verl.policy_model import check_model
 from sam_rollout.integrations.verl.resume import check_resume, check_run_folder
@@ -44,9 +46,9 @@ Said = Iterable[Fact | Note]
 
 @dataclass(frozen=True)
 class RunCheck:
-    """One check: what it is about, and a function of the configuration and our settings of it.
+    """One check: its subject, and a function of the configuration and our parsed settings.
 
-    The function yields facts and notes, and raises `ConfigError` for what cannot be run.
+    The function yields facts and notes. It raises `ConfigError` if the run cannot work.
     """
 
     what: str
@@ -54,10 +56,10 @@ class RunCheck:
 
 
 def settled(config: DictConfig) -> RunConfig:
-    """Read our settings, hold them against verl's, and decide what is left to the run.
+    """Read our settings, compare them with verl's, and decide the settings that are left open.
 
     Raises:
-        ConfigError: Names the field, its value and what is allowed.
+        ConfigError: A setting is wrong; names the field, its value and what is allowed.
     """
     run = read_run_config(config)
     layout = check_layout(config)
@@ -67,14 +69,17 @@ def settled(config: DictConfig) -> RunConfig:
 
 
 def _check_source_files(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
-    """Read what enabled sources draft from.
+    """Read the texts that enabled sources draft from.
 
     Raises:
-        NotHereError: The corpus is not on this machine.
-        ConfigError: It cannot be read, or holds what is not to be drafted.
+        NotHereError: The corpus or the drafting model is not on this machine.
+        ConfigError: The corpus cannot be read, or holds tokens outside the model's vocabulary.
     """
-    source = run.sam.sources.run
+    source, model = run.sam.sources.run, run.sam.sources.model
     if run.sam.enabled:
+        if is_missing(run.sam):
+            allowed = "there is no such folder; a name on the hub is owner/name"
+            raise NotHereError(f"{model.PATH}.path", model.path, allowed)
         if source.enabled and source.corpus and not Path(source.corpus).exists():
             raise NotHereError(f"{source.PATH}.corpus", source.corpus, "there is no such file")
         check_sources(run.sam.sources, check_layout(config).shape.vocab)
@@ -83,7 +88,7 @@ def _check_source_files(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
 
 
 def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    """Check how settings go together; yield what is allowed but worth a word."""
+    """Check how settings go together; yield a note for each that is allowed but may surprise."""
     yield from _check_engine_limits(config, run)
     sampling, train_batch = run.sampling, config.data.train_batch_size
     if sampling.kind == "none" and sampling.gen_batch_size != train_batch:
@@ -99,17 +104,36 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
             "to a prompt (val_kwargs.n) will be the same"
         )
     yield from drafter_notes(config, run.sam)
+    _check_proof(config, run)
+    check_batch_invariance(config, run)
     gate = run.sam.gate
     if run.sam.enabled and gate.kind == "auto" and gate.threshold != GateConfig.threshold:
         yield (
-            f"sam.gate.threshold = {gate.threshold}: the gate 'auto' does not go by it; "
+            f"sam.gate.threshold = {gate.threshold}: the gate 'auto' does not use it; "
             "sam.gate.kind=threshold does"
         )
     yield from _check_baseline(config, run)
 
 
+def _check_proof(config: DictConfig, run: RunConfig) -> None:
+    """Check that texts with and without drafts can be compared, and their differences judged."""
+    every, mode = run.telemetry.proof.every, config.actor_rollout_ref.rollout.logprobs_mode
+    if every and run.sam.enabled:
+        coupled = (
+            f"must be 0 with rollout_sampler={run.sampler.kind}: only with coupled or "
+            "coupled_inversion are texts the same without drafts"
+        )
+        processed = "must be processed_logprobs with rollout_telemetry.proof.every"
+        hold(
+            [
+                (f"{run.telemetry.proof.PATH}.every", every, run.sampler.is_coupled, coupled),
+                (f"{ROLLOUT}.logprobs_mode", mode, mode == "processed_logprobs", processed),
+            ]
+        )
+
+
 def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    """Read the baseline that the run is to be compared with; yields where it is another run."""
+    """Read the baseline run; yield a note if it is not the same training except for drafts."""
     path = run.compare.baseline_run
     if not path:
         return
@@ -122,19 +146,19 @@ def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
     recorded = plain(config) | {"coupling": run.sampler.coupling}
     if differences := list(baseline.differences(recorded)):
         yield (
-            f"compare.baseline_run={path} is not the same training but for the drafts: "
+            f"compare.baseline_run={path} differs from this run in more than the drafts: "
             + "; ".join(differences)
         )
 
 
 def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    """Check what only shows once draft tokens meet the engine's limits."""
+    """Check that the engine's limits leave room for draft tokens."""
     if not run.sam.enabled:
         return
     rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
     tokens = rollout.max_num_batched_tokens
-    # vLLM (read in 0.28, `_input_fits_in_drafter`) skips the proposer for every row of a step
-    # when one row's scored text, k drafts counted, comes within k tokens of max_model_len. The
+    # vLLM (read in 0.28, `_input_fits_in_drafter`) skips the proposer for all rows of a step when
+    # one row's scored text, including its k drafts, comes within k tokens of max_model_len. The
     # longest text is scored before its last token is known.
     needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
     long_enough = (
@@ -152,13 +176,13 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
     drafting = run.sam.gate.most_drafting(rollout.max_num_seqs)
     if drafting * (k + 1) > tokens:
         yield (
-            f"{drafting} requests may draft at once, {k} draft tokens and one more each; beyond "
-            f"max_num_batched_tokens = {tokens} the engine cuts drafts short"
+            f"{drafting} requests may draft at once, each with {k} draft tokens and one more; "
+            f"beyond max_num_batched_tokens = {tokens} the engine cuts drafts short"
         )
 
 
-# In the order in which they are asked; the cheap ones first. The first list is about the command
-# and the machine on which it is given, the second about what every node must have.
+# Checks run in this order, the cheap ones first. The first list is about the command and the
+# machine where it is typed, the second about what every node must have.
 SETTINGS = (
     RunCheck("settings", lambda config, run: map(Note, _notes(config, run))),
     RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),
@@ -176,25 +200,25 @@ FILES = (
     RunCheck("data", lambda config, _run: check_data(config)),
 )
 RUN_CHECKS = (*SETTINGS, *FILES)
-# A run asks verl itself when its variables are set; others can ask it at once.
+# A run validates with verl after it has set its environment variables, so it leaves this check out.
 ALL_CHECKS = (*RUN_CHECKS, RunCheck("verl's own checks", check_with_verl))
 
 
 def check(
     config: DictConfig, checks: Sequence[RunCheck] = RUN_CHECKS, *, planned: bool = False
 ) -> RunConfig:
-    """Check a composed configuration, and print notes on what will run but may surprise.
+    """Check a composed configuration, and print a note for each setting that may surprise.
 
     Args:
-        config: As composed.
-        checks: Those to ask.
-        planned: The run will start on another machine: data and models that are not here are notes.
+        config: The composed configuration.
+        checks: The checks to run.
+        planned: The run will start on another machine. Missing data and models become notes.
 
     Returns:
-        Our settings, which all that is done with the configuration goes by.
+        Our settings, with every open decision made.
 
     Raises:
-        ConfigError: Names the field, its value and what is allowed.
+        ConfigError: A check failed; names the field, its value and what is allowed.
     """
     run = settled(config)
     for one in checks:
@@ -207,10 +231,10 @@ def check(
 def ask(
     check: RunCheck, config: DictConfig, run: RunConfig, *, planned: bool = False
 ) -> Iterator[Fact | Note]:
-    """Run one check; with `planned`, data or a model that is not here is a note.
+    """Run one check; with `planned`, missing data or a missing model becomes a note.
 
     Raises:
-        ConfigError: As the check does.
+        ConfigError: The check failed.
     """
     try:
         yield from check.function(config, run)

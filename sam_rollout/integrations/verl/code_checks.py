@@ -1,7 +1,7 @@
-"""Whether the code that a configuration names can be loaded: reward, agent loops and others.
+"""Checks that the code which a configuration names can be loaded: reward, agent loops and others.
 
-verl loads such code in its workers, when models and engines are up. Here it is loaded beforehand,
-in an interpreter of its own: what a user's module does while it is imported stays there.
+verl loads such code in its workers, after models and engines have started. These checks load it
+beforehand, in an interpreter of its own, so that imports of user code have no effect on this one.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LIMIT_S = 60
 REWARD = "reward.custom_reward_function"
 FILTER_METRIC = "algorithm.filter_groups.metric"
 AGENT = "actor_rollout_ref.rollout.agent"
-# Code that a configuration names by a file or module, and the object in it.
+# Settings that name a file or module, each with the setting that names the object in it.
 _OTHER_CODE = (
     ("data.custom_cls.path", "data.custom_cls.name"),
     ("data.sampler.class_path", "data.sampler.class_name"),
     ("actor_rollout_ref.model.external_lib", None),
 )
-# Files that a configuration names and verl opens when everything is up.
+# Settings that name files which verl opens after all processes have started.
 _OTHER_FILES = (
     "actor_rollout_ref.rollout.multi_turn.tool_config_path",
     "actor_rollout_ref.rollout.multi_turn.function_tool_path",
@@ -38,11 +38,11 @@ _OTHER_FILES = (
 )
 _OWN_MANAGERS = {"dapo", "gdpo", "naive", "rate_limited", "remote"}  # verl 0.9.1 registers them
 _OWN_LOOPS = {"single_turn_agent", "tool_agent"}
-# verl's key for the reward itself, whatever a reward function calls it.
+# verl's key for the reward itself; every response has it.
 _CANONICAL_REWARD = "reward"
 
-# Loads one object as verl does (verl.utils.import_utils.load_extern_object) and prints one line of
-# JSON: what is wrong with the object's name, and which figures its module says it returns.
+# This program loads one object as verl does (verl.utils.import_utils.load_extern_object) and prints
+# one line of JSON: what is wrong with the object's name, and the figures that its module declares.
 _LOAD = """
 import importlib, importlib.util, json, os, sys
 where, name = json.loads(sys.argv[1])
@@ -62,10 +62,10 @@ os._exit(0)  # what the module does at exit would come behind that line
 
 
 def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
-    """Load the reward function and its manager; hold the filter's metric against its figures.
+    """Load the reward function and its manager; check that it returns the filter's metric.
 
     Raises:
-        ConfigError: The function cannot be loaded, or does not give the filter's metric.
+        ConfigError: The function cannot be loaded, or does not return the filter's metric.
     """
     manager = config.reward.reward_manager
     place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
@@ -93,7 +93,7 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
     """Load the agent loops that the configuration adds to verl's own.
 
     Raises:
-        ConfigError: A class cannot be loaded, or the default loop is none of those there are.
+        ConfigError: A class cannot be loaded, or the default loop does not exist.
     """
     agent = config.actor_rollout_ref.rollout.agent
     field, known = f"{AGENT}.agent_loop_config_path", {*_OWN_LOOPS}
@@ -116,10 +116,10 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
 
 
 def check_other_code(config: DictConfig) -> Iterator[Fact]:
-    """Load data sets and samplers of the user's own, and look for the files of tools.
+    """Load the user's data set and sampler classes, and check that tools' files exist.
 
     Raises:
-        ConfigError: There is no such file, or code cannot be loaded.
+        ConfigError: A file does not exist, or code cannot be loaded.
     """
     for where, name in _OTHER_CODE:
         if path := OmegaConf.select(config, where):
@@ -135,17 +135,20 @@ def check_other_code(config: DictConfig) -> Iterator[Fact]:
 def _load(
     config: DictConfig, where: str, path: str | None, field: str, name: str | None
 ) -> dict[str, Any] | None:
-    """Load one object in a fresh interpreter; return what it says, None if it takes too long.
+    """Load one object in a fresh interpreter.
 
     Args:
-        config: As composed; its variables are set.
+        config: The composed configuration; its variables are set in that interpreter.
         where: The setting that names the file or module.
-        path: Its value.
+        path: The value of `where`.
         field: The setting that names the object.
-        name: Its value; None for a module.
+        name: The value of `field`; None checks the module alone.
+
+    Returns:
+        The output of `_LOAD`; None after `LIMIT_S` seconds.
 
     Raises:
-        ConfigError: There is no such file, or the object cannot be loaded.
+        ConfigError: The file does not exist, or the object cannot be loaded.
     """
     file = (path or "").removeprefix("file://")
     is_file = file.endswith(".py") and not file.startswith("pkg://")

@@ -1,7 +1,7 @@
-"""Whether the data files hold what a run needs, read as verl reads them.
+"""Checks that the data files hold what a run needs.
 
-verl finds out that files are missing, empty or too short once every process is up. Here rows are
-read, with the filters that verl applies, until one training batch has passed.
+verl notices missing, empty or short files only after all processes have started. These checks read
+rows as verl does, with its filters, until one training batch has passed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError
 from sam_rollout.integrations.verl.policy_model import find_folder
 from sam_rollout.integrations.verl.run_config import plain
 
-PREPARE = (
-    "python -m recipes.dapo_qwen3.prepare_data --help tells how the recipe's data sets are made"
-)
-LOADERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}  # those that verl reads
+PREPARE = "python -m recipes.dapo_qwen3.prepare_data --help says how to make the recipe's data sets"
+LOADERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}  # the formats that verl reads
 FILTER = "data.filter_overlong_prompts"
 Row = Mapping[str, Any]
 
@@ -32,7 +30,7 @@ def check_data(config: DictConfig) -> Iterator[Fact | Note]:
 
     Raises:
         NotHereError: A file is not on this machine.
-        ConfigError: A file cannot be read, or holds too little.
+        ConfigError: A file cannot be read, or holds too few usable rows.
     """
     fits = _length_filter(config)
     for key, wanted in (("train", config.data.train_batch_size), ("val", 1)):
@@ -76,16 +74,16 @@ def data_files(field: str, given: Any) -> list[str]:
     right = bool(files) and all(isinstance(file, str) and file for file in files)
     allowed = "must be a path or a list of paths"
     if field == "data.val_files":
-        allowed += "; a run that never validates needs one, too: verl opens it (name any file)"
+        allowed += "; verl opens it even if the run never validates (name any data file)"
     hold([(field, given, right, allowed)])
     return files
 
 
 def _rows(field: str, files: list[str]) -> Iterator[Row]:
-    """Read the rows of files one after the other.
+    """Yield the rows of all files.
 
     Raises:
-        ConfigError: A file is cut, or something else.
+        ConfigError: A file is truncated or of another format.
     """
     import datasets
 
@@ -93,17 +91,17 @@ def _rows(field: str, files: list[str]) -> Iterator[Row]:
         path = Path(file).expanduser()
         try:
             if path.suffix == ".parquet" and not pq.ParquetFile(path).metadata.num_rows:
-                continue  # the library fails on it
+                continue  # `datasets` fails on an empty file.
             yield from datasets.load_dataset(
                 LOADERS[path.suffix], data_files=str(path), split="train", streaming=True
             )
-        except Exception as error:  # whatever the library says of it
+        except Exception as error:  # `datasets` raises errors of many types.
             said = " ".join(str(error.__cause__ or error).split())
             raise ConfigError(field, file, f"cannot be read: {said}") from error
 
 
 def _column_rules(config: DictConfig, field: str, given: Any, row: Row) -> Iterator[Rule]:
-    """Look in the first row for what verl and its reward managers read."""
+    """Check that the first row has the columns that verl and its reward managers read."""
     columns = f"the columns are {', '.join(row)}"
     key = config.data.prompt_key
     yield "data.prompt_key", key, key in row, f"{given} has no such column; {columns}"
@@ -117,7 +115,7 @@ def _column_rules(config: DictConfig, field: str, given: Any, row: Row) -> Itera
     yield field, given, right, allowed
     judged = config.reward.reward_model.enable and not config.reward.custom_reward_function.path
     if judged or config.reward.reward_manager.source != "register":
-        return  # a reward model reads the response, a manager of the user's own what it likes
+        return  # A reward model reads the response only; a user's manager reads unknown columns.
     answer = row.get("reward_model")
     needed = {
         "data_source": "data_source" in row,
@@ -129,9 +127,10 @@ def _column_rules(config: DictConfig, field: str, given: Any, row: Row) -> Itera
 
 
 def _length_filter(config: DictConfig) -> Callable[[Row], bool]:
-    """Return verl's filter of long prompts; all pass where none is set, or it cannot be told.
+    """Return verl's filter of long prompts: a function that says whether a row passes.
 
-    A model that is not on this machine has no tokenizer here, and tools change the prompt.
+    All rows pass if the filter is off or cannot be computed here: the model's tokenizer may be on
+    another machine, and tools change the prompt.
     """
     model, data = config.actor_rollout_ref.model, config.data
     path = model.get("tokenizer_path") or model.path
@@ -145,7 +144,7 @@ def _length_filter(config: DictConfig) -> Callable[[Row], bool]:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=bool(model.get("trust_remote_code"))
         )
-    except Exception:  # no transformers, or a kind that it lacks: verl's workers say so
+    except Exception:  # verl's workers will report a tokenizer that cannot be loaded.
         return lambda row: True
     template = model.get("custom_chat_template")
     if template:
@@ -158,7 +157,7 @@ def _length_filter(config: DictConfig) -> Callable[[Row], bool]:
             text = tokenizer.apply_chat_template(
                 row[data.prompt_key], add_generation_prompt=True, tokenize=False, **options
             )
-        except Exception:  # verl leaves such a row out, too
+        except Exception:  # verl drops such a row, too.
             return False
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         return len(ids) <= data.max_prompt_length

@@ -1,6 +1,6 @@
-"""Before the first response: a model that drafts has to know the policy, or the run ends.
+"""Checks before the first response that the drafting model predicts this policy's tokens.
 
-Not earlier: the engine begins with random weights, and is sent the policy's.
+The check cannot run earlier: the engine starts with random weights and gets the policy's later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 from vllm import SamplingParams, TokensPrompt
 
 from sam_rollout.config import SamConfig
-from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.vllm.drafting.startup_check import (
     PROBE_TOKENS,
     DeadDrafterError,
@@ -28,18 +27,18 @@ from sam_rollout.sources.model import IN_TEXT
 
 
 def needs_probe(sam: SamConfig) -> bool:
-    """Whether a model drafts that has to know the policy: one that learns may not know it yet."""
+    """Return whether the run drafts with a trained model that it does not train itself."""
     model = sam.sources.model
     return sam.drafts_with_model and model.method not in IN_TEXT and not model.trains
 
 
 class DrafterProbe:
-    """Lets a replica's engines draft once over a prompt, before they answer anything.
+    """Lets each engine of a replica draft for one prompt before the first response.
 
     Args:
         engine: An ``AsyncLLM``.
-        sam: Its settings.
-        recorders: Of its steps; what the probe leaves there is dropped.
+        sam: The engine's draft settings.
+        recorders: The recorders of its steps; the probe's own steps are dropped from them.
     """
 
     def __init__(self, engine: Any, sam: SamConfig, recorders: EngineRecorders) -> None:
@@ -49,10 +48,10 @@ class DrafterProbe:
         self._dead: DeadDrafterError | None = None
 
     async def passed(self, prompt_ids: Sequence[int]) -> None:
-        """Wait until one probe has been made; all callers learn what it found.
+        """Probe the engines on the first call; later calls wait for its result.
 
         Raises:
-            DeadDrafterError: The model knows nothing of the policy.
+            DeadDrafterError: The policy accepted none of the model's drafts.
         """
         async with self._asking:
             if self._dead is not None:
@@ -72,7 +71,7 @@ class DrafterProbe:
         longest = min(
             model.max_model_len for model in (self._engine.model_config, drafter) if model
         )
-        # With room for what is sampled and drafted.
+        # The text needs room for the sampled and the drafted tokens.
         room = longest - PROBE_TOKENS - self._sam.max_draft_tokens
         prompt = TokensPrompt(prompt_token_ids=list(prompt_ids[:room]))
         sampling = SamplingParams(
@@ -88,6 +87,5 @@ class DrafterProbe:
                 pass
         for workers in await ask_engines(self._engine, "sam_probe", [(False,)] * engines):
             print(check_alive(workers, self._sam), flush=True)
-        await ask_engines(self._engine, "sam_drain")  # the probe belongs to no rollout
-        for recorder in self._recorders.recorders:
-            recorder.drain(step=0, split=TRAIN_SPLIT, replica=0, session_steps=None)
+        await ask_engines(self._engine, "sam_drain")  # The probe belongs to no rollout.
+        self._recorders.forget()

@@ -1,4 +1,4 @@
-"""Environment variables of a run's processes, on every node."""
+"""The environment variables of a run's processes, on every node."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig, open_dict
 
 from sam_rollout.config import RunConfig
+from sam_rollout.integrations.vllm.batch_invariance import BATCH_INVARIANT_ENV
 from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV
 
 EXTERNAL_MODULES_ENV = "VERL_USE_EXTERNAL_MODULES"
@@ -15,25 +16,25 @@ PLUGIN_MODULE = "sam_rollout.integrations.verl.plugin"
 
 
 def experiment_variables(config: DictConfig) -> dict[str, str]:
-    """Return the variables that the experiment sets, without those that are set to null."""
+    """Return the variables that the experiment sets to a value other than null."""
     given = config.get("environment", {})
     return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def environment_notes(config: DictConfig) -> list[str]:
-    """Where the shell, often a container's image, overrules a variable of the experiment."""
+    """Name each variable that the shell (often a container's image) sets to another value."""
     return [
-        f"{name}={os.environ[name]} is set in the shell and counts; the experiment says {value} "
-        f"(unset {name} to have that)"
+        f"{name}={os.environ[name]} is set in the shell and wins; the experiment says {value} "
+        f"(unset {name} to use that)"
         for name, value in experiment_variables(config).items()
         if os.environ.get(name, value) != value
     ]
 
 
 def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
-    """Variables of every process of the run, on every node.
+    """Return the variables of every process of the run, on every node.
 
-    A variable already set in the shell wins; to a list of modules ours is added.
+    A variable that the shell has set wins. Our plugin is added to the shell's list of modules.
     """
     run_dir = Path(config.run_dir).absolute()
     variables = {
@@ -44,6 +45,8 @@ def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
     }
     if run.sampler.kind != "stock" or run.sam.drafts_with_model:
         variables[MODEL_RUNNER_ENV] = "0"
+    if run.sampler.batch_invariant:
+        variables[BATCH_INVARIANT_ENV] = "1"
     modules = [*filter(None, os.environ.get(EXTERNAL_MODULES_ENV, "").split(","))]
     if PLUGIN_MODULE not in modules:
         modules.append(PLUGIN_MODULE)
@@ -54,9 +57,9 @@ def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
 
 
 def export_environment(config: DictConfig, run: RunConfig) -> None:
-    """Set the run's environment variables here and for every process of the Ray cluster.
+    """Set the run's environment variables in this process and in every process of the Ray cluster.
 
-    Must run before verl is imported.
+    This must run before verl is imported.
     """
     variables = environment(config, run)
     os.environ.update(variables)

@@ -1,8 +1,8 @@
-"""Responses that failed: noted where agent loops run, gathered where the trainer waits for them.
+"""Records of failed responses: agent-loop workers note them, and the trainer collects them.
 
-verl marks the group of a failed response and logs a traceback for each. Here every kind of error is
-kept once, with a count, and the trainer asks for them: it names each kind once, counts all, and
-ends a run in which too many responses fail with the first error.
+verl marks the group of a failed response and logs a traceback for each. Here a worker keeps every
+kind of error once, with a count. The trainer names each kind once and counts all errors. It ends
+the run with the first error if too many responses fail.
 """
 
 from __future__ import annotations
@@ -20,65 +20,65 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 logger = logging.getLogger(__name__)
 
-# With fewer groups than this a share of failed ones says little.
+# Below this number of groups, the share of failed ones says little.
 LEAST_GROUPS = 8
-# Kinds of errors that an agent-loop worker keeps between two calls; others are counted as the last.
+# Kinds of errors that a worker keeps between two calls; further kinds are counted with the last.
 MOST_KINDS = 20
 MOST_CHARACTERS = 500
-LOOK_S = 1.0  # between two looks at what agent-loop workers have noted
-SETTLE_S = 60.0  # for a worker to tell what failed in a group that has ended
+LOOK_S = 1.0  # between two questions to agent-loop workers
+SETTLE_S = 60.0  # a worker has to answer within this time
 _NOTED = "sam_noted"
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 class DeadPartError(RuntimeError):
-    """A process that the run cannot do without has died, and does not come back."""
+    """A process that the run needs has died and cannot be restarted."""
 
 
 class FilterMetricError(RuntimeError):
-    """No reward gives what groups are filtered by."""
+    """The reward does not return the metric that groups are filtered by."""
 
 
 class RolloutFailedError(RuntimeError):
-    """So many responses failed that the run ends; names the first error."""
+    """Too many responses failed, and the run ends; the message names the first error."""
 
 
-# No other response will fare better.
+# Errors that every other response would meet, too.
 FATAL = (DeadPartError, FilterMetricError)
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The error as it was raised, in whichever process."""
+    """Return the original error, without the layers that Ray adds between processes."""
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
         error = error.cause
     return error
 
 
 def describe(error: BaseException) -> str:
-    """Type and message of an error in one line, wherever it was raised."""
+    """Return the type and message of the original error in one line."""
     error = cause_of(error)
     message = " ".join(str(error).split())
     if len(message) > MOST_CHARACTERS:
         message = f"{message[:MOST_CHARACTERS]} ..."
     if isinstance(error, RolloutFailedError):
-        return message  # which names the first error
+        return message  # It names the first error.
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One kind of error, and how often it was met."""
+    """One kind of error, and how often it occurred."""
 
-    kind: tuple[str, str]  # the error's type, and where it was raised
-    text: str  # the first one's type and message
-    trace: str  # the first one's traceback
-    first_s: float  # by the clock of its machine
+    kind: tuple[str, str]  # type of the error, and "file:line" where it was raised
+    text: str  # type and message of the first error
+    trace: str  # traceback of the first error
+    first_s: float  # wall-clock time on its machine
     fatal: bool
     count: int = 1
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What is kept of an error."""
+    """Describe an error that was just raised."""
     cause = cause_of(error)
     trace = "".join(traceback.format_exception(error))
     places = _PLACE.findall(getattr(error, "traceback_str", "") or trace)
@@ -92,18 +92,18 @@ def failure_of(error: BaseException) -> Failure:
 
 
 class FailureBook:
-    """What failed in one process since it was last asked, kind by kind."""
+    """The failures of one process since they were last taken, by kind."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], Failure] = {}
 
     def note(self, error: BaseException) -> None:
-        """Count an error; of the first of a kind everything is kept."""
+        """Count an error; the first of its kind is kept with its traceback."""
         self._add(failure_of(error))
         error.__dict__[_NOTED] = True
 
     def add(self, failures: Iterable[Failure]) -> None:
-        """Take over what other processes have noted."""
+        """Add the failures of another process."""
         for failure in failures:
             self._add(failure)
 
@@ -119,66 +119,70 @@ class FailureBook:
 
     @property
     def failures(self) -> list[Failure]:
-        """Every kind, the first that was met in front."""
+        """Every kind, sorted by the time of its first error."""
         return sorted(self._kept.values(), key=lambda failure: failure.first_s)
 
     @property
     def count(self) -> int:
-        """Errors of all kinds."""
+        """Number of errors of all kinds."""
         return sum(failure.count for failure in self._kept.values())
 
     def take(self) -> list[Failure]:
-        """Hand over every kind, and begin anew."""
+        """Return every kind, and forget them."""
         taken, self._kept = self.failures, {}
         return taken
 
 
 class Groups(NamedTuple):
-    """What became of groups of responses; a group failed if one of its responses did."""
+    """Counts of groups of responses; a group has failed if one of its responses failed."""
 
     submitted: int
     failed: int
-    empty: bool  # no response came of those that failed
+    empty: bool  # whether the failed groups brought no response at all
 
     def too_many_failed(self, limit: float) -> bool:
-        """Whether more failed than the share `limit`; of a few groups only if nothing came."""
+        """Return whether a larger share than `limit` failed.
+
+        A few groups are too many only if all of them failed without any response.
+        """
         if self.submitted < LEAST_GROUPS:
             return 0 < self.failed == self.submitted and self.empty
         return self.failed > limit * self.submitted or self.failed == self.submitted
 
 
 class OnlyKeptErrors(logging.Filter):
-    """Keeps verl from logging a traceback for each failed response: the trainer logs one a kind."""
+    """A filter for verl's logger that drops tracebacks which a `FailureBook` has noted."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record of verl's is logged."""
+        """Return whether verl may log this record."""
         error = record.exc_info[1] if record.exc_info else None
         return not getattr(error, _NOTED, False)
 
 
 class FailureWatch:
-    """Gathers what agent-loop workers have noted, for the trainer.
+    """Collects the failures of all agent-loop workers for the trainer.
 
     Args:
-        workers: Handles of the actors.
+        workers: Handles of the agent-loop actors.
     """
 
     def __init__(self, workers: Sequence[Any]) -> None:
         self._workers = workers
         self._asked: list[Any] = []
         self._next_look_s = 0.0
-        self._told: set[tuple[str, str]] = set()
-        self.book = FailureBook()  # of what is sampled now
+        self._logged: set[tuple[str, str]] = set()
+        self.book = FailureBook()  # failures of the current step or validation
 
     def begin(self) -> None:
-        """Forget what failed before."""
+        """Forget all failures: a step or validation begins."""
         self.book = FailureBook()
 
     def look(self) -> None:
-        """Ask without waiting.
+        """Ask the workers for failures without waiting for the answer.
 
         Raises:
-            RolloutFailedError: An error that the next response would meet as well.
+            RolloutFailedError: A worker met an error that every response would meet.
+            DeadPartError: A worker has died.
         """
         if self._asked:
             ready, _ = ray.wait(self._asked, num_returns=len(self._asked), timeout=0)
@@ -188,12 +192,13 @@ class FailureWatch:
             self._ask()
 
     def settle(self) -> None:
-        """Ask, and wait for what has failed so far.
+        """Ask the workers for failures and wait for the answer.
 
         Raises:
-            RolloutFailedError: As ``look``.
+            RolloutFailedError: A worker met an error that every response would meet.
+            DeadPartError: A worker has died.
         """
-        if self._asked:  # of a while ago
+        if self._asked:  # an earlier question is still open
             self._take(SETTLE_S)
         self._ask()
         self._take(SETTLE_S)
@@ -205,13 +210,13 @@ class FailureWatch:
     def _take(self, timeout_s: float) -> None:
         asked, self._asked = self._asked, []
         if not asked:
-            return  # Ray would be started to get nothing
+            return  # `ray.get([])` would start Ray.
         try:
             answers = ray.get(asked, timeout=timeout_s)
         except ActorDiedError as error:
             raise DeadPartError(f"an agent-loop worker died: {describe(error)}") from None
         except ray.exceptions.GetTimeoutError:
-            logger.warning("Agent-loop workers do not tell what failed within %s s.", timeout_s)
+            logger.warning("Agent-loop workers did not say within %s s what failed.", timeout_s)
             return
         for failures in answers:
             self.book.add(failures)
@@ -219,11 +224,11 @@ class FailureWatch:
             if failure.fatal:
                 raise RolloutFailedError(failure.text)
 
-    def tell(self, where: str) -> None:
-        """Name every kind of error once in a run, with a traceback."""
+    def log_new_kinds(self, where: str) -> None:
+        """Log every kind of error once per run, with a traceback."""
         for failure in self.book.failures:
-            if failure.kind not in self._told:
-                self._told.add(failure.kind)
+            if failure.kind not in self._logged:
+                self._logged.add(failure.kind)
                 logger.warning(
                     "%s: %s responses failed with %s\n%s",
                     where,
@@ -233,24 +238,24 @@ class FailureWatch:
                 )
 
     def first_error(self) -> str:
-        """Type and message of the first error, or that there is none to tell."""
-        return next((one.text for one in self.book.failures), "no agent-loop worker told why")
+        """Return the type and message of the first error, or a sentence that none is known."""
+        return next((one.text for one in self.book.failures), "no agent-loop worker reported one")
 
     def check(self, where: str, groups: Groups, limit: float) -> None:
-        """End the run where more groups failed than may.
+        """End the run if more groups failed than allowed.
 
         Args:
-            where: What is sampled, for people.
-            groups: What became of them.
+            where: The step or validation, as messages name it.
+            groups: Counts of its groups.
             limit: The largest share of groups that may fail.
 
         Raises:
-            RolloutFailedError: Names the first error.
+            RolloutFailedError: Too many groups failed; names the first error.
         """
         if not groups.too_many_failed(limit):
             return
         self.settle()
-        self.tell(where)
+        self.log_new_kinds(where)
         if groups.failed == groups.submitted:
             what = "every group had a response that failed"
         else:

@@ -1,9 +1,10 @@
-"""Which captured graphs a rollout's decoding runs in, from the composed configuration.
+"""The captured graphs (CUDA or ACL graphs) that a rollout decodes with.
 
-Sizes of graphs (``cudagraph_capture_sizes``) count tokens, and an engine that speculates decodes
-1 + k of them a request: sizes chosen for 128 requests would cover 32. So with drafts each size is
-captured 1 + k times as large, too, and both sides of a comparison have graphs for as many requests.
-The smaller ones stay: for steps without drafts in graphs of pieces, and for the tail.
+Sizes of graphs (``cudagraph_capture_sizes``) count tokens. An engine with drafts decodes 1 + k
+tokens per request, so sizes chosen for 128 requests would cover 32 with k = 3. With drafts, each
+size is therefore captured 1 + k times as large, too. Both sides of a comparison then have graphs
+for the same number of requests. The smaller graphs remain for the tail, and for steps without
+drafts in piecewise graphs.
 """
 
 from __future__ import annotations
@@ -14,39 +15,40 @@ from sam_rollout.config import SamConfig
 
 MODE = "actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode"
 SIZES = "actor_rollout_ref.rollout.cudagraph_capture_sizes"
-VERLS_MODE = "FULL_AND_PIECEWISE"  # where none is given
-# Without full graphs for other steps than decoding, and without graphs of pieces.
+VERLS_MODE = "FULL_AND_PIECEWISE"  # verl's default
+# Only decoding steps have full graphs, and there are no piecewise graphs.
 DECODE_ONLY = "FULL_DECODE_ONLY"
-ENGINES_LARGEST = 512  # tokens, where no sizes are given
+ENGINES_LARGEST = 512  # tokens; the engine's largest graph if no sizes are given
 
 
 def graph_mode(config: DictConfig) -> str:
-    """Name of vLLM's CUDAGraphMode; NONE in eager mode."""
+    """Return the name of vLLM's CUDAGraphMode; "NONE" in eager mode."""
     if config.actor_rollout_ref.rollout.enforce_eager:
         return "NONE"
     return str(OmegaConf.select(config, MODE) or VERLS_MODE).upper()
 
 
 def tokens_per_request(sam: SamConfig) -> int:
-    """Tokens of a request in the decoding steps that full graphs are captured for."""
+    """Return how many tokens one request has in a decoding step with full graphs."""
     return 1 + sam.max_draft_tokens if sam.enabled else 1
 
 
 def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:
-    """Sizes to capture, tokens; empty where the engine chooses them, or captures nothing."""
+    """Return the sizes to capture, in tokens; empty if the engine chooses them or captures none."""
     rollout = config.actor_rollout_ref.rollout
     given = [] if rollout.enforce_eager else list(rollout.cudagraph_capture_sizes or ())
-    # Without full graphs steps of a few drafting requests fit as they are; a model drafts for all.
+    # Without full graphs, steps in which a few requests draft fit the given sizes. A drafting model
+    # drafts for all requests.
     if "FULL" not in graph_mode(config) and not sam.drafts_with_model:
         return given
     each = tokens_per_request(sam)
-    # Of all requests at once at most: larger graphs would never be used.
+    # No step has more than max_num_seqs requests.
     larger = {min(size, rollout.max_num_seqs) * each for size in given}
     return sorted({*given, *larger})
 
 
 def covered_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Most requests whose decoding step, drafts included, fits a graph; 0 in eager mode."""
+    """Return the most requests whose decoding step, with drafts, fits a graph; 0 in eager mode."""
     if graph_mode(config) == "NONE":
         return 0
     largest = max(capture_sizes(config, sam), default=ENGINES_LARGEST)
@@ -54,10 +56,10 @@ def covered_requests(config: DictConfig, sam: SamConfig) -> int:
 
 
 def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Most requests of a step that is filled up to k drafts whatever the gate says.
+    """Return the most requests of a step that is padded to k drafts even with a closed gate.
 
-    What the proposer settles with the engine's own graphs (``padding_by_rows``), before there are
-    any.
+    The proposer decides this at run time by the engine's captured graphs (``padding_by_rows``).
+    This is the same rule for a plan, before any graph exists.
     """
     if not sam.enabled:
         return 0

@@ -1,9 +1,9 @@
-"""Trains the draft head inside verl's training processes, between two passes of their own.
+"""Trains the draft head inside verl's training processes, between two of verl's own passes.
 
-Hidden states come from the pass over old log-probabilities. When that is done, and before the
-policy is updated, the head learns on the same device: its targets are then what the policy says
-now. It travels to the engines behind the policy, in the sync that ends the step, and is saved and
-resumed with the policy's checkpoints.
+The pass over old log-probabilities yields the hidden states. After it, and before the policy is
+updated, the head learns on the same device. Its targets are then the distributions of the current
+policy. The weight sync that ends the step sends the head to the engines after the policy. The head
+is saved and resumed with the policy's checkpoints.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ STATE_FILE = "training.pt"
 
 
 class HeadTraining:
-    """One training process's part in the head: what of it is verl's business.
+    """The head's training in one of verl's training processes.
 
     Args:
-        worker: verl's, with its policy loaded.
+        worker: verl's worker, with its policy loaded.
     """
 
     def __init__(self, worker: ActorRolloutRefWorker) -> None:
@@ -52,7 +52,7 @@ class HeadTraining:
         self._model_path = str(worker.config.model.path)
         self._model_config = engine.model_config.hf_config.to_dict()
         settings, path = self._source.train, Path(self._source.path).expanduser()
-        with torch.random.fork_rng(devices=[]):  # the policy's training draws from it
+        with torch.random.fork_rng(devices=[]):  # the policy's training uses the global generator
             head = load_head(path, self._model_config)
         group = torch.distributed.group.WORLD
         peers = self._peers = Peers(group if torch.distributed.get_world_size() > 1 else None)
@@ -64,11 +64,11 @@ class HeadTraining:
         self._capture = StateCapture(self._part, layers, settings.window, windows, rng)
 
     def reading(self, responses: int) -> AbstractContextManager[None]:
-        """A context for the pass over so many responses; what it brings is kept."""
+        """Return a context that captures hidden states from a pass over `responses` responses."""
         return nullcontext() if self.online.failed else self._capture.running(responses)
 
     def learn(self, seconds: float) -> dict[str, float]:
-        """As `OnlineHead.learn`, with what the last pass brought."""
+        """Train on the captured states for `seconds` at most; return the metrics."""
         taken, self._capture.taken = self._capture.taken, []
         if not self.online.failed:
             self.online.buffer.add(taken)
@@ -77,14 +77,14 @@ class HeadTraining:
         return self.online.learn(self._part.matrices, this_device(), seconds)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """What a sync brings the engines."""
+        """Yield the head's tensors by name, as a weight sync sends them to the engines."""
         for name, tensor in self.online.trainable.head.state_dict().items():
             sent = tensor.to(this_device())
-            # A CPU's engine computes in float32, as the head is trained.
+            # An engine on a CPU computes in float32, like the head's training.
             yield PREFIX + name, sent if sent.device.type == "cpu" else sent.to(STORED)
 
     def save(self, folder: Path) -> None:
-        """Write the head as vLLM reads it, and beside it what a resumed training goes on from."""
+        """Write the head in vLLM's format, and beside it the state of its training."""
         online, settings = self.online, self._source.train.to_mapping()
         write_head(
             folder, online.trainable, self._model_config, self._model_path,
@@ -93,10 +93,10 @@ class HeadTraining:
         torch.save(online.state_dict(), folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote; with the run's first head where nobody finds anything.
+        """Load what `save` wrote; keep the run's first head if no process finds the files.
 
         Raises:
-            FileNotFoundError: others find it.
+            FileNotFoundError: Only some of the processes find the files.
         """
         file = folder / STATE_FILE
         votes = torch.tensor([float(file.exists())]).to(this_device())
@@ -110,17 +110,17 @@ class HeadTraining:
 
 
 def _part_of(engine: Any, strategy: str) -> PolicyPart:
-    """What of the policy lies in this process; its training engine must be initialised."""
+    """Return this process's part of the policy; its training engine must be initialised."""
     if strategy != "megatron":
         return FsdpPart(engine)
-    # Not at the top: Megatron is there only where a run trains with it.
+    # Megatron is installed only where a run trains with it.
     from sam_rollout.integrations.verl.policy_part_megatron import MegatronPart
 
     return MegatronPart(engine)
 
 
 class HeadTrainingWorker(ActorRolloutRefWorker):
-    """verl's worker of policy and rollout, with a draft head that is trained along."""
+    """verl's worker of policy and rollout, which also trains a draft head."""
 
     _head: HeadTraining
 
@@ -133,29 +133,29 @@ class HeadTrainingWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def compute_log_prob(self, data: Any) -> Any:
-        """As verl's; keeps hidden states for the head."""
+        """Compute log-probabilities as verl does, and keep hidden states for the head."""
         with self._head.reading(len(data)):
             return super().compute_log_prob(data)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def train_head(self, seconds: float) -> dict[str, float]:
-        """Let the head learn for so long; its metrics."""
+        """Train the head for `seconds` at most; return its metrics."""
         return self._head.learn(seconds)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_head(self, folder: str) -> None:
-        """Write the head into a folder, from one process."""
+        """Write the head into a folder; only rank 0 writes."""
         if self.rank == 0:
             self._head.save(Path(folder))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """As verl's; the head lies in a folder beside the policy."""
+        """Save the policy as verl does, and the head in a folder beside it."""
         super().save_checkpoint(local_path, *args, **kwargs)
         self.save_head(str(Path(local_path) / HEAD_FOLDER))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
-        """As verl's, and the head that was trained with that policy."""
+        """Load the policy as verl does, and the head that was saved with it."""
         super().load_checkpoint(local_path, *args, **kwargs)
         self._head.load(Path(local_path) / HEAD_FOLDER)

@@ -1,4 +1,4 @@
-"""From a checked configuration to verl's trainer."""
+"""Starts verl's trainer from a checked configuration."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from sam_rollout.integrations.verl.model_drafter import write_first_head
 from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.integrations.verl.weight_buckets import fit_bucket
 
-# What Ray is told when it starts, and refuses to be told by a program that joins it.
+# Arguments that start a Ray cluster; Ray refuses them from a program that joins a running one.
 CLUSTER_ARGUMENTS = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
-# Ray's own name for a resource that its head node alone has.
+# Ray's name for a resource that only its head node has.
 HEAD_RESOURCE = "node:__internal_head__"
 
 
 class VerlRefusal(ConfigError):
-    """verl's own checks refuse the configuration; the text is verl's."""
+    """verl's own checks refuse the configuration; the message is verl's."""
 
     def __str__(self) -> str:
         return f"verl refuses it: {self.allowed}"
 
 
 def validate(config: DictConfig) -> None:
-    """Let verl check a translated configuration; no device, weights or cluster is needed.
+    """Let verl check a translated configuration; this needs no device, weights or cluster.
 
     Raises:
-        VerlRefusal: With verl's words.
+        VerlRefusal: verl refuses the configuration.
     """
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -47,7 +47,7 @@ def validate(config: DictConfig) -> None:
             use_reference_policy=need_reference_policy(config),
             use_critic=need_critic(config),
         )
-        # verl makes this one in its workers, after the model is loaded.
+        # verl builds this dataclass in its workers, after the model is loaded.
         omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     except (AssertionError, InstantiationException, NotImplementedError, ValueError) as error:
         cause = error.__cause__ if isinstance(error, InstantiationException) else None
@@ -55,12 +55,13 @@ def validate(config: DictConfig) -> None:
 
 
 def check_with_verl(config: DictConfig, run: RunConfig) -> Iterator[Note]:
-    """Let verl check a copy of the configuration, translated; its warnings become notes.
+    """Let verl check a translated copy of the configuration; yield its warnings as notes.
 
-    It imports verl, which settles on a device then: not for a process that starts a run.
+    This imports verl, which then decides on a device, so a process that starts a run must not call
+    it.
 
     Raises:
-        VerlRefusal: With verl's words.
+        VerlRefusal: verl refuses the configuration.
     """
     copy = deepcopy(config)
     translate(copy, run)
@@ -69,14 +70,14 @@ def check_with_verl(config: DictConfig, run: RunConfig) -> Iterator[Note]:
         with contextlib.redirect_stdout(said):
             validate(copy)
     except ImportError as error:
-        yield Note(f"verl cannot be asked: {error}")
+        yield Note(f"verl's own checks were not run, because verl cannot be imported: {error}")
     marks = ("WARNING: ", "NOTICE: ")
     for line in said.getvalue().splitlines():
         yield from (Note(line.removeprefix(mark)) for mark in marks if line.startswith(mark))
 
 
 def leave_to_running_cluster(config: DictConfig) -> None:
-    """Drop what a Ray cluster that runs already was told when it was started."""
+    """Drop the arguments that start a Ray cluster if the run joins a running one."""
     ray_init = config.ray_kwargs.ray_init
     address = ray_init.get("address") or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
@@ -86,11 +87,11 @@ def leave_to_running_cluster(config: DictConfig) -> None:
 
 
 def prepare_run(config: DictConfig, run: RunConfig) -> None:
-    """Fill in what verl and vLLM read of a checked configuration, and let verl check it.
+    """Fill verl's and vLLM's fields of a checked configuration, and let verl check it.
 
     Args:
-        config: As composed; the run's environment variables must be set.
-        run: Its settings of ours.
+        config: The composed configuration; the run's environment variables must be set.
+        run: Our settings.
 
     Raises:
         VerlRefusal: verl's own checks refuse the configuration.
@@ -107,9 +108,9 @@ def prepare_run(config: DictConfig, run: RunConfig) -> None:
 
 @contextlib.contextmanager
 def naming_the_first_error() -> Iterator[None]:
-    """End a run that fails with its traceback and, behind it, one line: what failed first.
+    """End a failing run with its traceback and a last line that names the first error.
 
-    Between them Ray is shut down: other processes' logs would come behind that line.
+    Ray is shut down between the two, so that no other process logs after that line.
     """
     import ray
 
@@ -143,11 +144,11 @@ def launch(config: DictConfig, run: RunConfig) -> None:
 
         def init_agent_loop_manager(self) -> None:
             super().init_agent_loop_manager()
-            # Their imports take half a minute; without this the first step would be charged.
+            # Without this, the workers' imports (half a minute) count as the first rollout.
             workers = self.agent_loop_manager.agent_loop_workers
             ray.get([worker.__ray_ready__.remote() for worker in workers])
 
-    # On the head node, where the run was started: the trainer writes the run folder.
+    # The trainer writes the run folder, so it runs on the head node, where the run was started.
     runner = ray.remote(resources={HEAD_RESOURCE: 0.001})(SamTaskRunner)
     with follow_rollouts(run.telemetry.progress):
         main_ppo.run_ppo(config, task_runner_class=runner)

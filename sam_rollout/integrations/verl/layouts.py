@@ -1,7 +1,7 @@
-"""verl's fields that say how a run is spread over devices: read, and checked against each other.
+"""Reads and checks the fields that say how a run is spread over devices.
 
-verl and the engines assert most of this themselves, but minutes into a start, on some rank, and
-without the name of the field. Needs the composed configuration and nothing else.
+verl and the engines assert most of these rules themselves, but only minutes into a start, on some
+rank, and without the name of the field. These checks need only the composed configuration.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ ALL_DEVICES = "trainer.nnodes * n_gpus_per_node"
 
 @dataclass(frozen=True)
 class RunLayout:
-    """Model, device and how the run divides them."""
+    """The sizes of the model, the device, and how training and rollout divide the devices."""
 
     shape: ModelShape
-    shape_source: str  # what the sizes were read from, for people
+    shape_source: str  # what the sizes were read from, for messages
     hardware: HardwareConfig
     training: TrainingLayout
     rollout: RolloutLayout
 
     @property
     def devices(self) -> int:
-        """All devices of the run."""
+        """Number of devices of the run."""
         return self.rollout.devices
 
 
@@ -47,7 +47,7 @@ def _devices(config: DictConfig) -> int:
 
 
 def rollout_layout(config: DictConfig) -> RolloutLayout:
-    """How the rollout's engines divide the devices."""
+    """Return how the rollout's engines divide the devices."""
     rollout = config.actor_rollout_ref.rollout
     return RolloutLayout(
         devices=_devices(config),
@@ -58,7 +58,7 @@ def rollout_layout(config: DictConfig) -> RolloutLayout:
 
 
 def _training_layout(config: DictConfig, layers: int) -> TrainingLayout:
-    """How training divides a model of so many layers, and the batch."""
+    """Return how training divides the batch and a model of `layers` layers."""
     actor = config.actor_rollout_ref.actor
     if actor.strategy == "megatron":
         return _megatron_layout(config, layers)
@@ -95,10 +95,12 @@ def _megatron_layout(config: DictConfig, layers: int) -> TrainingLayout:
 
 
 def _stage_layers(config: DictConfig, layers: int) -> tuple[int, ...]:
-    """Layers of each pipeline stage; first and last may be set apart.
+    """Return the number of layers of each pipeline stage.
+
+    The configuration may fix the first and the last stage's number; the rest is divided evenly.
 
     Raises:
-        ConfigError: The layers do not come out even.
+        ConfigError: The layers cannot be divided.
     """
     megatron = config.actor_rollout_ref.actor.megatron
     stages = megatron.pipeline_model_parallel_size
@@ -120,24 +122,24 @@ def _stage_layers(config: DictConfig, layers: int) -> tuple[int, ...]:
 
 
 def check_layout(config: DictConfig) -> RunLayout:
-    """Check that devices, model and batch divide as they are asked to, and read how they do.
+    """Check that devices, model and batch can be divided as configured; return the layout.
 
     Raises:
-        ConfigError: Names the field, its value and what is allowed.
+        ConfigError: They cannot; names the field, its value and what is allowed.
     """
     hardware = HardwareConfig.from_mapping(plain(config.hardware))
     shape, shape_source = policy_shape(config)
     hold(_positive(config))
     training = _training_layout(config, shape.layers)
     layout = RunLayout(shape, shape_source, hardware, training, rollout_layout(config))
-    of_training = _megatron_rules if training.engine == "megatron" else _fsdp_rules
-    for rules in (_rollout_rules, of_training, _batch_rules):
+    training_rules = _megatron_rules if training.engine == "megatron" else _fsdp_rules
+    for rules in (_rollout_rules, training_rules, _batch_rules):
         hold(rules(config, layout))
     return layout
 
 
 def _positive(config: DictConfig) -> Iterator[Rule]:
-    """Sizes that everything else divides by, and other numbers with a range."""
+    """Yield the rules that other rules need (sizes are positive), and those of other ranges."""
     fields = [
         *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "total_epochs")),
         *(f"{ROLLOUT}.{axis}_parallel_size" for axis in ("tensor_model", "data", "expert")),
@@ -159,13 +161,13 @@ def _positive(config: DictConfig) -> Iterator[Rule]:
     for field in fields:
         value = OmegaConf.select(config, field)
         yield field, value, type(value) is int and value > 0, "must be an integer of at least 1"
-    # Numbers that verl hands on as they are, to fail in a worker.
+    # verl does not check these numbers; wrong ones would fail in a worker.
     for group in (ROLLOUT, f"{ROLLOUT}.val_kwargs"):
         values = OmegaConf.select(config, group)
-        heat, share = values.temperature, values.top_p
+        heat, top_p = values.temperature, values.top_p
         yield f"{group}.temperature", heat, _is_number(heat) and heat >= 0, "must be at least 0"
-        right = _is_number(share) and 0 < share <= 1
-        yield f"{group}.top_p", share, right, "must be more than 0 and at most 1"
+        right = _is_number(top_p) and 0 < top_p <= 1
+        yield f"{group}.top_p", top_p, right, "must be more than 0 and at most 1"
     rate = config.actor_rollout_ref.actor.optim.lr
     yield f"{ACTOR}.optim.lr", rate, _is_number(rate) and rate >= 0, "must be a number, at least 0"
 
@@ -266,8 +268,8 @@ def _batch_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
             f"{ACTOR}.ppo_max_token_len_per_gpu",
             actor.ppo_max_token_len_per_gpu,
             actor.ppo_max_token_len_per_gpu * sharing >= longest,
-            f"must be at least {-(-longest // sharing)}: {sharing} devices share a text of up to "
-            f"{longest} tokens",
+            f"must be at least {-(-longest // sharing)}: {sharing} device(s) share a text of up "
+            f"to {longest} tokens",
         )
     overlong = config.reward.reward_kwargs.get("overlong_buffer_cfg")
     if config.reward.reward_manager.name == "dapo" and overlong and overlong.enable:

@@ -1,9 +1,9 @@
-"""What our runs bring to verl's loggers: a wandb run that can be found again, and pictures.
+"""Adds to verl's loggers: tags and groups of the wandb run, guards against errors, and pictures.
 
-verl's ``Tracking`` makes the wandb run with a project, a name and the configuration, logs all
-metrics with ``step=`` the training step, and lets every error of wandb end the training. Here the
-run is made first, with the same arguments and what comparisons need on top; verl's own
-``wandb.init`` then returns it. A tracker that cannot be reached costs a warning, never a run.
+verl's ``Tracking`` creates a wandb run with a project, a name and the configuration, and lets every
+error of wandb end the training. `start_wandb` creates the run first, with the same arguments and
+with the tags and groups that comparisons need. verl's own ``wandb.init`` then returns that run. A
+tracker that cannot be reached causes a warning and never ends a run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PACKAGES = {
 INSTALLS = {"rl_insight": "rl-insight", "volcengine_ml_platform": "volcengine-ml-platform"}
 STEP_AXIS = "training/global_step"  # verl logs it with every training step, not with validation
 MAX_TAG = 64  # characters, wandb's limit
-# Metrics whose mean over the run belongs in the table of runs; of the others the last value does.
+# The table of runs shows the mean of these metrics, and the last value of all others.
 MEAN_IN_SUMMARY = (
     "sam/engine/rollout_s",
     "sam/engine/tokens_per_s",
@@ -62,15 +62,15 @@ MEAN_IN_SUMMARY = (
 
 
 def chosen(backends: Any) -> list[str]:
-    """``trainer.logger`` as a list; verl takes a single name, too."""
+    """Return ``trainer.logger`` as a list; verl also allows a single name."""
     return [backends] if isinstance(backends, str) else list(backends or ())
 
 
 def check_loggers(backends: Any) -> Iterator[Fact]:
-    """Refuse a logger that is unknown or not installed; verl would after the model is loaded.
+    """Refuse a logger that is unknown or not installed, before verl does so with a loaded model.
 
     Raises:
-        ConfigError: Names ``trainer.logger``.
+        ConfigError: A logger of ``trainer.logger`` cannot be used.
     """
     names = chosen(backends)
     if not names:
@@ -90,9 +90,9 @@ def check_loggers(backends: Any) -> Iterator[Fact]:
 
 
 def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[str, Any]:
-    """Arguments of ``wandb.init``: verl's own, and what finds and groups the runs of a comparison.
+    """Return the arguments of ``wandb.init``: verl's own, and tags and groups for comparisons.
 
-    ``WANDB_TAGS``, ``WANDB_RUN_GROUP`` and ``WANDB_JOB_TYPE`` of the shell are kept.
+    The shell's ``WANDB_TAGS``, ``WANDB_RUN_GROUP`` and ``WANDB_JOB_TYPE`` keep their effect.
     """
     side = info.label.partition("=")[2]
     experiment, folder = config.trainer.experiment_name, Path(config.run_dir).name
@@ -107,7 +107,7 @@ def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[s
     described = {name: getattr(info, name) for name in names}
     return {
         "project": config.trainer.project_name,
-        # Runs of one experiment differ by their folders: base-1, sam-1, ...
+        # The folder tells the runs of one experiment apart: base-1, sam-1, ...
         "name": experiment if folder == experiment else f"{experiment} {folder}",
         "entity": os.environ.get("WANDB_ENTITY"),
         "config": encode({**info.config, "sam_run": described}),
@@ -118,10 +118,10 @@ def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[s
 
 
 def start_wandb(config: DictConfig, run: RunConfig, info: RunInfo) -> None:
-    """Make the wandb run that verl's loggers will find, if wandb is among them.
+    """Create the wandb run that verl will use, if wandb is among the loggers.
 
-    A server that cannot be reached, or an account that is missing, makes it an offline run, which
-    ``wandb sync`` uploads later. If even that fails, wandb is taken out of ``trainer.logger``.
+    If the server cannot be reached or the account is missing, the run is an offline run, which
+    ``wandb sync`` uploads later. If that fails, too, wandb is removed from ``trainer.logger``.
     """
     if WANDB not in chosen(config.trainer.logger):
         return
@@ -148,7 +148,7 @@ def start_wandb(config: DictConfig, run: RunConfig, info: RunInfo) -> None:
 
 
 def define_metrics(run: Any) -> None:
-    """The training step is the axis of every metric; some are summed up by their mean."""
+    """Make the training step every metric's axis, and choose the metrics summarised by a mean."""
     run.define_metric(STEP_AXIS)
     run.define_metric("*", step_metric=STEP_AXIS)
     for name in MEAN_IN_SUMMARY:
@@ -156,14 +156,18 @@ def define_metrics(run: Any) -> None:
 
 
 class OnceWarning:
-    """Runs calls that may fail, and says so once."""
+    """Runs calls and logs the first error only.
+
+    Args:
+        what: The warning's first words.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._said = False
 
     def __call__(self, call: Callable[[], object]) -> None:
-        """Run ``call``; its error is logged the first time."""
+        """Run ``call`` and catch its error."""
         try:
             call()
         except Exception:
@@ -173,46 +177,44 @@ class OnceWarning:
 
 
 class GuardedWandb:
-    """The ``wandb`` of verl's loggers: its errors do not reach the training loop."""
+    """verl's wandb logger, whose errors do not reach the training loop."""
 
     def __init__(self, wandb: Any) -> None:
         self._wandb = wandb
         self._guard = OnceWarning("wandb takes no more metrics")
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
-        """Log a training step; its number goes along, as validation before training lacks it."""
+        """Log metrics with the training step's number, which verl's first validation lacks."""
         self._guard(lambda: self._wandb.log(data={STEP_AXIS: step, **data}, step=step))
 
     def alert(self, title: str, text: str) -> None:
-        """Send an alert, if a run is live."""
+        """Send an alert if a wandb run is active."""
         if getattr(self._wandb, "run", None) is not None:
             self._guard(lambda: self._wandb.alert(title=title, text=text, level="WARN"))
 
     def finish(self, exit_code: int = 0) -> None:
-        """End the run."""
+        """End the wandb run."""
         self._guard(lambda: self._wandb.finish(exit_code=exit_code))
 
 
 class GuardedTable:
-    """A logger of tables or texts of verl's whose errors do not reach the training loop."""
+    """One of verl's loggers of tables or texts, whose errors do not reach the training loop."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self._guard = OnceWarning(
-            f"{type(inner).__name__} does not take this run's tables any more"
-        )
+        self._guard = OnceWarning(f"{type(inner).__name__} no longer accepts this run's tables")
 
     def log(self, *arguments: Any, **keywords: Any) -> None:
-        """As the logger inside."""
+        """Log with verl's logger."""
         self._guard(lambda: self._inner.log(*arguments, **keywords))
 
 
 class CurveLogger:
-    """Puts the picture of a rollout into the loggers that take pictures; others get none.
+    """Draws each rollout's running requests for wandb and TensorBoard.
 
     Args:
         loggers: verl's backends by name, ``Tracking.logger``.
-        tail_threshold: Of the line that marks the long tail.
+        tail_threshold: The long tail has at most this many running requests per engine.
     """
 
     def __init__(self, loggers: Mapping[str, Any], tail_threshold: int) -> None:
@@ -225,12 +227,12 @@ class CurveLogger:
         return WANDB in self._loggers or TENSORBOARD in self._loggers
 
     def warm_up(self) -> None:
-        """Load what draws, if anything will be drawn: a second that no training step has to pay."""
+        """Import the drawing library, if needed, so that no training step pays that second."""
         if self._takes_pictures:
             self._guard(warm_up)
 
     def log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
-        """Draw a training step's engine steps and log them; an error costs a warning."""
+        """Draw and log a training step's engine steps; an error causes a warning only."""
         if engine_steps and self._takes_pictures:
             self._guard(lambda: self._log(engine_steps, title, step))
 

@@ -1,6 +1,6 @@
-"""The model that drafts beside a run's policy: whether it belongs to it, and what it takes.
+"""Checks of the model that drafts for a run's policy, its first head, and its memory.
 
-Needs the composed configuration, and reads the folder of the drafter where it is on this machine.
+The checks need the composed configuration. They read the drafter's folder if it is on this machine.
 """
 
 from __future__ import annotations
@@ -17,35 +17,43 @@ from sam_rollout.config import ConfigError, SamConfig
 from sam_rollout.heads import HeadShape, read_head, shape_for
 from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.layouts import RunLayout
-from sam_rollout.integrations.verl.policy_model import read_config
+from sam_rollout.integrations.verl.policy_model import is_hub_name, read_config
 from sam_rollout.integrations.verl.registered_names import FIRST_HEAD_FOLDER
 from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter, positions_note
 from sam_rollout.sizing import DrafterSize, ModelShape, RolloutLayout
 from sam_rollout.sizing.memory import BF16, rollout_weights
 
-# Tokens that a head of unknown sizes drafts, as most public ones do (docs/model_drafters.md).
+# Draft vocabulary of most public heads (docs/draft_models.md), for a head of unknown sizes.
 USUAL_VOCABULARY = 32_000
-# In the config.json of models that read more than text; their language model is a part of them.
+# Keys in the config.json of models that read more than text.
 _OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "thinker_config")
 
 
+def is_missing(sam: SamConfig) -> bool:
+    """Return whether the drafter's path names a folder that is not on this machine."""
+    path = sam.sources.model.path if sam.drafts_with_model else ""
+    return bool(path) and not is_hub_name(path) and not Path(path).expanduser().exists()
+
+
 def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape) -> None:
-    """Refuse a drafter that was made for another policy, by the policy's sizes and its files.
+    """Refuse a drafter that was trained for a policy of other sizes.
+
+    The check of draft sources reports a missing drafter.
 
     Raises:
-        ConfigError: names `sam.sources.model.path`.
+        ConfigError: The drafter does not fit; names `sam.sources.model.path`.
     """
-    if sam.drafts_with_model:
+    if sam.drafts_with_model and not is_missing(sam):
         for policy in _policy_configs(config, shape):
             check_drafter(sam.sources.model, policy)
 
 
 def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -> None:
-    """Refuse to train a head where its policy's hidden states are not to be had.
+    """Refuse to train a head if the policy's hidden states cannot be captured.
 
     Raises:
-        ConfigError: names `sam.sources.model.train.enabled`, or the path of a head that is not
-            here or of a kind that cannot be trained.
+        ConfigError: A setting prevents it (names `sam.sources.model.train.enabled`), or the head's
+            folder is missing or of a kind that cannot be trained (names its path).
     """
     model, strategy = sam.sources.model, config.actor_rollout_ref.actor.strategy
     if not (sam.enabled and model.trains):
@@ -58,8 +66,8 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
     for reason, holds in (
         (f"actor_rollout_ref.actor.strategy = fsdp2 or megatron, not {strategy}",
          strategy in ("fsdp2", "megatron")),
-        ("algorithm.rollout_correction.bypass_mode = false: its hidden states are those of the "
-         "pass over old log-probabilities", not correction.get("bypass_mode")),
+        ("algorithm.rollout_correction.bypass_mode = false: the pass over old log-probabilities "
+         "yields its hidden states", not correction.get("bypass_mode")),
         ("a policy without LoRA", not lora),
         (f"actor_rollout_ref.rollout.checkpoint_engine.backend = naive, not {backend}",
          backend == "naive"),
@@ -68,8 +76,8 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
     ):  # fmt: skip
         if not holds:
             raise ConfigError(f"{model.train.PATH}.enabled", True, f"needs {reason}")
-    if model.path and model.folder is None:
-        allowed = "must be a folder here to be trained: fetch it first"
+    if model.path and model.folder is None and not is_missing(sam):
+        allowed = "must be a folder on this machine to be trained: download it first"
         raise ConfigError(f"{model.PATH}.path", model.path, allowed)
     if model.folder is not None:
         from sam_rollout.heads.writing import check_trainable
@@ -78,10 +86,10 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
 
 
 def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
-    """What a head's training asks of Megatron's settings."""
+    """Yield what a head's training needs of Megatron's settings, and whether it holds."""
     for name in (
         "dynamic_context_parallel", "use_megatron_fsdp",
-        # A graph that is replayed runs no hooks.
+        # A replayed graph runs no hooks.
         "override_transformer_config.cuda_graph_impl",
         "override_transformer_config.enable_cuda_graph",
         "override_transformer_config.external_cuda_graph",
@@ -92,7 +100,10 @@ def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
 
 
 def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[str, bool]]:
-    """What a head's training asks of the policy's matrices: those of a text model, unpacked."""
+    """Yield what a head's training needs of the policy's weights, and whether it holds.
+
+    The policy must be a text model, and its weights must not be quantised.
+    """
     run = config.actor_rollout_ref
     path, packs = run.model.path, run.rollout.get("quantization")
     yield f"actor_rollout_ref.rollout.quantization = null, not {packs}", packs is None
@@ -108,12 +119,12 @@ def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[
 
 
 def begins_with_nothing(sam: SamConfig) -> bool:
-    """Whether the run trains a head that knows nothing yet."""
+    """Return whether the run trains a new head with random weights."""
     return sam.enabled and sam.sources.model.trains and not sam.sources.model.path
 
 
 def with_first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
-    """The settings for engines and trainer, where a head that knows nothing has a folder, too."""
+    """Return the settings for engines and trainer, which name the folder of a new head, too."""
     if not begins_with_nothing(sam):
         return sam
     sources: Any = sam.sources  # its fields are those of the registry
@@ -122,7 +133,7 @@ def with_first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
 
 
 def write_first_head(config: DictConfig, sam: SamConfig) -> None:
-    """Write that head, where the run begins with one."""
+    """Write a new head with random weights if the run begins with one."""
     if not begins_with_nothing(sam):
         return
     from transformers import AutoConfig
@@ -146,7 +157,7 @@ def _policy_configs(config: DictConfig, shape: ModelShape) -> Iterator[Mapping[s
 
 
 def _config_of(shape: ModelShape) -> dict[str, int]:
-    """By the names of `config.json`."""
+    """Return the sizes under the names of `config.json`."""
     return {
         "num_hidden_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -158,11 +169,11 @@ def _config_of(shape: ModelShape) -> dict[str, int]:
 
 
 def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
-    """What runs with this drafter, but not as it should."""
+    """Yield notes on settings with which this drafter runs, but worse than it could."""
     if not sam.drafts_with_model:
         return
     model, rollout = sam.sources.model, config.actor_rollout_ref.rollout
-    files = model.read_files_config()
+    files = {} if is_missing(sam) else model.read_files_config()
     layer = files.get("transformer_layer_config") or files
     positions = layer.get("max_position_embeddings")
     if note := positions_note(model, positions, rollout.max_model_len):
@@ -171,13 +182,13 @@ def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
     if graphs.graph_mode(config) != "NONE" and covered < rollout.max_num_seqs:
         yield (
             f"sam.sources.model: captured graphs hold {covered} of {rollout.max_num_seqs} requests "
-            f"with {graphs.tokens_per_request(sam)} tokens each; steps with more run without, "
-            f"which may cost more than drafts bring: see {graphs.SIZES} and sam.max_draft_tokens"
+            f"with {graphs.tokens_per_request(sam)} tokens each; larger steps run without a graph, "
+            f"which may cost more than drafts save: see {graphs.SIZES} and sam.max_draft_tokens"
         )
 
 
 def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
-    """Memory of the drafter on one device, and how it is known."""
+    """Return the drafter's memory on one device, and a phrase that says how it is known."""
     model = sam.sources.model
     tensor = model.options.get("draft_tensor_parallel_size") or layout.rollout.tensor
     if sam.drafts_with_model:
@@ -190,14 +201,14 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
             )
         if model.method == "eagle3":
             head = read_head(model.folder, f"{model.PATH}.path")
-            # The embedding is the policy's, and a whole output layer, too, if the files have none.
+            # The head uses the policy's embedding. It also uses the policy's output layer if it
+            # drafts from the whole vocabulary and its files have none.
             own = head.shape.vocabulary * head.shape.hidden_size
             whole = head.shape.draft_vocabulary == head.shape.vocabulary
             output = own if whole and "lm_head.weight" in head.own_policy_weights else 0
             return _head_size(head.shape, output, tensor), "memory by its files"
-        if model.method == "draft_model" and (
-            shape := ModelShape.of_model(model.read_files_config())
-        ):
+        files = {} if is_missing(sam) else model.read_files_config()
+        if model.method == "draft_model" and (shape := ModelShape.of_model(files)):
             weights = rollout_weights(shape, RolloutLayout(tensor, tensor))
             size = DrafterSize(weights, shape.kv_cache_bytes(tensor))
             return size, "memory by its config.json"
@@ -205,7 +216,7 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
 
 
 def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
-    """Of a head with so many more parameters; `fc` is whole on every rank."""
+    """Return the memory of a head and of `more` parameters; every rank holds all of `fc`."""
     whole = math.prod(shape.weights["fc.weight"])
     maps = ("t2d", "d2t")
     divided = more + sum(math.prod(d) for n, d in shape.weights.items() if n not in maps) - whole
@@ -218,7 +229,7 @@ def _usual_head(policy: ModelShape) -> HeadShape:
 
 
 def _sizes_of(policy: ModelShape) -> dict[str, int]:
-    """Of a head as wide as the policy."""
-    # Qwen3's with experts have none; their config.json names three times the hidden size.
+    """Return the sizes of a head that is as wide as the policy, named as in `config.json`."""
+    # `ModelShape` of Qwen3 with experts has no intermediate size; its config.json names 3 * hidden.
     intermediate = policy.intermediate or 3 * policy.hidden
     return {**_config_of(policy), "intermediate_size": intermediate}

@@ -1,19 +1,19 @@
-"""Pieces of texts that wait for one receiver, another server or an engine, within a limit."""
+"""A bounded queue of text pieces for one receiver: another server, or an engine."""
 
 from __future__ import annotations
 
 from collections import deque
 
-# What a piece takes beside its tokens, as a tuple of Python values.
+# Memory of a piece beside its tokens, as a tuple of Python values.
 PIECE_BYTES = 400
 
 
 class PieceQueue:
-    """Pieces in order; beyond the limit the oldest are dropped.
+    """A queue of pieces that drops the oldest ones beyond its limit.
 
     Args:
-        most_bytes: of all that wait.
-        message_bytes: of those that are taken at once, unless one alone has more.
+        most_bytes: Limit of all waiting pieces.
+        message_bytes: Limit of one message; a larger piece is a message by itself.
     """
 
     def __init__(self, most_bytes: int, message_bytes: int) -> None:
@@ -25,10 +25,10 @@ class PieceQueue:
         return len(self._pieces)
 
     def put(self, piece: tuple) -> int:
-        """Append the fields of a `Piece`; returns how many pieces were dropped for it.
+        """Append the fields of a `Piece`; return how many pieces were dropped.
 
         Raises:
-            TypeError: it is no sequence that ends with bytes.
+            TypeError: The piece is no sequence that ends with bytes.
         """
         self._nbytes += _size(piece)
         self._pieces.append(piece)
@@ -38,7 +38,7 @@ class PieceQueue:
         return before - len(self._pieces)
 
     def take(self) -> list[tuple]:
-        """The next message; empty where nothing waits."""
+        """Remove and return the next message; empty if nothing waits."""
         message: list[tuple] = []
         room = self._message_bytes
         while self._pieces and (not message or _size(self._pieces[0]) <= room):

@@ -1,7 +1,7 @@
 """A CPU platform for verl, so that the real trainer runs on a laptop.
 
-verl 0.9.1 knows CUDA, NPU and a few more accelerators; its plug-in registry takes others. Ray's
-logical ``GPU`` resource stands for "one training process" here: ``ray.init(num_gpus=N)``.
+verl 0.9.1 supports CUDA, NPU and a few more accelerators, and its registry accepts others. On this
+platform, Ray's logical ``GPU`` resource stands for one training process: ``ray.init(num_gpus=N)``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def _free_and_total_bytes(*_args: Any, **_kwargs: Any) -> tuple[int, int]:
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """Caches, streams and devices that a CPU does not have."""
+    """Do nothing: a CPU has no caching allocator, streams or device index."""
 
 
 def _device_module() -> types.ModuleType:
-    """Build what ``torch.cuda`` is to CUDA; names not listed fall back to ``torch.cpu``."""
+    """Build the CPU's counterpart of ``torch.cuda``; other names come from ``torch.cpu``."""
     module = types.ModuleType("sam_rollout_cpu_device")
     members: dict[str, Any] = {
         "memory_allocated": _resident_bytes,
@@ -72,7 +72,7 @@ _DEVICE_MODULE = _device_module()
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """Everything verl asks of a device, answered for the CPU."""
+    """The CPU as a device of verl."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -82,11 +82,11 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        # Never chosen by detection: a CUDA machine has a CPU, too.
+        # Every CUDA machine has a CPU, too, so only the variable chooses this platform.
         return os.environ.get(PLATFORM_ENV) == "cpu"
 
     def current_device(self) -> torch.device:
-        # verl passes it to tensor.to(), so it cannot be an index.
+        # verl passes the result to tensor.to(), so it cannot be an index.
         return torch.device("cpu")
 
     def device_count(self) -> int:
@@ -111,7 +111,7 @@ class PlatformCPU(PlatformBase):
         yield
 
     def ray_resource_name(self) -> str:
-        return "GPU"  # verl accepts no other name; it is a logical count
+        return "GPU"  # verl accepts no other name; Ray only counts it
 
     def ray_noset_envvars(self) -> list[str]:
         return []
@@ -119,7 +119,7 @@ class PlatformCPU(PlatformBase):
     def is_ipc_supported(self) -> bool:
         return False  # weights travel through shared memory instead
 
-    # There is one device, whose work is synchronous, without caching allocator and profiler.
+    # There is one device. It works synchronously, without caching allocator and profiler.
     set_device = synchronize = set_allocator_settings = empty_cache = _nothing
     profiler_start = profiler_stop = cudart = _nothing
 
@@ -127,8 +127,9 @@ class PlatformCPU(PlatformBase):
 def use_single_gloo_backend() -> None:
     """Make verl's process group ask for ``cpu:gloo`` once.
 
-    verl 0.9.1 joins "<device>:<backend>" and "cpu:gloo", which on a CPU names the device twice;
-    torch refuses that. ``tests/integration/test_verl_workarounds.py`` tells when it can go.
+    verl 0.9.1 joins "<device>:<backend>" and "cpu:gloo". On a CPU that names the device twice, and
+    torch refuses it. A test in ``tests/integration/test_verl_workarounds.py`` fails when verl has
+    mended this.
     """
     import verl.utils.distributed as verl_distributed
 

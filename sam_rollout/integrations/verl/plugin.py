@@ -1,7 +1,7 @@
-"""Registers our parts with verl; imported wherever verl is imported.
+"""Registers our parts with verl in every process that imports verl.
 
-Two ways lead here: the ``verl.plugins`` entry point, and ``VERL_USE_EXTERNAL_MODULES``, which the
-launcher sets on every Ray node because verl swallows an entry point's errors.
+verl imports this module by the ``verl.plugins`` entry point, and by ``VERL_USE_EXTERNAL_MODULES``.
+The launcher sets that variable on every Ray node because verl hides the errors of entry points.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sam_rollout.integrations.verl.registered_names import ROLLOUT_NAME
 
 
 def _load_replica() -> type:
-    # Late: vLLM takes seconds to import and most of verl's processes never need it.
+    # vLLM takes seconds to import, and most of verl's processes do not need it.
     from sam_rollout.integrations.verl.server import SamReplica
 
     return SamReplica
@@ -28,8 +28,8 @@ _ROLLOUT_REGISTRY[ROLLOUT_NAME, "async"] = (
     "sam_rollout.integrations.verl.server_adapter.SamServerAdapter"
 )
 
-# vLLM's API server imports model_hosting_container_standards, which sets the root logger to this
-# level (ERROR unless told) and raises the root's handlers to it: every warning of ours is lost.
+# vLLM's API server imports model_hosting_container_standards, which sets the root logger and its
+# handlers to this variable's level. Its default, ERROR, would hide all our warnings.
 if "LOG_LEVEL" not in os.environ:
     os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", "WARNING")
 

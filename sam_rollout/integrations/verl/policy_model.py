@@ -1,6 +1,6 @@
-"""The policy's model: where its files are, what they say of its shape, and whether it can run.
+"""The policy's files: where they are, the model's sizes, and whether the engine can run it.
 
-Nothing heavy is imported: files are read as JSON and as headers of safetensors.
+Files are read as JSON and as headers of safetensors, so nothing heavy is imported.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ TOKENIZER_FILES = (
 )
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 DOWNLOAD = "copy or download it again"
-# What vLLM's attention on CPUs computes (CPUAttentionBackend.get_supported_head_sizes in 0.31).
+# Head sizes of vLLM's attention on CPUs (CPUAttentionBackend.get_supported_head_sizes in 0.31).
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-# Kinds of rotary embedding with which max_position_embeddings is the longest text.
+# Kinds of rotary embedding for which max_position_embeddings limits the text's length.
 PLAIN_ROPE = (None, "default", "mrope", "llama3")
 
 
 def find_folder(path: str, environment: Mapping[str, str] | None = None) -> Path | None:
-    """Return the folder of a model on this machine: the path itself, or the hub's cache of it.
+    """Return a model's folder on this machine: the path itself, or its copy in the hub's cache.
 
     Args:
         path: A folder, or a name on the hub.
-        environment: Variables of the run's processes; this process's by default.
+        environment: Variables of the run's processes; by default those of this process.
+
+    Returns:
+        The folder, or None if the model is not on this machine.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
@@ -57,14 +60,14 @@ def is_hub_name(path: str) -> bool:
 
 
 def hub_cache(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the folder in which the hub's client keeps what it downloaded."""
+    """Return the folder where the hub's client caches its downloads."""
     environment = os.environ if environment is None else environment
     home = environment.get("HF_HOME", "~/.cache/huggingface")
     return Path(environment.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
 
 
 def read_config(config: DictConfig) -> dict[str, Any] | None:
-    """Return the policy's ``config.json``; None where it is not on this machine.
+    """Return the policy's ``config.json``; None if the model is not on this machine.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -80,10 +83,10 @@ def read_config(config: DictConfig) -> dict[str, Any] | None:
 
 
 def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
-    """Return the policy's sizes, and what they were read from.
+    """Return the policy's sizes, and the name of what they were read from.
 
-    The model's own files count. The group `model_shape` is for models that are not on this machine,
-    and for kinds whose files name their sizes otherwise.
+    The sizes come from the model's own files. The group `model_shape` is used for models that are
+    not on this machine, and for kinds whose files use other names for their sizes.
 
     Raises:
         ConfigError: The files cannot be read, or the group is wrong.
@@ -96,11 +99,11 @@ def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
 
 
 def check_model(config: DictConfig) -> Iterator[Fact | Note]:
-    """Check the policy's files, and that the engine can run texts as long as configured.
+    """Check the policy's files, and that the engine can run texts of the configured length.
 
     Raises:
-        NotHereError: There is no such folder.
-        ConfigError: A file is damaged, or the model cannot do what it is asked for.
+        NotHereError: The folder does not exist.
+        ConfigError: A file is damaged, or the model does not support the configuration.
     """
     path = config.actor_rollout_ref.model.path
     named = bool(path) and isinstance(path, str)
@@ -108,7 +111,7 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
     if "://" in path:
         yield Fact(f"{path}, not read here")
         return
-    # Variables of the run's processes: the shell's win over the experiment's.
+    # In the run's processes, the shell's variables win over the experiment's.
     environment = {**experiment_variables(config), **os.environ}
     folder = find_folder(path, environment)
     if folder is None:
@@ -120,7 +123,7 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
         _check_tokenizer(config, folder)
         weights = _describe_weights(folder)
     except (OSError, ValueError) as error:
-        if folder != Path(path).expanduser():  # the hub's cache, whose client fetches what lacks
+        if folder != Path(path).expanduser():  # The hub's client will download the rest.
             yield _elsewhere(path, environment)
             return
         raise ConfigError(PATH, path, f"{_said(error)}; {DOWNLOAD}") from None
@@ -128,14 +131,14 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
 
 
 def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
-    """Say what happens with a model that is not on this machine.
+    """Return a note that a missing model will be downloaded.
 
     Raises:
-        NotHereError: It cannot be fetched either.
+        NotHereError: It cannot be downloaded.
     """
     if not is_hub_name(path):
         raise NotHereError(PATH, path, "there is no such folder")
-    where = f"is not, or not whole, in {hub_cache(environment)}"
+    where = f"is not complete in {hub_cache(environment)}"
     fetch = f"run hf download {path} where there is a network, or name a folder of shared storage"
     if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise NotHereError(PATH, path, f"{where}, and HF_HUB_OFFLINE is set: {fetch}")
@@ -143,17 +146,18 @@ def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
 
 
 def _lora_rules(config: DictConfig) -> Iterator[Rule]:
-    """Refuse LoRA unless its matrices are merged into the weights that are sent.
+    """Refuse LoRA unless its matrices are merged into the weights before they are sent.
 
     verl 0.9.1 first sends the base model under the names of its wrapper (``base_layer``). vLLM 0.31
-    misses tied weights among these names, and without tied weights verl asks it for a method that
-    it lacks (``get_unstacked_mapper``): the engine ends, with and without drafts.
+    does not find tied weights under these names. For a model without tied weights, verl calls a
+    method that vLLM 0.31 lacks (``get_unstacked_mapper``). In both cases the engine ends, with and
+    without drafts.
     """
     model = config.actor_rollout_ref.model
     lora = model.get("lora") or {}
     merged = bool(lora.get("merge"))
     allowed = (
-        "the engine ends at the first weight sync of verl 0.9.1's LoRA, with and without drafts; "
+        "verl 0.9.1's LoRA ends the engine at the first weight sync, with and without drafts; "
         "actor_rollout_ref.model.lora.merge=true sends merged weights and works"
     )
     for name in ("lora_rank", "lora_adapter_path", "lora.rank", "lora.adapter_path"):
@@ -164,7 +168,7 @@ def _lora_rules(config: DictConfig) -> Iterator[Rule]:
 def _size_rules(
     config: DictConfig, own: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Iterator[Rule]:
-    """Hold the longest text, as vLLM does, and the head size against what can be run."""
+    """Yield the limits on the longest text (vLLM's own rule) and on the head size on CPUs."""
     path, rollout = config.actor_rollout_ref.model.path, config.actor_rollout_ref.rollout
     text = own.get("text_config") or own
     most = text.get("max_position_embeddings")
@@ -179,7 +183,7 @@ def _size_rules(
     shape = ModelShape.of_model(own)
     if config.trainer.device == "cpu" and shape:
         sizes = ", ".join(map(str, CPU_HEAD_SIZES))
-        allowed = f"its head_dim is {shape.head_dim}, and vLLM's attention on CPUs knows {sizes}"
+        allowed = f"its head_dim is {shape.head_dim}; vLLM's attention on CPUs supports {sizes}"
         yield PATH, path, shape.head_dim in CPU_HEAD_SIZES, allowed
 
 
@@ -191,16 +195,16 @@ def _check_tokenizer(config: DictConfig, folder: Path) -> None:
 
 
 def _describe_weights(folder: Path) -> str:
-    """Say how many weights there are, all of them whole.
+    """Check that all weight files are complete; return a phrase with their number and size.
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: A file is missing, cut or something else.
+        ValueError: A file is missing, truncated or of another format.
     """
     index = folder / "model.safetensors.index.json"
     others = [path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern)]
     if others and not index.exists() and not (folder / "model.safetensors").exists():
-        return f"{len(others)} weight file(s), not looked into"
+        return f"{len(others)} weight file(s), not checked"
     of_tensor = read_object(index).get("weight_map", {}) if index.exists() else {}
     names = sorted(set(of_tensor.values())) if index.exists() else ["model.safetensors"]
     missing = [name for name in names if not (folder / name).exists()]
@@ -211,7 +215,7 @@ def _describe_weights(folder: Path) -> str:
     for name in names:
         held |= tensor_shapes(folder / name).keys()
     if lost := of_tensor.keys() - held:
-        raise ValueError(f"{folder}: {min(lost)} is in no file ({len(lost)} tensors lack)")
+        raise ValueError(f"{folder}: {min(lost)} is in no file ({len(lost)} tensors are missing)")
     size = sum((folder / name).stat().st_size for name in names)
     return f"{len(names)} weight file(s), {size / 2**20:,.0f} MiB"
 

@@ -1,7 +1,7 @@
-"""The part of a policy that lies in one of verl's training processes, as FSDP2 divides it.
+"""The part of a policy that one of verl's training processes holds with FSDP2.
 
-`policy_part_megatron.py` has the same for Megatron. Both tell where in a process states appear,
-and which tokens they are of; `state_capture.py` puts them together.
+`policy_part_megatron.py` is the counterpart for Megatron. Both find the modules that output hidden
+states and the token of each state. `state_capture.py` puts the states together.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from verl.utils.device import get_device_id
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.peers import Peers
 
-PADDING = -1  # in place of a token's number
+PADDING = -1  # the token number of a state that belongs to no token
 Step = Callable[[int, Any, Callable[[], Any]], Any]
 
 
 class PolicyPart(Protocol):
-    """What of the policy lies in this process.
+    """This process's part of the policy.
+
+    Several processes may share the same texts (sequence, context, tensor and pipeline parallelism).
 
     Attributes:
-        hidden: length of a hidden state.
-        sharers: groups of processes to sum over, one after the other. After the last, every process
-            that shares texts with others has the states of all of them.
-        share: how many processes share the same texts.
-        rank: which of them this one is.
+        hidden: Length of a hidden state.
+        sharers: Groups of processes to sum states over, one after the other. After the last sum,
+            every process has the states of all processes that share its texts.
+        share: Number of processes that share the same texts.
+        rank: This process's rank among them.
     """
 
     hidden: int
@@ -40,43 +42,45 @@ class PolicyPart(Protocol):
     rank: int
 
     def modules(self, layers: Sequence[int]) -> Mapping[int, nn.Module]:
-        """Modules of this process that give states.
+        """Return this process's modules whose outputs are the wanted states.
 
         Args:
-            layers: after how many layers states are taken; 0 are the embeddings.
+            layers: After how many layers states are taken; 0 means the embeddings.
 
         Returns:
-            By the index in `layers`; behind the last index what the output matrix is applied to.
+            The modules by index in `layers`. Index `len(layers)` is the module whose output the
+            output matrix is applied to.
         """
 
     def watched(self, step: Step) -> AbstractContextManager[None]:
-        """A context in which verl's forward passes run as parts of `step`.
+        """Return a context in which `step` runs each of verl's forward passes.
 
         Args:
-            step: is given which chunk of the policy runs, a micro-batch, and what runs it.
+            step: Called with the number of the policy's chunk, the micro-batch, and a function that
+                runs the pass.
         """
 
     def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
-        """Which token of a micro-batch each of an output's states is of.
+        """Return the token number of each state in a module's output.
 
         Args:
-            output: [..., hidden], of one of `modules`, in the pass over this micro-batch.
+            output: [..., hidden], the output of one of `modules` for this micro-batch.
 
         Returns:
-            On the host, in the order of the states; tokens are counted over all texts in a row,
-            from 0 on. `PADDING` where there is none.
+            One number per state, on the host, in the order of the states. Tokens are numbered from
+            0 over all texts of the micro-batch. A state without a token has `PADDING`.
         """
 
     def matrices(self, peers: Peers) -> Policy:
-        """The policy's two matrices, whole, on this process's device, in float32.
+        """Gather the policy's embedding and output matrices, float32, on this process's device.
 
         Args:
-            peers: all processes; where one has no memory for the matrices, this fails in all.
+            peers: All processes. If one lacks memory for the matrices, the call fails in all.
         """
 
 
 class FsdpPart:
-    """With FSDP2: every layer runs in every process, over texts or (Ulysses) a part of them."""
+    """The part with FSDP2: every process runs all layers, over texts or (Ulysses) parts of them."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -105,7 +109,7 @@ class FsdpPart:
     def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
         offsets = micro_batch["input_ids"].offsets().tolist()
         rows, total = output.shape[1], offsets[-1]
-        # Texts padded to the longest: not with Ulysses, which divides a row of packed texts.
+        # Texts are padded to the longest one, except with Ulysses, which divides packed texts.
         if self.share == 1 and len(output) == len(offsets) - 1 and rows < total:
             texts = itertools.pairwise(offsets)
             return torch.cat([padded_tokens(begin, end - begin, rows) for begin, end in texts])
@@ -124,7 +128,7 @@ class FsdpPart:
 
 @contextmanager
 def replaced(engine: Any, forward_step: Callable[..., Any]) -> Iterator[None]:
-    """Let an engine call another function for every micro-batch."""
+    """Replace an engine's `forward_step` while the context is active."""
     engine.forward_step = forward_step
     try:
         yield
@@ -133,21 +137,21 @@ def replaced(engine: Any, forward_step: Callable[..., Any]) -> Iterator[None]:
 
 
 def this_device() -> torch.device:
-    """Where this process computes."""
+    """Return the device of this process."""
     return torch.empty(0, device=get_device_id()).device
 
 
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
-    """Allocate what putting the matrices together takes: each of them, and one that is converted.
+    """Allocate the memory that gathering takes: each matrix, and a copy of one in another type.
 
-    Asked for before processes begin: then none waits for one that runs out of memory on the way.
+    Processes try this before they start to gather. If one lacks the memory, none waits for it.
     """
     count = 2 if tied else 3
     return [torch.empty(shape, dtype=torch.float32, device=this_device()) for _ in range(count)]
 
 
 def padded_tokens(begin: int, length: int, rows: int) -> Tensor:
-    """The numbers of a text's tokens, from `begin` on, and padding behind them, as int64 [rows]."""
+    """Return `length` token numbers from `begin` on, followed by `PADDING`, as int64 [rows]."""
     return torch.arange(begin, begin + rows).masked_fill_(torch.arange(rows) >= length, PADDING)
 
 

@@ -1,8 +1,9 @@
-"""The part of a policy that lies in one of verl's training processes, as Megatron divides it.
+"""The part of a policy that one of verl's training processes holds with Megatron.
 
-Layers lie on pipeline stages, in one or (virtual stages) several chunks; a text's tokens on the
-processes of context and sequence parallelism; rows of the two matrices on those of tensor
-parallelism, of the first and the last stage. Megatron comes with a vendor's image.
+Pipeline parallelism divides the layers; with virtual stages, a process holds several chunks of
+them. Context and sequence parallelism divide a text's tokens. Tensor parallelism divides the rows
+of the embedding matrix in the first stage and of the output matrix in the last one. Megatron comes
+with a vendor's image.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from sam_rollout.integrations.verl.policy_part import (
 
 
 class MegatronPart:
-    """With Megatron, on CUDA, or with MindSpeed, on NPUs.
+    """The part with Megatron on CUDA, or with MindSpeed on NPUs.
 
     Args:
-        engine: verl's, of a model of megatron-core's GPTModel.
+        engine: verl's training engine of one of megatron-core's GPTModels.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -39,7 +40,7 @@ class MegatronPart:
         self._chunks = [unwrap_model(chunk) for chunk in engine.module]
         config = self._chunks[0].config
         self.hidden = config.hidden_size
-        self._shape = engine.model_config.hf_config.vocab_size, self.hidden  # of a matrix
+        self._shape = engine.model_config.hf_config.vocab_size, self.hidden  # of both matrices
         self._contexts = Peers(parallel_state.get_context_parallel_group())
         self._stages = Peers(parallel_state.get_model_parallel_group())  # tensor and pipeline
         self.sharers: Sequence[Peers] = [
@@ -58,9 +59,9 @@ class MegatronPart:
             if chunk.pre_process:
                 mine[0] = chunk.embedding
             found |= {index: mine[layer] for index, layer in enumerate(layers) if layer in mine}
-            if chunk.decoder.final_layernorm is not None:  # behind the last layer
+            if chunk.decoder.final_layernorm is not None:  # only the last stage has one
                 found[len(layers)] = chunk.decoder.final_layernorm
-        # Without sequence parallelism all processes of tensor parallelism have the same states.
+        # Without sequence parallelism, all tensor-parallel processes have the same states.
         return found if self._divides_rows or self._tensor.rank == 0 else {}
 
     @contextlib.contextmanager
@@ -90,12 +91,12 @@ class MegatronPart:
         offsets = micro_batch["input_ids"].offsets().tolist()
         count = len(offsets) - 1
         rows = len(output) * (self._tensor.size if self._divides_rows else 1)
-        if self._packing is None:  # texts side by side
+        if self._packing is None:  # Texts are padded to the same length.
             widths = [rows * self._contexts.size] * count
         else:
             widths = self._packing.cu_seqlens_q_padded.diff().tolist()
         texts = [
-            self._of_text(padded_tokens(offsets[i], offsets[i + 1] - offsets[i], widths[i]))
+            self._own_share(padded_tokens(offsets[i], offsets[i + 1] - offsets[i], widths[i]))
             for i in range(count)
         ]
         tokens = torch.stack(texts, 1) if self._packing is None else torch.cat(texts)
@@ -103,8 +104,12 @@ class MegatronPart:
             tokens = tokens.chunk(self._tensor.size)[self._tensor.rank]
         return tokens.flatten()
 
-    def _of_text(self, tokens: Tensor) -> Tensor:
-        """Those in this process: of twice as many pieces, one from the front, one from the back."""
+    def _own_share(self, tokens: Tensor) -> Tensor:
+        """Return the tokens of a text that context parallelism gives this process.
+
+        A text is cut into twice as many pieces as there are processes. Process r gets piece r and,
+        counted from the end, piece r.
+        """
         if self._contexts.size == 1:
             return tokens
         pieces = tokens.chunk(2 * self._contexts.size)
@@ -116,7 +121,7 @@ class MegatronPart:
         with contextlib.ExitStack() as stack:
 
             def prepare() -> list[Tensor]:
-                stack.enter_context(self._engine.eval_mode())  # brings back what is offloaded
+                stack.enter_context(self._engine.eval_mode())  # loads offloaded parameters
                 return find_room(self._shape, tied)
 
             peers.attempt(prepare, this_device())
@@ -129,10 +134,10 @@ class MegatronPart:
         return Policy(None, embeddings, outputs)
 
     def _whole(self, rows: Tensor | None) -> Tensor:
-        """A matrix, from the rows that some processes have of it; others have none."""
+        """Sum a matrix from the rows of all processes; None means that this one has no rows."""
         dtype, device = self._engine.param_dtype, this_device()
         whole = torch.zeros(self._shape, dtype=dtype, device=device)
         if rows is not None:
             part = whole[len(rows) * self._tensor.rank :][: len(rows)]
-            part.copy_(rows.detach()[: len(part)])  # behind the vocabulary rows are padding
+            part.copy_(rows.detach()[: len(part)])  # rows beyond the vocabulary are padding
         return self._stages.sum(whole).float()

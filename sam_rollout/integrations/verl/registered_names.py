@@ -1,9 +1,11 @@
-"""Under which names verl knows our parts; importable without verl."""
+"""The names under which verl finds our parts; this module does not import verl."""
 
 ROLLOUT_NAME = "sam_vllm"
-TRAINER_NAME = "sam_sync"
+TRAINER_NAME, ASYNC_TRAINER_NAME = "sam_sync", "sam_colocate_async"
+# Our trainers -> the mode of verl's that each is built on.
+TRAINER_MODES = {TRAINER_NAME: "sync", ASYNC_TRAINER_NAME: "colocate_async"}
 AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManager"
 SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
-# Beside the checkpoints, which all nodes see: a head that the run trained, and the one of random
-# weights that it began with; in a checkpoint: the head of that step.
+# Folders beside the checkpoints, which all nodes see: the trained head, and the head of random
+# weights that the run began with. The first name is also the head's folder in a checkpoint.
 HEAD_FOLDER, FIRST_HEAD_FOLDER = "draft_head", "draft_head_first"

@@ -1,4 +1,4 @@
-"""What one engine's workers, its recorder and its server know of a step, joined for the trainer."""
+"""Joins the records of an engine's workers, its step recorder and its server for the trainer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sam_rollout.telemetry.records import RequestRecord, RequestTotals, TraceRec
 
 @dataclass
 class ReplicaRecords:
-    """What one engine recorded since the last drain.
+    """The records of one engine since the last drain.
 
-    Under data parallelism a server has several; `replica` numbers all engines of the rollout.
+    With data parallelism a server has several engines. `replica` numbers all engines of a rollout.
     """
 
     replica: int
@@ -28,7 +28,7 @@ class ReplicaRecords:
 
 
 class Place(NamedTuple):
-    """Columns of every record."""
+    """The columns that every record has: training step, split and engine."""
 
     step: int
     split: str
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 @dataclass
 class FinishedRequest:
-    """What the server knows of a response."""
+    """A response as the server knows it; times are seconds since the epoch."""
 
     request_id: str
     identity: RequestIdentity | None
@@ -46,6 +46,8 @@ class FinishedRequest:
     start_s: float
     end_s: float
     finish_reason: str
+    # Arguments of vLLM's SamplingParams but for max_tokens; None if it cannot be asked for again.
+    sampling: dict[str, Any] | None = None
 
     def _who_and_when(self) -> dict[str, Any]:
         return {
@@ -56,7 +58,7 @@ class FinishedRequest:
         }
 
     def record(self, place: Place, totals: RequestTotals) -> RequestRecord:
-        """The request's lengths and times, with what its drafts came to."""
+        """Return the row of `sam/requests`: lengths, times, and the totals of its drafts."""
         return RequestRecord(
             **place._asdict(),
             **self._who_and_when(),
@@ -67,7 +69,7 @@ class FinishedRequest:
         )
 
     def trace(self, place: Place) -> TraceRecord:
-        """The tokens themselves."""
+        """Return the row of `sam/traces`, which has the token ids."""
         return TraceRecord(
             **place._asdict(),
             **self._who_and_when(),
@@ -85,16 +87,19 @@ def join_records(
     *,
     traced: bool,
 ) -> ReplicaRecords:
-    """Join what an engine's workers, its recorder and the server know.
+    """Join the records of an engine's workers, its recorder and the server.
 
     Args:
-        workers: Answers to `sam_drain`; one rank's drafts are used, the others have no session.
-        asked_s: When they were asked, by this process's monotonic clock.
+        place: Training step, split and engine of the records.
+        recorder: The engine's step recorder.
+        workers: The workers' answers to `sam_drain`. One rank has a draft session, the others none.
+        asked_s: When the workers were asked, by this process's monotonic clock.
+        finished: The responses that this engine finished.
         traced: Whether token ids are kept.
     """
     session = next((part for part in workers if part), None)
     steps = on_this_clock(session, asked_s) if session else None
-    # vLLM appends "-" and eight random characters to the id it was given.
+    # vLLM appends "-" and eight random characters to the request id.
     totals = {
         request_id.rpartition("-")[0] or request_id: RequestTotals(*counts)
         for request_id, counts in (session["requests"] if session else {}).items()

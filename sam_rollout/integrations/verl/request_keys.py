@@ -1,16 +1,17 @@
-"""Which random numbers each request of a response draws from.
+"""Chooses the name that keys the random numbers of each request of a response.
 
 Random numbers are keyed by a name and by position in the text. Two requests of a response may share
-a name only where they draw at different positions: one goes on where the other ended.
+a name only if they draw at different positions, that is, if one continues the other's text.
 
-A loop that asks one thing after the other keeps one name; a prompt that was shortened (a chat
-template that drops earlier thoughts) comes to positions that were used, and begins another name. A
-loop that asks for several things at once (best of n, tree search, sub-agents) has its requests
-named by what they say, because the order in which they end depends on timing, and timing on drafts:
+An agent loop with one request at a time keeps one name. A shorter prompt (a chat template that
+drops earlier thoughts) would draw at positions that were used, so it begins another name.
 
-* A prompt that extends the text of a request which has ended goes on under that request's name,
-  unless another request has gone on there already.
-* Every other prompt begins a name: its hash, and how many equal prompts the response had before.
+An agent loop with several requests at once (best of n, tree search, sub-agents) gets names from its
+prompts. The order in which requests end would not do: it depends on timing, and timing on drafts.
+
+* A prompt that extends the text of an ended request continues that request's name, unless another
+  request has continued it already.
+* Every other prompt begins a new name: its hash, and the number of equal prompts before it.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from sam_rollout.core.identity import group_of
 
 @dataclass
 class _Chain:
-    """Requests under one name, each of which goes on where the one before it ended."""
+    """Requests under one name; each continues the text of the one before it."""
 
     name: str
-    text: list[int] = field(default_factory=list)  # of the request that ended last
+    text: list[int] = field(default_factory=list)  # of the last ended request, with its prompt
     running: int = 0
 
 
 class RequestKeys:
-    """Names the requests of one response; the first is named as the response itself, "".
+    """The names of one response's requests; the first one's name is empty.
 
-    `begin` is called when a request is made, `end` when it has its tokens, `abandon` if it fails.
+    The caller calls `begin` for each request, then `end` with its tokens, or `abandon` if it fails.
     """
 
     def __init__(self) -> None:
@@ -42,13 +43,13 @@ class RequestKeys:
         self._equal_prompts: Counter[str] = Counter()
         self._running = 0
         self._shortened = 0
-        self._branches = False  # whether two requests were ever under way at once
+        self._branches = False  # whether two requests ever ran at once
 
     def begin(self, prompt_ids: Sequence[int]) -> _Chain:
-        """Find the chain of a request, whose `name` keys its random numbers.
+        """Return the chain of a new request; the chain's `name` keys its random numbers.
 
         Args:
-            prompt_ids: Token ids of the request's prompt, the response's text so far among them.
+            prompt_ids: Token ids of the request's prompt, which includes the response so far.
         """
         self._branches = self._branches or self._running > 0
         prompt = group_of(prompt_ids)
@@ -66,12 +67,12 @@ class RequestKeys:
         return chain
 
     def end(self, chain: _Chain, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Note the text of a request that has ended."""
+        """Store the text of a request that has ended."""
         self.abandon(chain)
         chain.text = [*prompt_ids, *token_ids]
 
     def abandon(self, chain: _Chain) -> None:
-        """Note that a request is not under way any more."""
+        """Note that a request no longer runs."""
         self._running -= 1
         chain.running -= 1
 
@@ -80,16 +81,17 @@ class RequestKeys:
         return self._chains[-1]
 
     def _extended(self, prompt_ids: Sequence[int]) -> _Chain | None:
-        """Return the chain whose text a prompt extends; of several, the longest and then the first.
+        """Return the chain whose text the prompt extends, if any.
 
-        A chain in which a request is under way has drawn at positions behind its text.
+        The longest text wins, then the first. A chain with a running request does not count,
+        because that request draws at the positions behind the chain's text.
         """
         found = None
         for chain in self._chains:
             length = len(chain.text)
             if chain.running or not length or (found and length <= len(found.text)):
                 continue
-            # The last token tells most texts apart, without a copy of the prompt for each.
+            # Comparing the last token first avoids a copy of the prompt for most chains.
             ends_alike = length <= len(prompt_ids) and prompt_ids[length - 1] == chain.text[-1]
             if ends_alike and list(prompt_ids[:length]) == chain.text:
                 found = chain

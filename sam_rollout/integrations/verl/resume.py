@@ -1,8 +1,8 @@
-"""Refuses to go on from the checkpoints of another run.
+"""Refuses to resume from the checkpoints of another run.
 
-``trainer.resume_mode=auto`` takes whatever lies in ``trainer.default_local_dir``: the second side
-of a comparison, started with the first one's ``run_dir``, would train on from the first one's
-weights. Settings that a user may change on the way, such as a learning rate, are named.
+``trainer.resume_mode=auto`` loads any checkpoint in ``trainer.default_local_dir``. The second side
+of a comparison, started with the first side's ``run_dir``, would continue the first side's
+training. Changed settings that a user may change in a run, such as a learning rate, cause a note.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sam_rollout.telemetry.records import (
     value_at,
 )
 
-# With another value of these it is another run.
+# Settings that make it another run if they differ.
 IDENTITY = (
     "data.seed",
     "actor_rollout_ref.rollout.seed",
@@ -40,7 +40,7 @@ IDENTITY = (
     "rollout_sampler.kind",
     "coupling",
 )
-# What differs without being another training: places, clusters, and what follows from the others.
+# Settings that do not change the training: places, clusters, and values that others decide.
 NOT_TRAINING = (
     "run_dir",
     "sam",
@@ -65,17 +65,17 @@ _ON_PURPOSE = (
 
 
 def check_run_folder(config: DictConfig) -> Iterator[Fact]:
-    """Check that the run can write where it is to, and that what it resumes from is there.
+    """Check that the run's folders are writable and that the checkpoint to resume exists.
 
     Raises:
-        ConfigError: Names the field.
+        ConfigError: A folder is not writable, or there is no such checkpoint; names the field.
     """
     for field in ("run_dir", "trainer.default_local_dir"):
         folder = Path(OmegaConf.select(config, field)).absolute()
-        # Not `Path.exists`: it raises below a folder that may not be entered.
+        # `Path.exists` raises below a folder without permission to enter it.
         there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
-            raise ConfigError(field, str(folder), f"{there} is no folder that can be written to")
+            raise ConfigError(field, str(folder), f"{there} is no writable folder")
     mode, source = config.trainer.resume_mode, config.trainer.resume_from_path
     found = mode != "resume_path" or bool(source and Path(source).is_dir())
     modes = f"must be one of {', '.join(RESUME_MODES)}"
@@ -90,14 +90,14 @@ def check_run_folder(config: DictConfig) -> Iterator[Fact]:
 
 
 def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
-    """Hold the run that wrote the latest checkpoint against a configuration that would resume it.
+    """Compare the configuration with the run that wrote the latest checkpoint.
 
     Yields:
         One note that names the settings which have changed since.
 
     Raises:
-        ConfigError: The checkpoint is of another run (another ``sam`` group, or one of `IDENTITY`
-            differs), or no start in the run folder can have written it.
+        ConfigError: The checkpoint is another run's (the ``sam`` group or a setting of `IDENTITY`
+            differs), or the run folder does not say which configuration wrote it.
     """
     checkpoints = Path(config.trainer.default_local_dir).absolute()
     tracker = checkpoints / TRACKER
@@ -105,17 +105,17 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
         return
     step = tracker.read_text(encoding="utf-8").strip()
     if not (checkpoints / f"global_step_{step}").exists():
-        return  # verl begins at the first step then
+        return  # verl begins at the first step.
     try:
         writer = _writer(RunFolder(config.run_dir), tracker.stat().st_mtime)
     except RunFolderError as error:
         raise ConfigError(
             "trainer.default_local_dir",
             str(checkpoints),
-            f"trainer.resume_mode=auto would go on from step {step} there, and which run that is "
-            f"of cannot be told ({error}): name another folder, or {_ON_PURPOSE}",
+            f"trainer.resume_mode=auto would resume from step {step}, but it is unknown which "
+            f"run wrote it ({error}): name another folder, or {_ON_PURPOSE}",
         ) from error
-    # As run.json has it: verl's fields are filled in, and keys are texts.
+    # run.json has the translated configuration, with strings as keys.
     translated = deepcopy(config)
     translate(translated, run)
     there = dict(_leaves(encode(writer.config), writer.config["run_dir"]))
@@ -123,11 +123,12 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     changed = {
         path: f"{path.removeprefix(f'{ASKED}.')}: {value} there, {here[path]} here"
         for path, value in there.items()
-        # Other versions know other settings.
+        # Another version may lack the setting.
         if value is not None and here.get(path, value) != value
     }
-    # Without drafts on a side, the group's other settings do nothing there.
-    # As typed: the number of epochs, say, decides some. Older versions kept what came of it alone.
+    # The settings as typed are compared: derived ones may change with, for example, the number of
+    # epochs. Runs of older versions kept the derived ones only. If one side does not draft, the
+    # group's other settings have no effect.
     sam = ASKED_SAM if value_at(writer.config, ASKED_SAM) else "sam"
     both_draft = there.get(f"{sam}.enabled") and here[f"{sam}.enabled"]
     identity = (*IDENTITY, sam if both_draft else f"{sam}.enabled")
@@ -140,14 +141,14 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
         )
     if named := [said for path, said in changed.items() if not _is_below(path, NOT_TRAINING)]:
         more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-        said = f"the run in {config.run_dir} goes on from step {step} with other settings: "
+        said = f"the run in {config.run_dir} resumes from step {step} with other settings: "
         yield Note(said + "; ".join(named[:MOST_NAMED]) + more)
 
 
 def _writer(folder: RunFolder, written_at: float) -> RunInfo:
-    """The start that wrote a file, by its time in seconds since the epoch.
+    """Return the start that wrote a file at `written_at` seconds since the epoch.
 
-    Not the last one: that may have ended before its first checkpoint.
+    The last start need not have written it: it may have ended before its first checkpoint.
     """
     for start in reversed(list(folder.read_starts())):
         if datetime.fromisoformat(start.started_at).timestamp() <= written_at:
@@ -156,7 +157,7 @@ def _writer(folder: RunFolder, written_at: float) -> RunInfo:
 
 
 def _leaves(node: Any, run_dir: str, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by their paths; <run_dir> stands for the run's folder, which may have moved."""
+    """Yield settings by path; <run_dir> stands for the run's folder, which may have moved."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             yield from _leaves(value, run_dir, f"{path}.{key}" if path else key)

@@ -1,7 +1,7 @@
-"""What a reward says of a response: checked where it arrives, and read where it is counted.
+"""Checks the results of a reward function, and prepares them for verl's metrics.
 
-A reward returns a number, or a dict with ``score`` and whatever else it wants logged. verl takes
-for granted that all of it can be computed with; a reward that cannot judge a response says None.
+A reward returns a number, or a dict with ``score`` and further entries to log. verl assumes that
+all of them are numbers, but a reward that cannot judge a response returns None.
 """
 
 from __future__ import annotations
@@ -13,38 +13,37 @@ from typing import Any
 
 from sam_rollout.integrations.verl.failures import FilterMetricError
 
-# A response's entry in the reward's extra info that is 1 when its answer is right. Not the filter's
-# metric, which may be another or none.
+# Entry of the reward's extra info that is 1 for a right answer. The filter may use another metric.
 ACCURACY = "acc"
-ANSWER = "pred"  # what verl takes a majority of
-SCORE = "reward"  # verl's name for what is trained on, which no dict has to give
+ANSWER = "pred"  # the entry that verl takes a majority vote of
+SCORE = "reward"  # verl's name of the score, which exists for every response
 METRIC_FIELD = "algorithm.filter_groups.metric"
 
 
 class UnjudgedError(ValueError):
-    """A response that cannot be used: its reward is no number."""
+    """A response cannot be used because its reward is no number."""
 
 
 def figure(value: Any) -> float | None:
-    """What a reward says of a response as a number; None where it says nothing that is one."""
+    """Return a value as a finite number, or None if it is not one."""
     try:
         number = float(value)
-    except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several numbers
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers
         return None
     return number if math.isfinite(number) else None
 
 
 def check_reward(score: Any, extra: Mapping[str, Any], metric: str | None) -> None:
-    """Refuse a reward that a response cannot be trained on, or its group not be filtered by.
+    """Refuse a reward whose score or filter metric is no number.
 
     Args:
-        score: What is trained on.
-        extra: What the reward gave besides.
-        metric: What groups are filtered by; None where they are not.
+        score: The reward's score.
+        extra: The reward's further entries.
+        metric: The metric that groups are filtered by; None without a filter.
 
     Raises:
-        UnjudgedError: This response has no number there; others may have.
-        FilterMetricError: No response will have it.
+        UnjudgedError: This response has no such number; others may have one.
+        FilterMetricError: The reward never returns the metric.
     """
     if figure(score) is None:
         raise UnjudgedError(f"the reward gave score = {score!r}: must be a number")
@@ -53,8 +52,8 @@ def check_reward(score: Any, extra: Mapping[str, Any], metric: str | None) -> No
     if metric not in extra:
         given = ", ".join(sorted(extra)) or "none"
         raise FilterMetricError(
-            f"{METRIC_FIELD} = {metric!r}: no reward gives it; there are: {given} "
-            f"({SCORE!r} is always there: what is trained on)"
+            f"{METRIC_FIELD} = {metric!r}: the reward does not return it; it returns: {given} "
+            f"({SCORE!r}, the score, always exists)"
         )
     if figure(extra[metric]) is None:
         raise UnjudgedError(
@@ -64,13 +63,13 @@ def check_reward(score: Any, extra: Mapping[str, Any], metric: str | None) -> No
 
 
 def computable(columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """A validation's columns as verl's metrics can compute with them.
+    """Return a validation's columns with values that verl's metrics can use.
 
-    verl leaves out None, and whole columns that begin with text. All else must be numbers.
+    verl skips None, and whole columns that begin with text. All other values must be numbers.
     """
     clean: dict[str, list[Any]] = {}
     for name, values in columns.items():
-        if name == ANSWER:  # compared, not added up
+        if name == ANSWER:  # verl compares answers as text
             clean[name] = [None if value is None else str(value) for value in values]
         elif all(value is None or isinstance(value, str) for value in values):
             clean[name] = list(values)
@@ -85,14 +84,16 @@ def judged_counts(
     uids: Sequence[Any],
     accuracies: Sequence[Any],
 ) -> dict[tuple[str, str], int]:
-    """How many responses to each prompt of a validation count for its accuracy.
+    """Return how many responses to each prompt of a validation count for its accuracy.
 
-    verl takes what is missing for wrong. That is right of responses that failed, and not of those
-    that the reward could not judge.
+    verl counts every missing accuracy as wrong. That is right for a failed response, but not for
+    one that the reward could not judge, so these are left out.
 
     Args:
-        expected: Data source and prompt -> responses that were asked for.
-        sources, uids, accuracies: Of each response that came.
+        expected: (data source, prompt) -> number of responses that were asked for.
+        sources: Data source of each response.
+        uids: Prompt of each response.
+        accuracies: Accuracy of each response; None if the reward could not judge it.
     """
     rows = zip(sources, uids, accuracies, strict=True)
     unjudged = Counter((str(source), str(uid)) for source, uid, acc in rows if acc is None)

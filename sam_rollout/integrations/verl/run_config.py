@@ -1,6 +1,6 @@
-"""The one way from a composed configuration to our checked settings.
+"""Parses a composed configuration into our settings.
 
-Every process that is handed the configuration parses it here, once, and passes the result on.
+Every process that receives the configuration parses it once, with this module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def read_run_config(config: DictConfig) -> RunConfig:
     """Parse our groups, and make their paths absolute: engines run in other working directories.
 
     Raises:
-        ConfigError: Names the field, its value and what is allowed.
+        ConfigError: A setting is wrong; names the field, its value and what is allowed.
     """
     groups = {name: plain(config[name]) for name in RunConfig.groups() if name in config}
     run = RunConfig.from_mapping(groups)
@@ -31,15 +31,15 @@ def read_run_config(config: DictConfig) -> RunConfig:
 
 
 def plain(node: DictConfig) -> dict[str, Any]:
-    """A configuration, or a group of it, as nested dicts with everything resolved."""
+    """Return a configuration, or a group of it, as nested dicts with all references resolved."""
     return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
 
 
 def _with_absolute_paths(sam: SamConfig, run_dir: Path) -> SamConfig:
-    """Place what enabled sources read or write; without a path responses go to the run folder.
+    """Make the paths of enabled sources absolute; ended responses go to the run folder by default.
 
-    Paths that are not used stay as they are, because vLLM compiles anew when its configuration
-    changes; so do names on the hub.
+    Names on the hub stay as they are. So do unused paths, because vLLM compiles again when its
+    configuration changes.
     """
     sources: Any = sam.sources  # its fields are those of the registry
     run, model, texts = sources.run, sources.model, sam.texts

@@ -1,4 +1,4 @@
-"""What a run was, for ``run.json``: enough to say later whether two runs may be compared."""
+"""Collects the description of a run for ``run.json``, by which runs are compared later."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def _host() -> dict[str, Any]:
 
 
 def _cluster() -> dict[str, Any]:
-    """Nodes and accelerators of the Ray cluster; nothing outside of one, where it is unknown.
+    """Return the nodes and accelerators of the Ray cluster; empty without a cluster.
 
-    Ray counts accelerators by kind of resource, and by their name the nodes that have them.
+    Ray counts accelerators by kind of resource, and nodes by the name of their accelerator.
     """
     if not ray.is_initialized():
         return {}
@@ -73,10 +73,10 @@ def _cluster() -> dict[str, Any]:
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
-    """Commit of the checkout this code runs from, and whether tracked files were changed.
+    """Return the commit of this code's checkout, and whether tracked files were changed.
 
-    Without a checkout (an installed wheel), or where git cannot say, ``commit`` is None and
-    ``note`` tells why.
+    Without a checkout (an installed wheel), or if git fails, ``commit`` is None and ``note`` says
+    why.
     """
     root = root or Path(sam_rollout.__file__).parents[1]
     if not (root / ".git").exists():
@@ -94,7 +94,7 @@ def git_state(root: Path | None = None) -> dict[str, Any]:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
-        return {"commit": None, "dirty": None, "note": f"git cannot say: {said}"}
+        return {"commit": None, "dirty": None, "note": f"git failed: {said}"}
 
 
 def _label(sam: SamConfig) -> str:
@@ -110,7 +110,7 @@ def _label(sam: SamConfig) -> str:
 
 
 def collect_run_info(config: DictConfig, sam: SamConfig) -> RunInfo:
-    """Describe the run that ``config`` (fully composed) starts; ``sam`` is its group, parsed."""
+    """Describe the run that the composed ``config`` starts; ``sam`` is its parsed group."""
     return RunInfo(
         label=_label(sam),
         config=plain(config),

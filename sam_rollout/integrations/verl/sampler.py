@@ -1,11 +1,13 @@
-"""DAPO's dynamic sampling, by rounds or by refill, with the figures that make a comparison fair.
+"""DAPO's dynamic sampling, by rounds or by refill, with metrics for a fair comparison.
 
-verl 0.9.1's V1 trainer replaces every filtered prompt as soon as it is known to be useless: which
-prompts a step trains on then depends on timing, and two runs of one seed drift apart. The published
-DAPO setups are defined by rounds instead: generate ``gen_batch_size`` prompts, wait for all, drop
-groups without signal, keep the first ``train_batch_size`` in dataset order, generate another round
-while there are too few. Both are offered; both also report accuracy before filtering, because the
-filtered reward of a step says little about the policy (groups that are all right are dropped, too).
+verl 0.9.1's V1 trainer replaces every filtered prompt as soon as its group has no signal (refill).
+Timing then decides which prompts a step trains on, and two runs of one seed drift apart. The
+published DAPO setups use rounds instead: generate ``gen_batch_size`` prompts, wait for all, drop
+groups without signal, and keep the first ``train_batch_size`` in dataset order. If there are too
+few, generate another round. Users can choose between both.
+
+Both report accuracy before filtering. A step's filtered reward says little about the policy,
+because the filter also drops groups with right answers only.
 
 verl loads the classes through ``trainer.v1.sampler.custom_sampler``.
 """
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.verl.failures import LEAST_GROUPS, FailureWatch, Groups
@@ -32,11 +34,11 @@ class TooManyRoundsError(RuntimeError):
 
 
 class _ObservedReplayBuffer(ReplayBuffer):
-    """verl's replay buffer that remembers submission order and every group's outcomes.
+    """verl's replay buffer, which also keeps the submission order and every group's outcomes.
 
     Args:
-        sampler_kwargs: ``filter_metric`` (name in the reward's extra info, or None to keep every
-            group), ``train_batch_size``, ``gen_batch_size``, ``max_rounds`` (0: no limit),
+        sampler_kwargs: ``filter_metric`` (an entry of the reward's extra info, or None to keep
+            every group), ``train_batch_size``, ``gen_batch_size``, ``max_rounds`` (0: no limit),
             ``max_failed_share``, ``max_inflight_gen_batches``, ``poll_interval_s``.
     """
 
@@ -53,22 +55,26 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self.round_size: int = sampler_kwargs.gen_batch_size
         self.max_rounds: int = sampler_kwargs.max_rounds
         self.max_failed_share: float = sampler_kwargs.max_failed_share
-        # Fewer groups say little of how many fail, and a batch may be fewer.
+        # The share of failed groups says little below LEAST_GROUPS; a batch may be smaller.
         self._least_groups = min(LEAST_GROUPS, sampler_kwargs.train_batch_size)
-        self.failures = FailureWatch([])  # until the trainer has agent loops
-        self.failed_validation_responses = 0  # since the trainer last asked
+        self.failures = FailureWatch([])  # the trainer replaces it once it has agent loops
+        self.failed_validation_responses = 0  # the trainer resets it
         self._order: dict[str, int] = {}
+        self._counted: set[str] = set()  # groups of earlier steps that were not trained on yet
         self._outcomes: dict[str, list[float]] = {}
         self._filtered: set[str] = set()
         self._failed: set[str] = set()
         self._trained: list[str] = []
 
     def note_submitted(self, uids: list[str]) -> None:
-        """Remember prompts in dataset order; the trainer calls this as it submits them."""
+        """Store the dataset order of prompts; the trainer calls this when it submits them."""
         for uid in uids:
             self._order.setdefault(uid, len(self._order))
 
     def _begin_step(self, global_steps: int) -> None:
+        # An asynchronous trainer keeps groups that it does not need yet.
+        self._counted |= self._outcomes.keys()
+        self._counted &= self.finished_keys[TRAIN_SPLIT]
         self._outcomes = {}
         self._filtered = set()
         self._failed = set()
@@ -80,20 +86,20 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def _sample_validation(self, global_steps: int, batch_size: int) -> tuple[KVBatchMeta, dict]:
-        """Sample as verl does: what failed is missing, and nothing but that.
+        """Sample as verl does; failed responses are missing from the batch.
 
         Raises:
-            RolloutFailedError: Too many responses failed, or all.
+            RolloutFailedError: Too many responses failed.
         """
         self.failures.begin()
-        batch, metrics = ReplayBuffer.sample(self, global_steps, "val", batch_size)
+        batch, metrics = super().sample(global_steps, "val", batch_size)
         where = f"validation at training step {global_steps}"
         failed = self.failure_keys["val"]
         groups = self._groups("val", len(failed | self.finished_keys["val"]), failed)
         self.failures.check(where, groups, self.max_failed_share)
         if failed:
             self.failures.settle()
-            self.failures.tell(where)
+            self.failures.log_new_kinds(where)
             self.failed_validation_responses += self.failures.book.count
         return batch, metrics
 
@@ -102,18 +108,19 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return Groups(submitted, len(failed), empty=not failed & came)
 
     def _check_failures(self, partition_id: str) -> None:
-        """End the run where too many of the step's groups failed so far.
+        """End the run if too many of the step's groups failed so far.
 
-        Too many of all that were submitted: what fails often does so before anything else ends.
+        The share is taken of all submitted groups, because failures often come before the first
+        response ends.
         """
         if len(self._order) >= self._least_groups:
-            # With `refill`, groups of the step before may end in this one.
+            # With `refill`, groups of the previous step may end in this one.
             submitted = len(self._order.keys() | self._failed)
             groups = self._groups(partition_id, submitted, self._failed)
             self.failures.check(self._where, groups, self.max_failed_share)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
-        # verl asks this for every snapshot, before it evicts anything: no group escapes here.
+        # verl calls this for every snapshot before it evicts groups, so every group is seen here.
         self._observe_outcomes(partition_id)
         filtered, counts = super()._dapo_filtered_keys(partition_id)
         self._filtered |= filtered
@@ -121,10 +128,10 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return filtered, counts
 
     def _observe_outcomes(self, partition_id: str) -> None:
-        """Read the accuracy of every response of groups finished since the last look."""
+        """Read the accuracy of every response in groups that finished since the last call."""
         if partition_id == "val":
             return
-        new = self.finished_keys[partition_id] - self._outcomes.keys()
+        new = self.finished_keys[partition_id] - self._outcomes.keys() - self._counted
         self._outcomes.update({uid: [] for uid in new})
         keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in new]
         if not keys:
@@ -138,8 +145,11 @@ class _ObservedReplayBuffer(ReplayBuffer):
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
-        """Take groups in dataset order instead of verl's order of a set."""
-        ordered = sorted(sampleable_keys, key=lambda uid: self._order.get(uid, 0))
+        """Take groups in dataset order, those of earlier steps first."""
+        steps = self.prompt_global_steps[partition_id]
+        ordered = sorted(
+            sampleable_keys, key=lambda uid: (steps.get(uid, 0), self._order.get(uid, 0))
+        )
         self._trained = ordered[:batch_size]
         return (
             self._trained,
@@ -150,7 +160,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict
     ) -> KVBatchMeta:
-        """Order responses by prompt and sibling, not by who finished first."""
+        """Order responses by prompt and sibling; verl orders them by the time they finished."""
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
         rank = {uid: position for position, uid in enumerate(selected_prompt_uids)}
 
@@ -167,7 +177,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
 
     def _step_metrics(self, round_times_s: list[float]) -> dict[str, float]:
         self.failures.settle()
-        self.failures.tell(self._where)
+        self.failures.log_new_kinds(self._where)
         failed = len(self._failed)
         surplus = self._outcomes.keys() - self._filtered - set(self._trained)
         values = {
@@ -187,12 +197,16 @@ class _ObservedReplayBuffer(ReplayBuffer):
 
 
 class RefillReplayBuffer(_ObservedReplayBuffer):
-    """verl's own prompt-level refill, observed."""
+    """verl's own prompt-level refill, with our metrics and checks."""
 
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict]:
-        """Sample as verl does; see ``ReplayBuffer.sample``."""
+        """Sample as ``ReplayBuffer.sample`` does.
+
+        Raises:
+            RolloutFailedError: Too many groups failed.
+        """
         if partition_id == "val":
             return self._sample_validation(global_steps, batch_size)
         self._begin_step(global_steps)
@@ -207,6 +221,10 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
         return filtered
 
 
+class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
+    """The same over verl's asynchronous buffer, which keeps groups for later steps."""
+
+
 class RoundsReplayBuffer(_ObservedReplayBuffer):
     """Dynamic sampling by rounds of ``gen_batch_size`` prompts; repeatable under a seed."""
 
@@ -217,7 +235,7 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
 
         Raises:
             TooManyRoundsError: ``max_rounds`` rounds did not yield enough groups.
-            RolloutFailedError: Too many of them failed.
+            RolloutFailedError: Too many groups failed.
         """
         if partition_id == "val":
             return self._sample_validation(global_steps, batch_size)
@@ -228,7 +246,7 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
             round_times_s.append(self._wait_for_round(partition_id))
             filtered, _counts = self._dapo_filtered_keys(partition_id)
             failed = self.failure_keys[partition_id]
-            if self.round_size > 1:  # a prompt may be at fault itself
+            if self.round_size > 1:  # a single failure may be the prompt's fault
                 where = f"{self._where}, a round of {self.round_size} prompts"
                 groups = self._groups(partition_id, self.round_size, failed - before)
                 self.failures.check(where, groups, limit=1.0)
@@ -246,7 +264,7 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
             self.refill_fn(self.round_size)
         selected, snapshot, _steps = self._select_prompt_uids(partition_id, usable, batch_size)
         metrics = self._step_metrics(round_times_s)
-        # The step's rest goes at once: dropped, failed and surplus groups alike.
+        # All other groups of the step are cleared: dropped, failed and surplus ones.
         leftover = (self.finished_keys[partition_id] | failed) - set(selected)
         self._clear_groups(partition_id, leftover)
         return self._materialize_batch(partition_id, selected, snapshot), metrics
@@ -255,7 +273,7 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
         reasons = [f"{failed} groups had a response that failed"]
         if failed:
             self.failures.settle()
-            self.failures.tell(self._where)
+            self.failures.log_new_kinds(self._where)
             reasons[0] += f" (the first error: {self.failures.first_error()})"
         if self.filter_groups_metric is not None:
             reasons.append(
@@ -265,7 +283,7 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
         return ", ".join(reasons)
 
     def _wait_for_round(self, partition_id: str) -> float:
-        """Wait until nothing is in flight; returns the seconds that took."""
+        """Wait until no group is in flight; return the seconds it took."""
         started, last_debug_time = time.monotonic(), time.time()
         while True:
             self._sync_metadata_from_transfer_queue()

@@ -1,7 +1,7 @@
-"""verl's vLLM server with the drafter checked, bound and recorded.
+"""verl's vLLM server, which also checks the drafter, records steps and shares texts.
 
-The server is used for the baseline too: what differs between two sides of a comparison is the
-engine's ``speculative_config``, nothing in the way they are measured.
+The baseline uses this server, too. Two sides of a comparison differ in the engine's
+``speculative_config`` and are measured in the same way.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from sam_rollout.config import SamConfig
 from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.integrations.verl.draft_proof import DraftProof, candidates
 from sam_rollout.integrations.verl.drafter_probe import DrafterProbe, needs_probe
 from sam_rollout.integrations.verl.failures import DeadPartError, describe
 from sam_rollout.integrations.verl.registered_names import ROLLOUT_NAME
@@ -53,13 +54,20 @@ from sam_rollout.integrations.vllm.serving.engine_group import (
     engine_count,
 )
 from sam_rollout.telemetry.progress import EngineProgress, total
+from sam_rollout.telemetry.proof import Compared
 
 WARM_UP_TOKENS = 16
+# Of generate: what a prompt holds beside its tokens.
+MEDIA = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "kv_transfer_params")
 ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 
 
 def worker_extension(device: str) -> str:
-    """Name the class to mix into the engine's workers on a device of verl's."""
+    """Return the path of the class that extends the engine's workers.
+
+    Args:
+        device: verl's name of the device.
+    """
     if device == "npu":
         module = "sam_rollout.integrations.verl.worker_extension_ascend"
         return f"{module}.SamColocateAscendWorkerExtension"
@@ -67,28 +75,37 @@ def worker_extension(device: str) -> str:
 
 
 def sleep_level(deepest: int, sam: SamConfig) -> int:
-    """How deep an engine may sleep: weights of a model that drafts are not sent again, and stay."""
+    """Return how deep an engine may sleep.
+
+    Level 2 drops the weights. No weight sync brings back those of a drafting model, so an engine
+    with such a model sleeps at level 1 at most.
+    """
     return min(deepest, 1) if sam.drafts_with_model and sam.sources.model.path else deepest
 
 
 class SamHttpServer(vLLMHttpServer):
-    """vLLM server of one rollout replica."""
+    """The vLLM server of one rollout replica."""
 
-    _failed_call = ""  # of the training side's
-    _probe: DrafterProbe | None = None  # of a model that drafts, before the first response
+    _failed_call = ""  # the error of the training side's last failed call
+    _probe: DrafterProbe | None = None  # checks a drafting model before the first response
     _sharing: TextSharing | None = None
+    _under_way = 0  # requests
 
     def _get_worker_extension_cls(self) -> str:
         return worker_extension(get_device_name())
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
-        """Start the engine with as many threads as its device profile gives it."""
-        # Read by the engine's process when it starts; the trainer on the same cores has its own.
+        """Start the engine with the number of threads that the device profile sets.
+
+        Raises:
+            DeadPartError: The engine died; the message names the cause.
+        """
+        # The engine's process reads the variable when it starts. The trainer keeps its own number.
         if threads := os.environ.get(ENGINE_THREADS_ENV):
             os.environ["OMP_NUM_THREADS"] = threads
-        answer_or_die()  # where entry points are not installed
+        answer_or_die()  # in case entry points are not installed
         with tempfile.NamedTemporaryFile(prefix="sam-engine-", suffix=".txt") as file:
-            os.environ[CAUSE_ENV] = file.name  # made anew by an engine that dies
+            os.environ[CAUSE_ENV] = file.name  # a dying engine creates the file again
         try:
             await super().launch_server(*args, **kwargs)
         except Exception as error:
@@ -100,14 +117,14 @@ class SamHttpServer(vLLMHttpServer):
         return f"the engine of replica {self.replica_rank} died: {cause_of_death()}"
 
     async def trouble(self) -> str:
-        """What ended this replica's engine, or a weight sync; empty while all is well."""
+        """Return the error that ended this replica's engine or a weight sync; empty if none did."""
         engine = getattr(self, "engine", None)
         if engine is not None and engine.errored:
             return self._engine_died()
         return self._failed_call
 
     async def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> None:
-        """Call the engine's workers for the training side, and remember if that fails."""
+        """Call the engine's workers for the training side, and keep the error if the call fails."""
         try:
             await super().collective_rpc(method, *args, **kwargs)
         except Exception as error:
@@ -115,21 +132,22 @@ class SamHttpServer(vLLMHttpServer):
             raise
 
     async def run_server(self, args: argparse.Namespace) -> None:
-        """Start the engine, refuse to go on with a wrong drafter, attach the step recorder."""
-        keep_rules_with_drafts()  # where entry points are not installed
+        """Start the engine, check its drafter and sampler, and attach the step recorder."""
+        keep_rules_with_drafts()  # in case entry points are not installed
         await super().run_server(args)
         self._settings = settings = settings_of(self.engine.vllm_config)
         bound = await ask_engines(self.engine, "sam_bind")
         reports = [report for workers in bound for report in workers]
-        # Printed, not logged: the proof belongs in every log, whatever its level.
+        # These lines are printed so that no log level hides them.
         print(check_drafters(reports, settings.sam), flush=True)
         print(check_samplers(reports, settings.sampler), flush=True)
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
         self._finished: list[FinishedRequest] = []
         self._recorders = EngineRecorders(len(bound))
+        self._proof = DraftProof(self.engine, settings.sampler, self._recorders)
         if needs_probe(settings.sam):
             self._probe = DrafterProbe(self.engine, settings.sam, self._recorders)
-        await ask_engines(self.engine, "sam_drain")  # the warm-up belongs to no rollout
+        await ask_engines(self.engine, "sam_drain")  # The warm-up belongs to no rollout.
         if self.engine.logger_manager is None:
             raise RuntimeError(
                 "rollout.disable_log_stats=True leaves no per-step statistics to record: "
@@ -140,7 +158,7 @@ class SamHttpServer(vLLMHttpServer):
     async def _warm_up(self, engine: int) -> None:
         """Run one short request, so that lazy initialisation does not count as rollout time.
 
-        The periodic prompt makes a drafter draft, and so warms verification, too.
+        The prompt repeats itself. The drafter therefore drafts, and verification is warmed up, too.
         """
         sampling = SamplingParams(temperature=1.0, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
         prompt = TokensPrompt(prompt_token_ids=[1, 2, 3] * 5)
@@ -160,24 +178,32 @@ class SamHttpServer(vLLMHttpServer):
         request_id: str,
         **kwargs: Any,
     ) -> TokenOutput:
-        """Generate one response and note who it was and how long it took."""
+        """Generate one response, and record its identity and times.
+
+        Raises:
+            DeadDrafterError: The drafting model does not predict the policy's tokens.
+            DeadPartError: The engine died.
+        """
         if self._probe is not None:
             await self._probe.passed(prompt_ids)
         extra_args = sampling_params.get("extra_args") or {}
         identity = RequestIdentity.from_extra_args(extra_args)
         start_s = time.time()
         self._recorders.work_arrived()
-        # verl reads the last output only; without this every token of every request is handed
-        # over with all before it, which keeps a core busy.
+        # verl reads the last output only. vLLM's default sends all tokens of a request again with
+        # every new token, which keeps a core busy.
         sampling_params = {
             **sampling_params,
             "output_kind": RequestOutputKind.FINAL_ONLY,
         }
+        self._under_way += 1
         try:
             with self._sharing.running(identity) if self._sharing else contextlib.nullcontext():
                 output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         except EngineDeadError as error:
             raise DeadPartError(self._engine_died()) from error
+        finally:
+            self._under_way -= 1
         if self._sharing is not None:
             self._sharing.ended(identity, prompt_ids, output.token_ids)
         self._finished.append(
@@ -189,15 +215,17 @@ class SamHttpServer(vLLMHttpServer):
                 start_s=start_s,
                 end_s=time.time(),
                 finish_reason=str(output.stop_reason),
+                # verl has filled in its defaults. Pictures and the like are not kept.
+                sampling=None if any(kwargs.get(n) is not None for n in MEDIA) else sampling_params,
             )
         )
         return output
 
     async def share_texts(self, servers: Mapping[int, Any]) -> None:
-        """Tell the servers of all replicas from now on what this one samples, and hear of theirs.
+        """Begin to share texts with the servers of all other replicas.
 
         Args:
-            servers: Replica -> its server, this one among them.
+            servers: Replica -> its server; this server is included.
         """
         engines = engine_count(self.engine)
         folder = await asyncio.to_thread(find_name, self._settings.sam)
@@ -209,31 +237,34 @@ class SamHttpServer(vLLMHttpServer):
     async def hear_texts(
         self, replica: int, folder: str, runs: list[tuple] | None, pieces: list[tuple]
     ) -> None:
-        """Another server says what runs there and what it sampled; see `TextSharing.hear`."""
+        """Receive another server's running groups and sampled texts; see `TextSharing.hear`."""
         if self._sharing is not None:
             self._sharing.hear(replica, folder, runs, pieces)
 
     async def _exchange_texts(self, pieces: Sequence[list[tuple]]) -> list[list[tuple]]:
-        """Hand every engine its pieces; return what each has sampled since."""
+        """Give every engine its pieces; return the pieces that each has sampled since."""
         arguments = [(f"{self.replica_rank}.{engine}", one) for engine, one in enumerate(pieces)]
         answers = await ask_engines(self.engine, "sam_exchange_texts", arguments)
-        # One rank's drafts are used; the others have no texts.
+        # Only one rank has a draft session and therefore texts.
         return [[piece for worker in workers for piece in worker] for workers in answers]
 
     async def progress(self) -> EngineProgress:
-        """Where this replica's rollout stands; changes nothing and waits for nobody."""
+        """Return this replica's progress, without waiting for its engines."""
         recorders = getattr(self, "_recorders", None)
         if recorders is None:
             return EngineProgress()  # still starting
         engines = [recorder.progress() for recorder in recorders.recorders]
         return total([*engines, EngineProgress(finished=len(self._finished))])
 
-    async def drain_records(self, step: int, split: str) -> list[ReplicaRecords]:
-        """Hand over everything recorded since the last call, engine by engine.
+    async def drain_records(
+        self, step: int, split: str, keep: bool = False
+    ) -> list[ReplicaRecords]:
+        """Return the records of each engine since the last call.
 
         Args:
-            step: Training step the records are filed under.
+            step: Training step of the records.
             split: ``"train"`` or ``"val"``.
+            keep: Whether `check_drafts` follows.
         """
         asked_s = time.monotonic()
         answers = await ask_engines(self.engine, "sam_drain")
@@ -253,20 +284,31 @@ class SamHttpServer(vLLMHttpServer):
                 zip(self._recorders.recorders, answers, shares, strict=True)
             )
         ]
-        # An engine without counters has no session, which the trainer is to notice.
-        telling = next((one for one in records if one.drafter_counters), None)
-        if self._sharing is not None and telling is not None:
-            telling.drafter_counters |= self._sharing.take_counters()
+        self._proof.candidates = candidates(shares, records) if keep else []
+        # The sentinel reports engines without counters (they have no session), so these stay empty.
+        counting = next((one for one in records if one.drafter_counters), None)
+        if self._sharing is not None and counting is not None:
+            counting.drafter_counters |= self._sharing.take_counters()
         return records
+
+    async def check_drafts(self, count: int, seed: int) -> list[Compared]:
+        """Sample some of the requests that were just drained again, without drafts.
+
+        Raises:
+            RuntimeError: Requests are under way, which would lose their drafts.
+        """
+        if self._under_way:
+            raise RuntimeError(f"{self._under_way} requests are under way")
+        return await self._proof.compare(count, seed)
 
 
 class SamReplica(vLLMReplica):
-    """A rollout replica whose server is ours."""
+    """verl's rollout replica with our server."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(SamHttpServer)
 
     def _get_server_name_prefix(self) -> str:
-        # The training side's adapter looks the server up by "<rollout name>_server_...".
+        # The training side's adapter finds the server by the name "<rollout name>_server_...".
         return f"{ROLLOUT_NAME}_"

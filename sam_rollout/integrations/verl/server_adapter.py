@@ -1,4 +1,4 @@
-"""The training side of a weight sync: verl's, which can send a draft head behind the policy."""
+"""verl's training side of a weight sync, which can send a draft head after the policy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ watch_senders()
 
 
 class SamServerAdapter(ServerAdapter):
-    """One per training process; `model_drafts/head_update.py` of vLLM's is the other side."""
+    """The adapter of one training process; vLLM's side is in model_drafts/head_update.py."""
 
     head_weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
 
     async def update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
-        """Send the policy's weights, and after them those of a head that is trained."""
+        """Send the policy's weights, then the weights of a trained head."""
         if self.head_weights is not None:
             weights = chain(weights, self.head_weights())
         await super().update_weights(weights, *args, **kwargs)

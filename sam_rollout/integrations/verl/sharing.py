@@ -1,22 +1,21 @@
-"""Texts of siblings from replica to replica, between the servers of a rollout.
+"""Shares the texts of siblings between the servers of a rollout.
 
-The responses to a prompt lie on several replicas, and draft best from all of each other. Many
-times per second each server asks its engines what they sampled since, and sends that to the servers
-on which siblings of it run. Every server tells the others which prompts it runs, so nothing goes
-where nobody needs it. Servers talk to each other directly, as the Ray actors they are: no process,
-port or file is added, and with one engine nothing is started. With it requests may go where verl
-sends them: four replicas of the tiny model took 307 engine steps at most, 299 with siblings routed
-to one replica, and 368 where siblings neither met nor shared (16 responses a prompt, k = 8).
+The responses to a prompt run on several replicas, and draft best from the texts of all siblings.
+Many times per second each server asks its engines for newly sampled pieces of text. It sends them
+to the servers that run siblings; every server announces which prompts it runs. Servers call each
+other directly as Ray actors, so no process, port or file is added. A server alone with one engine
+shares nothing. Requests may therefore stay where verl sends them: four replicas of the tiny model
+took 307 engine steps at most, 299 with siblings routed to one replica, and 368 with siblings on
+different replicas without sharing (16 responses per prompt, k = 8).
 
-Responses that have ended are kept in a folder for later steps. Where replicas do not all see the
-same one, each response is told once more when it has ended, whole, to one replica of every other
-folder: the first one of those that say its name (`find_name`). No folder then lacks what later
-steps draft from. With one folder nothing of this is sent.
+A folder keeps ended responses for later steps. If replicas have different folders, each ended
+response is sent whole to one replica of every other folder: the first that announces the folder's
+name (`find_name`). Every folder then has all responses. With one folder these are not sent.
 
-Nothing waits for any of this. A message is sent by a task of its own; while one is under way to a
-server, what follows for it is collected, up to a limit. What gets lost, with a server that died, a
-malformed message or an engine that could not be asked, is counted and costs acceptance only: a
-piece after a gap begins a text of its own.
+No request waits for sharing. A task of its own sends each message. While a message is on its way to
+a server, further pieces for it are collected up to a limit. Pieces are lost if a server dies, a
+message is malformed or an engine cannot be asked. Lost pieces are counted and cost acceptance only:
+the piece after a gap begins a new text.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from sam_rollout.sources.support.text_store import name_of
 
 logger = logging.getLogger(__name__)
 
-# Least time between two turns. The sooner an engine is told of siblings that run elsewhere, the
-# more of its own requests' texts is still to come; but every turn costs the engines time.
+# Least time between two turns. Early texts help more, because more tokens of the engine's own
+# requests are still to come. But every turn costs the engines time.
 INTERVAL_S = 0.05
-# With many servers, which all talk to each other, or many responses, turns come less often.
+# With many servers, which all send to each other, or many responses, turns come less often.
 MESSAGES_PER_S = 64
 PIECES_PER_S = 1000
-# On their way to one server, or to one engine, and what it gets in one turn: some thousand pieces.
+# Bytes that may wait for one server or engine, and bytes of one message (some thousand pieces).
 MOST_WAITING_BYTES = 16 << 20
 MESSAGE_BYTES = 2 << 20
 
@@ -66,26 +65,26 @@ class _Peer:
     """Another replica's server."""
 
     server: Any
-    folder: str = ""  # the name of its folder, as it said; empty for none
-    runs: frozenset[GroupKey] = frozenset()  # as it said last
-    told: frozenset[GroupKey] | None = None  # what it was told runs here
+    folder: str = ""  # the name of its folder that it announced; empty for none
+    runs: frozenset[GroupKey] = frozenset()  # the groups that it last announced
+    knows: frozenset[GroupKey] | None = None  # our groups as last announced to it
     waiting: PieceQueue = dataclasses.field(default_factory=_queue)
     sending: asyncio.Task | None = None
     has_failed: bool = False
 
 
 class TextSharing:
-    """One server's part.
+    """One server's side of sharing.
 
     Args:
-        replica: this server's.
-        servers: replica -> actor handle with a method ``hear_texts``, this one's passed over.
-        engines: number of engines of this server.
-        exchange: hands every engine the pieces for it, and returns each one's new pieces.
-        folder: the name of the folder that keeps ended responses; empty for none.
+        replica: Number of this server's replica.
+        servers: Replica -> actor handle with a method ``hear_texts``; this replica's is ignored.
+        engines: Number of engines of this server.
+        exchange: Gives every engine its pieces, and returns each engine's new pieces.
+        folder: Name of the folder that keeps ended responses; empty for none.
 
     Attributes:
-        interval_s: until the next turn.
+        interval_s: Time until the next turn.
     """
 
     def __init__(
@@ -98,30 +97,30 @@ class TextSharing:
     ) -> None:
         self._replica = replica
         self._folder = folder
-        self._told = 0  # whole responses
+        self._whole_responses = 0  # number of ended responses sent to other folders
         self._peers = {
             other: _Peer(server) for other, server in servers.items() if other != replica
         }
         self._exchange = exchange
         self._running: Counter[GroupKey] = Counter()
-        # By engine. Of several, one is known to run a group once it has told of it.
+        # Groups that run, by engine. With several engines, an engine's pieces say which it runs.
         self._runs: list[set[GroupKey]] = [set() for _ in range(engines)]
         self._arrived = [_queue() for _ in range(engines)]
         self._lost = 0
         self._has_dropped = self._has_failed = False
-        self._task: asyncio.Task | None = None  # a task that nobody keeps may vanish
+        self._task: asyncio.Task | None = None  # asyncio may drop a task without a reference
         self.interval_s = INTERVAL_S
 
     async def start(self) -> None:
-        """Begin; does nothing where there is nobody to share with."""
+        """Begin to share; do nothing if there is no other engine."""
         if self._peers or len(self._arrived) > 1:
             nothing: list[list[tuple]] = [[] for _ in self._arrived]
-            await self._exchange(nothing)  # engines keep what they sample from now on
+            await self._exchange(nothing)  # From now on engines keep what they sample.
             self._task = asyncio.create_task(self._run())
 
     @contextlib.contextmanager
     def running(self, identity: RequestIdentity | None) -> Iterator[None]:
-        """Around a request."""
+        """Return a context for one request, in which its group counts as running here."""
         if identity is None:
             yield
             return
@@ -140,14 +139,14 @@ class TextSharing:
         prompt_ids: Sequence[int],
         response_ids: Sequence[int],
     ) -> None:
-        """A response has ended: one server of every other folder will be told all of it."""
+        """Note that a response has ended; it will be sent to one server of every other folder."""
         keepers = {peer.folder: peer for _, peer in sorted(self._peers.items(), reverse=True)}
         others = [peer for folder, peer in keepers.items() if folder not in ("", self._folder)]
         if not self._folder or not others or not is_of_training(identity) or not response_ids:
             return
         assert identity is not None
-        self._told += 1
-        name = f"{self._replica}/whole/{self._told}"
+        self._whole_responses += 1
+        name = f"{self._replica}/whole/{self._whole_responses}"
         piece = tuple(whole_response(identity, name, prompt_ids, response_ids))
         for peer in others:
             self._keep(peer.waiting, [piece])
@@ -155,7 +154,14 @@ class TextSharing:
     def hear(
         self, replica: int, folder: str, runs: Iterable[Iterable] | None, pieces: list[tuple]
     ) -> None:
-        """A server says which groups run there, unless that is as before, and what it sampled."""
+        """Receive a server's message.
+
+        Args:
+            replica: Number of the sender's replica.
+            folder: Name of the sender's folder; empty for none.
+            runs: Groups that run there; None if they have not changed.
+            pieces: Fields of newly sampled pieces.
+        """
         peer = self._peers.get(replica)
         if peer is not None:
             peer.folder = folder
@@ -164,7 +170,7 @@ class TextSharing:
         self._hand_in(pieces)
 
     def take_counters(self) -> dict[str, int]:
-        """What got lost since the last call."""
+        """Return the number of pieces lost since the last call."""
         lost, self._lost = self._lost, 0
         return {"draft/shared_lost": lost}
 
@@ -177,26 +183,25 @@ class TextSharing:
             except Exception:
                 if not self._has_failed:
                     logger.warning(
-                        "Replica %s could not share texts with its engines; it goes on trying, "
-                        "and the rollout goes on. What gets lost is counted "
-                        "(sam/draft/shared_lost).",
+                        "Replica %s could not share texts with its engines. It will try again, "
+                        "and the rollout goes on. Lost pieces are counted (sam/draft/shared_lost).",
                         self._replica,
                         exc_info=True,
                     )
                 self._has_failed = True
 
     async def share(self) -> None:
-        """One turn: engines first, then the other servers."""
+        """Take one turn: exchange pieces with the engines, then send to the other servers."""
         moved = await self._ask_engines()
         by_messages, by_pieces = len(self._peers) / MESSAGES_PER_S, moved / PIECES_PER_S
         self.interval_s = max(INTERVAL_S, by_messages, by_pieces)
         runs = frozenset(self._running)
         for peer in self._peers.values():
-            if peer.sending is None and (peer.waiting or peer.told != runs):
+            if peer.sending is None and (peer.waiting or peer.knows != runs):
                 peer.sending = asyncio.create_task(self._send(peer, runs))
 
     async def _ask_engines(self) -> int:
-        """Hand in what has arrived, and pass on what is new; returns how many pieces that were."""
+        """Give engines the arrived pieces, and queue their new ones; return the number of both."""
         is_wanted = self._running and (
             len(self._arrived) > 1
             or any(not peer.runs.isdisjoint(self._running) for peer in self._peers.values())
@@ -222,37 +227,37 @@ class TextSharing:
         return moved
 
     def _hand_in(self, pieces: Iterable[tuple], sampled_by: int | None = None) -> None:
-        """Keep pieces for the engines that run their groups, but for the one that sampled them."""
+        """Queue pieces for the engines that run their groups, except the one that sampled them."""
         for engine, waiting in enumerate(self._arrived):
             if engine == sampled_by:
                 continue
             runs = self._running if len(self._arrived) == 1 else self._runs[engine]
-            # The first engine keeps what another folder's has kept.
+            # The first engine stores whole responses from other folders.
             wanted = [
                 one for one in pieces if (engine == 0 if one[IS_WHOLE] else _group_of(one) in runs)
             ]
             self._keep(waiting, wanted)
 
     def _keep(self, waiting: PieceQueue, pieces: Iterable[tuple]) -> None:
-        """Let pieces wait; those that are dropped for them are counted, and named once."""
+        """Queue pieces; count the pieces that the queue drops, and warn about them once."""
         dropped = sum(map(waiting.put, pieces))
         self._lost += dropped
         if dropped and not self._has_dropped:
             logger.warning(
-                "Replica %s drops texts that came faster than they could be passed on; siblings "
-                "draft without them, the rollout goes on. Others are counted "
+                "Replica %s drops texts that came faster than it could send them. Siblings draft "
+                "without them, and the rollout goes on. Further losses are counted "
                 "(sam/draft/shared_lost).",
                 self._replica,
             )
             self._has_dropped = True
 
     async def _send(self, peer: _Peer, runs: frozenset[GroupKey]) -> None:
-        """Send what waits for a server; one that is gone is forgotten."""
+        """Send one message to a server; forget the server if it has died."""
         pieces = peer.waiting.take()
-        news = None if runs == peer.told else list(runs)
+        news = None if runs == peer.knows else list(runs)
         try:
             await peer.server.hear_texts.remote(self._replica, self._folder, news, pieces)
-            peer.told = runs
+            peer.knows = runs
         except Exception as error:
             self._lost += len(pieces)
             self._complain(peer, error)
@@ -260,15 +265,15 @@ class TextSharing:
             peer.sending = None
 
     def _complain(self, peer: _Peer, error: Exception) -> None:
-        """Name a server that cannot be told anything; one that has died gets nothing any more."""
+        """Warn that a message could not be sent; forget the server if it has died."""
         replica = next(number for number, other in self._peers.items() if other is peer)
         is_dead = has_died(error)
         if is_dead or not peer.has_failed:
             logger.warning(
-                "Replica %s %s replica %s of its texts; siblings there draft without them, the "
+                "Replica %s %s texts to replica %s. Siblings there draft without them, and the "
                 "rollout goes on: %s: %s",
                 self._replica,
-                "tells no more" if is_dead else "could not tell",
+                "sends no more" if is_dead else "could not send",
                 replica,
                 type(error).__name__,
                 error,
@@ -280,7 +285,7 @@ class TextSharing:
 
 
 def find_name(sam: SamConfig) -> str:
-    """Return what tells the folder of ended responses from others; empty where none is used."""
+    """Return the name that identifies the folder of ended responses; empty if none is used."""
     sources: Any = sam.sources  # its fields are those of the registry
     if not sam.texts.path or not (sources.prompt.earlier_steps or sources.run.enabled):
         return ""
@@ -289,7 +294,7 @@ def find_name(sam: SamConfig) -> str:
         return name_of(folder)
     except OSError as error:
         logger.warning(
-            "Ended responses reach no other folder from %s, and none from others reach it: %s",
+            "The folder %s does not share ended responses with those of other nodes: %s",
             folder,
             error,
         )
@@ -297,10 +302,10 @@ def find_name(sam: SamConfig) -> str:
 
 
 def has_died(error: Exception) -> bool:
-    """Whether the server that a call was for is gone for good."""
+    """Return whether an error means that the called server has died and will not come back."""
     return isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
 
 
 def _group_of(piece: Sequence) -> GroupKey:
-    """Of the fields of a `Piece`, a list after some channels."""
+    """Return the group of a piece's fields, which some channels turn into a list."""
     return tuple(piece[:3])

@@ -1,7 +1,7 @@
-"""What a run decides about its draft sources: whether they can serve.
+"""Decides for a run whether each draft source can help, if the settings leave that open.
 
-One rule for each, told with its reasons in docs/defaults.md. Needs the composed configuration, and
-asks training files for their length where it can.
+docs/configuration.md gives the rule of each source and its reasons. The rules need the composed
+configuration, and read the training files if they are on this machine.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from sam_rollout.sizing import DraftTexts, RolloutRound
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
-# Of the limits of what a run shares: a step may take several rounds, and more than one step has to
-# fit, or `run` would hold little that `prompt` does not.
+# One round may take a quarter of the limit of `run`'s texts. A step may take several rounds, and
+# more than one step has to fit, or `run` would hold little that `prompt` does not.
 ROUND_SHARE = 4
-# Of the folder, for a run that is resumed: four times what is ever read back, as the newest steps
-# may be sampled again.
+# Limit of the folder if only a resumed run reads it: four times what such a run reads, because
+# the newest steps may be sampled again.
 BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS
 
 
 def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
-    """Decide what is left to the run; without drafts, too: both sides of a comparison say the same.
+    """Make the open decisions about sources, and give each as a line in `RunConfig.decisions`.
 
-    Each decision is a line in `RunConfig.decisions`, with its reason.
+    They are made for runs without drafts, too, so that both sides of a comparison have the same
+    settings.
 
     Args:
-        config: As composed, its layout checked.
-        run: Our settings of it.
+        config: The composed configuration, with a checked layout.
+        run: Our settings.
     """
     sam, lines = _settled(config, run)
     decisions = tuple(lines) if run.sam.enabled else ()
@@ -47,7 +48,7 @@ def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
 
 
 def draft_texts(config: DictConfig, run: RunConfig) -> DraftTexts:
-    """Texts of a generation round of the run."""
+    """Return the number and lengths of texts in one of the run's generation rounds."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
     shared = RolloutRound(
         # `refill` has no rounds: its step begins with the training batch.
@@ -62,7 +63,7 @@ def draft_texts(config: DictConfig, run: RunConfig) -> DraftTexts:
 def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
     sources: Any = run.sam.sources  # its fields are those of the registry
     lines = []
-    if sources.run.enabled and sources.run.corpus:  # which is wanted, whatever fits beside it
+    if sources.run.enabled and sources.run.corpus:  # The user asked for the corpus.
         sources = replace(sources, run=replace(sources.run, when="always"))
     if sources.run.enabled and sources.run.when == "fits":
         round_ = draft_texts(config, run)
@@ -74,7 +75,7 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
         sources = replace(sources, run=replace(sources.run, **settled))
         lines.append(
             f"sam.sources.run.{'when = always' if fits else 'enabled = false'}: an engine samples "
-            f"up to {tokens:,} tokens per round, and {most:,} at most leave room for other steps"
+            f"up to {tokens:,} tokens per round; at most {most:,} leave room for other steps"
         )
     if sources.draws.enabled and not run.sampler.is_coupled:
         sources = replace(sources, draws=replace(sources.draws, enabled=False))
@@ -88,17 +89,17 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
         sources = replace(sources, prompt=prompt)
         lines.append(f"sam.sources.prompt.earlier_steps = false: {reason}")
     if not (prompt.enabled and prompt.earlier_steps) and not config.sam.texts.path:
-        # A run that is resumed needs the newest only. Without the run's path where there is no use
-        # for it: vLLM compiles anew when its configuration changes.
+        # Only a resumed run reads the folder, and only its newest texts. The path stays empty if
+        # it is not used: vLLM compiles again when its configuration changes.
         path = texts.path if sources.run.enabled else ""
         texts = replace(texts, path=path, max_bytes=min(texts.max_bytes, BYTES_TO_RESUME))
     return replace(run.sam, sources=sources, texts=texts), lines
 
 
 def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
-    """Say why no response would serve a later step; empty if some may."""
+    """Return the reason why no response can help a later step; empty if some may."""
     if config.sam.texts.path:
-        return ""  # of another run, say: a user who names a folder knows what is in it
+        return ""  # The user named a folder, which may hold another run's texts.
     epochs = config.trainer.total_epochs
     files = data_files("data.train_files", config.data.train_files)
     rows, prompts = _rows_and_prompts(tuple(files), config.data.prompt_key)
@@ -116,24 +117,24 @@ def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
     )
 
 
-@functools.cache  # a program may check its configuration more than once
+@functools.cache  # A program may check its configuration more than once.
 def _rows_and_prompts(files: tuple[str, ...], key: str) -> tuple[int, int]:
-    """Count rows and distinct prompts of parquet files; zeros where that cannot be told."""
+    """Count the rows and distinct prompts of parquet files; return zeros if that is impossible."""
     try:
         tables = [pq.read_table(Path(file).expanduser(), columns=[key]) for file in files]
         prompts = pa.concat_arrays([chunk for table in tables for chunk in table[key].chunks])
         return len(prompts), len(_texts(prompts).unique())
     except (OSError, pa.ArrowException, KeyError):
-        return 0, 0  # elsewhere, not there yet, or prompts that Arrow cannot compare
+        return 0, 0  # The files are not here, or Arrow cannot compare their prompts.
 
 
 def _texts(prompts: pa.Array) -> pa.Array:
-    """Join each prompt's messages to one text; other kinds of prompts stay what they are."""
+    """Join each prompt's messages to one text; return other kinds of prompts unchanged."""
     if not (pa.types.is_list(prompts.type) or pa.types.is_large_list(prompts.type)):
         return prompts
     if not pa.types.is_struct(prompts.type.value_type):
         return prompts
-    # Offsets and contents of other writers may be wider; `binary_join` knows these two types.
+    # Some writers use wider types; `binary_join` accepts only these two.
     contents = prompts.values.field("content").cast(pa.string())
     offsets = prompts.offsets.cast(pa.int32())
     return pc.binary_join(pa.ListArray.from_arrays(offsets, contents), "\0")

@@ -1,9 +1,9 @@
-"""Takes windows of responses, with their hidden states, out of verl's pass over log-probabilities.
+"""Captures windows of responses, with their hidden states, in verl's pass over log-probabilities.
 
-That pass (`compute_log_prob`) runs over every response of a training step anyway. Hooks keep the
-outputs of the layers that a head reads, of micro-batches with a response to learn from, and are
-gone when the pass is over. Processes that share texts then put together what each has of a window,
-and keep it in turns.
+That pass (`compute_log_prob`) reads every response of a training step. A window is a row of tokens
+of one response. During the pass, hooks keep the outputs of the layers that a head reads, for
+micro-batches with a chosen window. After the pass, processes that share texts sum their parts of
+each window's states. They take turns in keeping the windows.
 """
 
 from __future__ import annotations
@@ -25,38 +25,39 @@ from sam_rollout.integrations.verl.policy_part import PolicyPart, this_device
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """Of a response; its first token is number `begin` of its micro-batch."""
+    """A row of tokens of one response, whose hidden states are captured."""
 
-    begin: int
-    tokens: Tensor  # on the host
-    prompt: int
+    begin: int  # the first token's number in the micro-batch
+    tokens: Tensor  # token ids, on the host
+    prompt: int  # how many of these tokens belong to the prompt
     keeper: int  # rank of the process that keeps it, among those that share the text
 
 
 @dataclass(frozen=True, eq=False)
 class _States:
-    """Of some of a window's tokens, out of one module; all on the host."""
+    """One module's states for some of a window's tokens, on the host."""
 
     window: _Window
-    index: int  # of the module
-    tokens: Tensor
-    states: Tensor  # [tokens, hidden + 1]; ones at the end, so that sums say who had any
+    index: int  # index of the module
+    tokens: Tensor  # [tokens], positions in the window
+    states: Tensor  # [tokens, hidden + 1]; the last column is 1, so that sums count contributions
 
 
 class StateCapture:
-    """Of one training process.
+    """The capture of hidden states in one training process.
 
     Args:
-        part: of the policy, in this process.
-        layers: after how many layers states are taken; 0 are the embeddings.
-        window: tokens in a row that are kept of a response.
-        windows: most of them in a pass, in each process.
-        rng: draws where in a response its window lies; the same in processes that share texts.
+        part: This process's part of the policy.
+        layers: After how many layers states are taken; 0 means the embeddings.
+        window: Most tokens of a window.
+        windows: Most windows that each process keeps in a pass.
+        rng: Draws where in a response its window begins. Processes that share texts need equal
+            generators.
 
     Attributes:
-        taken: windows since `running` began.
-        spent_s: time it took, as far as the host saw, without what it waited for passes to end.
-        problem: why windows could not be kept; None if they were.
+        taken: Windows kept since `running` began.
+        spent_s: Host time of the capture, without the time that it waited for passes to end.
+        problem: The error that prevented the capture; None if there was none.
     """
 
     def __init__(
@@ -67,25 +68,25 @@ class StateCapture:
         self.problem: Exception | None = None
         self._part, self._window, self._rng = part, window, rng
         self._modules = part.modules(layers)
-        self._shape = len(layers) + 1, part.hidden + 1  # of a token's states
+        self._shape = len(layers) + 1, part.hidden + 1  # shape of one token's states
         self._most = windows * part.share
-        self._kept = 0  # so far, by all processes that share texts
+        self._kept = 0  # windows so far, in all processes that share texts
         self._forget()
 
     def _forget(self) -> None:
         self._seen, self._expected = 0, 1
-        self._windows: list[list[_Window]] = []  # by micro-batch
-        self._steps: dict[int, int] = {}  # by chunk of the policy
+        self._windows: list[list[_Window]] = []  # windows by micro-batch
+        self._steps: dict[int, int] = {}  # number of the last micro-batch, by chunk of the policy
         self._states: list[_States] = []
         self._outputs: dict[int, Tensor] = {}
         self._open = False
 
     @contextlib.contextmanager
     def running(self, responses: int) -> Iterator[None]:
-        """Capture from the forward passes within.
+        """Return a context in which forward passes are captured.
 
         Args:
-            responses: that these passes will read.
+            responses: Number of responses that these passes will read.
         """
         self.taken, self.spent_s, self.problem = [], 0.0, None
         self._expected = max(1, responses)
@@ -95,7 +96,7 @@ class StateCapture:
                 hooks.append(module.register_forward_hook(self._keeper(index)))
             with self._part.watched(self._step):
                 yield
-            # Waits for the others' passes, which is not the head's time.
+            # This waits for other processes' passes, which is not the capture's time.
             room = self._guarded(self._room_for_all)
             if self.problem is None:
                 self._timed(lambda: self._put_together(room))
@@ -108,12 +109,12 @@ class StateCapture:
         def keep(_module: Any, _inputs: Any, output: Any) -> None:
             if self._open:
                 states = output[0] if isinstance(output, tuple) else output
-                self._outputs.setdefault(index, states)  # layers for MTP read embeddings again
+                self._outputs.setdefault(index, states)  # MTP layers run the embeddings again
 
         return keep
 
     def _step(self, chunk: int, micro_batch: Any, run: Callable[[], Any]) -> Any:
-        """Run a micro-batch through a chunk; every chunk sees all of them in the same order."""
+        """Run a micro-batch through a chunk; all chunks see the micro-batches in the same order."""
         number = self._steps[chunk] = self._steps.get(chunk, -1) + 1
         if number == len(self._windows):
             self._windows.append([])
@@ -125,7 +126,7 @@ class StateCapture:
         finally:
             self._open = False
         if windows and self._outputs:
-            # Waits for the pass, which is not the head's time.
+            # This waits for the pass, which is not the capture's time.
             self._guarded(lambda: next(iter(self._outputs.values()))[:1, :1].cpu())
             self._timed(lambda: self._take(micro_batch, windows))
             self._outputs.clear()
@@ -134,7 +135,7 @@ class StateCapture:
     def _guarded(self, work: Callable[[], Any]) -> Any:
         try:
             return work()
-        except Exception as error:  # the pass itself is right
+        except Exception as error:  # The pass itself succeeded.
             self.problem, self.taken = error, []
 
     def _timed(self, work: Callable[[], None]) -> None:
@@ -143,7 +144,7 @@ class StateCapture:
         self.spent_s += time.perf_counter() - started_s
 
     def _draw(self, micro_batch: Any) -> list[_Window]:
-        """Windows to keep of a micro-batch, evenly spread over the pass."""
+        """Choose a micro-batch's windows; those of a pass are evenly spread over its responses."""
         windows: list[_Window] = []
         ids = micro_batch["input_ids"]
         chosen = [row for row in range(len(ids.offsets()) - 1) if self._keeps_next()]
@@ -164,7 +165,7 @@ class StateCapture:
         return windows
 
     def _keeps_next(self) -> bool:
-        """Whether the next response is one of those that a window is kept of."""
+        """Return whether the next response gets a window."""
         before, after = (
             (self._seen + more) * min(self._most, self._expected) // self._expected
             for more in (0, 1)
@@ -174,7 +175,7 @@ class StateCapture:
 
     @torch.no_grad()
     def _take(self, micro_batch: Any, windows: Sequence[_Window]) -> None:
-        """Keep of the micro-batch's states those of windows' tokens."""
+        """Copy the states of the windows' tokens to the host."""
         numbers = self._part.tokens(next(iter(self._outputs.values())), micro_batch)
         outputs = {index: output.flatten(0, -2) for index, output in self._outputs.items()}
         expected = len(numbers), self._part.hidden
@@ -194,10 +195,10 @@ class StateCapture:
         """Bring every window's states to the process that keeps it.
 
         Args:
-            room: of `_room_for_all`.
+            room: The buffer from `_room_for_all`.
 
         Raises:
-            RuntimeError: states of some tokens are nowhere, or there twice.
+            RuntimeError: No process, or more than one, has the states of some token.
         """
         complete = True
         for window in [window for windows in self._windows for window in windows]:
@@ -208,22 +209,23 @@ class StateCapture:
             if room is not None:
                 summed = room[: len(whole)].copy_(whole)
                 for peers in self._part.sharers:
-                    peers.sum(summed)  # what others have is zero here
+                    peers.sum(summed)  # other processes' states are zero here
                 if window.keeper == self._part.rank:
                     whole.copy_(summed)
             if window.keeper == self._part.rank:
                 complete &= bool((whole[..., -1] == 1).all())
-                states = whole[..., :-1]  # without what was added to count them
+                states = whole[..., :-1]  # without the column that counts contributions
                 before, last = states[:, :-1].flatten(1).contiguous(), states[:, -1].clone()
                 self.taken.append(Sample(window.tokens, before, last, window.prompt))
-        if not complete:  # said when all have put together what they have: until then others wait
-            raise RuntimeError("states of some tokens are nowhere, or there twice")
+        if not complete:  # An error before the last sum would leave other processes waiting.
+            raise RuntimeError("no process, or more than one, has the states of some tokens")
 
     def _room_for_all(self) -> Tensor | None:
-        """Where processes that share texts put windows together.
+        """Allocate the buffer in which processes that share texts sum windows; None if unshared.
 
         Raises:
-            PeerError: another process could not keep its states; something raises in all of them.
+            PeerError: Another process failed to capture its states. The call raises in all
+                processes if it raises in one.
         """
 
         def find() -> Tensor | None:

@@ -1,8 +1,8 @@
-"""A line about the running rollout at the foot of the console.
+"""A line at the bottom of the console that shows the running rollout's progress.
 
-It is drawn by the driver, the program that the user started: what actors print reaches the driver
-line by line and late, so that they cannot redraw anything. The driver asks the rollout's servers,
-which it finds by their names, how far they are; an answer that fails or comes late is passed over.
+The driver, the program that the user started, draws the line. Actors cannot redraw a line, because
+their output reaches the driver line by line and late. The driver finds the rollout's servers by
+their names and asks them for their progress. It skips answers that fail or come late.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 SERVER_PREFIX = f"{ROLLOUT_NAME}_server_"
 POLL_S = 1.0
 ANSWER_WITHIN_S = 0.5
-PLAIN_LINE_EVERY_S = 10.0  # where lines cannot be redrawn
+PLAIN_LINE_EVERY_S = 10.0  # on outputs that cannot redraw a line
 STOP_WITHIN_S = 5.0
 
 
@@ -52,27 +52,27 @@ def follow_rollouts(setting: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _status_line() -> Iterator[Callable[[str], None]]:
-    """A line that stays below everything else that this process prints."""
+    """Return a context with a function that shows a line below all other output."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    # rich prints what others write to stdout and stderr above the line, Ray's forwarded logs
-    # included; their text is left as it is: no markup, no colours, no line breaks.
+    # rich prints all other output above the line, including Ray's forwarded logs. The settings keep
+    # that text unchanged: no markup, no colours, no line breaks.
     console = Console(highlight=False, markup=False, soft_wrap=True)
     with Live(
         Text(""),
         console=console,
         auto_refresh=False,
         transient=True,
-        redirect_stderr=sys.stderr.isatty(),  # a file of errors gets them as ever
+        redirect_stderr=sys.stderr.isatty(),  # a file of errors is left alone
     ) as live:
         yield lambda line: live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
 
 
 @contextlib.contextmanager
 def _plain_lines() -> Iterator[Callable[[str], None]]:
-    """Every few seconds a line of its own, for logs."""
+    """Return a context with a function that prints a line every few seconds, for logs."""
     next_s = 0.0
 
     def show(line: str) -> None:
@@ -92,12 +92,12 @@ def _follow(stop: threading.Event, show: Callable[[str], None]) -> None:
             if now is not None:
                 show(progress_line(now, before, now_s - before_s))
                 before, before_s = now, now_s
-        except Exception:  # whatever it is, it is not worth a run
-            logger.debug("The rollout's progress could not be asked for.", exc_info=True)
+        except Exception:  # No error of the status line may end a run.
+            logger.debug("The servers could not be asked for their progress.", exc_info=True)
 
 
 def poll_servers() -> EngineProgress | None:
-    """Add up what the rollout's servers say; None while they do not all answer in time."""
+    """Return the progress of all servers together; None unless all of them answer in time."""
     if not ray.is_initialized():
         return None
     names = [name for name in ray.util.list_named_actors() if name.startswith(SERVER_PREFIX)]

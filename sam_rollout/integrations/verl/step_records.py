@@ -1,12 +1,13 @@
-"""What a run keeps of its training steps, and what it adds to their metrics.
+"""Writes the records of training steps, and adds our metrics to verl's.
 
-The trainer asks, and nothing here may cost a training run: what fails is left out, with a warning.
+No error here may end a training run: a part that fails is left out with a warning.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -17,18 +18,20 @@ from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.verl.replica_records import ReplicaRecords
 from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.baseline import Baseline
+from sam_rollout.telemetry.proof import Compared, proof_line, proof_metrics
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
+from sam_rollout.telemetry.schema import named
 from sam_rollout.telemetry.sentinel import Sentinel, TrainingStep
 
 logger = logging.getLogger(__name__)
 
 
 class StepRecords:
-    """Files records, and holds each training step beside the baseline and before the sentinel.
+    """Writes records, compares each training step with the baseline, and runs the sentinel.
 
     Args:
         run: Our settings.
-        folder: The run's; nothing else writes there what steps bring.
+        folder: The run folder; nothing else writes step records there.
     """
 
     def __init__(self, run: RunConfig, folder: RunFolder) -> None:
@@ -37,12 +40,12 @@ class StepRecords:
         self._baseline = Baseline(path, _earlier_steps(folder)) if path else None
         sentinel = run.telemetry.sentinel
         self._sentinel = Sentinel(sentinel) if run.sam.enabled and sentinel.enabled else None
-        self._reports: list[ReplicaRecords] = []  # of the training step
+        self._reports: list[ReplicaRecords] = []  # records of the current training step
 
     def collect(
         self, step: int, split: str, drain: Callable[[], Iterable[ReplicaRecords]]
     ) -> dict[str, float]:
-        """File what `drain` gets from the replicas; returns the step's aggregates."""
+        """Write the records that `drain` returns; return the step's aggregated metrics."""
         if split == TRAIN_SPLIT:
             self._reports = []
         return _attempt(
@@ -69,6 +72,18 @@ class StepRecords:
             split=split,
         )
 
+    def prove(self, step: int, compare: Callable[[], Sequence[Compared]]) -> dict[str, float]:
+        """Say what `compare` finds of a training step's texts; returns its metrics."""
+
+        def measured() -> dict[str, float]:
+            began_s = time.perf_counter()
+            found = compare()
+            seconds = time.perf_counter() - began_s
+            print(f"Proof, training step {step}: {proof_line(found, seconds)}.", flush=True)
+            return named(TRAIN_SPLIT, proof_metrics(found, seconds))
+
+        return _attempt(measured, f"Texts of step {step} are not compared; training goes on.")
+
     @property
     def engine_steps(self) -> list[pa.Table]:
         """The training step's engine steps, one table per engine."""
@@ -77,27 +92,28 @@ class StepRecords:
     def complete(
         self, step: int, metrics: dict[str, Any], alert: Callable[[str, str], None]
     ) -> None:
-        """Add to a training step's metrics.
+        """Add the baseline's and the sentinel's metrics to a training step's metrics, in place.
 
         Args:
-            metrics: verl's and our aggregates.
-            alert: Is told what the sentinel finds, as title and text.
+            step: Number of the training step.
+            metrics: verl's metrics and our aggregates.
+            alert: Called with title and text for each of the sentinel's findings.
         """
         if (baseline := self._baseline) is not None:
             metrics |= _attempt(
                 lambda: baseline.metrics(step, metrics),
-                "This step is not laid beside the baseline's.",
+                "This step was not compared with the baseline.",
             )
         if (sentinel := self._sentinel) is not None:
             metrics |= _attempt(
                 lambda: self._watch(sentinel, step, metrics, alert),
-                "This step is not looked at by the sentinel.",
+                "The sentinel did not check this step.",
             )
 
     def _watch(
         self, sentinel: Sentinel, step: int, metrics: dict[str, Any], alert: Callable
     ) -> dict[str, float]:
-        """Say what is wrong with the step's drafts."""
+        """Let the sentinel check the step; log and send its findings, and return its metrics."""
         findings, values = sentinel.look(TrainingStep(metrics, self._reports))
         for finding in findings:
             text = f"training step {step}: {finding}."
@@ -107,7 +123,7 @@ class StepRecords:
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Write a step's metrics into the run folder."""
-        # Some of verl's entries are tables or text for its own loggers.
+        # Some of verl's entries are tables or texts for its own loggers.
         numbers: dict[str, Any] = {k: v for k, v in metrics.items() if isinstance(v, Real)}
         try:
             self._folder.append_train_step(step, numbers)
@@ -116,15 +132,15 @@ class StepRecords:
 
 
 def _earlier_steps(folder: RunFolder) -> Mapping[int, dict[str, float]]:
-    """A run's metrics so far, if it is resumed."""
+    """Return the metrics of a resumed run's earlier steps."""
     try:
         return folder.read_train_steps(problems=[])
     except RunFolderError:
-        return {}  # its first start
+        return {}  # This is the run's first start.
 
 
 def _attempt(measure: Callable[[], dict[str, float]], lost: str) -> dict[str, float]:
-    """The metrics of a call; none, and a warning, where it fails: the step's others stay."""
+    """Return the metrics of a call; log the warning `lost` and return none if it fails."""
     try:
         return measure()
     except Exception:

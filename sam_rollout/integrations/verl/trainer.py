@@ -1,8 +1,8 @@
-"""verl's synchronous trainer with rollout telemetry and DAPO's generation rounds.
+"""verl's trainers with rollout telemetry and DAPO's generation rounds.
 
-The hooks used are verl's own (``on_sample_end``, ``prepare_step``, ``_validate`` ...); nothing of
-the algorithm is touched. The trainer's process is the only writer of the run folder's records:
-replicas on other nodes hand theirs over, so no shared file system is needed.
+The trainer uses verl's own hooks (``on_sample_end``, ``prepare_step``, ``_validate`` ...) and does
+not change the algorithm. Only its process writes records into the run folder. Replicas on other
+nodes send theirs to it, so no shared file system is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
@@ -29,7 +30,12 @@ from sam_rollout.integrations.verl.loggers import (
     GuardedWandb,
     start_wandb,
 )
-from sam_rollout.integrations.verl.registered_names import HEAD_FOLDER, TRAINER_NAME
+from sam_rollout.integrations.verl.registered_names import (
+    ASYNC_TRAINER_NAME,
+    HEAD_FOLDER,
+    TRAINER_MODES,
+    TRAINER_NAME,
+)
 from sam_rollout.integrations.verl.replica_records import ReplicaRecords
 from sam_rollout.integrations.verl.rewards import ACCURACY, computable, judged_counts
 from sam_rollout.integrations.verl.run_config import read_run_config
@@ -37,21 +43,21 @@ from sam_rollout.integrations.verl.run_info import collect_run_info
 from sam_rollout.integrations.verl.sampler import RoundsReplayBuffer
 from sam_rollout.integrations.verl.step_records import StepRecords
 from sam_rollout.integrations.verl.watchdog import Watchdog, parts_of, watched
+from sam_rollout.telemetry.proof import Compared, split_over
 from sam_rollout.telemetry.records import RunFolder
 from sam_rollout.telemetry.schema import metric_name, named
 
 
-@register_trainer(TRAINER_NAME)
-class SamTrainerSync(PPOTrainerSync):
-    """Synchronous PPO/DAPO trainer that records what its rollouts did."""
+class _RecordingTrainer(PPOTrainer):
+    """A PPO/DAPO trainer that records what its rollouts did; mixed into trainers of verl's."""
 
-    _step_s = 0.0  # of the step before
-    _head_s = 0.0  # of it, in the head's training
+    _step_s = 0.0  # time of the previous training step
+    _head_s = 0.0  # time of the head's training in the current step
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            # verl compares this string in a dozen places to know that it is synchronous.
-            config.trainer.v1.trainer_mode = "sync"
+            # verl compares this string in many places to find out whether it is synchronous.
+            config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
         super().__init__(config)
         self._run = read_run_config(config)
         folder = RunFolder(config.run_dir)
@@ -71,12 +77,12 @@ class SamTrainerSync(PPOTrainerSync):
                     self.role_worker_mapping[role] = ray.remote(HeadTrainingWorker)
 
     def init(self) -> None:
-        """Start all parts as verl does, and end when one of them dies."""
+        """Start all processes as verl does; raise an error if one of them dies."""
         with watched(Watchdog(lambda: parts_of(self))):
             super().init()
 
     def on_init_end(self) -> None:
-        """Sync weights, then drop what engine start-up recorded; let servers share texts."""
+        """Sync weights, drop the records of the engines' start-up, and let servers share texts."""
         super().on_init_end()
         self._drained(TRAIN_SPLIT)
         if self._run.shares_texts:
@@ -84,12 +90,12 @@ class SamTrainerSync(PPOTrainerSync):
             ray.get([server.share_texts.remote(servers) for server in servers.values()])
 
     def _servers(self) -> dict[int, Any]:
-        """Of each replica the server that requests go to."""
+        """Return each replica's first server, which receives its requests."""
         replicas = self.llm_server_manager.get_replicas()
         return {replica.replica_rank: replica.servers[0] for replica in replicas}
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train as verl does, with a wandb run that can be found again, while all parts live."""
+        """Start our wandb run and train as verl does; raise an error if a process dies."""
         start_wandb(self.config, self._run, self._run_info)
         self.replay_buffer.failures = FailureWatch(agent_loop_manager.agent_loop_workers)
         with watched(Watchdog(lambda: parts_of(self))):
@@ -104,7 +110,7 @@ class SamTrainerSync(PPOTrainerSync):
         self._adopt_loggers()
 
     def _adopt_loggers(self) -> None:
-        """Guard verl's loggers, which it makes between `fit` and whichever hook comes first."""
+        """Guard verl's loggers, which exist from the first hook after `fit` began."""
         if self._curve_logger is not None:
             return
         loggers = self.logger.logger
@@ -117,7 +123,7 @@ class SamTrainerSync(PPOTrainerSync):
             self._curve_logger.warm_up()
 
     def prepare_step(self) -> dict:
-        """Submit the step's first prompts: a round, or verl's one training batch."""
+        """Submit the step's first prompts: a round of ours, or verl's training batch."""
         if isinstance(self.replay_buffer, RoundsReplayBuffer):
             self._add_prompts_to_generate(self.replay_buffer.round_size)
             return {}
@@ -132,15 +138,15 @@ class SamTrainerSync(PPOTrainerSync):
         self._step_began_s = time.perf_counter()
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """As verl's, after which a draft head may learn from what that pass computed."""
+        """Compute log-probabilities as verl does, then train the draft head if the run has one."""
         batch = super()._compute_old_log_prob(batch, metrics)
         if self._trains_head:
             with marked_timer("train_head", self.timing_raw):
-                # The first step is not over: its rollout is most of it.
+                # The first step has no previous one. Its rollout so far is most of its time.
                 step_s = self._step_s or time.perf_counter() - self._step_began_s
                 seconds = self._run.sam.sources.model.train.budget * step_s
                 results = self.actor_rollout_wg.train_head(seconds)
-            # All have the same to tell of the head, and wait for the one that took longest.
+            # All processes return the same metrics, and wait for the slowest one.
             self._head_s = max(result["time_s"] for result in results)
             found = {f"head_training/{name}": value for name, value in results[0].items()}
             metrics |= named(TRAIN_SPLIT, found)
@@ -148,7 +154,7 @@ class SamTrainerSync(PPOTrainerSync):
 
     def on_step_end(self) -> None:
         super().on_step_end()
-        if self.global_steps >= self.total_training_steps:  # verl leaves without `on_train_end`
+        if self.global_steps >= self.total_training_steps:  # verl skips `on_train_end`
             self._save_head()
 
     def on_train_end(self) -> None:
@@ -156,26 +162,31 @@ class SamTrainerSync(PPOTrainerSync):
         self._save_head()
 
     def _save_head(self) -> None:
-        """Write a head that was trained along beside the checkpoints, for the next run."""
+        """Write the trained head beside the checkpoints, for the next run."""
         if self._trains_head:
             folder = Path(self.config.trainer.default_local_dir).absolute() / HEAD_FOLDER
             self.actor_rollout_wg.save_head(str(folder))
             print(f"The trained draft head: {folder}", flush=True)
 
     def on_sample_end(self) -> None:
-        """Collect the rollout's records before the replicas go to sleep."""
-        self._pending_sync_metrics = self._drain(TRAIN_SPLIT)
+        """Collect the rollout's records, and compare texts, before the replicas go to sleep."""
+        proof, step = self._run.telemetry.proof, self.global_steps
+        due = self._run.sam.enabled and proof.is_due(step)
+        metrics = self._drain(TRAIN_SPLIT, keep=due)
+        if due:
+            metrics |= self._records.prove(step, lambda: self._compared(proof.responses))
+        self._pending_sync_metrics = metrics
         super().on_sample_end()
 
     def _validate(self) -> dict[str, float]:
-        """Validate as verl does; its traffic is filed under its own split."""
+        """Validate as verl does, and record its rollout under the validation split."""
         self.replay_buffer.failed_validation_responses = 0
         metrics = super()._validate()
         failed = self.replay_buffer.failed_validation_responses
         metrics[metric_name(VAL_SPLIT, "rounds/failed_responses")] = failed
         metrics.update(self._drain(VAL_SPLIT))
         if self.config.trainer.val_before_train and not hasattr(self, "timing_raw"):
-            # verl logs this one outside the training loop.
+            # verl logs the validation before training outside the training loop.
             self._records.write(self.global_steps, metrics)
         return metrics
 
@@ -187,7 +198,7 @@ class SamTrainerSync(PPOTrainerSync):
         sample_turns: list,
         expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, float]:
-        """Validate as verl does, with the figures that are numbers."""
+        """Compute validation metrics as verl does, without values that are no numbers."""
         infos = computable(reward_extra_infos_dict)
         if expected_acc_counts and ACCURACY in infos:
             expected_acc_counts = judged_counts(
@@ -214,18 +225,47 @@ class SamTrainerSync(PPOTrainerSync):
             backend.alert(title, text)
 
     def _log_curve(self) -> None:
-        """Draw the step's rollout, outside of what the step's timers measure."""
+        """Draw the step's rollout; the step's timers have stopped by now."""
         every = self._run.telemetry.curve_every
         if self._curve_logger and every and self.global_steps % every == 0:
             title = f"{self._run_info.label}, training step {self.global_steps}"
             self._curve_logger.log(self._records.engine_steps, title, self.global_steps)
 
-    def _drain(self, split: str) -> dict[str, float]:
-        """Move records from replicas to the run folder; returns the step's aggregates."""
-        return self._records.collect(self.global_steps, split, lambda: self._drained(split))
+    def _drain(self, split: str, keep: bool = False) -> dict[str, float]:
+        """Move records from the replicas to the run folder; return the step's metrics."""
+        return self._records.collect(self.global_steps, split, lambda: self._drained(split, keep))
 
-    def _drained(self, split: str) -> list[ReplicaRecords]:
-        """What replicas have recorded since the last call."""
+    def _compared(self, responses: int) -> list[Compared]:
+        """Have the replicas sample `responses` responses again without drafts, each its share."""
+        step, servers = self.global_steps, [*self._servers().values()]
+        counts = split_over(responses, len(servers), step)
+        asked = [
+            server.check_drafts.remote(count, step)
+            for server, count in zip(servers, counts, strict=True)
+            if count
+        ]
+        return [one for found in ray.get(asked) for one in found]
+
+    def _drained(self, split: str, keep: bool = False) -> list[ReplicaRecords]:
+        """Return the replicas' records since the last call."""
         step, servers = max(self.global_steps, 0), self._servers().values()
-        drained = ray.get([server.drain_records.remote(step, split) for server in servers])
+        drained = ray.get([server.drain_records.remote(step, split, keep) for server in servers])
         return [records for engines in drained for records in engines]
+
+
+@register_trainer(TRAINER_NAME)
+class SamTrainerSync(_RecordingTrainer, PPOTrainerSync):
+    """Trains on what the step's own weights sampled."""
+
+
+@register_trainer(ASYNC_TRAINER_NAME)
+class SamTrainerColocateAsync(_RecordingTrainer, PPOTrainerColocateAsync):
+    """Interrupts responses that are not needed yet, and goes on with them after the update.
+
+    An interrupted response keeps its identity, and so its random numbers by position.
+    """
+
+    def on_sample_end(self) -> None:
+        """Interrupt what still runs first: its tokens belong to the records of this step."""
+        self.checkpoint_manager.abort_replicas()
+        super().on_sample_end()

@@ -1,7 +1,7 @@
-"""How our groups become verl's and vLLM's settings; it happens here and nowhere else.
+"""Translates our groups of settings into verl's and vLLM's settings.
 
-Users write ``sam``, ``rollout_sampler``, ``dynamic_sampling`` and ``rollout_telemetry``; verl and
-vLLM read theirs.
+Users write ``sam``, ``rollout_sampler``, ``dynamic_sampling`` and ``rollout_telemetry``. Only this
+module writes the fields of verl and vLLM that follow from them.
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.graphs import SIZES, capture_sizes
 from sam_rollout.integrations.verl.model_drafter import with_first_head
-from sam_rollout.integrations.verl.registered_names import SAMPLER_MODULE
+from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINER_NAME, SAMPLER_MODULE
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from sam_rollout.telemetry.records import ASKED
 
 ASKED_SAM = f"{ASKED}.sam"
+# Under a synchronous trainer.
 SAMPLER_CLASSES = {
     "rounds": "RoundsReplayBuffer",
     "refill": "RefillReplayBuffer",
-    # Without a filter a round is a training batch: one code path measures all three.
+    # Without a filter, a round is a training batch.
     "none": "RoundsReplayBuffer",
 }
+ASYNC_SAMPLER_CLASS = "AsyncRefillReplayBuffer"
 
 
 def translate(config: DictConfig, run: RunConfig) -> None:
     """Fill verl's and vLLM's fields of a checked configuration, in place."""
     typed = read_run_config(config).sam.to_mapping()
     with open_dict(config):
-        # A run that is resumed is held against these: what is settled follows from other settings.
+        # A resumed run is compared by the typed settings; the others follow from them.
         OmegaConf.update(config, ASKED_SAM, typed, force_add=True)
         config.sam = run.sam.to_mapping()
         config.compare = run.compare.to_mapping()
@@ -37,20 +39,24 @@ def translate(config: DictConfig, run: RunConfig) -> None:
         _configure_engine(config, run)
         _configure_sampling(config, run)
         _configure_validation(config)
-    # Resolved here: our resolvers are not registered in Ray's processes.
+    # References are resolved now, because Ray's processes lack our resolvers.
     OmegaConf.resolve(config)
 
 
 def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
-    # Without drafts nothing else is read: every baseline is one engine, compiled once.
+    # An engine without drafts needs no other setting of ours. With equal settings, all baselines
+    # have the same configuration, and vLLM compiles it once.
     sam = with_first_head(config, run.sam) if run.sam.enabled else SamConfig(enabled=False)
     settings = EngineSettings(sam, run.sampler, run.telemetry.record_traces)
-    rollout.engine_kwargs.vllm = OmegaConf.merge(rollout.engine_kwargs.vllm, settings.arguments())
+    arguments = settings.arguments()
+    if run.sam.enabled and run.telemetry.proof.every:
+        arguments["max_logprobs"] = -1  # a tie is told from those of the whole vocabulary
+    rollout.engine_kwargs.vllm = OmegaConf.merge(rollout.engine_kwargs.vllm, arguments)
     if sizes := capture_sizes(config, run.sam):
         asked = sorted(rollout.cudagraph_capture_sizes)
         if sizes != asked:
-            # The drafts' doing: sides are compared by what they were to have.
+            # The drafts changed the sizes. Comparisons use the sizes that were asked for.
             OmegaConf.update(config, f"{ASKED}.{SIZES}", asked, force_add=True)
         OmegaConf.update(config, SIZES, sizes)
 
@@ -60,7 +66,10 @@ def _configure_sampling(config: DictConfig, run: RunConfig) -> None:
     filter_groups.enable = run.sampling.kind != "none"
     sampler = config.trainer.v1.sampler
     sampler.custom_sampler.path = SAMPLER_MODULE
-    sampler.custom_sampler.name = SAMPLER_CLASSES[run.sampling.kind]
+    is_asynchronous = config.trainer.v1.trainer_mode == ASYNC_TRAINER_NAME
+    sampler.custom_sampler.name = (
+        ASYNC_SAMPLER_CLASS if is_asynchronous else SAMPLER_CLASSES[run.sampling.kind]
+    )
     sampler.sampler_kwargs = {
         "filter_metric": filter_groups.metric if filter_groups.enable else None,
         "train_batch_size": config.data.train_batch_size,
@@ -73,7 +82,7 @@ def _configure_sampling(config: DictConfig, run: RunConfig) -> None:
 
 
 def _configure_validation(config: DictConfig) -> None:
-    """Make `do_sample=false` greedy: verl 0.9.1's V1 trainer reads temperature and cuts alone."""
+    """Make `do_sample=false` greedy: verl 0.9.1's V1 trainer reads only temperature and top-p/k."""
     validation = config.actor_rollout_ref.rollout.val_kwargs
     if not validation.do_sample:
         validation.temperature, validation.top_p, validation.top_k = 0.0, 1.0, -1

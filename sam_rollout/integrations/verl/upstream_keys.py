@@ -1,7 +1,7 @@
-"""Settings of verl's that our parts cannot serve, or that would do nothing in a run of ours.
+"""Refuses settings of verl that our classes do not support or that would have no effect.
 
-verl 0.9.1 keeps keys of older trainers that its V1 trainer never reads, and some of its keys are
-filled from our groups. A user who sets one would train something else than the command says.
+verl 0.9.1 keeps keys of older trainers that its V1 trainer never reads. Other keys are filled from
+our groups. A user who sets such a key would get another training than the command says.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from sam_rollout.config import RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, hold
 from sam_rollout.integrations.verl.registered_names import (
     AGENT_LOOP_MANAGER,
+    ASYNC_TRAINER_NAME,
     ROLLOUT_NAME,
-    TRAINER_NAME,
+    TRAINER_MODES,
 )
 from sam_rollout.integrations.vllm.engine_settings import ADDITIONAL_CONFIG_KEY
 
@@ -24,8 +25,8 @@ FILTER = "algorithm.filter_groups"
 SAMPLER = "trainer.v1.sampler"
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
-# verl's keys of older releases (trainer/config/legacy_reward_impl.yaml) -> where V1 reads them; the
-# others of their groups have kept their names below `reward`.
+# Keys of older releases of verl (trainer/config/legacy_reward_impl.yaml) -> the keys that V1 reads.
+# All other keys of these groups have the same names below `reward`.
 OLDER_KEYS = {
     "reward_model.num_workers": "reward.num_workers",
     "reward_model.reward_manager": "reward.reward_manager.name",
@@ -38,10 +39,10 @@ OLDER_KEYS = {
 
 
 def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
-    """Refuse what could not be served, or would do nothing.
+    """Refuse keys that are not supported or would have no effect.
 
     Raises:
-        ConfigError: Names the key, and what takes its place.
+        ConfigError: Such a key is set; the message names its replacement.
     """
     rules = (*_served(config, run), *_older(config), *_ours(config, run.sampling.kind))
     hold((f, OmegaConf.select(config, f), right, allowed) for f, right, allowed in rules)
@@ -49,14 +50,33 @@ def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
 
 
 def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
-    """What verl would accept but our parts cannot serve: field, whether it is right, allowed."""
+    """Return rules for settings that verl accepts but our classes do not support.
+
+    A rule is a field, whether its value is right, and what is allowed.
+    """
     rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.trainer_mode
     engine = rollout.engine_kwargs.vllm
     drafter = run.sam.enabled and "speculative_config" in engine
     taken = ADDITIONAL_CONFIG_KEY in (engine.get("additional_config") or {})
     return [
         ("trainer.use_v1", config.trainer.use_v1, "must be True"),
-        ("trainer.v1.trainer_mode", mode == TRAINER_NAME, f"must be {TRAINER_NAME!r}"),
+        (
+            "trainer.v1.trainer_mode",
+            mode in TRAINER_MODES,
+            f"must be one of {', '.join(TRAINER_MODES)}",
+        ),
+        (
+            "dynamic_sampling.kind",
+            mode != ASYNC_TRAINER_NAME or run.sampling.kind != "rounds",
+            f"must be refill or none with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}: "
+            "a round waits for all of its responses",
+        ),
+        (
+            f"{run.telemetry.proof.PATH}.every",
+            mode != ASYNC_TRAINER_NAME or not run.telemetry.proof.every,
+            f"must be 0 with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}, whose engines stand "
+            "still when a step has its responses",
+        ),
         (f"{ROLLOUT}.name", rollout.name == ROLLOUT_NAME, f"must be {ROLLOUT_NAME!r}, always"),
         (f"{ROLLOUT}.disable_log_stats", not rollout.disable_log_stats, "must be False"),
         ("skip.rollout_tq.enable", not config.skip.rollout_tq.enable, "must be False"),
@@ -74,7 +94,7 @@ def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
 
 
 def _older(config: DictConfig) -> Iterator[tuple[str, bool, str]]:
-    """What is set below the groups of older releases."""
+    """Yield a failing rule for each key that is set in groups of older releases."""
 
     def leaves(path: str, node: Any) -> Iterator[str]:
         if isinstance(node, dict):
@@ -91,7 +111,7 @@ def _older(config: DictConfig) -> Iterator[tuple[str, bool, str]]:
 
 
 def _ours(config: DictConfig, kind: str) -> list[tuple[str, bool, str]]:
-    """What takes its value from groups of ours: field, whether it is right, what is allowed."""
+    """Return rules for settings whose values come from our groups; see `_served` for their form."""
     groups, sampler = config.algorithm.filter_groups, config.trainer.v1.sampler
     rollout, refills = config.actor_rollout_ref.rollout, kind == "refill"
     own_manager = rollout.agent.agent_loop_manager_class == AGENT_LOOP_MANAGER
@@ -116,7 +136,7 @@ def _ours(config: DictConfig, kind: str) -> list[tuple[str, bool, str]]:
             refills or not sampler.sync_refill_failed_groups,
             "does nothing here: a group that failed is left out, and dynamic_sampling fills up",
         ),
-        # Greedy responses to a prompt would all be the same.
+        # Greedy siblings would all be the same.
         (f"{ROLLOUT}.do_sample", rollout.do_sample, "must be true: verl's V1 trainer ignores it"),
         (
             f"{ROLLOUT}.agent.agent_loop_manager_class",

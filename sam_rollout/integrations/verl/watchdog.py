@@ -1,9 +1,8 @@
-"""Ends a run one of whose processes has died, whatever the trainer waits for just then.
+"""Ends a run when one of its processes has died.
 
-verl's trainer waits without a limit: for answers of TransferQueue, whose controller may be gone,
-for groups that a killed agent-loop worker had, for a weight sync whose receiver died. So a thread
-beside it asks every part of the run for a sign of life, and raises the first error where the
-trainer waits.
+verl's trainer waits without a limit for TransferQueue, for the groups of an agent-loop worker, and
+for the receiver of a weight sync, even if they have died. A thread beside the trainer therefore
+asks every process of the run for a sign of life, and raises the first error in the trainer.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from sam_rollout.integrations.verl.failures import DeadPartError, describe
 logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-END_S = 30.0  # for the trainer to end once it was told
+END_S = 30.0  # the trainer has to end within this time after the signal
 SIGNAL = signal.SIGUSR1
 
-# Name of a part -> asks it, without waiting; the answer is empty, or what is wrong.
+# Name of a process -> a call that asks it without waiting. A text as answer says what is wrong.
 Parts = Mapping[str, Callable[[], Any]]
 
 
 def parts_of(trainer: Any) -> Parts:
-    """The processes of a trainer's run, as far as they have been started."""
+    """Return the processes of a trainer's run that have been started."""
     servers = getattr(trainer, "llm_server_manager", None)
     replicas = servers.get_replicas() if servers else []
     queue = (getattr(queue_interface, "_TQ_STORAGE", None) or {}).get("SimpleStorage") or {}
@@ -47,7 +46,7 @@ def parts_of(trainer: Any) -> Parts:
         "reward worker": getattr(rewards, "reward_loop_workers", []),
         "agent-loop worker": getattr(agents, "agent_loop_workers", []),
         "load balancer": [getattr(servers, "global_load_balancer", None)],
-        # Servers of a replica's other nodes hold no engine that could be asked.
+        # The servers on a replica's other nodes have no engine to ask.
         "rollout server": [server for one in replicas for server in one.servers[1:]],
     }
     parts = {
@@ -63,12 +62,12 @@ def parts_of(trainer: Any) -> Parts:
 
 
 class Watchdog:
-    """Asks parts of a run for a sign of life.
+    """Asks the processes of a run for a sign of life.
 
-    A part that is busy answers later, and is not taken for dead: there is no limit of time.
+    There is no time limit: a busy process may answer late and does not count as dead.
 
     Args:
-        parts: Called before every look, for parts come and go.
+        parts: Returns the processes; called before every look, because they change.
     """
 
     def __init__(self, parts: Callable[[], Parts]) -> None:
@@ -76,7 +75,7 @@ class Watchdog:
         self._asked: dict[str, Any] = {}
 
     def look(self) -> str:
-        """What is wrong with a part, as far as they have answered; empty if nothing."""
+        """Return what is wrong with the first process in trouble; empty if none is known to be."""
         for name, ask in self._parts().items():
             if name not in self._asked:
                 self._asked[name] = ask()
@@ -92,7 +91,7 @@ class Watchdog:
                 trouble = ray.get(asked)
             except ActorDiedError as error:
                 return f"{name} died: {describe(error)}"
-            except RayError:  # it lives, or will be found dead
+            except RayError:  # A later look will find out if the process has died.
                 continue
             if isinstance(trouble, str) and trouble:
                 return trouble
@@ -101,11 +100,11 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watched(watchdog: Watchdog) -> Iterator[None]:
-    """Raise `DeadPartError` in the main thread, within this context, when a part is in trouble."""
+    """Return a context in which the main thread gets a `DeadPartError` if a process has died."""
     stop, trouble = threading.Event(), ""
 
     def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt  # the one exception that ends a wait inside Ray's own code
+        raise KeyboardInterrupt  # Only this exception ends a wait inside Ray's code.
 
     def watch() -> None:
         nonlocal trouble
@@ -113,7 +112,7 @@ def watched(watchdog: Watchdog) -> Iterator[None]:
             try:
                 trouble = watchdog.look()
             except Exception:
-                logger.warning("The run's processes are not watched any more.", exc_info=True)
+                logger.warning("The run's processes are no longer watched.", exc_info=True)
                 return
             if trouble:
                 break
@@ -121,13 +120,13 @@ def watched(watchdog: Watchdog) -> Iterator[None]:
             return
         signal.pthread_kill(main.ident, SIGNAL)  # type: ignore[arg-type]  # it has started
         if not stop.wait(END_S):
-            # It computes, or waits where no signal reaches it.
+            # The main thread did not react to the signal: it computes or waits outside Python.
             print(f"The run failed: {trouble}", flush=True)
             os._exit(1)
 
     main = threading.main_thread()
     if threading.current_thread() is not main:
-        raise RuntimeError("a run is watched from the main thread, where signals arrive")
+        raise RuntimeError("a run can only be watched from the main thread, which gets signals")
     before = signal.signal(SIGNAL, interrupt)
     thread = threading.Thread(target=watch, name="sam-watchdog", daemon=True)
     thread.start()

@@ -1,7 +1,7 @@
-"""The bucket in which weights travel to the engine holds the model's largest tensor.
+"""Makes verl's buckets for weight syncs large enough for the model's largest tensor.
 
-Where training and engine cannot share a device's memory, verl sends weights through shared memory,
-a bucket at a time, and asserts in the first sync that every tensor fits into one.
+If training and engine cannot share a device's memory, verl sends weights through shared memory,
+one bucket at a time. It asserts in the first sync that every tensor fits into a bucket.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MEGABYTE = 2**20
 
 
 def fit_bucket(config: DictConfig) -> Iterator[str]:
-    """Raise a bucket that is too small, in place; yield a line that says so."""
+    """Raise the size of a bucket that is too small, in place; yield a line that says so."""
     if config.trainer.device == "cuda":
-        return  # what is larger than a bucket is shared as it is
+        return  # Larger tensors are shared without a bucket.
     largest = _largest_tensor(config) * _bytes_of_element(config)
     needed, given = math.ceil(largest / MEGABYTE), OmegaConf.select(config, BUCKET)
     if given < needed:
@@ -30,7 +30,7 @@ def fit_bucket(config: DictConfig) -> Iterator[str]:
 
 
 def _bytes_of_element(config: DictConfig) -> int:
-    """Return how many bytes a number of the weights that training sends has."""
+    """Return the bytes of one element of the weights that training sends."""
     actor = config.actor_rollout_ref.actor
     if actor.strategy == "megatron":
         return 2
@@ -39,7 +39,7 @@ def _bytes_of_element(config: DictConfig) -> int:
 
 
 def _largest_tensor(config: DictConfig) -> int:
-    """Count the elements of the model's largest tensor, by its files or else by its sizes."""
+    """Count the elements of the model's largest tensor, by its files if they are here."""
     folder = find_folder(config.actor_rollout_ref.model.path)
     shapes = [
         shape

@@ -1,9 +1,9 @@
-"""A weight sync whose receiver fails: the sender hears of it, and does not wait for an answer.
+"""Ends a weight sync with an error when its receiver fails.
 
-verl's sender and receiver take turns on a socket: a bucket, an answer, the next bucket. A receiver
-that fails answers no more, and the sender waits for ever; with tensor parallelism so do all others,
-the engine's call among them, which asks its workers one after the other. So a receiver says what it
-failed of on a second socket, beside the first.
+verl's sender and receiver take turns on a socket: a bucket, an answer, the next bucket. If the
+receiver fails, it does not answer, and the sender waits for ever. With tensor parallelism all other
+senders and the engine's call wait, too. Our receiver therefore sends its error on a second socket,
+and our sender listens to both.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from sam_rollout.integrations.verl.failures import describe
 from sam_rollout.integrations.vllm.serving.dead_engine import first_of
 from sam_rollout.integrations.vllm.serving.tied_weights import ties_over_buckets
 
-LINGER_MS = 2000  # for the words of a receiver to arrive
-
-
-# Releases read or run by us whose sender waits for ever.
+LINGER_MS = 2000  # time for a receiver's error to reach the sender
+# Releases of verl whose sender waits for ever.
 WAITING_VERSIONS = SpecifierSet(">=0.9,<0.10", prereleases=True)
 
 
 class WeightSyncError(RuntimeError):
-    """The engine could not take the weights; the text is the first error there."""
+    """The engine could not load the weights; the message is its first error."""
 
 
 def _side_channel(zmq_handle: str) -> str:
@@ -37,16 +35,16 @@ def _side_channel(zmq_handle: str) -> str:
 
 
 def tell_sender(zmq_handle: str, error: BaseException) -> None:
-    """Say to the sender of a weight sync that its receiver has failed."""
+    """Send a receiver's error to the sender of a weight sync."""
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-        socket.setsockopt(zmq.LINGER, LINGER_MS)  # the sender may be gone
+        socket.setsockopt(zmq.LINGER, LINGER_MS)  # The sender may have ended.
         socket.connect(_side_channel(zmq_handle))
         with contextlib.suppress(zmq.ZMQError):
             socket.send_string(describe(first_of(error)), zmq.NOBLOCK)
 
 
 class _WatchedSocket:
-    """The sender's socket, on which a wait ends when the receiver says that it has failed."""
+    """The sender's socket, whose waits end with an error if the receiver reports one."""
 
     def __init__(self, socket: Any, failures: Any) -> None:
         self._socket, self._failures = socket, failures
@@ -55,12 +53,12 @@ class _WatchedSocket:
         return getattr(self._socket, name)
 
     def send_pyobj(self, content: Any) -> None:
-        """Send when a receiver is there."""
+        """Wait for a receiver, then send."""
         self._wait_for(zmq.POLLOUT)
         self._socket.send_pyobj(content)
 
     def recv(self) -> bytes:
-        """Return the receiver's answer."""
+        """Wait for the receiver's answer and return it."""
         self._wait_for(zmq.POLLIN)
         return self._socket.recv()
 
@@ -72,13 +70,13 @@ class _WatchedSocket:
             raise WeightSyncError(self._failures.recv_string())
 
     def close(self) -> None:
-        """Close both sockets; what was not received is dropped."""
+        """Close both sockets and drop messages that were not received."""
         self._failures.close()
         self._socket.close(linger=0)
 
 
 class WatchedSender(BucketedWeightSender):
-    """verl's sender, which raises what its receiver failed of."""
+    """verl's sender, which raises a `WeightSyncError` if its receiver fails."""
 
     def _init_socket(self) -> None:
         super()._init_socket()
@@ -88,17 +86,17 @@ class WatchedSender(BucketedWeightSender):
 
 
 def watch_senders() -> None:
-    """Let verl's training processes send with a `WatchedSender`; harmless when repeated."""
+    """Make verl's training processes send with a `WatchedSender`; may be called repeatedly."""
     if version("verl") in WAITING_VERSIONS:
-        # verl makes its sender by this name, within a method that does much else.
+        # verl creates its sender by this name inside a long method.
         vllm_rollout.BucketedWeightSender = WatchedSender
 
 
 class WeightReceiving:
-    """Mixed into verl's worker extension, before its own class: says what a sync failed of."""
+    """A mixin that precedes verl's worker extension and reports a failed sync to its sender."""
 
     def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
-        """Take in a sync, whose sender waits for every bucket to be taken."""
+        """Receive a weight sync as verl does, and send an error to the sender if it fails."""
         try:
             with ties_over_buckets():
                 super().update_weights_from_ipc(*args, **kwargs)  # type: ignore[misc]

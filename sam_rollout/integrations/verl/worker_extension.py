@@ -1,4 +1,4 @@
-"""verl's colocated vLLM worker (weight sync) together with ours (drafter)."""
+"""Combines verl's worker extension (weight sync) with ours (drafter)."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 class SamColocateWorkerExtension(
     WeightReceiving, HeadUpdates, vLLMColocateWorkerExtension, SamWorkerExtension
 ):
-    """The class verl's engines are started with."""
+    """The worker extension of verl's engines."""

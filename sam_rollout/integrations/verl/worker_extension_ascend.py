@@ -1,4 +1,4 @@
-"""verl's colocated vLLM worker (weight sync) together with ours for vllm-ascend."""
+"""Combines verl's worker extension (weight sync) with ours for vllm-ascend."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ from sam_rollout.integrations.vllm_ascend.worker import SamAscendWorkerExtension
 class SamColocateAscendWorkerExtension(
     WeightReceiving, HeadUpdates, vLLMColocateWorkerExtension, SamAscendWorkerExtension
 ):
-    """The class verl's engines are started with on NPUs."""
+    """The worker extension of verl's engines on NPUs."""

@@ -1,8 +1,8 @@
-"""How our configuration travels through vLLM: in, and back out of, ``VllmConfig``.
+"""The way of our configuration through vLLM's ``VllmConfig``.
 
-vLLM hands a custom proposer nothing but its ``VllmConfig``. ``additional_config`` is the field it
-keeps for plug-ins, and it reaches every process of an engine, so ``EngineSettings`` travel there,
-as one text that is written once and read once in each process.
+vLLM hands a custom proposer nothing but its ``VllmConfig``. The field ``additional_config`` is for
+plug-ins and reaches every process of an engine. So ``EngineSettings`` travel there as one text,
+which each process reads once.
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ from typing import Any
 from sam_rollout.config import ConfigError, RolloutSamplerConfig, SamConfig
 
 ADDITIONAL_CONFIG_KEY = "sam_rollout"
-# Of `SamplingParams.extra_args`: true for a request that is to be sampled without drafts.
+# Key of `SamplingParams.extra_args`, true for a request that is to be sampled without drafts.
 WITHOUT_DRAFTS_KEY = "sam_without_drafts"
-# vLLM has a second model runner, which it chooses by itself for some models where there is Triton,
-# but never with a drafter of our kind. Our samplers belong to the first ("0"), and both sides of a
-# comparison should have the same.
+# vLLM chooses its second model runner by itself for some models where there is Triton, but never
+# with a drafter like ours. Our samplers belong to the first runner ("0"), and both sides of a
+# comparison should have the same one.
 MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
-# For engines started without a word about samplers: plain vLLM use, and programs that compare with
-# it. Runs of the recipe always say one; their default is that of RolloutSamplerConfig.
+# The default for plain vLLM use and for programs that compare with it. Runs of the recipe always
+# set a sampler; their default is that of RolloutSamplerConfig.
 ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
-METHOD = "custom_class"  # vLLM's name for drafters of others
+METHOD = "custom_class"  # vLLM's name for drafters of plug-ins
 PROPOSER_CLASS = "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """What an engine is started with; no more than that: vLLM compiles anew when it changes.
+    """The settings with which an engine is started.
+
+    They hold nothing else, because vLLM compiles anew when they change.
 
     Attributes:
         sam: Whether and what to draft.
-        sampler: What draws and verifies tokens.
+        sampler: The sampler that draws and verifies tokens.
         record_traces: Whether the server keeps token ids.
 
     Raises:
-        ConfigError: Drafts are to share noise that the sampler has not.
+        ConfigError: The draft model shall share random numbers with a sampler that cannot do that.
     """
 
     sam: SamConfig
@@ -54,7 +56,7 @@ class EngineSettings:
     @classmethod
     @functools.lru_cache(maxsize=8)
     def from_json(cls, text: str) -> EngineSettings:
-        """Read what ``to_json`` wrote; a process does so once.
+        """Read the text of ``to_json``; a process parses it once.
 
         Raises:
             ConfigError: A value is not allowed.
@@ -67,15 +69,15 @@ class EngineSettings:
         )
 
     def to_json(self) -> str:
-        """Write the settings for the journey to an engine; the same settings are the same text."""
+        """Write the settings for an engine; equal settings give equal texts."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     def arguments(self) -> dict[str, Any]:
-        """The vLLM engine arguments that switch drafting on, or only record that it is off.
+        """Return vLLM's engine arguments for these settings.
 
         Returns:
             Keyword arguments for ``vllm.LLM`` / ``AsyncEngineArgs`` (also valid below verl's
-            ``rollout.engine_kwargs.vllm``): ``additional_config`` and, when enabled,
+            ``rollout.engine_kwargs.vllm``): ``additional_config`` and, if drafting is on,
             ``speculative_config``.
         """
         arguments: dict[str, Any] = {"additional_config": {ADDITIONAL_CONFIG_KEY: self.to_json()}}
@@ -93,7 +95,7 @@ class EngineSettings:
 
     @property
     def ours(self) -> list[str]:
-        """The settings for which an engine needs a drafter or samplers of ours; may be none."""
+        """The settings, as text, that need our drafter or our samplers; may be empty."""
         asked = ["sam.enabled = True"] if self.sam.enabled else []
         if self.sampler.kind != "stock":
             asked.append(f"rollout_sampler.kind = {self.sampler.kind!r}")
@@ -101,12 +103,12 @@ class EngineSettings:
 
 
 def _speculation_of(model: Any) -> dict[str, Any]:
-    """VLLM's configuration of the drafter that it runs itself."""
+    """Return vLLM's configuration of a drafter that it runs itself."""
     speculation: dict[str, Any] = {"method": model.method}
     if model.path:
         speculation["model"] = model.path
-        # A trainer has the engine start with random weights, and sends the policy's: the drafter's
-        # are nobody's but the file's.
+        # A trainer starts the engine with random weights and sends the policy's. The drafter's
+        # weights come from its file only.
         speculation["draft_load_config"] = {"load_format": "auto"}
     return speculation | model.options
 
@@ -139,7 +141,7 @@ def has_settings(vllm_config: Any) -> bool:
 
 
 def drafts_here(vllm_config: Any) -> bool:
-    """Whether an engine drafts with our proposer itself, not with one that is built on it."""
+    """Whether an engine drafts with our proposer itself, not with a subclass of it."""
     speculation = vllm_config.speculative_config
     return has_model(vllm_config) or (
         speculation is not None
@@ -150,7 +152,7 @@ def drafts_here(vllm_config: Any) -> bool:
 
 
 def has_model(vllm_config: Any) -> bool:
-    """Whether vLLM runs a drafter of its own for us."""
+    """Whether vLLM runs a drafter of its own beside ours."""
     if vllm_config.speculative_config is None or not has_settings(vllm_config):
         return False
     return settings_of(vllm_config).sam.drafts_with_model

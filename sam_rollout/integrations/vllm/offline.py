@@ -1,7 +1,7 @@
-"""Starts vLLM's offline engine with our drafter and sampler, and ends it.
+"""vLLM's offline engine with our drafter and sampler, for programs that measure.
 
-For programs that measure: one engine after the other in a process, each bound and checked as in a
-training run, each giving its memory back before the next one starts.
+Such a program runs one engine after the other in a process. Each is bound and checked as in a
+training run, and gives its memory back before the next one starts.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 MULTIPROCESSING_ENV = "VLLM_ENABLE_V1_MULTIPROCESSING"
 EXTENSION = "sam_rollout.integrations.vllm.worker.SamWorkerExtension"
-# Extension -> what stands for it in vllm-ascend's workers. Not run on an NPU.
+# Extension -> its counterpart for vllm-ascend's workers. Not run on an NPU.
 ON_ASCEND = {
     EXTENSION: "sam_rollout.integrations.vllm_ascend.worker.SamAscendWorkerExtension",
     "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension": (
         "sam_rollout.integrations.vllm_ascend.worker.KnownTextAscendExtension"
     ),
 }
-# What vLLM takes from the environment.
+# Environment variables that vLLM reads.
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -41,7 +41,7 @@ ENVIRONMENT = {
 
 
 def prepare_environment() -> None:
-    """Set what is not set yet; call it before torch or vLLM is imported."""
+    """Set vLLM's environment variables that are unset; call it before torch or vLLM is imported."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
@@ -61,15 +61,15 @@ def offline_engine(
     Args:
         model: Checkpoint folder or hub name.
         sam: Whether and what to draft.
-        sampler: What draws and verifies tokens; by default the engine's own.
-        worker_extension: Full name of a ``SamWorkerExtension`` or of a class built on it; on
-            NPUs those of ``ON_ASCEND`` stand for those it names.
-        record: Keep what ``sam_drain`` returns; the caller then has to drain.
+        sampler: The sampler that draws and verifies tokens; by default the engine's own.
+        worker_extension: Full name of ``SamWorkerExtension`` or a subclass; on NPUs its
+            counterpart in ``ON_ASCEND`` is used.
+        record: Keep records for ``sam_drain``; the caller then has to drain.
         overrides: Engine arguments. With a ``speculative_config`` among them the drafter is the
             caller's, who also has to check it.
 
     Raises:
-        WrongDrafterError, WrongSamplerError: The engine runs something else than asked for.
+        WrongDrafterError, WrongSamplerError: The engine runs another drafter or sampler.
     """
     prepare_environment()
     from vllm import LLM
@@ -79,12 +79,12 @@ def offline_engine(
     from sam_rollout.integrations.vllm.engine_settings import engine_arguments
     from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
 
-    keep_rules_with_drafts()  # where entry points are not installed
+    keep_rules_with_drafts()  # the entry points, which call it, may not be installed
     if current_platform.device_type == "npu":
         worker_extension = ON_ASCEND.get(worker_extension, worker_extension)
     arguments = {
         "model": model,
-        "generation_config": "vllm",  # not the checkpoint's: sampling is what the caller says
+        "generation_config": "vllm",  # the checkpoint's would change the caller's sampling
         "enable_prefix_caching": False,
         "worker_extension_cls": worker_extension,
         **engine_arguments(sam, sampler),
@@ -94,7 +94,7 @@ def offline_engine(
     if current_platform.is_cpu():
         arguments.setdefault("enforce_eager", True)  # compiling takes minutes and gains little
         if arguments.get("tensor_parallel_size", 1) == 1:
-            # All in this process: starting others takes longer than what is measured here.
+            # The start of other processes takes longer than the measured work.
             os.environ.setdefault(MULTIPROCESSING_ENV, "0")
             arguments.setdefault("distributed_executor_backend", "uni")
     engine = None
@@ -116,12 +116,12 @@ def offline_engine(
 
 
 def end_core(engine: LLM) -> None:
-    """Shut an engine down, and drop what nobody will ask for any more."""
+    """Shut an engine down, and drop the results of its last steps."""
     core = engine.llm_engine.engine_core
     core.shutdown()
-    # What the last step of an engine that schedules ahead came to holds sockets: collected with all
-    # else that holds it, they may be waited for in vain.
-    inner = getattr(core, "engine_core", None)  # None: it is in a process of its own
+    # An engine that schedules ahead keeps futures of its last steps, and these hold sockets. If the
+    # garbage collector frees them together with the engine, it may wait for them forever.
+    inner = getattr(core, "engine_core", None)  # None if the core runs in a process of its own
     executor = getattr(inner, "model_executor", None)
     for queue in getattr(inner, "batch_queue", None), getattr(executor, "futures_queue", None):
         if queue:
@@ -131,8 +131,8 @@ def end_core(engine: LLM) -> None:
 def unmix(worker: str, extension: str) -> None:
     """Take the extension out of vLLM's worker class again, after the last engine with it.
 
-    vLLM adds it for the life of the process it runs workers in, and then refuses any other. Here
-    that may be this process, and the next engine's extension another one.
+    vLLM adds it for the life of the process that runs workers, and then refuses any other. Here
+    that may be this process, and the next engine may have another extension.
     """
     worker_class = pkgutil.resolve_name(worker)
     kept = [base for base in worker_class.__bases__ if _full_name(base) != extension]

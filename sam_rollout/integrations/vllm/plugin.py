@@ -1,17 +1,18 @@
-"""Entry point ``vllm.general_plugins``: runs once in every process that vLLM starts."""
+"""The entry point ``vllm.general_plugins``, which runs once in every process that vLLM starts."""
 
 from __future__ import annotations
 
 import pkgutil
 from importlib.util import find_spec
 
-# Package that extends vLLM -> what to register with it. Found, not imported: vllm-ascend settles on
-# a device when its runner is imported. By name: integrations/vllm_ascend builds on this folder.
+# A package that extends vLLM -> the function that registers ours with it. The package is found
+# without an import, because vllm-ascend decides on a device when its runner is imported. The
+# function is named, because integrations/vllm_ascend builds on this folder.
 PLUGINS_FOR = {"vllm_ascend": "sam_rollout.integrations.vllm_ascend.plugin:register"}
 
 
 def register() -> None:
-    """Apply what the installed vLLM needs; cheap and safe to call repeatedly."""
+    """Apply the wrappers and workarounds that the installed vLLM needs; safe to call repeatedly."""
     from sam_rollout.integrations.vllm.cpu.cpu_workarounds import apply_cpu_workarounds
     from sam_rollout.integrations.vllm.model_drafts.drafter_weights import share_embeddings
     from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
@@ -25,7 +26,7 @@ def register() -> None:
     choose_schedulers()
     keep_rules_with_drafts()
     allow_second_runner()
-    if not any(map(find_spec, PLUGINS_FOR)):  # these have drafters of their own
+    if not any(map(find_spec, PLUGINS_FOR)):  # such a package has drafter classes of its own
         share_embeddings()
     for package, plugin in PLUGINS_FOR.items():
         if find_spec(package):

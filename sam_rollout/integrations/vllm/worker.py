@@ -1,4 +1,4 @@
-"""What the engine's front end can ask of a worker process about its drafter and samplers.
+"""The worker extension: methods that the engine's front end calls on drafter and samplers.
 
 vLLM mixes this class into its worker (``worker_extension_cls``), so ``self`` is the worker and
 every public method is reachable through ``collective_rpc``.
@@ -9,14 +9,15 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from sam_rollout.integrations.vllm.batch_invariance import is_in_force
 from sam_rollout.integrations.vllm.engine_settings import (
     ENGINES_OWN_SAMPLER,
     has_model,
     settings_of,
 )
 
-# The extension is imported before the model is loaded, also where the package's entry points are
-# not installed (code shipped through PYTHONPATH): this is the second chance for the workarounds.
+# The extension is imported before the model is loaded. So this also applies the workarounds where
+# the package's entry points are not installed (code shipped through PYTHONPATH).
 from sam_rollout.integrations.vllm.plugin import register
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ register()
 
 
 class SamWorkerExtension:
-    """Worker methods for installing, checking and draining drafter and samplers."""
+    """Worker methods that install, check and drain drafter and samplers."""
 
-    # Of the worker that vLLM mixes this class into.
+    # Attributes of the worker that vLLM mixes this class into.
     model_runner: Any
     vllm_config: Any
 
@@ -37,8 +38,9 @@ class SamWorkerExtension:
         """Install the samplers, connect the proposer, and report what is really running.
 
         Returns:
-            ``sampler``: the kind that is installed. ``proposer``: None without a drafter, its class
-            name when it is not ours, and otherwise all of ``SamProposer.describe()``.
+            A dict with ``sampler``, the installed kind; ``batch_invariant``, whether the kernels
+            are; and ``proposer``: None without a drafter, or the drafter's class name. With our
+            drafter all of ``SamProposer.describe()`` joins.
         """
         from sam_rollout.integrations.vllm.drafting.proposer import is_output_rank
         from sam_rollout.integrations.vllm.second_runner.runner_choice import is_second_runner
@@ -48,7 +50,11 @@ class SamWorkerExtension:
 
             attach(self.model_runner)
         self._install_sampler(settings_of(self.vllm_config).sampler)
-        report = {"sampler": self._installed_sampler(), "proposer": None}
+        report = {
+            "sampler": self._installed_sampler(),
+            "batch_invariant": is_in_force(),
+            "proposer": None,
+        }
         drafter = self._proposer()
         if drafter is None:
             return report
@@ -58,7 +64,7 @@ class SamWorkerExtension:
         return report | drafter.describe()
 
     def _proposer(self) -> Any:
-        """Ours; where vLLM runs a drafter itself, beside that; vLLM's without ours, or None."""
+        """Return our proposer, which may stand beside vLLM's own; else vLLM's drafter or None."""
         from sam_rollout.integrations.vllm.drafting.proposer import PROPOSER_ATTRIBUTE
 
         runner, config = self.model_runner, self.vllm_config
@@ -70,22 +76,22 @@ class SamWorkerExtension:
         return getattr(runner, PROPOSER_ATTRIBUTE)
 
     def _make_proposer(self) -> SamProposer:
-        """Ours, for a runner whose drafter is vLLM's own."""
+        """Make our proposer for a runner whose drafter is vLLM's own."""
         from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 
         return SamProposer(self.vllm_config)
 
     def _install_sampler(self, config: RolloutSamplerConfig) -> None:
-        """Replace the runner's samplers; other kinds of workers have others to replace."""
+        """Replace the runner's samplers, unless the engine's own are asked for."""
         if config.kind != ENGINES_OWN_SAMPLER.kind:
             self._samplers().install_sampler(self.model_runner, config)
 
     def _installed_sampler(self) -> str:
-        """Name the kind of samplers that is really installed."""
+        """Return the kind of samplers that is really installed."""
         return self._samplers().installed_sampler(self.model_runner)
 
     def _samplers(self) -> ModuleType:
-        """The module with the samplers for this worker's kind of model runner."""
+        """Return the module with the samplers for this worker's model runner."""
         from sam_rollout.integrations.vllm.second_runner.runner_choice import is_second_runner
 
         if is_second_runner(self.model_runner):
@@ -97,9 +103,9 @@ class SamWorkerExtension:
         return samplers
 
     def sam_exchange_texts(self, origin: str, pieces: list) -> list[tuple]:
-        """Hand in pieces of responses that other engines sample; return what is new of own ones.
+        """Hand in other engines' pieces of responses, and return this engine's new ones.
 
-        Called between two engine steps, as every method here.
+        Like every method here, it is called between two engine steps.
         """
         drafter = self._proposer()
         if not hasattr(drafter, "exchange_texts"):
@@ -107,11 +113,17 @@ class SamWorkerExtension:
         return [tuple(piece) for piece in drafter.exchange_texts(origin, pieces)]
 
     def sam_probe(self, begin: bool) -> tuple[int, int] | None:
-        """Begin or end a probe of the model that drafts, as ``SamProposer.probe``."""
+        """Begin or end a probe of the draft model, see ``SamProposer.probe``."""
         drafter = self._proposer()
         return drafter.probe(begin) if hasattr(drafter, "probe") else None
 
+    def sam_pause(self, paused: bool) -> None:
+        """Draft nothing for a while, unseen by drafter and records; ``DraftSession.pause``."""
+        drafter = self._proposer()
+        if hasattr(drafter, "pause"):
+            drafter.pause(paused)
+
     def sam_drain(self) -> dict[str, Any] | None:
-        """Return the drafter's records since the last call; None where there is no drafter."""
+        """Return the drafter's records since the last call; None without a drafter."""
         drafter = self._proposer()
         return drafter.drain() if hasattr(drafter, "drain") else None

@@ -7,7 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from packaging.version import Version
 
-SUPPORTED_RELEASE = (0, 23)
+from sam_rollout.core.upstream import MADE_FOR
+
+SUPPORTED_RELEASE = Version(MADE_FOR["vllm_ascend"][0]).release[:2]
 
 
 class UnsupportedVersionError(RuntimeError):
@@ -43,6 +45,6 @@ def require_supported(asked: Sequence[str]) -> None:
     found = installed() or "without package metadata"
     raise UnsupportedVersionError(
         f"vllm-ascend {found} is installed, and {' and '.join(asked)} needs "
-        f"vllm-ascend {supported}.x. Install that release (scripts/install.sh ascend), or run "
+        f"vllm-ascend {supported}.x. Install that release (sam-rollout install ascend), or run "
         "without: sam=off rollout_sampler=stock"
     )

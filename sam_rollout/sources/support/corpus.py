@@ -1,7 +1,7 @@
-"""Files of token ids that a run drafts from before it has written anything itself.
+"""Files of token ids from which a run drafts before it has written anything itself.
 
-Lines of JSON (`.jsonl`), each a list of token ids, or the traces of a run (`.parquet` with the
-columns `prompt_ids` and `response_ids`; a run folder or a folder stands for all such files in it).
+A corpus is a `.jsonl` file, each line a list of token ids, or the traces of a run: a `.parquet`
+file with the columns `prompt_ids` and `response_ids`, a folder of such files, or a run folder.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ def read_corpus(field: str, path: str, most_tokens: int, vocab_size: int) -> lis
     """Read a corpus.
 
     Args:
-        field: that names the file, for errors.
-        path: of a file or folder.
-        most_tokens: that it may have, each text rounded up to the places it takes.
-        vocab_size: tokens of the model.
+        field: the configuration's field that names the corpus, for errors.
+        path: a file or folder.
+        most_tokens: the most tokens that it may have, each text rounded up to its places.
+        vocab_size: number of tokens in the model's vocabulary.
+
+    Returns:
+        int32[n] for each text.
 
     Raises:
-        ConfigError: it cannot be read, holds too much or nothing, or token ids of another model.
+        ConfigError: the corpus cannot be read, is empty or too large, or has token ids beyond the
+            vocabulary.
     """
     texts: list[Int32Array] = []
     tokens = 0

@@ -1,4 +1,4 @@
-"""Automata that requests share: who belongs to which, what replaces them, what is given up."""
+"""Automata that groups of requests share: how groups begin, are replaced and are given up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sam_rollout.sources.support.live_texts import NO_SLOT, LiveTexts, number_of
 from sam_rollout.sources.support.responses import Responses
 from sam_rollout.sources.support.text_moves import MovingTexts
 
-# No automaton that is half as large as can be takes less.
+# Every automaton with half of the most places takes at least these bytes.
 LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
 
 Key = TypeVar("Key", bound=Hashable)
@@ -29,15 +29,15 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclasses.dataclass(eq=False)
 class Group(Generic[Key]):
-    """What shares an automaton.
+    """Requests that share an automaton.
 
     Attributes:
-        key: what its requests have in common.
-        automaton: its number in the pool.
-        slots: of live requests that draft from it.
-        is_over: freed with the last live request.
-        seeded_tokens: of ended texts that it began with.
-        due_at: bytes below which it is not asked for a successor.
+        key: identifies the group; its requests have it in common.
+        automaton: the automaton's number in the pool.
+        slots: the slot of each live request that drafts from it.
+        is_over: whether the group is freed with its last live request.
+        seeded_tokens: tokens of ended texts that the automaton began with.
+        due_at: bytes below which the automaton needs no successor.
     """
 
     key: Key
@@ -51,17 +51,19 @@ class Group(Generic[Key]):
 class GroupedTexts(LiveTexts, Generic[Key]):
     """One automaton for each group of requests; `key_of` tells the groups apart.
 
-    Another automaton may take a group's place (`_succeed`). Live requests move there a few tokens
-    per engine step (`text_moves.py`), and draft from the old one until they have caught up.
+    Another group may take a group's place (`_succeed`). Live requests move there a few tokens per
+    engine step (`text_moves.py`), and draft from the old automaton until they have caught up.
+
+    A group whose automaton comes near the largest possible size is given up. Its requests draft
+    nothing from here until they end, because reading a long text anew at once would hold up an
+    engine step.
 
     Args:
         limits: of the engine.
         max_bytes: memory of all automata, checked after every step. Beyond it whole groups are
-            given up: those that were replaced first, then the one that has been absent from the
-            batch longest, and so is a group that comes near the largest automaton there can be. Its
-            requests do without until they end: reading a long text anew at once would hold up an
-            engine step.
-        responses: what the engine's requests write.
+            given up, first the replaced ones, then the one that has been absent from the batch
+            longest.
+        responses: the record of the engine's responses.
     """
 
     needs_identity = True
@@ -71,27 +73,27 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         self._max_bytes = max_bytes
         self._responses = responses
         self._groups: OrderedDict[Key, Group[Key]] = OrderedDict()  # longest absent first
-        self._replaced: list[Group[Key]] = []  # live requests have yet to move; none joins
-        self._group_of: dict[str, Group[Key]] = {}  # of live requests
+        self._replaced: list[Group[Key]] = []  # their live requests have yet to move
+        self._group_of: dict[str, Group[Key]] = {}  # by live request
         self._given_up: set[Key] = set()
-        self._without: set[str] = set()  # live requests that do without
+        self._without: set[str] = set()  # live requests that have lost their group
         self._bound: list[str] = []
         self._moving = MovingTexts(self.pool)
 
     def key_of(self, identity: RequestIdentity | None) -> Key | None:
-        """What a request shares its automaton by, None if it shares none."""
+        """Return the key of a request's group, None if it has no group."""
         raise NotImplementedError
 
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
     ) -> None:
-        """Tell which request is in which row."""
+        """Learn which request is in which row."""
         for row, (request_id, identity) in enumerate(zip(request_ids, identities, strict=True)):
             self._slots[row] = self._slot_of(request_id, identity)
         self._bound = list(request_ids)
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """As `LiveTexts`; a group is given up that one step carries to the largest automaton."""
+        """Let the bound rows' automata read; give up each group whose automaton becomes full."""
         while True:
             try:
                 return self._read(token_ids, num_tokens, eligible)
@@ -111,14 +113,14 @@ class GroupedTexts(LiveTexts, Generic[Key]):
                     self._give_up(group)
 
     def _make_room(self) -> None:
-        """All memory is more than there may be."""
+        """Give up groups in order until the rest fits; called when memory exceeds its limit."""
         for group in list(self._all()):
             if self._nbytes <= self._max_bytes:
                 return
             self._give_up(group)
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Requests ended: their texts stay for the others. Unknown ids are passed over."""
+        """Free the state of requests that ended; their texts stay. Unknown ids are passed over."""
         for request_id in request_ids:
             ended = self._responses.ended.get(request_id)
             self._moving.finish(request_id, None if ended is None else ended.text)
@@ -126,30 +128,30 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._leave(request_id)
 
     def usage(self) -> Usage:
-        """As `LiveTexts`, with all memory; a slot of a text that moves is no request."""
+        """Report the pool's figures, with all memory; a moving request counts once."""
         return super().usage()._replace(live_requests=len(self._group_of), bytes=self._nbytes)
 
     @property
     def _nbytes(self) -> int:
-        """All memory."""
+        """All memory in bytes."""
         return self.pool.nbytes
 
     def _live_tokens(self, group: Group[Key]) -> Int64Array:
-        """Tokens of each live text of a group, int64[texts]."""
+        """Return the tokens of each live text of a group, int64[texts]."""
         return np.array([self.pool.length(slot) for slot in group.slots.values()], np.int64)
 
     def _all(self) -> Iterator[Group[Key]]:
-        """All groups, in the order in which they are given up."""
+        """Yield all groups in the order in which they are given up."""
         yield from self._replaced
         yield from self._groups.values()
 
     def _read(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """As `catch_up`, once; after an AutomatonFullError it is called again."""
+        """Read the rows' new tokens; after an AutomatonFullError `catch_up` calls it again."""
         self._arrive(self._moving.read(self._bound, token_ids, num_tokens, eligible))
         super().catch_up(token_ids, num_tokens, eligible)
 
     def _arrive(self, moved: list[tuple[int, int, int]]) -> None:
-        """Let requests, given with row, slot and automaton, draft from where they moved to."""
+        """Switch moved requests, each a row, slot and automaton, to their new automata."""
         groups = {group.automaton: group for group in self._all()} if moved else {}
         for row, slot, automaton in moved:
             request_id, group = self._bound[row], groups[automaton]
@@ -159,7 +161,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._slots[row] = slot
 
     def _slot_of(self, request_id: str, identity: RequestIdentity | None) -> int:
-        """The slot of a request that is in the batch."""
+        """Return the slot of a request in the batch, which joins its group if it is new."""
         group = self._group_of.get(request_id)
         if group is None:
             key = self.key_of(identity)
@@ -179,19 +181,19 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         group.slots[request_id] = slot
 
     def _begin(self, key: Key, identity: RequestIdentity | None) -> Group[Key]:
-        """A group's first request has come."""
+        """Begin a group for its first request."""
         self._groups[key] = Group(key, self.pool.create())
         return self._groups[key]
 
     def _succeed(self, group: Group[Key], automaton: int, seeded_tokens: int = 0) -> None:
-        """Let a group's requests share another automaton from now on; live ones move there."""
+        """Replace a group's automaton; its live requests begin to move there."""
         self._groups[group.key] = Group(group.key, automaton, seeded_tokens=seeded_tokens)
         self._moving.begin(group.slots, automaton)
         self._replaced.append(group)
         self._end(group)
 
     def _leave(self, request_id: str) -> None:
-        """A request has no part in its group any more, if it has one; its text stays."""
+        """Take a request out of its group, if it has one; its text stays."""
         group = self._group_of.pop(request_id, None)
         if group is None:
             return
@@ -200,13 +202,13 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._free(group)
 
     def _end(self, group: Group[Key]) -> None:
-        """Free a group, one with live requests when these have left."""
+        """Free a group, or mark it to be freed when its last live request has left."""
         group.is_over = True
         if not group.slots:
             self._free(group)
 
     def _give_up(self, group: Group[Key]) -> None:
-        """Free a group at once; its live requests do without."""
+        """Free a group at once; its live requests draft nothing from here any more."""
         for request_id in group.slots:
             self._group_of.pop(request_id)
             self._without.add(request_id)
@@ -218,7 +220,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         self.evictions += 1
 
     def _free(self, group: Group[Key]) -> None:
-        """Forget a group, and free its memory."""
+        """Forget a group and free its memory."""
         if group in self._replaced:
             self._replaced.remove(group)
         else:

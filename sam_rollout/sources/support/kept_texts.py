@@ -1,8 +1,8 @@
-"""Ended responses of a run, from which its next automaton is made.
+"""The ended responses of a run from which its next automaton is made.
 
-The newest ones stay in memory, 4 bytes per token; those of a run before this one come from disk
-(`responses.py`), and behind them a corpus fills what room is left. Responses of validation are not
-kept: they would take the place of those that training drafts from.
+The newest responses stay in memory, 4 bytes per token. Responses of the previous run come from disk
+(`responses.py`), and a corpus fills the remaining room. Responses of validation are not kept,
+because they would take the place of those that training drafts from.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ from sam_rollout.automaton.interface import (
     places_of,
 )
 
-# Of the source's memory, for kept texts: they take 4 of the 60 bytes per token of an automaton, so
-# this is what an automaton of 6/16 of the memory is made of.
+# Kept texts may take this share of the source's memory. A token takes 4 bytes here and 60 in an
+# automaton, so this fills an automaton of 6/16 of the memory.
 _SHARE = 1 / 40
 
 
 class Room(NamedTuple):
-    """How much text an automaton may be made of; what none is left of allows none."""
+    """Limits on the text that an automaton may be made of; a limit of 0 or less allows none."""
 
     tokens: int
-    places: int  # that texts take there
-    nbytes: int
+    places: int  # of the automaton
+    nbytes: int  # of the automaton
 
 
 class KeptTexts:
-    """What a run's requests have written.
+    """The newest responses of a run, and older texts behind them.
 
-    Short texts are bounded in number, too: in an automaton each takes whole blocks of places.
+    The number of texts is bounded, too, because even a short text takes a whole block of places in
+    an automaton.
 
     Args:
         max_bytes: memory of the source; a 40th of it is for texts.
 
     Attributes:
-        most_tokens: that are kept.
-        added: texts so far that this run's requests wrote.
+        most_tokens: the most tokens that are kept.
+        added: number of texts that this run's requests have written so far.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.most_tokens = min(int(max_bytes * _SHARE) // 4, LARGEST_AUTOMATON // 4)
-        # As many as an automaton may be made of where each takes one block, 16 bytes per place.
+        # An automaton may be made of this many texts if each takes one block, 16 bytes per place.
         most_places = min(max_bytes // 2 // 16, LARGEST_AUTOMATON // 4)
         self._most_texts = most_places // places_of(1)
-        self._kept: deque[Int32Array] = deque()  # of training, oldest first
+        self._kept: deque[Int32Array] = deque()  # responses of training, oldest first
         self._corpus: list[Int32Array] = []  # newest first
         self._tokens = 0  # of both
         self.added = 0
@@ -71,10 +72,13 @@ class KeptTexts:
         self._shorten()
 
     def keep_older(self, texts: list[Int32Array]) -> bool:
-        """Keep texts of the run before this one; whether newer ones left room for some.
+        """Keep texts of the previous run, as far as newer ones leave room.
 
         Args:
             texts: oldest first.
+
+        Returns:
+            Whether any of them was kept.
         """
         newer = len(self._kept)
         texts = texts[-self._most_texts :]
@@ -84,7 +88,7 @@ class KeptTexts:
         return len(self._kept) > newer
 
     def keep_corpus(self, texts: list[Int32Array]) -> None:
-        """Keep texts that are older than all that the run writes."""
+        """Keep texts that count as older than all that the run writes, oldest first."""
         self._corpus = texts[::-1]
         self._tokens += sum(map(len, texts))
         self._shorten()
@@ -95,21 +99,22 @@ class KeptTexts:
         nbytes_of: Callable[[Int64Array], Int64Array],
         most_texts: int = LARGEST_AUTOMATON,
     ) -> list[Int32Array]:
-        """As many of the newest texts as fit, oldest first.
+        """Return the newest texts that fit into the room, oldest first.
 
         Args:
-            room: for them.
-            nbytes_of: what texts of so many tokens take there.
-            most_texts: that are looked at.
+            room: limits on all of them together.
+            nbytes_of: maps the texts' lengths in tokens to their bytes in the automaton,
+                int64[texts] both.
+            most_texts: only this many of the newest texts are considered.
         """
         texts = list(islice(chain(reversed(self._kept), self._corpus), most_texts))
         tokens = np.fromiter(map(len, texts), np.int64, len(texts))
         needed = np.cumsum([tokens, places_of(tokens), nbytes_of(tokens)], axis=1)
         fits = (needed <= np.array(room)[:, None]).all(axis=0)
-        return texts[: int(fits.sum())][::-1]  # what is needed only grows
+        return texts[: int(fits.sum())][::-1]  # `needed` grows, so the texts that fit come first
 
     def _shorten(self) -> None:
-        """Forget the oldest texts until the rest fits."""
+        """Drop the oldest texts until the rest fits."""
         while (
             self._tokens > self.most_tokens
             or len(self._kept) + len(self._corpus) > self._most_texts

@@ -1,4 +1,4 @@
-"""What the sources over texts of requests have in common."""
+"""The base of all sources that keep the texts of live requests in automata."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from sam_rollout.core.identity import GroupKey
 from sam_rollout.sources.contract import Limits, Source, Usage
 
 NO_SLOT = -1
-# For estimates before there is an automaton: its bytes, and the most tokens that one can share.
+# Estimates before there is an automaton: its bytes per token, and the most tokens it can hold.
 LIVE_BYTES_PER_TOKEN = 60
 MOST_SHARED_TOKENS = LARGEST_AUTOMATON
 
 
 def number_of(key: GroupKey) -> int:
-    """A number of siblings, to tell their texts from those of other prompts; below 2**31."""
+    """Return a number below 2**31 that siblings have in common and other prompts hardly share."""
     return zlib.crc32("{}/{}/{}".format(*key).encode()) >> 1
 
 
 class LiveTexts(Source):
-    """A pool of automata, and which of its slots belongs to which row of the batch.
+    """A pool of automata, and the map from rows of the batch to its slots.
 
     Args:
         limits: of the engine.
 
     Attributes:
         pool: the automata.
-        evictions: automata given up so far.
+        evictions: number of automata given up so far.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -38,12 +38,16 @@ class LiveTexts(Source):
         self.pool = AutomatonPool()
         self.evictions = 0
         max_rows = limits.max_rows
-        self._slots = np.full(max_rows, NO_SLOT, np.int32)  # [max_rows], of the bound requests
-        self._active = self._slots  # [B], of the last call: NO_SLOT where not eligible
+        self._slots = np.full(max_rows, NO_SLOT, np.int32)  # [max_rows], the bound requests' slots
+        self._active = self._slots  # [B], in the last call; NO_SLOT where not eligible
         self._rows = np.arange(max_rows, dtype=np.int32)  # [max_rows]
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Let the bound rows' automata read; errors as `AutomatonPool.extend`."""
+        """Let the bound rows' automata read.
+
+        Raises:
+            AutomatonFullError: see `AutomatonPool.extend`.
+        """
         batch = len(num_tokens)
         self._active = np.where(eligible, self._slots[:batch], NO_SLOT)
         self.pool.extend(self._active, self._rows[:batch], token_ids, num_tokens)
@@ -55,12 +59,12 @@ class LiveTexts(Source):
         eligible: np.ndarray,
         out_places: Int64Array,
     ) -> None:
-        """Catch up, then tell where each row stands."""
+        """Catch up, then write where each row stands."""
         self.catch_up(token_ids, num_tokens, eligible)
         self.pool.place_rows(self._active, out_places)
 
     def usage(self) -> Usage:
-        """Of the pool."""
+        """Report the pool's figures."""
         pool = self.pool
         return Usage(
             pool.appended_tokens, pool.rebuilds, self.evictions, live_requests=len(pool),

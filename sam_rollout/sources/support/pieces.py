@@ -1,7 +1,7 @@
-"""Pieces of responses, as they travel between engines that sample siblings of each other.
+"""Pieces of responses that travel between engines.
 
-A response is told in pieces while it is sampled, so that siblings elsewhere draft from it at once.
-Nobody waits for a piece and none is sent twice: one that is lost costs acceptance, nothing else.
+A response is sent in pieces while it is sampled, so that siblings on other engines draft from it at
+once. No engine waits for a piece, and none is sent twice. A lost piece costs acceptance only.
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.sources.contract import Limits, Piece
 from sam_rollout.sources.support.vocabulary import is_known
 
-_ON_THE_WAY = np.dtype("<i4")
+_DTYPE = np.dtype("<i4")  # of `Piece.tokens`
 
 
 class BadPieceError(ValueError):
-    """What came in is no piece, or none that this engine can read."""
+    """The received value is no piece, or none that this engine can read."""
 
 
 def to_bytes(tokens: Int32Array) -> bytes:
-    """Tokens as a piece carries them."""
-    return tokens.astype(_ON_THE_WAY, copy=False).tobytes()
+    """Encode tokens for `Piece.tokens`."""
+    return tokens.astype(_DTYPE, copy=False).tobytes()
 
 
 def whole_response(
     identity: RequestIdentity, name: str, prompt_ids: Sequence[int], response_ids: Sequence[int]
 ) -> Piece:
-    """Make the piece that brings a response to other folders, with the end of its prompt.
+    """Make the piece that carries a whole response, with the end of its prompt, to other folders.
 
     Args:
-        name: that no other response has.
+        identity: the response's.
+        name: a unique name of the response.
+        prompt_ids: token ids of the prompt.
+        response_ids: token ids of the response.
     """
     from sam_rollout.automaton.recorder import CONTEXT  # compiles
 
@@ -43,18 +46,18 @@ def whole_response(
 
 
 def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
-    """Check what another engine sent.
+    """Check a piece that another engine sent.
 
     Args:
         raw: the fields of a `Piece`, in order.
         limits: of the engine that reads.
 
     Returns:
-        The piece, and its tokens, int32[n]; none where only the end of a response is told.
+        The piece, and its tokens, int32[n]; n is 0 where the piece only says that a response ended.
 
     Raises:
-        BadPieceError: it is malformed, reaches beyond the engine's longest text, or has a token
-            that the model does not know.
+        BadPieceError: the piece is malformed, reaches beyond the engine's longest text, or has a
+            token that is not in the model's vocabulary.
     """
     try:
         piece = Piece(*raw)
@@ -64,9 +67,9 @@ def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
     for name, value, kind in zip(Piece._fields, piece, kinds, strict=True):
         if type(value) is not kind:
             raise BadPieceError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
-    if len(piece.tokens) % _ON_THE_WAY.itemsize:
+    if len(piece.tokens) % _DTYPE.itemsize:
         raise BadPieceError(f"tokens take {len(piece.tokens)} bytes, not 4 each")
-    tokens = np.frombuffer(piece.tokens, _ON_THE_WAY).astype(np.int32, copy=False)
+    tokens = np.frombuffer(piece.tokens, _DTYPE).astype(np.int32, copy=False)
     end = piece.start + len(tokens)
     if not 0 <= piece.start <= end <= limits.max_model_len:
         raise BadPieceError(

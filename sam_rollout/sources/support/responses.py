@@ -1,11 +1,11 @@
-"""What an engine's requests write: recorded while they run, kept on disk when they have ended.
+"""The record of an engine's responses: in memory while they run, on disk when they have ended.
 
-One recorder and one folder serve all sources. Responses of training steps go to the folder, those
-of validation do not: they would take the place of what training drafts from. Later steps, later
-epochs and a run that is resumed read them there (`text_store.py`).
+One recorder and one folder serve all sources. Responses of training steps go to the folder. Those
+of validation do not, because they would take the place of texts that training drafts from. Later
+steps, later epochs and resumed runs read the folder (`text_store.py`).
 
-The disk is left to a thread of its own: no engine step waits for it. Where it fails, nothing is
-read or written any more, and drafting goes on with what the engine samples.
+A thread of its own does all disk work, so no engine step waits for it. When the disk fails, nothing
+is read or written any more, and drafting goes on with what the engine samples.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Responses that wait for the disk; more are dropped, so that a slow disk cannot eat the memory.
+# Responses that may wait for the disk. Further ones are dropped, so that a slow disk cannot fill
+# the memory.
 MOST_WAITING_BYTES = 256 << 20
 
 _NO_SLOT = -1
@@ -49,43 +50,43 @@ class TextsConfig(Section):
     path: str = setting(
         "",
         allowed="a folder",
-        meaning="Where ended responses are kept for the sources `prompt` and `run`, 4 bytes per "
-        "token; empty: `sam/texts` in the run folder. In plain vLLM an empty path keeps none. "
-        "Engines may share a folder, and a run may begin with that of another one.",
+        meaning="Folder that keeps ended responses for the sources `prompt` and `run`, 4 bytes per "
+        "token. Empty means `sam/texts` in the run folder; in plain vLLM it means that none are "
+        "kept. Engines may share a folder, and a run may begin with another run's folder.",
     )
     max_bytes: int = setting(
         8_000_000_000,
         minimum=64 << 20,
         meaning="Size of that folder. The oldest responses are deleted first. Each engine writes a "
-        "segment of its own, a 256th of this; at most 255 share a folder, and of a response that "
-        "is longer than a segment the end is kept.",
+        "segment of its own, a 256th of this size, so at most 255 engines share a folder. A "
+        "response that is longer than a segment loses its beginning.",
     )
     max_responses_per_prompt: int = setting(
         16,
         minimum=1,
-        meaning="Responses of earlier steps drafted from, the newest ones.",
+        meaning="The number of a prompt's newest responses of earlier steps to draft from.",
     )
 
 
 class Ended(NamedTuple):
-    """A response, with the end of its prompt."""
+    """An ended response, with the end of its prompt before it."""
 
     identity: RequestIdentity
     text: Int32Array
 
 
 class Responses:
-    """Records a batch's responses, and keeps those that ended.
+    """Records the responses of a batch, and keeps the ended ones.
 
     Args:
         limits: of the engine.
-        config: of the folder.
-        executor: where slow work is done, one task after the other; by default a thread of its own.
+        config: settings of the folder.
+        executor: does slow work, one task after the other; by default a thread of its own.
 
     Attributes:
-        ended: what the last call of `finish` ended, by request.
-        failures: errors survived by leaving the disk alone; at most one.
-        dropped: responses that were not kept, because the disk was too slow.
+        ended: the responses that the last call of `finish` ended, by request.
+        failures: disk errors; at most one, since the disk is left alone after it.
+        dropped: responses that were not kept because the disk was too slow.
         heard: responses of other engines that were kept.
     """
 
@@ -100,9 +101,9 @@ class Responses:
         if config.path:
             folder, most = Path(config.path).expanduser(), config.max_responses_per_prompt
             self._store = TextStore(folder, config.max_bytes, most, limits.vocab_size)
-        self._live: dict[str, tuple[RequestIdentity, int]] = {}  # with the recorder's slot
-        self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)  # of the bound requests
-        # On their way to the disk, each with its bytes; done in this order.
+        self._live: dict[str, tuple[RequestIdentity, int]] = {}  # identity and recorder's slot
+        self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)  # [max_rows], bound requests
+        # Disk tasks in order, each with the bytes that it is to write (0 when it reads).
         self._waiting: deque[tuple[Future[Any], int]] = deque()
         self._waiting_bytes = 0
         self._is_wanted = self._off = False
@@ -116,42 +117,42 @@ class Responses:
 
     @property
     def nbytes(self) -> int:
-        """Memory of what requests write, and of what waits for the disk."""
+        """Memory of live responses and of those that wait for the disk."""
         return self._recorder.nbytes + self._waiting_bytes
 
     @property
     def refused(self) -> int:
-        """Texts on disk that cannot be drafted from."""
+        """The number of texts on disk that cannot be drafted from."""
         return 0 if self._store is None else self._store.refused
 
     def want(self) -> None:
-        """A source reads what has ended: it is kept from now on."""
+        """Keep ended responses from now on, because a source reads them."""
         self._is_wanted = True
 
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
     ) -> None:
-        """Learn which request is in which row, as `Source.bind`."""
+        """Learn which request is in which row; arguments as in `Source.bind`."""
         for row, (request_id, identity) in enumerate(zip(request_ids, identities, strict=True)):
             if request_id not in self._live and identity is not None:
                 self._live[request_id] = (identity, self._recorder.open())
             _, self._slots[row] = self._live.get(request_id, (None, _NO_SLOT))
 
     def record(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Copy what is new in each row of the batch that is bound; as `Source.catch_up`."""
+        """Copy each bound row's new tokens; arguments as in `Source.catch_up`."""
         self._recorder.record(self._slots[: len(num_tokens)], token_ids, num_tokens, eligible)
 
     def live(self) -> Iterator[tuple[str, RequestIdentity]]:
-        """All requests that have not ended, and who they are."""
+        """Return all live requests with their identities."""
         return ((request_id, identity) for request_id, (identity, _) in self._live.items())
 
     def peek(self, request_id: str, start: int) -> Int32Array:
-        """Return what a live request wrote, from token `start` on."""
+        """Return what a live request wrote from token `start` on, int32[n]."""
         _, slot = self._live.get(request_id, (None, _NO_SLOT))
         return _NOTHING if slot == _NO_SLOT else self._recorder.peek(slot, start)
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Requests ended: `ended` tells what they wrote, and the folder keeps training's."""
+        """Move requests that ended to `ended`; the folder keeps those of training."""
         self.ended = {}
         for request_id in request_ids:
             identity, slot = self._live.pop(request_id, (None, _NO_SLOT))
@@ -165,38 +166,47 @@ class Responses:
                     self._keep(identity.group, identity.step, text)
 
     def end_step(self) -> None:
-        """A training step is over: give the memory of what was recorded back, if none goes on."""
+        """Give the recorder's memory back at the end of a training step, if no request is live."""
         if not self._live:
             self._recorder = self._new_recorder()
 
     def hear(self, group: str, step: int, text: Int32Array) -> None:
-        """Keep a response that ended beside another folder."""
+        """Keep a response of an engine that writes to another folder."""
         self.heard += self._keep(group, step, text)
 
     def read_earlier(self, group: str, step: int, max_tokens: int) -> Future[Seed | None]:
-        """Begin to make an automaton of a prompt's responses before a step; None where none are."""
+        """Begin to make an automaton of a prompt's responses of earlier steps.
+
+        Args:
+            group: the prompt's.
+            step: responses of earlier steps than this are read.
+            max_tokens: the oldest responses beyond it are left out.
+
+        Returns:
+            The automaton; None if there are no such responses.
+        """
         return self._submit(0, _read_earlier, self._store, group, step, max_tokens)
 
     def read_newest(self, step: int, max_tokens: int) -> Future[list[Int32Array]]:
-        """Begin to read the newest responses before a step, to any prompt."""
+        """Begin to read the newest responses of steps before `step`, to any prompt."""
         return self._submit(0, TextStore.read, self._store, None, step, max_tokens)
 
     def wait(self) -> None:
-        """Wait until all work handed over is done."""
+        """Wait until all disk tasks are done."""
         futures.wait([future for future, _ in self._waiting])
         self.settle()
 
     def settle(self) -> None:
-        """Notice what has been written; a disk that hangs is not asked for each text anew."""
+        """Note which disk tasks are done, and whether a write failed."""
         while self._waiting and self._waiting[0][0].done():
             future, nbytes = self._waiting.popleft()
             self._waiting_bytes -= nbytes
-            # What was read is for those who asked; so are its errors.
+            # The caller of a read has its future, and sees its error there.
             if nbytes and (error := future.exception()) is not None:
                 self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Leave the disk alone from now on, and say so once."""
+        """Stop using the disk, and log a warning once."""
         if self._off:
             return
         logger.warning(
@@ -213,7 +223,7 @@ class Responses:
     def _new_recorder(self) -> TextRecorder:
         from sam_rollout.automaton.recorder import TextRecorder  # compiles
 
-        # Of requests that are preempted, too; beyond that, responses are not recorded.
+        # There is room for preempted requests, too. Responses beyond it are not recorded.
         return TextRecorder(2 * self._limits.max_rows + 16, self._limits.max_model_len)
 
     def _keep(self, group: str, step: int, text: Int32Array) -> bool:
@@ -233,7 +243,7 @@ class Responses:
 
 
 def submit(executor: Executor, task: Callable[..., Any], *arguments: object) -> Future[Any]:
-    """Have a task done; one for which there is no thread has failed."""
+    """Submit a task; return a failed future if the executor refuses it."""
     try:
         return executor.submit(task, *arguments)
     except RuntimeError as error:
@@ -243,11 +253,10 @@ def submit(executor: Executor, task: Callable[..., Any], *arguments: object) -> 
 
 
 def _read_earlier(store: TextStore, group: str, step: int, max_tokens: int) -> Seed | None:
-    """See `Responses.read_earlier`."""
     texts = store.read(group, step, max_tokens)
     return read_texts(empty_seed(), texts) if texts else None
 
 
 def is_of_training(identity: RequestIdentity | None) -> bool:
-    """Whether a request belongs to a training step: an engine's warm-up, say, does not."""
+    """Whether a request belongs to a training step; an engine's warm-up does not."""
     return identity is not None and identity.split == TRAIN_SPLIT and identity.step >= 0

@@ -1,4 +1,4 @@
-"""Automata made of ended texts, in a thread and a pool of their own."""
+"""Automata that a thread makes of ended texts, each in a pool of its own."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Seed(NamedTuple):
-    """An automaton that live requests will share, its pool's only one."""
+    """An automaton of ended texts that live requests will share; it is alone in its pool."""
 
     pool: AutomatonPool
-    automaton: int
-    tokens: int
+    automaton: int  # its number in the pool
+    tokens: int  # of its texts
 
 
 def empty_seed() -> Seed:
@@ -30,7 +30,7 @@ def empty_seed() -> Seed:
 
 
 def read_texts(seed: Seed, texts: Iterable[Int32Array]) -> Seed:
-    """Read texts into an automaton, each by itself; most of it without the GIL."""
+    """Read ended texts into an automaton, mostly without the GIL."""
     pool, automaton, tokens = seed
     first = np.zeros(1, np.int32)
     for text in texts:

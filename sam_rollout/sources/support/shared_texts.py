@@ -1,9 +1,10 @@
-"""The texts of siblings that other engines sample: own ones handed out, theirs taken in.
+"""The exchange of siblings' texts with other engines.
 
-What is taken in is read beside the engine's own texts, a few tokens per engine step, into the
-automata that those share. Both directions have room for a fixed number of texts, whose memory is
-part of that for siblings. Where it is full, texts that are shared are what is dropped. Where memory
-is short, others' texts are not read, and those that wait go before any group is given up.
+This engine hands out its own texts and takes in those of the others. It reads a few tokens of
+theirs per engine step, into the automata of its own siblings. Each direction has room for a fixed
+number of texts, within the memory for siblings, and drops shared texts when that room is full.
+Where memory is short, other engines' texts are not read, and waiting ones are dropped before any
+group is given up.
 """
 
 from __future__ import annotations
@@ -30,107 +31,107 @@ logger = logging.getLogger(__name__)
 
 Place = tuple[Hashable, int | None]  # a group, and its automaton once it has one
 
-# Read per engine step of others' texts. Fifteen siblings elsewhere write fewer for each request
-# that runs here, once so few run that drafting pays.
+# Tokens of other engines read per engine step. Drafting pays while few requests run, and then even
+# 15 siblings elsewhere per request write fewer.
 TOKENS_PER_STEP = 512
-# Others' texts that wait to be read, or to be continued.
+# Texts of other engines that may wait to be read or continued.
 MOST_TEXTS = 1024
-# Exchanges without a word of a text that has been read before its place is given away: the piece
-# with its end is lost, or was not for this engine any more. Some 5 s at least.
+# A text that was read gives its place away after so long without a new piece, in exchanges: at
+# least some 5 s. Its last piece was lost, or did not come because this engine's group was over.
 SILENT_TURNS = 100
-# Of the memory for siblings, what each direction may take while it waits, and what others' texts
-# and all automata may take together before others' are read no more.
+# Shares of the memory for siblings. Waiting texts of one direction may take the first. Other
+# engines' texts are read only while they and all automata take less than the second.
 _WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
 _NEVER = np.iinfo(np.int64).max
 
 
 @dataclasses.dataclass
-class _Told:
-    """A response that this engine samples."""
+class _SentResponse:
+    """A response that this engine samples and hands out in pieces."""
 
     identity: RequestIdentity
     name: str
-    tokens: int = 0  # told so far
+    tokens: int = 0  # handed out so far
 
     def piece(self, tokens: Int32Array, *, is_last: bool = False) -> Piece:
-        """The next tokens."""
+        """Make the piece of the next tokens."""
         who, start = self.identity, self.tokens
         self.tokens += len(tokens)
         return Piece(*who.group_key, self.name, start, is_last, False, to_bytes(tokens))
 
 
 class OwnTexts:
-    """What the engine samples, until it has been told.
+    """The engine's own texts, until they have been handed out.
 
     Args:
-        responses: what the engine's requests write.
+        responses: the record of the engine's responses.
 
     Attributes:
-        room: ended texts that may wait to be told; beyond it the one that ended first goes.
-        nbytes: of these.
+        room: number of ended texts that may wait; beyond it the oldest is dropped.
+        nbytes: memory of these texts.
     """
 
     def __init__(self, responses: Responses) -> None:
         self._responses = responses
         self.room = 0
-        self._live: dict[str, _Told] = {}
-        self._ended: deque[Piece] = deque()  # to be told
+        self._live: dict[str, _SentResponse] = {}
+        self._ended: deque[Piece] = deque()  # last pieces that wait
         self._made = 0
         self.nbytes = 0
 
-    def _begin(self, identity: RequestIdentity) -> _Told:
+    def _begin(self, identity: RequestIdentity) -> _SentResponse:
         self._made += 1
-        return _Told(identity, str(self._made))
+        return _SentResponse(identity, str(self._made))
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Requests ended; unknown ids are passed over."""
+        """Make the last pieces of requests that ended; unknown ids are passed over."""
         for request_id in request_ids:
-            told = self._live.pop(request_id, None)
+            sent = self._live.pop(request_id, None)
             ended = self._responses.ended.get(request_id)
             if ended is None or not self.room:
                 continue
-            told = told or self._begin(ended.identity)
-            self._ended.append(told.piece(ended.text[told.tokens :], is_last=True))
+            sent = sent or self._begin(ended.identity)
+            self._ended.append(sent.piece(ended.text[sent.tokens :], is_last=True))
             self.nbytes += len(self._ended[-1].tokens)
             if len(self._ended) > self.room:
                 self.nbytes -= len(self._ended.popleft().tokens)
 
     def forget_ended(self) -> None:
-        """What ended will not be told."""
+        """Drop the last pieces that wait."""
         self._ended.clear()
         self.nbytes = 0
 
     def pieces(self, origin: str) -> list[Piece]:
-        """What is new since the last call.
+        """Return the pieces that were sampled since the last call.
 
         Args:
-            origin: of this engine; responses are named after it.
+            origin: the engine's name; the names of its responses begin with it.
         """
         pieces = list(self._ended)
         self.forget_ended()
         for request_id, identity in self._responses.live() if self.room else ():
             if request_id not in self._live:
                 self._live[request_id] = self._begin(identity)
-            told = self._live[request_id]
-            tokens = self._responses.peek(request_id, told.tokens)
+            sent = self._live[request_id]
+            tokens = self._responses.peek(request_id, sent.tokens)
             if len(tokens):
-                pieces.append(told.piece(tokens))
+                pieces.append(sent.piece(tokens))
         return [piece._replace(response=f"{origin}/{piece.response}") for piece in pieces]
 
 
 class SharedTexts:
-    """Both directions. Before the first exchange there is room for no text.
+    """Both directions of the exchange. Before the first exchange no text is kept.
 
     Args:
-        pool: of the automata that other engines' texts are read into.
+        pool: the pool of the automata that read other engines' texts.
         limits: of the engine.
-        max_bytes: of all texts of siblings, own and others'.
-        responses: what the engine's requests write, and where whole responses of others are kept.
-        place_of: tells the group of a piece and its automaton.
-        keep_ended: is told a text of a group that has ended and was read.
+        max_bytes: memory for all texts of siblings, from this engine and others.
+        responses: the record of the engine's responses; it also keeps whole responses of others.
+        place_of: maps a piece to its group and automaton, or to None if it is not wanted.
+        keep_ended: called with the group and tokens of a text that has ended and was read.
 
     Attributes:
-        own: what the engine samples.
+        own: this engine's texts.
     """
 
     def __init__(
@@ -154,33 +155,33 @@ class SharedTexts:
         self._make(room=0)
 
     def _make(self, room: int) -> None:
-        """Make room for so many texts that wait to be read."""
+        """Allocate rows for `room` texts that wait to be read, one row each."""
         rows = min(MOST_TEXTS, room)
         # Untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((rows, self._limits.max_model_len), np.int32)
-        self._touched = np.zeros(rows, np.int32)  # tokens that were ever there
-        self._known = np.zeros(rows, np.int32)  # tokens there
-        self._done = np.zeros(rows, np.int32)  # of these, read
-        self._slots = np.full(rows, NO_SLOT, np.int32)  # of the pool; none without automaton
+        self._touched = np.zeros(rows, np.int32)  # most tokens that the row has ever held
+        self._known = np.zeros(rows, np.int32)  # tokens that the row holds
+        self._done = np.zeros(rows, np.int32)  # how many of them were read
+        self._slots = np.full(rows, NO_SLOT, np.int32)  # the pool's, once there is an automaton
         self._starts = np.zeros(rows, np.int32)  # tokens of the response before the row's first
         self._ended = np.zeros(rows, bool)
         self._heard = np.full(rows, _NEVER)  # the turn in which the last piece came
-        self._numbers = np.zeros(rows, np.int64)  # of their groups, see `number_of`
+        self._numbers = np.zeros(rows, np.int64)  # the group's number, see `number_of`
         self._free = list(range(rows - 1, -1, -1))
         self._place: dict[str, tuple[Hashable, int]] = {}  # response -> its group and row
         self._members: dict[Hashable, set[str]] = {}  # group -> its responses
-        self._touched_tokens = 0
-        self._unread = 0  # tokens
+        self._touched_tokens = 0  # sum of `_touched`
+        self._unread = 0  # tokens in all rows
         self._turn = 0
         self._next = 0  # the row that is read first
 
     @property
     def nbytes(self) -> int:
-        """Memory of what waits, or waited, in both directions."""
+        """Memory that waiting texts take or took, in both directions."""
         return self.own.nbytes + self._touched_tokens * 4
 
     def counters(self) -> dict[str, int]:
-        """What became of other engines' texts."""
+        """Count what became of other engines' texts."""
         return {
             "shared_tokens": self._tokens_read,
             "shared_missed_tokens": self._tokens_missed,
@@ -188,7 +189,7 @@ class SharedTexts:
         }
 
     def exchange(self, origin: str, pieces: Iterable[Any]) -> list[Piece]:
-        """As `Source.exchange`; refused pieces are counted, the first one is named."""
+        """Implement `Source.exchange`; count bad pieces, and log the first one."""
         if not self._is_asked:
             self._start()
         for raw in pieces:
@@ -197,8 +198,8 @@ class SharedTexts:
             except BadPieceError as error:
                 if not self._refused:
                     logger.warning(
-                        "What another engine says it sampled is refused; drafting goes on. Others "
-                        "like it are not named: %s",
+                        "A piece of another engine's response is refused and drafting goes on. "
+                        "Further ones are only counted: %s",
                         error,
                     )
                 self._refused += 1
@@ -215,12 +216,12 @@ class SharedTexts:
         return self.own.pieces(origin)
 
     def _start(self) -> None:
-        """Somebody asks: texts are kept from now on."""
+        """Keep texts from now on, because there are other engines."""
         room = int(self._max_bytes * _WAITING_SHARE) // (4 * self._limits.max_model_len)
         if not room:
             logger.warning(
                 "sam.sources.prompt.max_bytes = %d: an eighth of it holds no text of %d tokens, "
-                "the engine's longest; none is shared with other engines, drafting goes on.",
+                "the engine's longest. No text is shared with other engines; drafting goes on.",
                 self._max_bytes,
                 self._limits.max_model_len,
             )
@@ -233,11 +234,14 @@ class SharedTexts:
     ) -> None:
         """Keep a piece until it is read.
 
-        One that does not continue what is there (another was lost) begins a text of its own.
+        A piece that does not continue the kept tokens, because one before it was lost, begins a
+        text of its own.
 
         Args:
-            group: whose automaton it belongs to.
-            automaton: of the group, None as long as it has none.
+            group: the piece's group.
+            automaton: the group's automaton, None as long as it has none.
+            piece: the piece.
+            tokens: the piece's tokens, int32[n].
         """
         place, row = self._place.get(piece.response, (group, -1))
         if place != group:  # a name that was given twice
@@ -268,14 +272,14 @@ class SharedTexts:
             self._forget(piece.response)
 
     def attach(self, group: Hashable, automaton: int) -> None:
-        """A group has its automaton from now on."""
+        """Give a group's texts their automaton."""
         for response in self._members.get(group, ()):
             row = self._place[response][1]
             if self._slots[row] == NO_SLOT:
                 self._slots[row] = self._pool.open(automaton, int(self._numbers[row]))
 
     def detach(self, group: Hashable) -> None:
-        """A group's texts wait to be read anew, from their first tokens here on."""
+        """Take a group's automaton away; its texts wait to be read anew from their start."""
         for response in self._members.get(group, ()):
             row = self._place[response][1]
             if self._slots[row] != NO_SLOT:
@@ -285,39 +289,40 @@ class SharedTexts:
                 self._done[row] = 0
 
     def forget(self, group: Hashable) -> None:
-        """A group is over; before its automaton is destroyed."""
+        """Drop a group's texts, before its automaton is destroyed."""
         for response in list(self._members.get(group, ())):
             self._forget(response)
 
     def forget_all(self) -> None:
-        """All texts go, and their memory."""
+        """Drop all texts and give their memory back."""
         for response in list(self._place):
             self._forget(response)
-        self._texts = np.zeros(self._texts.shape, np.int32)  # which gives its memory back
+        self._texts = np.zeros(self._texts.shape, np.int32)
         self._touched[:] = self._touched_tokens = 0
 
     def end_step(self) -> None:
-        """The training step is over for all engines."""
+        """Drop all texts, since the training step is over for all engines."""
         self.own.forget_ended()
         self.forget_all()
 
     def _end_turn(self) -> None:
-        """All pieces of an exchange were taken; free the places of texts that fell silent."""
+        """End an exchange; free the rows of texts that have fallen silent."""
         self._turn += 1
         is_silent = (self._turn - self._heard > SILENT_TURNS) & (self._done == self._known)
         self._forget_rows(np.flatnonzero(is_silent))
 
     def read(self) -> None:
-        """Read what waits, at most `TOKENS_PER_STEP`.
+        """Read waiting texts, at most `TOKENS_PER_STEP` tokens.
 
-        Errors as `AutomatonPool.extend`; nothing counts as read then, and the next call reads on.
+        Raises:
+            AutomatonFullError: see `AutomatonPool.extend`. Nothing counts as read then.
         """
         most_bytes = int(self._max_bytes * _READING_SHARE)
         if not self._unread or self._pool.nbytes + 4 * self._touched_tokens > most_bytes:
             return
         behind = np.where(self._slots != NO_SLOT, self._known - self._done, 0)
         rows = np.flatnonzero(behind)
-        rows = np.roll(rows, -int(np.searchsorted(rows, self._next)))  # taking turns
+        rows = np.roll(rows, -int(np.searchsorted(rows, self._next)))  # rows take turns
         lengths = behind[rows]
         lengths = np.minimum(lengths, TOKENS_PER_STEP - (np.cumsum(lengths) - lengths))
         rows, lengths = rows[lengths > 0], lengths[lengths > 0]
@@ -339,7 +344,7 @@ class SharedTexts:
             self._slots[row] = self._pool.open(automaton, int(self._numbers[row]))
 
     def _end(self, row: int) -> None:
-        """Close a row's text; what was not read of it never will be."""
+        """Close a row's text; its unread tokens are missed."""
         unread = int(self._known[row] - self._done[row])
         self._unread -= unread
         self._tokens_missed += unread

@@ -1,8 +1,8 @@
-"""Live texts on their way from one automaton to another.
+"""Live texts that move from one automaton to another.
 
-A text that moves is read anew, a bounded number of tokens per engine step for all together, so that
-no step is held up. Until it has caught up, it drafts from where it was. One that ends on its way is
-read to its end, so that others find it.
+A text that moves is read anew. All texts together read a bounded number of tokens per engine step,
+so that no step is held up. Until a text has caught up, its request drafts from the old automaton.
+A text that ends on the way is still read to its end, so that other requests find it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# Per engine step, of live texts and of ended ones each: more than a batch samples. What a token
-# costs: `sam-rollout bench drafter`, catching up.
+# Read per engine step, once for live texts and once for ended ones: more than a batch samples.
+# `sam-rollout bench drafter` measures what a token costs ("catching up").
 TOKENS_PER_STEP = 2048
 
 
 class MovingTexts:
-    """Second slots of requests, until these have read what their first ones have.
+    """Second slots of moving requests, until they have read as much as the first slots.
 
     Args:
         pool: of all slots.
@@ -36,16 +36,22 @@ class MovingTexts:
         self._ended: deque[tuple[Int32Array, int, int]] = deque()  # text, slot, automaton
 
     def begin(self, slots: Mapping[str, int], automaton: int) -> None:
-        """Let requests, given with their slots, that do not move yet move to an automaton."""
+        """Begin to move requests to an automaton; none of them may be moving already.
+
+        Args:
+            slots: each request's present slot.
+            automaton: the automaton's number in the pool.
+        """
         for request_id, slot in slots.items():
             moved = self._pool.open(automaton, self._pool.group_of(slot))
             self._slots[request_id] = (moved, automaton)
 
     def finish(self, request_id: str, text: Int32Array | None) -> None:
-        """A request ended; if it moves, its text is read to the end. Unknown ids are passed over.
+        """Forget a request that ended; read its text to the end if it was moving.
 
         Args:
-            text: what it wrote, int32[length]; None if that is not known.
+            request_id: unknown ids are passed over.
+            text: what it wrote, int32[length]; None to drop it.
         """
         slot, automaton = self._slots.pop(request_id, (None, None))
         if slot is None or automaton is None:
@@ -59,12 +65,14 @@ class MovingTexts:
         """Let an automaton read a text that has ended.
 
         Args:
-            group: of its writer, as for `AutomatonPool.open`.
+            text: int32[length].
+            automaton: the automaton's number in the pool.
+            group: the group of the text's writer, see `AutomatonPool.open`.
         """
         self._ended.append((text, self._pool.open(automaton, group), automaton))
 
     def drop_all_to(self, automaton: int) -> None:
-        """An automaton will be freed."""
+        """Drop all texts that move to an automaton, before it is freed."""
         for request_id in [one for one, (_, target) in self._slots.items() if target == automaton]:
             self.finish(request_id, None)
         for _, slot, target in self._ended:
@@ -79,17 +87,17 @@ class MovingTexts:
         num_tokens: Int32Array,
         eligible: np.ndarray,
     ) -> list[tuple[int, int, int]]:
-        """Read on, what is nearly done first.
+        """Read on, beginning with the texts that have the least left.
 
         Args:
             request_ids: B ids in row order.
-            token_ids, num_tokens, eligible: as for `Source.catch_up`.
+            token_ids, num_tokens, eligible: see `Source.catch_up`.
 
         Returns:
-            Row, new slot and automaton of each request that has caught up; it moves no more.
+            Row, new slot and automaton of each request that has caught up and moves no more.
 
         Raises:
-            AutomatonFullError: as `AutomatonPool.extend`.
+            AutomatonFullError: see `AutomatonPool.extend`.
         """
         if self._ended:
             self._read_ended()
@@ -115,7 +123,7 @@ class MovingTexts:
         return [(row, *self._slots.pop(request_ids[row])) for row in rows[done].tolist()]
 
     def _read_ended(self) -> None:
-        """Read on in the texts that ended first; short ones count as the blocks they begin."""
+        """Read on in the ended texts, in order; a read counts as the whole blocks that it takes."""
         room = TOKENS_PER_STEP
         while self._ended and room > 0:
             text, slot, _ = self._ended[0]

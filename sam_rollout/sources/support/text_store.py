@@ -1,12 +1,12 @@
 """Ended responses on disk, written and read by all engines that see a folder.
 
-A folder of segments. Every writer appends to a segment of its own and holds a lock on it, which the
-system releases when the writer dies, however that happens. A segment is called `*.open` while it is
-written and `*.closed` afterwards. A record carries its length and a checksum, so that one torn by a
-crash ends its segment and costs nothing else. When the folder is full, whole closed segments are
-deleted, oldest first, under the folder's lock. Nothing is ever rewritten.
+The folder holds segments. Every writer appends to a segment of its own and holds a lock on it,
+which the system releases when the writer dies. A segment is called `*.open` while it is written and
+`*.closed` afterwards. A record carries its length and a checksum, so a record torn by a crash ends
+its segment and costs nothing else. When the folder is full, whole closed segments are deleted,
+oldest first, under the folder's lock. Nothing is ever rewritten.
 
-All methods may block on the disk: they belong into a thread of their own.
+All methods may block on the disk, so they belong into a thread of their own.
 """
 
 import bisect
@@ -29,20 +29,21 @@ import numpy as np
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.sources.support.vocabulary import TextCheck
 
-# A full folder loses this share of its responses at a time.
+# A full folder loses a segment, this fraction of its responses, at a time.
 SEGMENTS = 256
 BYTES_PER_TOKEN = 4
 
 OPEN, CLOSED = ".open", ".closed"
 _MAGIC = b"SAMH"
-# magic, CRC-32 of all that follows, tokens, step, group; then the tokens, int32. Little-endian.
+# The header: magic, CRC-32 of the rest, number of tokens, step, group. The tokens follow, int32.
+# All is little-endian.
 _RECORD = struct.Struct("<4sIIi8s")
 _CHECKED_FROM = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a record lies."""
+    """The address of a record."""
 
     step: int
     segment: str
@@ -54,16 +55,16 @@ class TextStore:
     """Responses by prompt and training step, bounded in bytes.
 
     Args:
-        folder: made when needed. Engines on several machines may share it; it then has to support
-            `flock`.
-        max_bytes: of all segments, those of other writers included. Each writer needs a segment
-            of its own, a 256th of it.
-        max_responses: most that are remembered of a group and a step, the newest.
-        vocab_size: tokens of the model that reads; a response with others is left out.
+        folder: made when needed. It has to support `flock` if engines on several machines share it.
+        max_bytes: size of all segments, those of other writers included. Each writer needs a
+            segment of its own, a 256th of it.
+        max_responses: the most responses that are remembered per group, the newest ones: this many
+            of the newest step, and this many of the steps before it.
+        vocab_size: the reading model's number of tokens; a response with other ids is left out.
 
     Attributes:
-        folder: as given.
-        refused: responses left out, as `TextCheck` counts them.
+        folder: the folder.
+        refused: number of responses that were left out, see `TextCheck`.
 
     Raises:
         OSError: by every method, if the folder cannot be read or written.
@@ -79,23 +80,23 @@ class TextStore:
         self._segment: BinaryIO | None = None
         self._written = 0  # bytes of the own segment
         self._check = TextCheck(folder, vocab_size)
-        self._step = -1  # that was read for last
+        self._step = -1  # `before_step` of the last read
 
     @property
     def refused(self) -> int:
-        """See above."""
+        """The number of responses that were left out."""
         return self._check.refused
 
     def append(self, group: str, step: int, tokens: Int32Array) -> None:
         """Add a response, or the end of one that is longer than a segment.
 
-        It survives the end of this process at once, a crash of the machine when the system has
-        written it out.
+        The record survives the end of this process at once, and a crash of the machine as soon as
+        the system has written it out.
         """
         longest = (self._segment_bytes - _RECORD.size) // BYTES_PER_TOKEN
         record = _pack(_key(group), step, np.ascontiguousarray(tokens[-longest:], "<i4").tobytes())
         full = self._written + len(record) > self._segment_bytes
-        # Another writer deletes segments that it takes for closed only; anybody else may do worse.
+        # Other writers delete closed segments only, but a user may have deleted this one.
         if self._segment is None or full or os.fstat(self._segment.fileno()).st_nlink == 0:
             self._begin_segment()
         assert self._segment is not None
@@ -107,10 +108,13 @@ class TextStore:
         """Return the newest responses of earlier steps, oldest first.
 
         Args:
-            group: the prompt's; None for all prompts, and for as many responses as fit.
-            before_step: what was sampled in this step or later is left out. When it changes, the
-                folder is looked at anew: responses of earlier steps are all there by then.
-            max_tokens: the oldest ones are left out when together they are longer.
+            group: the prompt's; None for all prompts, then without a limit on their number.
+            before_step: responses of this step and later ones are left out. When it changes, the
+                folder is indexed again, because all responses of earlier steps are there by then.
+            max_tokens: the oldest responses beyond this total are left out.
+
+        Returns:
+            int32[n] each.
         """
         self._look(before_step)
         groups = self._groups.values() if group is None else [self._groups.get(_key(group), [])]
@@ -135,7 +139,7 @@ class TextStore:
             self._step = step
 
     def refresh(self) -> None:
-        """Take note of what all writers have added and deleted since the last time."""
+        """Index what all writers have added, and forget what they have deleted."""
         self.folder.mkdir(parents=True, exist_ok=True)
         segments = self._segments()
         gone = self._read_up_to.keys() - segments.keys()
@@ -151,15 +155,15 @@ class TextStore:
         if self._segment is None:
             return
         path = Path(self._segment.name)
-        self._segment.close()  # first: what is called closed is whole, on NFS, too
+        self._segment.close()  # before renaming, so that a closed segment is whole on NFS, too
         with suppress(FileNotFoundError):
             path.rename(path.with_suffix(CLOSED))
         self._segment = None
 
     def _segments(self) -> dict[str, Path]:
-        """Path of each segment by its stem, oldest first.
+        """Return the path of each segment by its stem, oldest first.
 
-        On a shared file system some may be gone: what a machine knows of a folder may be old.
+        On a shared file system some may be gone, because a machine may see an old list.
         """
         paths = [p for p in self.folder.iterdir() if p.suffix in (OPEN, CLOSED)]
         return {path.stem: path for path in sorted(paths)}
@@ -173,7 +177,7 @@ class TextStore:
             self._close_orphans()
             self._make_room()
             stem = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
-            # Unbuffered: what was appended is the system's, and survives this process.
+            # Unbuffered, so that appended records are the system's and survive this process.
             segment = open(self.folder / f"{stem}{OPEN}", "xb", buffering=0)  # noqa: SIM115
             fcntl.flock(segment, fcntl.LOCK_EX)
         self._segment, self._written = segment, 0
@@ -189,15 +193,15 @@ class TextStore:
         for path in self._segments().values():
             if path.suffix != OPEN:
                 continue
-            # Writable, or NFS, which makes another kind of lock of it, refuses an exclusive one.
-            # Another user's segment cannot be, and stays as it is.
+            # NFS grants an exclusive lock only on a file that was opened for writing. Another
+            # user's segment cannot be opened so, and stays as it is.
             not_ours = suppress(FileNotFoundError, BlockingIOError, PermissionError)
             with not_ours, open(path, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.rename(path.with_suffix(CLOSED))
 
     def _make_room(self) -> None:
-        """Delete closed segments until another one fits, open ones counted as if full."""
+        """Delete closed segments until another one fits; open ones count as full."""
         sizes = {}
         for path in self._segments().values():
             with suppress(FileNotFoundError):
@@ -215,11 +219,11 @@ class TextStore:
     # --- reading ---
 
     def _index(self, stem: str, path: Path) -> None:
-        """Note the records that a segment has got since the last time."""
+        """Note the records that were added to a segment since the last time."""
         offset = self._read_up_to.get(stem, 0)
         with self._opened(stem, path) as file:
             size = 0 if file is None else os.fstat(file.fileno()).st_size
-            # Read, not mapped: a mapping faults when another machine deletes the file.
+            # A mapping of the file would fault when another machine deletes it.
             while file is not None and offset + _RECORD.size <= size:
                 header = os.pread(file.fileno(), _RECORD.size, offset)
                 if len(header) < _RECORD.size:
@@ -227,25 +231,25 @@ class TextStore:
                 magic, _, tokens, step, group = _RECORD.unpack(header)
                 end = offset + _RECORD.size + 4 * tokens
                 if magic != _MAGIC or end > size:
-                    break  # being written, or torn
+                    break  # the record is being written, or torn
                 place = _Place(step, stem, offset, tokens)
                 self._note(group, place)
                 offset = end
             if offset < size and path.suffix == CLOSED:
                 self._check.damaged(path.name)
-                offset = size  # it grows no more
+                offset = size  # a closed segment grows no more
         self._read_up_to[stem] = offset
 
     def _note(self, group: bytes, place: _Place) -> None:
-        """Remember as many records as may be asked for: of the newest step, and before it."""
+        """Remember the newest records of the newest step, and of the steps before it."""
         places = self._groups.setdefault(group, [])
         bisect.insort(places, place, key=_step_of)
         newest = bisect.bisect_left(places, _step_of(places[-1]), key=_step_of)
-        del places[newest + self._max_responses :]
+        del places[newest : max(newest, len(places) - self._max_responses)]
         del places[: max(0, newest - self._max_responses)]
 
     def _read_record(self, place: _Place) -> Int32Array | None:
-        """Tokens of a record; None if it is damaged or its segment was deleted meanwhile."""
+        """Return a record's tokens; None if it is damaged or its segment is gone."""
         path = self.folder / f"{place.segment}{CLOSED}"
         size = _RECORD.size + 4 * place.tokens
         record = b""
@@ -262,12 +266,12 @@ class TextStore:
 
     @contextmanager
     def _opened(self, stem: str, path: Path) -> Iterator[BinaryIO | None]:
-        """A segment under either of its names, None if it is gone.
+        """Open a segment under either of its names; None if it is gone.
 
-        What reads it ends there, without an error, when another machine deletes it meanwhile.
+        If another machine deletes it meanwhile, the body of the `with` ends there without an error.
         """
         file = None
-        # Closed last: a segment may be renamed between two attempts, but only in this direction.
+        # A segment may be renamed from open to closed between two attempts, so closed comes last.
         for candidate in (path, self.folder / f"{stem}{OPEN}", self.folder / f"{stem}{CLOSED}"):
             with suppress(FileNotFoundError):
                 file = open(candidate, "rb")  # noqa: SIM115 - closed below
@@ -282,7 +286,7 @@ class TextStore:
                 file.close()
 
     def _forget(self, stems: set[str]) -> None:
-        """Drop what lay in deleted segments."""
+        """Drop the records of deleted segments."""
         for group, places in list(self._groups.items()):
             places[:] = [place for place in places if place.segment not in stems]
             if not places:
@@ -290,14 +294,14 @@ class TextStore:
 
 
 def name_of(folder: Path) -> str:
-    """Return a name that no other folder has, left there by the first one that asks.
+    """Return a folder's unique name; the first call creates it.
 
     Raises:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
-        # A link is there at once with what it says, on a network's file system, too.
+        # A link appears together with its content, on a network's file system, too.
         os.symlink(uuid.uuid4().hex, folder / "name")
     return os.readlink(folder / "name")
 

@@ -1,7 +1,7 @@
-"""Which token ids a model has. What comes from a disk or another engine is held to that.
+"""The check that token ids from a disk or another engine are in the model's vocabulary.
 
-A text of a model with a larger vocabulary would be drafted from like any other, and an engine that
-verifies such a draft looks its ids up beyond the ends of its tables.
+Without it, a text of a model with a larger vocabulary would be drafted from like any other, and the
+engine that verifies such a draft would look its ids up beyond the ends of its tables.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ logger = logging.getLogger(__name__)
 
 
 def is_known(tokens: Int32Array, vocab_size: int) -> bool:
-    """Whether a model with so many tokens has all of these."""
+    """Whether all tokens are in a vocabulary of `vocab_size` tokens."""
     return not len(tokens) or bool(tokens.min() >= 0 and tokens.max() < vocab_size)
 
 
 class TextCheck:
-    """Tells which texts of a folder can be drafted from; counts the others, and names the first.
+    """Decides which texts of a folder can be drafted from, and counts and logs the others.
 
     Args:
-        folder: where the texts lie.
-        vocab_size: tokens of the model.
+        folder: the texts' folder, for log messages.
+        vocab_size: number of tokens in the model's vocabulary.
 
     Attributes:
-        refused: texts that cannot be drafted from, and segments whose rest cannot be read.
+        refused: number of texts that cannot be drafted from, and of segments whose rest cannot be
+            read.
     """
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         self._folder = folder
         self._vocab_size = vocab_size
-        self._named: set[str] = set()  # what is wrong
+        self._named: set[str] = set()  # kinds of faults that were logged
         self.refused = 0
 
     def passes(self, tokens: Int32Array) -> bool:
@@ -45,15 +46,15 @@ class TextCheck:
         return False
 
     def damaged(self, segment: str) -> None:
-        """Something in a segment is no text that this version wrote."""
+        """Count a segment with something that this version did not write."""
         self._refuse("torn by a crash or of another version", f"file {segment}, are damaged")
 
     def _refuse(self, why: str, what: str) -> None:
         self.refused += 1
         if why not in self._named:
             logger.warning(
-                "Texts in %s %s: %s. They are dropped, drafting goes on; others are counted "
-                "(sam/draft/refused_texts).",
+                "Texts in %s %s: %s. They are dropped and drafting goes on. Further ones are only "
+                "counted (sam/draft/refused_texts).",
                 self._folder, what, why,
             )  # fmt: skip
         self._named.add(why)

@@ -106,7 +106,7 @@ def test_folders_without_a_head_are_refused(written, tmp_path):
         read_head(tmp_path / "nowhere")
     folder = written()
     (folder / "model.safetensors").write_bytes(b"12345678{")
-    with pytest.raises(ConfigError, match="is no whole safetensors file"):
+    with pytest.raises(ConfigError, match="is no complete safetensors file"):
         read_head(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="must hold weights"):

@@ -209,7 +209,7 @@ def test_a_failure_ends_the_training_and_leaves_the_last_head(
         broken.setattr(Learner, name, breaking)
         assert learn(head, policy)["failures"] == 1
     assert head.failed and torch.equal(weights(head), good)
-    assert len(caplog.records) == 1 and "the rollout goes on" in caplog.text
+    assert len(caplog.records) == 1 and "The rollout goes on" in caplog.text
     found = learn(head, policy)
     assert found["failures"] == found["buffer_bytes"] == 0 and "updates" not in found
 

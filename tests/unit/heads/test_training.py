@@ -144,7 +144,7 @@ def test_the_command_trains_writes_and_begins_with_a_head(
     first, second = tmp_path / "first", tmp_path / "second"
     result = run(*common, "--output", first, "--updates", 30, "--draft-vocab", 30)
     assert result.exit_code == 0, result.output
-    assert "tokens per verify step" in result.output
+    assert "acceptance length is" in result.output
     assert load_file(first / "model.safetensors")["d2t"].shape == (30,)
     record = json.loads((first / "training.json").read_text())
     assert record["updates"] == 30 and record["base_model"]["hidden_size"] == 32
@@ -155,7 +155,7 @@ def test_the_command_trains_writes_and_begins_with_a_head(
     again = json.loads((second / "training.json").read_text())
     assert again["loss"][0] < 0.9 * record["loss"][0]
     refused = run(*common, "--output", second, "--start", first, "--draft-vocab", 30)
-    assert refused.exit_code == 2 and "decides its vocabulary" in refused.output
+    assert refused.exit_code == 2 and "has its own vocabulary" in refused.output
 
 
 @pytest.mark.parametrize(

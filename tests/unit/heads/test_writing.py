@@ -103,7 +103,7 @@ def test_speculators_normalise_before_the_residual_unless_told(write, model_conf
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu': must be silu"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "must be the default to be trained here"),
         ({"layer_types": ["sliding_attention"]}, "must be full_attention"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 3, 6]}, "[2, 3, 6]: must lie before"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 3, 6]}, "[2, 3, 6]: must be before"),
     ],
 )
 def test_what_is_not_computed_here_is_refused(write, model_config, changes, message):

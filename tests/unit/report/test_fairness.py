@@ -63,6 +63,10 @@ def model(**paths) -> dict:
          "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
         ({}, config(coupling="gumbel"),  # before it was recorded, coupled meant inversion
          "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
+        ({}, config(rollout_sampler={"batch_invariant": True}),  # nothing recorded: it was off
+         "sampler", "unfair", "rollout_sampler.batch_invariant: False in BASE, True in SAM"),
+        ({}, config(rollout_telemetry={"proof": {"every": 5}}),
+         "saving", "warning", "rollout_telemetry.proof.every: 0 in BASE, 5 in SAM"),
         ({}, config(trainer={"test_freq": 1}),
          "validation", "warning", "trainer.test_freq: absent in BASE, 1 in SAM"),
         ({}, model(path="/elsewhere/qwen3"),
@@ -134,6 +138,16 @@ def test_repeats_that_draft_otherwise_are_no_repeats(base, synthetic):
     sam = [synthetic(f"on-{k}", sam=True, **config(sam={"enabled": True, "k": k})) for k in (3, 8)]
     comparison = compare_folders(base, sam)
     assert texts(comparison, "repeats") == ["repeats of SAM differ: sam.k: 3 in SAM 1, 8 in SAM 2"]
+
+
+def test_an_older_repeat_without_the_typed_group_is_compared_by_the_settled_one(base, synthetic):
+    """Older runs recorded the group `sam` as settled; newer ones also as it was typed."""
+    settled = {"sam": {"enabled": True, "k": 3}}
+    typed = settled | {"asked": {"sam": {"enabled": True, "k": "fits"}}}
+    newer = synthetic("newer", sam=True, **config(**typed))
+    for k, expected in ((3, []), (8, ["repeats of SAM differ: sam.k: 8 in SAM 1, 3 in SAM 2"])):
+        older = synthetic(f"older-{k}", sam=True, **config(sam={"enabled": True, "k": k}))
+        assert texts(compare_folders(base, [older, newer]), "repeats") == expected
 
 
 def test_repeats_may_have_seeds_of_their_own_if_both_sides_have_the_same(pairs):

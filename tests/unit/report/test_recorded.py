@@ -48,7 +48,7 @@ def test_what_is_published_follows_from_the_stored_runs():
             assert_same(stored[part], json.loads(json.dumps(made[part])), part)
     assert recorded.comparisons[FAIR].fair is True
     assert recorded.comparisons[UNFAIR].fair is False
-    page = (REPOSITORY / "docs" / "results.md").read_text()
+    page = (REPOSITORY / RESULTS / "compare_tiny_cpu.md").read_text()
     for name, table in published(recorded.comparisons).items():
         assert table in page, name
 

@@ -436,6 +436,26 @@ def test_requests_without_drafts_get_none_wherever_they_are_in_the_batch():
     assert engine.step("a") == [next_of_period(engine.texts["a"])]
 
 
+@pytest.mark.parametrize("pad_drafts", ["never", "always"])
+def test_a_session_that_is_paused_drafts_nothing_and_keeps_nothing(pad_drafts, tmp_path):
+    engine = Engine("a", folder=str(tmp_path), pad_drafts=pad_drafts)
+    gate = on_record(engine)
+    engine.step("a")
+    engine.texts.clear()
+    engine.drain()
+    before, (seen, files) = engine.drain(), (len(gate.seen), list(tmp_path.rglob("*")))
+    engine.session.pause(True)
+    engine.add("again")
+    for _ in range(3):
+        assert engine.step("again") == [[]] and not engine.session.wants_drafts
+    engine.texts.clear()
+    engine.session.pause(False)
+    assert (len(gate.seen), list(tmp_path.rglob("*"))) == (seen, files)
+    assert engine.drain() | {"clock_s": 0} == before | {"clock_s": 0}
+    engine.add("b")
+    assert engine.step("b") == [next_of_period(engine.texts["b"])]
+
+
 def test_short_and_missing_drafts_are_filled_up_gate_open_or_closed():
     engine = Engine("a", "b", "c", pad_drafts="always")
     closed = engine.step("a", "b", "c")

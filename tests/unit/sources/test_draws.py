@@ -7,7 +7,7 @@ from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_STATE, PL
 from sam_rollout.config import GateConfig, SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources import Limits, Scored
-from sam_rollout.sources.draws import DrawsSourceConfig, PositionDraws
+from sam_rollout.sources.draws import PositionDraws
 from tests.unit.drafting.texts import drive, int32, rows_of
 
 K, MAX_ROWS, MAX_LENGTH, VOCABULARY = 4, 3, 64, 50
@@ -98,7 +98,7 @@ def test_draws_follow_their_request_and_end_with_it():
 
 
 def test_a_row_that_is_not_eligible_stands_nowhere():
-    source = PositionDraws(DrawsSourceConfig(), LIMITS)
+    source = PositionDraws(LIMITS)
     source.bind(["a", "b"], [None, None])
     tokens, lengths = rows_of([[3], [4, 5]], MAX_LENGTH)
     places = np.zeros((MAX_ROWS, PLACE_WIDTH), np.int64)

@@ -207,6 +207,7 @@ def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, el
     for _ in range(9):
         step(drafter, {"live": live})
     assert counter(drafter, "earlier_evictions") == 1
+    assert drafter.sources[0]._ended_bytes == 0, "no automaton reads it again"
     assert step(drafter, {"live": [*live, *ended[50:54]]})["live"] == ended[54:57]
     assert step(drafter, {"live": [*live, *texts[2][50:54]]})["live"] == []
     drafter.finish(["live", *(f"r{number}" for number in range(6))])

@@ -21,7 +21,7 @@ ON = RecyclingSourceConfig(enabled=True)
 
 @pytest.fixture
 def source():
-    return TokenRecycling(ON, Limits(MAX_ROWS, MAX_LENGTH, VOCABULARY))
+    return TokenRecycling(Limits(MAX_ROWS, MAX_LENGTH, VOCABULARY))
 
 
 def make_drafter(*names):

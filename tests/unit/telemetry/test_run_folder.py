@@ -177,7 +177,9 @@ def test_missing_things_are_named(tmp_path):
 def test_folders_of_other_versions_are_refused(tmp_path, version):
     folder = RunFolder(tmp_path)
     folder.write_start(replace(INFO, schema_version=version))
-    said = f"schema_version is {version}, and this version of sam-rollout reads {SCHEMA_VERSION}"
+    said = (
+        f"schema_version is {version}, and this version of sam-rollout reads only {SCHEMA_VERSION}"
+    )
     with pytest.raises(VersionError, match=said):
         folder.read_starts()
 

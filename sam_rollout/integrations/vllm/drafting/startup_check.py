@@ -103,7 +103,7 @@ def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) ->
         raise DeadDrafterError(
             f"sam.sources.model.path = {model.path!r} ({model.method}): {found}, as by chance. The "
             "files belong to another model, or their weights were not read; "
-            "docs/model_drafters.md says how to check a head."
+            "docs/draft_models.md says how to check a head."
         )
     return f"sam_rollout: {model.method} drafts; in a probe {found}"
 
@@ -119,7 +119,7 @@ def check_samplers(reports: Sequence[dict[str, Any]], config: RolloutSamplerConf
         One line that names what runs, for the log.
 
     Raises:
-        WrongSamplerError: A worker has another sampler.
+        WrongSamplerError: A worker has another sampler, or other kernels.
     """
     found = sorted({report["sampler"] for report in reports})
     if found != [config.kind]:
@@ -127,4 +127,12 @@ def check_samplers(reports: Sequence[dict[str, Any]], config: RolloutSamplerConf
             f"rollout_sampler.kind={config.kind} asks for that sampler, but the engine's workers "
             f"run: {', '.join(found)}"
         )
-    return f"sam_rollout: sampler {config.kind} on {len(reports)} worker(s)"
+    line = f"sam_rollout: sampler {config.kind} on {len(reports)} worker(s)"
+    if not config.batch_invariant:
+        return line
+    if not all(report["batch_invariant"] for report in reports):
+        raise WrongSamplerError(
+            "rollout_sampler.batch_invariant=True, but the engine has not switched its kernels: it "
+            "has none for this device, or (vllm-ascend) neither Triton nor batch_invariant_ops"
+        )
+    return f"{line}, batch-invariant kernels"

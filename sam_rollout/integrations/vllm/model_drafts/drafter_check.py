@@ -59,7 +59,7 @@ def positions_note(model: ModelSourceConfig, positions: int | None, max_model_le
     return (
         f"{model.PATH}.path = {model.path!r} reads up to {positions} tokens "
         f"(max_position_embeddings), a text of the engine has up to {max_model_len}: in steps with "
-        "a longer one vLLM asks it for no request at all (docs/model_drafters.md)"
+        "a longer one vLLM asks it for no request at all (docs/draft_models.md)"
     )
 
 

@@ -1,4 +1,4 @@
-"""When drafts reach a step: schedulers, late binding, lockstep of engines, rules of requests."""
+"""The scheduling of drafts: schedulers, late binding, engines in lockstep, rules of requests."""
 
 # The names of vLLM that modules here wrap or replace, each a row of tests/contracts/contract.py.
 WRAPPED = (

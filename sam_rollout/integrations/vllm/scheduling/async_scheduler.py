@@ -1,10 +1,10 @@
-"""Places for drafts that are bound late: the half of `late_binding.py` in the engine's process.
+"""The scheduler's half of late binding: places for drafts that `late_binding.py` fills.
 
-vLLM's asynchronous scheduler gives every request places for k draft tokens, since drafts of a model
-are made on the device whenever it runs. Ours are made, or chosen, on the host, which has to wait
-for the step before: it says with each step's output whether it wants to (`Note`), and gets places
-for all or for none. Passes of a model that drafts, too, are told apart from places: a step's passes
-are for the places of the next one, and cost time of their own.
+vLLM's asynchronous scheduler gives every request places for k draft tokens, since a draft model
+drafts on the device in every step. Our drafts are made, or chosen, on the host, which has to wait
+for the step before. So the worker says with each step's output whether it wants drafts (`Note`),
+and gets places for all requests or for none. The passes of a draft model are decided apart from the
+places: they are for the places of the next step, and cost time of their own.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 
 class Note(NamedTuple):
-    """What a worker tells the scheduler with a step's output.
+    """A worker's message to the scheduler with a step's output.
 
     Attributes:
         wants_drafts: whether the next step that is scheduled shall have places.
-        bound: draft tokens by request that the step verified, None if it had no places.
-        wants_made: whether a model shall draft in it, too.
+        bound: number of draft tokens by request that the step verified, None if it had no places.
+        wants_made: whether a model shall draft in that next step, too.
     """
 
     wants_drafts: bool
@@ -33,7 +33,7 @@ _NOTE = "sam_rollout_note"
 
 
 def attach(output: Any, note: Note) -> None:
-    """Hand a note to the scheduler with a `ModelRunnerOutput`."""
+    """Attach a note for the scheduler to a `ModelRunnerOutput`."""
     setattr(output, _NOTE, tuple(note))
 
 
@@ -45,12 +45,12 @@ class LateBindingScheduler(AsyncScheduler):
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         if not self._wants_drafts:
             scheduler_output.num_spec_tokens_to_schedule = 0
-        # vLLM 0.23 is not told a number, and takes these as they are.
+        # vLLM 0.23 knows no number of tokens and uses this list.
         self._spec_token_placeholders = [-1] * (self._wants_drafts * self.num_spec_tokens)
         super()._update_after_schedule(scheduler_output)
         scheduler_output.num_spec_tokens_to_schedule = self._wants_made * self.num_spec_tokens
         if scheduler_output.has_structured_output_requests:
-            # A grammar has to see drafts before they are verified: these requests get none.
+            # A grammar has to see drafts before they are verified, so these requests get none.
             for request_id in scheduler_output.num_scheduled_tokens:
                 request = self.requests[request_id]
                 if request.use_structured_output:
@@ -76,7 +76,7 @@ class LateBindingScheduler(AsyncScheduler):
         num_invalid_spec_tokens: dict[str, int] | None,
         request_id: str,
     ) -> Any:
-        """Leave requests out that had places and no draft."""
+        """Leave out requests that had places but no draft."""
         invalid = num_invalid_spec_tokens or {}
         if invalid.get(request_id, 0) >= num_draft_tokens:
             return spec_decoding_stats

@@ -1,15 +1,14 @@
-"""How engines that share experts tell each other what their gates need, without another message.
+"""The exchange of gate reports between engines that share experts, without messages of its own.
 
 Before each forward pass the data-parallel ranks of vLLM add up a small tensor of shape [fields,
-ranks], in which each has filled its own column: how many tokens it has, which graph it would use.
-Ranks without requests do so, too, for the dummy batch that the others' experts need. Our reports
-travel as further rows of that tensor. So there is no collective of ours that one rank could call
-more often than another, none that anybody would have to wait for, and none left to hang if a rank
-ends or pauses: ranks that would then be missed are missed by vLLM itself.
+ranks]. Each rank has filled its own column with its number of tokens and the graph it would use.
+Ranks without requests take part, too, for the dummy batch that the others' experts need. Our
+reports travel as further rows of that tensor. So there is no collective of ours that one rank could
+call more often than another, and none that could hang when a rank ends or pauses.
 
 vLLM does this in ``dp_utils.coordinate_batch_across_dp`` (read in 0.11 to 0.28), vllm-ascend in
 ``NPUModelRunner._sync_metadata_across_dp`` (read in 0.23). Both call ``dist.all_reduce`` of their
-module, which is what is wrapped. All ranks have to wrap it before their first step: it is done when
+module, which is wrapped here. All ranks have to wrap it before their first step. So it happens when
 the proposer is made, which depends on the engine's configuration alone.
 """
 
@@ -23,15 +22,16 @@ import torch
 
 from sam_rollout.gating.agreement import IDLE, Report
 
-# Where the ranks' tensor is added up. Of those loaded, the first is the one whose runner is in use.
+# Modules that add up the ranks' tensor. The first one that is loaded belongs to the runner in use.
 SYNC_MODULES = ("vllm_ascend.worker.model_runner_v1", "vllm.v1.worker.dp_utils")
 _LARGEST = torch.iinfo(torch.int32).max
 
 
 def steps_in_lockstep(vllm_config: Any) -> bool:
-    """Whether other engines wait for each step of this one: experts spread over data parallelism.
+    """Whether other engines wait for each step of this one.
 
-    Engines of a dense model share nothing; vLLM runs them apart.
+    They do if experts are spread over data-parallel ranks. Engines of a dense model share nothing,
+    and vLLM runs them apart.
     """
     parallel = getattr(vllm_config, "parallel_config", None)
     if parallel is None or parallel.data_parallel_size == 1:
@@ -43,12 +43,12 @@ class DpExchange:
     """Exchanges reports between the data-parallel ranks of an engine group.
 
     Args:
-        rank: this one's.
-        ranks: of the group.
+        rank: rank of this engine.
+        ranks: number of ranks in the group.
         dist: ``torch.distributed``.
 
     Attributes:
-        ranks: of the group.
+        ranks: number of ranks in the group.
     """
 
     def __init__(self, rank: int, ranks: int, dist: Any = torch.distributed) -> None:
@@ -64,14 +64,15 @@ class DpExchange:
         self._report = Report(*(min(int(value), _LARGEST) for value in report))
 
     def received(self) -> tuple[int, np.ndarray]:
-        """How many exchanges there were, and the reports of the last: int32 [ranks, fields]."""
+        """Return the number of exchanges and the last reports, int32 [ranks, fields]."""
         return self._exchanges, self._received.cpu().numpy().T
 
     def all_reduce(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """In the place of ``torch.distributed.all_reduce``: a sum over ranks takes reports along.
+        """Replace ``torch.distributed.all_reduce``, and add reports to a step's sum over ranks.
 
         Args:
             tensor: int32 [fields, ranks] if it is the one of a step; others pass unchanged.
+            args, kwargs: Further arguments of ``all_reduce``.
         """
         if args or kwargs.keys() != {"group"} or not self._is_of_a_step(tensor):
             return self._dist.all_reduce(tensor, *args, **kwargs)
@@ -82,7 +83,7 @@ class DpExchange:
         both = torch.cat([tensor, reports.to(tensor.device, non_blocking=True)])
         self._dist.all_reduce(both, **kwargs)
         tensor.copy_(both[:fields])
-        self._received = both[fields:]  # on the device until somebody asks: nothing waits here
+        self._received = both[fields:]  # it stays on the device, so that nothing waits here
         self._exchanges += 1
         return None
 
@@ -102,12 +103,12 @@ class _DistWithReports:
 
 
 def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
-    """Let reports travel with a module's sums over ranks; another exchange there ends.
+    """Let reports travel with a module's sums over ranks; an earlier exchange there ends.
 
     Args:
-        module: one that imports ``torch.distributed as dist``.
-        rank: of this engine in its group.
-        ranks: of the group.
+        module: a module that imports ``torch.distributed as dist``.
+        rank: rank of this engine in its group.
+        ranks: number of ranks in the group.
     """
     original = module.dist
     if isinstance(original, _DistWithReports):
@@ -118,10 +119,10 @@ def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
 
 
 def join_group(parallel_config: Any) -> DpExchange:
-    """The exchange between this engine and those that share its experts.
+    """Make the exchange between this engine and those that share its experts.
 
-    A release whose ranks agree on their batches elsewhere leaves it without any traffic; the gate
-    notices that (``AgreedGate``).
+    If a release's ranks agree on their batches in another way, the exchange has no traffic. The
+    gate notices that (``AgreedGate``).
 
     Args:
         parallel_config: vLLM's, with more than one data-parallel rank.

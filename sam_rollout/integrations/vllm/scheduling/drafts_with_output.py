@@ -1,12 +1,13 @@
-"""Drafts that come with a step's output, where vLLM schedules synchronously.
+"""Drafts that travel with a step's output, where vLLM schedules synchronously.
 
-vLLM fetches the drafts of a drafter on the host by a second message to its worker after every step,
-also where there are none. Ours are made before the output is sent, and travel with it: the worker
-adds them (`WithOutput`), the scheduler takes them (`SyncScheduler`), and nobody asks again. An
-output without the mark, as of a worker that is not bound yet, is followed by vLLM's own message.
+For a drafter on the host, vLLM fetches the drafts by a second message to its worker after every
+step, even if there are none. Our drafts are made before the output is sent, so they travel with it.
+The worker adds them (`WithOutput`), the scheduler takes them (`SyncScheduler`), and the second
+message is left out. An output without our mark, for example from a worker that is not bound yet, is
+followed by vLLM's own message.
 
-With a model that drafts (`engine_drafter.py`), whether the next step shall have its passes travels
-the same way, and back to every rank with the step's schedule.
+With a draft model (`engine_drafter.py`), the wish for its passes in the next step travels the same
+way, and reaches every rank with that step's schedule.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ _DRAFTS, _WANTS_MADE = "sam_rollout_drafts", "sam_rollout_wants_made"
 
 
 class WithOutput:
-    """The worker's half.
+    """The worker's half: it adds drafts to outputs.
 
     Args:
-        runner: vLLM's; its `sample_tokens` is wrapped.
+        runner: vLLM's model runner, whose `sample_tokens` is wrapped.
 
     Attributes:
-        drafts: tokens by row of the step under way; empty without drafts, None until they are made.
-        wants_made: whether drafts of a model are wanted in the next step.
+        drafts: draft tokens by row of the step under way; empty without drafts, None until they are
+            made.
+        wants_made: whether the model's drafts are wanted in the next step.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -55,7 +57,7 @@ class SyncScheduler(Scheduler):
     """vLLM's synchronous scheduler, which takes drafts from a step's output.
 
     Attributes:
-        drafts_came: whether those of the last step did, if there were any.
+        drafts_came: whether the last output carried our mark, with drafts or without.
     """
 
     drafts_came = False
@@ -66,16 +68,16 @@ class SyncScheduler(Scheduler):
         fetch_only_what_did_not_come()
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's; a model's passes beyond its first are for drafts that somebody wants."""
+        """Schedule a step; leave out a draft model's passes beyond the first if not wanted."""
         scheduled = super().schedule(*args, **kwargs)
         if not self._wants_made:
             scheduled.num_spec_tokens_to_schedule = 0
         return scheduled
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Take the drafts when the step is booked: a grammar sees them behind its tokens.
+        """Take the drafts after the step is booked, so that a grammar sees them behind its tokens.
 
-        Requests of the step have no others: vLLM takes away what it schedules.
+        Requests of the step have no other drafts, because vLLM clears those that it schedules.
         """
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         drafts = getattr(model_runner_output, _DRAFTS, None)
@@ -87,7 +89,7 @@ class SyncScheduler(Scheduler):
 
 
 def fetch_only_what_did_not_come() -> None:
-    """Have engines of this process spare the message where it is not needed; may be repeated."""
+    """Make this process's engines leave out the unneeded message; safe to call repeatedly."""
     from vllm.v1.engine.core import EngineCore  # not in a worker
 
     original = EngineCore.post_step

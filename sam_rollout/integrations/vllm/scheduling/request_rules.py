@@ -1,11 +1,13 @@
-"""What requests can ask for where drafts are verified: vLLM's rules that several tokens break.
+"""Sampling parameters that vLLM handles wrongly in steps with several tokens per request.
 
-* **Stop strings.** vLLM looks for them once for all tokens of a step, cuts the text there, and
-  keeps the tokens behind: with drafts a response has other token ids and log-probabilities than
-  without. Here they are looked for token by token, and nothing behind one is kept.
-* **Budgets of thinking tokens.** vLLM ends the thinking of another request of the batch in steps
-  without drafts, and counts drafts as thinking that have ended it. Refused, as vLLM refuses min-p.
-* **Log-probabilities of given tokens** are not gathered in verify steps. Refused.
+* **Stop strings.** vLLM looks for them once for all tokens of a step and cuts the text there, but
+  keeps the tokens behind. So with drafts a response has other token ids and log-probabilities than
+  without. Here they are looked for token by token, and no token behind one is kept.
+* **Budgets of thinking tokens.** In steps without drafts vLLM ends the thinking of another request
+  of the batch, and it counts draft tokens behind the end of thinking as thinking. They are refused,
+  as vLLM refuses min-p.
+* **Log-probabilities of given tokens.** vLLM does not gather them in verify steps. They are
+  refused.
 """
 
 from __future__ import annotations
@@ -13,20 +15,20 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-# Fields of SamplingParams that are not kept when drafts are verified.
+# Fields of SamplingParams that vLLM does not respect when drafts are verified.
 REFUSED = ("thinking_token_budget", "logprob_token_ids")
-_OURS = "sam_rollout"  # on configurations, and on what is wrapped already
+_OURS = "sam_rollout"  # the mark on our configurations and wrappers
 
 
 def mark_as_ours(speculative_config: Any) -> None:
-    """Say that an engine with this configuration drafts with ours; its requests are checked."""
+    """Mark the configuration of an engine with our drafter, so that its requests are checked."""
     setattr(speculative_config, _OURS, True)
 
 
 def keep_rules_with_drafts() -> None:
-    """Have vLLM keep its rules token by token; harmless when repeated.
+    """Make vLLM apply its rules token by token; safe to call repeatedly.
 
-    In the process that takes requests, which need not be that of the engine.
+    The process that takes requests has to call it, which need not be that of the engine.
     """
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
@@ -52,7 +54,7 @@ def _one_by_one(original: Any) -> Any:
             is_last = place == len(new_token_ids)
             found = original(self, [token], stop_terminated and is_last)
             if found is not None:
-                del new_token_ids[place:]  # they are the step's, and handed on
+                del new_token_ids[place:]  # vLLM hands this list on
                 return found
         return None
 

@@ -1,13 +1,13 @@
-"""Whether an engine with our drafter may schedule asynchronously, and how vLLM is told.
+"""The choice of a scheduler for an engine with our drafter.
 
-vLLM keeps a list of methods of speculation that go together with asynchronous scheduling, all of
-which draft on the device, and schedules synchronously for every other. Ours drafts on the host and
-binds its drafts late (`late_binding.py`), those of a model that drafts on the device, too: while an
-engine's configuration is checked, its method stands on the list. This can go when vLLM asks the
+vLLM lists the methods of speculation that work with asynchronous scheduling, all of which draft on
+the device. It schedules synchronously for every other method. Our drafter drafts on the host and
+binds its drafts late (`late_binding.py`), together with those of a draft model. So its method is
+added to the list while an engine's configuration is checked. This can go when vLLM asks the
 proposer instead.
 
-Where the engine schedules synchronously, drafts come with the output of a step
-(`drafts_with_output.py`), if that is known to fit.
+Where the engine schedules synchronously, drafts travel with the output of a step
+(`drafts_with_output.py`), if that is known to fit vLLM's release.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockst
 from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.sources.model import BY_PASSES
 
-# Releases that the contract rows of both schedulers are checked against.
+# Releases for which the contract rows of both schedulers are checked.
 KNOWN_RELEASES = ((0, 24), (0, 31))
-# Those of the synchronous one: with a model that drafts, which it tells how many passes to make.
+# The same for the synchronous scheduler with a draft model, whose number of passes it sets.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
-# Package that extends vLLM -> what is asked instead. By name, as in plugin.py.
+# A package that extends vLLM -> the function that decides in its place, named as in plugin.py.
 RULES_OF = {
     "vllm_ascend": (
         "sam_rollout.integrations.vllm_ascend.scheduling.scheduler_choice:why_synchronous"
@@ -47,7 +47,7 @@ SYNC_SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.drafts_with_out
 
 
 def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
-    """Say why an engine with our drafter cannot schedule asynchronously; empty if it can."""
+    """Return why an engine with our drafter cannot schedule asynchronously; empty if it can."""
     if settings_of(vllm_config).sam.scheduling == "sync":
         return "sam.scheduling = 'sync'"
     method = settings_of(vllm_config).sam.sources.model.method
@@ -100,7 +100,7 @@ def _returns_experts(vllm_config: Any) -> bool:
 
 
 def has_places(vllm_config: Any) -> bool:
-    """Whether the scheduler gives places to drafts that are bound late, as they are wanted."""
+    """Whether the scheduler reserves places for drafts that are bound late."""
     return vllm_config.scheduler_config.scheduler_cls == SCHEDULER_CLASS
 
 
@@ -110,7 +110,7 @@ def come_with_output(vllm_config: Any) -> bool:
 
 
 def scheduler_of(vllm_config: Any, vllm_version: str) -> str | None:
-    """Our scheduler for an engine with our drafter that is set up; None for its own."""
+    """Return our scheduler class for a configured engine with our drafter; None for vLLM's own."""
     if vllm_config.scheduler_config.async_scheduling:
         return SCHEDULER_CLASS
     releases = KNOWN_WITH_MODEL if has_model(vllm_config) else KNOWN_RELEASES
@@ -121,10 +121,10 @@ def scheduler_of(vllm_config: Any, vllm_version: str) -> str | None:
 
 
 def settle_for_model(vllm_config: Any, vllm_version: str) -> None:
-    """Settle what an engine needs where drafts of a model are joined with ours.
+    """Check and complete the configuration of an engine that also runs a draft model.
 
     Raises:
-        ConfigError: The engine cannot run such a model, or the model does not fit the policy.
+        ConfigError: The engine cannot run a draft model, or the model does not fit the policy.
     """
     runner = os.environ.setdefault(MODEL_RUNNER_ENV, "0")
     if runner == "1":
@@ -146,7 +146,7 @@ def settle_for_model(vllm_config: Any, vllm_version: str) -> None:
 
 
 def choose_schedulers() -> None:
-    """Give engines with our drafter one of our schedulers; harmless when repeated."""
+    """Give engines with our drafter one of our schedulers; safe to call repeatedly."""
     import vllm
     import vllm.config.vllm as module
 
@@ -163,7 +163,7 @@ def choose_schedulers() -> None:
         asked = self.scheduler_config.async_scheduling
         ahead = asked is not False and not why_synchronous(self, vllm.__version__)
         if has_model(self):
-            if not ahead:  # vLLM itself may have nothing against it
+            if not ahead:  # vLLM itself might schedule asynchronously
                 self.scheduler_config.async_scheduling = False
             settle_for_model(self, vllm.__version__)
         names = module.NgramGPUTypes
@@ -175,7 +175,7 @@ def choose_schedulers() -> None:
         finally:
             module.NgramGPUTypes = names
         scheduler = self.scheduler_config
-        # A platform settles on a worker, and perhaps on a scheduler, while it checks.
+        # The check lets the platform choose a worker, and perhaps a scheduler.
         if scheduler.async_scheduling and why_synchronous(self, vllm.__version__):
             scheduler.async_scheduling = False
         if scheduler.async_scheduling or scheduler.scheduler_cls is None:

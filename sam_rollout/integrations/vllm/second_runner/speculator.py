@@ -6,7 +6,7 @@ for as long as it runs. `SamSpeculator` waits for a step's tokens, has them draf
 the drafts in the slots; the scheduler is told how many each request has. `KeyedSampling` draws from
 the random bits that the first runner's samplers draw from.
 
-What else there is to it: docs/second_runner.md.
+What else there is to it: docs/architecture.md.
 """
 
 from __future__ import annotations

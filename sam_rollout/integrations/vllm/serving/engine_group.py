@@ -85,6 +85,12 @@ class EngineRecorders(StatLoggerBase):
             for request in iteration_stats.finished_requests:
                 self._engine_of[request.request_id] = engine_idx
 
+    def forget(self) -> None:
+        """Drop what was recorded since the last drain: it belongs to no rollout."""
+        for recorder in self.recorders:
+            recorder.drain(step=-1, split="", replica=-1, session_steps=None)
+        self._engine_of.clear()
+
     def share_out(self, finished: Iterable[Any]) -> list[list[Any]]:
         """Sort requests by the engine that ran them; unknown ones go to the first.
 

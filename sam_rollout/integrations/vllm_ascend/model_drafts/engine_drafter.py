@@ -86,5 +86,5 @@ def _check_positions(runner: Any, config: ModelSourceConfig) -> None:
             "sam.sources.model.path",
             config.path,
             f"knows {drafting.max_model_len} positions, but max_model_len is {needed}: raise "
-            "max_position_embeddings in its config.json (docs/model_drafters.md)",
+            "max_position_embeddings in its config.json (docs/draft_models.md)",
         )

@@ -253,7 +253,9 @@ def test_a_reward_that_cannot_be_used_fails_its_response(scoring):
 
 def test_a_filter_metric_that_no_reward_gives_is_found_at_the_first_response(scoring):
     failure = scoring({"score": 1.0, "pred": "4"})
-    assert failure.fatal and "no reward gives it; there are: pred, score" in failure.text
+    assert (
+        failure.fatal and "the reward does not return it; it returns: pred, score" in failure.text
+    )
     assert scoring({"score": 1.0, "pred": "4"}, validate=True) is None, "not filtered"
     assert scoring({}, streamed=False) is None, "a reward model comes later"
 

@@ -53,6 +53,8 @@ BAD = [
     "skip.rollout_tq.enable=true",
     f"+{ENGINE}.speculative_config={{method:ngram}}",
     "rollout_sampler.kind=gumbel",
+    "rollout_sampler=vectorised rollout_telemetry.proof.every=2",
+    f"rollout_telemetry.proof.every=2 {ROLLOUT}.logprobs_mode=raw_logprobs",
     "dynamic_sampling.kind=batches",
     "dynamic_sampling.gen_batch_size=0",
     "dynamic_sampling=none dynamic_sampling.gen_batch_size=24",
@@ -129,6 +131,16 @@ def test_a_corpus_is_read_before_anything_starts_and_may_be_elsewhere_in_a_plan(
     corpus.write_text("[1, 2]\n[3, 1000000]\n")
     with pytest.raises(ConfigError, match="ids from 3 to 1000000; the model has"):
         checks.check(config, sources, planned=True)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+def test_a_drafter_may_be_elsewhere_in_a_plan(method, tmp_path, capsys):
+    head = [f"sam.sources.model.{field}" for field in ("enabled=true", f"method={method}")]
+    config = composed(*head, f"sam.sources.model.path={tmp_path}/head")
+    with pytest.raises(ConfigError, match=r"^sam\.sources\.model\.path = .*no such folder"):
+        checks.check(config, checks.FILES[:1])
+    checks.check(config, checks.RUN_CHECKS[:-1], planned=True)
+    assert "Note: not on this machine: sam.sources.model.path" in capsys.readouterr().out
 
 
 VALIDATION = f"{ROLLOUT}.val_kwargs"

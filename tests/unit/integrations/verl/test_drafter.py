@@ -6,7 +6,7 @@ import shutil
 import pytest
 from omegaconf import OmegaConf, open_dict
 
-from recipes.dapo_qwen3.main import REPOSITORY
+from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import ConfigError
 from sam_rollout.heads import check_belongs, read_head
 from sam_rollout.integrations.verl.graphs import capture_sizes, covered_requests
@@ -21,7 +21,7 @@ from sam_rollout.integrations.verl.run_config import read_run_config
 from tests.settings_checks import check
 from tests.unit.test_configs import changed
 
-RECIPE = REPOSITORY / "recipes" / "dapo_qwen3"
+RECIPE = FOLDER
 POLICY, HEAD = RECIPE / "tiny_qwen3", RECIPE / "tiny_qwen3_eagle3"
 TINY = ("experiment=tiny_cpu", "sam=joined")
 GPUS = ("experiment=qwen3_32b_cuda", "sam=joined")
@@ -51,7 +51,6 @@ def test_a_name_on_the_hub_stays_one_and_a_folder_becomes_absolute(monkeypatch):
     [
         ("model_shape.vocab=600", "made for a model with vocab_size = 512, not 600"),
         ("model_shape.layers=8", "made for a model with num_hidden_layers = 12, not 8"),
-        ("draft_model_path=/nowhere", "no such folder"),
     ],
 )
 def test_a_head_of_another_model_ends_the_run_before_it_begins(override, reason):
@@ -70,7 +69,11 @@ def test_a_head_of_another_model_ends_the_run_before_it_begins(override, reason)
         (f"{MODEL}.enabled=false", TRAIN, f"needs {MODEL}.enabled = true"),
         ("actor_rollout_ref.model.lora_adapter_path=/x", TRAIN, "a policy without LoRA"),
         (f"{MODEL}.method=mtp", TRAIN, "method = 'eagle3', not 'mtp'"),
-        ("draft_model_path=owner/head", f"{MODEL}.path", "must be a folder here to be trained"),
+        (
+            "draft_model_path=owner/head",
+            f"{MODEL}.path",
+            "must be a folder on this machine to be trained",
+        ),
         (f"{MODEL}.train.budget=2", f"{MODEL}.train.budget", "must be 0..1"),
         ("actor_rollout_ref.rollout.quantization=fp8", TRAIN, "quantization = null, not fp8"),
         ("actor_rollout_ref.actor.fsdp_config.qat.enable=true", TRAIN, "enable = false, not true"),
@@ -182,7 +185,7 @@ def test_sizes_of_graphs_are_added_for_every_request_in_every_mode(mode):
 
 
 @pytest.mark.parametrize(
-    ("experiment", "published_gb"),  # files less the policy's embedding: docs/model_drafters.md
+    ("experiment", "published_gb"),  # files less the policy's embedding: docs/draft_models.md
     [("qwen3_32b_cuda", 3.12 - 1.56), ("qwen3_8b_cuda", 2.04 - 1.24)],
 )
 def test_the_estimate_is_that_of_public_heads(experiment, published_gb):

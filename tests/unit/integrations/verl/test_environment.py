@@ -56,8 +56,8 @@ def test_a_shell_that_overrules_the_experiment_is_named(monkeypatch, capsys):
     for experiment in ("article_32b_graph", "article_32b"):
         check(chosen(f"experiment={experiment}"))
     assert capsys.readouterr().out == (
-        "Note: TASK_QUEUE_ENABLE=1 is set in the shell and counts; the experiment says 2 "
-        "(unset TASK_QUEUE_ENABLE to have that)\n"
+        "Note: TASK_QUEUE_ENABLE=1 is set in the shell and wins; the experiment says 2 "
+        "(unset TASK_QUEUE_ENABLE to use that)\n"
     )
 
 

@@ -111,7 +111,7 @@ def test_the_first_error_of_all_workers_is_the_first(caplog):
     watch.settle()
     assert watch.first_error() == "KeyError: 'early'"
     for _ in range(2):
-        watch.tell("training step 7")
+        watch.log_new_kinds("training step 7")
     assert [record.message.split("\n")[0] for record in caplog.records] == [
         "training step 7: 1 responses failed with KeyError: 'early'",
         "training step 7: 1 responses failed with ValueError: late",
@@ -139,4 +139,4 @@ def test_a_worker_that_died_ends_the_run():
 def test_a_worker_that_does_not_answer_is_waited_for_no_longer(caplog):
     watch = FailureWatch([Worker(ray.exceptions.GetTimeoutError())])
     watch.settle()
-    assert "do not tell what failed" in caplog.text
+    assert "did not say within 60.0 s what failed" in caplog.text

@@ -68,10 +68,10 @@ def lose_tensor(folder):
     ("damage", "said"),
     [
         (lambda folder: (folder / "b.safetensors").unlink(), "lacks b.safetensors (1 of 2)"),
-        (cut, "b.safetensors is no whole safetensors file"),
-        (lambda folder: (folder / "b.safetensors").write_text(LFS_POINTER), "no whole safetensors"),
+        (cut, "b.safetensors is no complete safetensors file"),
+        (lambda folder: (folder / "b.safetensors").write_text(LFS_POINTER), "no complete"),
         (lose_tensor, "z is in no file"),
-        (lambda folder: (folder / "b.safetensors").write_bytes(b""), "no whole safetensors"),
+        (lambda folder: (folder / "b.safetensors").write_bytes(b""), "no complete safetensors"),
         (lambda folder: (folder / "config.json").unlink(), "config.json"),
         (lambda folder: (folder / "config.json").write_text("{"), "is no JSON"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
@@ -90,7 +90,7 @@ def test_weights_of_another_format_are_left_to_their_loader(model):
     for path in model.glob("*safetensors*"):
         path.unlink()
     (model / "pytorch_model.bin").touch()
-    assert "not looked into" in check(model)[0].text
+    assert "not checked" in check(model)[0].text
 
 
 @pytest.mark.parametrize("path", ["null", "''", "/nowhere/model", "./gone"])
@@ -114,7 +114,7 @@ def test_a_model_of_the_hub(model, monkeypatch, tmp_path):
     model.rename(snapshot)
     assert "2 weight file(s)" in check("Qwen/Qwen3-32B")[0].text
     (snapshot / "a.safetensors").unlink()  # of a download that did not end, or was never asked for
-    with pytest.raises(NotHereError, match="not whole"):
+    with pytest.raises(NotHereError, match="not complete"):
         check("Qwen/Qwen3-32B")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     assert isinstance(check("Qwen/Qwen3-32B")[0], Note)

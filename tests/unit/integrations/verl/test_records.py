@@ -151,5 +151,5 @@ def test_what_fails_costs_its_own_metrics_alone(records, folder, monkeypatch, ca
         records.write(STEP, metrics)
     assert metrics["compare/speedup_rollout"] == 2.0
     assert not any("sentinel" in name for name in metrics)
-    for said in ("by the sentinel", "is not in the run folder"):
+    for said in ("The sentinel did not check", "is not in the run folder"):
         assert said in caplog.text

@@ -40,10 +40,10 @@ def test_a_filter_metric_that_no_reward_gives_names_the_field_and_what_there_is(
     with pytest.raises(FilterMetricError) as caught:
         check_reward(1.0, extra, "seq_final_reward")
     assert str(caught.value).startswith(
-        "algorithm.filter_groups.metric = 'seq_final_reward': no reward gives it; there are: "
-        "acc, pred, score "
+        "algorithm.filter_groups.metric = 'seq_final_reward': the reward does not return it; it "
+        "returns: acc, pred, score "
     )
-    with pytest.raises(FilterMetricError, match="there are: none"):
+    with pytest.raises(FilterMetricError, match="it returns: none"):
         check_reward(1.0, {}, "acc")
 
 

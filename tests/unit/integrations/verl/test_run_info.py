@@ -81,4 +81,4 @@ def test_an_installed_package_has_no_state(tmp_path):
     state = git_state(tmp_path)
     assert state == {"commit": None, "dirty": None, "note": "installed package, no checkout"}
     (tmp_path / ".git").write_text("gitdir: nowhere\n")
-    assert git_state(tmp_path)["note"].startswith("git cannot say: ")
+    assert git_state(tmp_path)["note"].startswith("git failed: ")

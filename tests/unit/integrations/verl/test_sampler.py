@@ -11,6 +11,7 @@ from verl.trainer.ppo.v1 import replay_buffer as verl_replay_buffer
 from sam_rollout.integrations.verl import sampler
 from sam_rollout.integrations.verl.failures import FailureWatch, RolloutFailedError
 from sam_rollout.integrations.verl.sampler import (
+    AsyncRefillReplayBuffer,
     RefillReplayBuffer,
     RoundsReplayBuffer,
     TooManyRoundsError,
@@ -254,6 +255,33 @@ def test_refill_trains_on_failed_groups_as_verl_does(make):
     batch, metrics = step(trainer)
     assert {key.split("_")[0] for key in batch.keys} == {uid_of(0), uid_of(1)}
     assert metrics["surplus_groups"] == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_asynchronous_buffer_keeps_groups_for_later_steps_and_counts_them_once(make, seed):
+    trainer = make(AsyncRefillReplayBuffer, [RIGHT, FAILED, *[MIXED] * 40], seed=seed)
+    trainer.submit(8)
+    trained, generated, filtered = [], 0, 0
+    for _ in range(3):
+        batch, metrics = step(trainer)
+        trained += [key for key in batch.keys if key.endswith("_0_0")]
+        generated += metrics["generated_groups"]
+        filtered += metrics["filtered_groups"]
+        trainer.queue.tags["train"] = {  # trained on
+            key: tag
+            for key, tag in trainer.queue.tags["train"].items()
+            if key.split("_")[0] not in {key.split("_")[0] for key in batch.keys}
+        }
+        trainer.submit(2)
+    assert len(set(trained)) == 6, "three batches of two groups"
+    kept = [key for key, tag in trainer.queue.tags["train"].items() if tag.get("is_prompt")]
+    finished = {key for key in kept if trainer.queue.tags["train"][key]["status"] == "finished"}
+    # Every group that ended was counted in one step; what ends in the last look may be to come.
+    assert 6 + filtered <= generated <= 6 + filtered + len(finished) + 1
+    assert trainer.rounds[0] == 8 and sum(trainer.rounds[1:]) >= 3 * 2
+    trainer.queue.submit("val", "v0", WRONG)
+    batch, metrics = trainer.buffer.sample(global_steps=1, partition_id="val", batch_size=1)
+    assert batch.keys == ["v0_0_0", "v0_1_0", "v0_2_0"] and metrics == {}
 
 
 class Watch(FailureWatch):

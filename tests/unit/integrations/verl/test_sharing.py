@@ -312,7 +312,7 @@ def test_a_folder_has_one_name_that_all_find(tmp_path, caplog):
     assert names[0] == names[2] != names[1] and all(names)
     (tmp_path / "file").write_text("")
     assert find_name(settings(tmp_path / "file")) == ""
-    assert "Ended responses reach no other folder" in caplog.text
+    assert "does not share ended responses" in caplog.text
 
 
 @pytest.mark.parametrize("earlier", [False, True])

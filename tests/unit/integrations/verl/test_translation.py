@@ -59,6 +59,14 @@ def test_what_the_engine_does_not_need_does_not_make_it_compile_anew():
     assert plain == changed
 
 
+def test_the_engine_tells_all_log_probabilities_where_texts_are_compared():
+    """Not in the baseline, where nothing is."""
+    proof = "rollout_telemetry.proof.every=2"
+    assert engine_of(translated(proof)).max_logprobs == -1
+    for others in ((), ("sam=off", proof)):
+        assert "max_logprobs" not in engine_of(translated(*others))
+
+
 def test_the_baseline_differs_by_the_drafter_alone():
     on, off = (
         leaves(OmegaConf.to_container(translated(*overrides))) for overrides in ((), ("sam=off",))
@@ -117,11 +125,16 @@ def test_engine_arguments_of_others_stay():
             "RoundsReplayBuffer",
             None,
         ),
+        (
+            ["dynamic_sampling=refill", "trainer.v1.trainer_mode=sam_colocate_async"],
+            "AsyncRefillReplayBuffer",
+            "acc",
+        ),
     ],
-    ids=["rounds", "refill", "none"],
+    ids=["rounds", "refill", "none", "asynchronous"],
 )
 def test_dynamic_sampling_becomes_a_replay_buffer(overrides, sampler, metric):
-    inflight = 2 if sampler == "RefillReplayBuffer" else 1
+    inflight = 2 if "RefillReplayBuffer" in sampler else 1
     config = translated(*overrides, f"algorithm.filter_groups.max_inflight_gen_batches={inflight}")
     chosen = config.trainer.v1.sampler
     assert chosen.custom_sampler.path == "pkg://sam_rollout.integrations.verl.sampler"
@@ -141,7 +154,7 @@ def test_dynamic_sampling_becomes_a_replay_buffer(overrides, sampler, metric):
 def test_nothing_is_left_to_resolve_in_other_processes():
     """Ray's processes do not know our resolvers."""
     text = OmegaConf.to_yaml(translated())
-    assert "${repo:" not in text and "${data." not in text
+    assert "${recipe:" not in text and "${here:" not in text and "${data." not in text
 
 
 @pytest.fixture
@@ -160,7 +173,7 @@ def test_a_baseline_is_read_and_held_against_the_run(baseline, capsys, monkeypat
     assert config.compare.baseline_run == str(baseline)
     check(composed(f"compare.baseline_run={baseline}", "data.seed=2"))
     assert capsys.readouterr().out == (
-        f"Note: compare.baseline_run={baseline} is not the same training but for the drafts: "
+        f"Note: compare.baseline_run={baseline} differs from this run in more than the drafts: "
         "data.seed: 1 in the baseline, 2 here\n"
     )
 

@@ -27,6 +27,7 @@ FILTER = "algorithm.filter_groups"
         ("sandbox_fusion.url=http://x", "set reward.sandbox_fusion.url"),
         ("trainer.v1.sampler.custom_sampler.path=/x.py", "must be null"),
         ("actor_rollout_ref.rollout.do_sample=false", "must be true"),
+        ("trainer.v1.trainer_mode=separate_async", "must be one of sam_sync, sam_colocate_async"),
         ("trainer.v1.sampler.sync_refill_failed_groups=true", "does nothing here"),
         (
             "actor_rollout_ref.rollout.agent.agent_loop_manager_class=a.B",
@@ -50,3 +51,12 @@ def test_a_key_without_effect_is_refused(override, instead):
 )
 def test_keys_that_have_an_effect_are_taken(overrides):
     check(composed(*overrides))
+
+
+def test_an_asynchronous_trainer_does_not_wait_for_rounds():
+    mode = "trainer.v1.trainer_mode=sam_colocate_async"
+    with pytest.raises(ConfigError, match=r"dynamic_sampling.kind .*must be refill or none"):
+        check(composed(mode))
+    check(composed(mode, "dynamic_sampling=refill"))
+    with pytest.raises(ConfigError, match=r"rollout_telemetry.proof.every .*must be 0"):
+        check(composed(mode, "dynamic_sampling=refill", "rollout_telemetry.proof.every=5"))

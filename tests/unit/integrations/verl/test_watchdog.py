@@ -79,7 +79,7 @@ def test_a_watchdog_that_fails_ends_no_run(caplog):
 
     with watched(Watchdog(parts)):
         time.sleep(0.2)
-    assert "are not watched any more" in caplog.text
+    assert "are no longer watched" in caplog.text
 
 
 def test_all_processes_of_a_run_are_watched(monkeypatch):

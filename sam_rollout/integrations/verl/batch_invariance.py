@@ -1,0 +1,48 @@
+"""Whether a run can have batch-invariant kernels, told before a model loads."""
+
+from __future__ import annotations
+
+import os
+
+from omegaconf import DictConfig, OmegaConf
+
+from sam_rollout.config import RunConfig
+from sam_rollout.integrations.verl.check_results import hold
+from sam_rollout.integrations.verl.environment import experiment_variables
+from sam_rollout.integrations.verl.upstream_keys import ROLLOUT
+from sam_rollout.integrations.vllm.batch_invariance import BACKENDS, BATCH_INVARIANT_ENV
+
+_DTYPES = ("bfloat16", "float16", "float32")  # of the matrix products that vLLM replaces
+_BACKEND_KEYS = ("attention_backend", "attention_config.backend")
+
+
+def check_batch_invariance(config: DictConfig, run: RunConfig) -> None:
+    """Hold the switch against the variable behind it, device, attention backend and dtype.
+
+    Raises:
+        ConfigError: Names the field.
+    """
+    field, wanted = f"{run.sampler.PATH}.batch_invariant", run.sampler.batch_invariant
+    said = {**experiment_variables(config), **os.environ}.get(BATCH_INVARIANT_ENV)
+    agrees = said is None or (said != "0") == wanted
+    switch = f"must agree with {BATCH_INVARIANT_ENV}={said}: unset that, the setting is recorded"
+    hold([(field, wanted, agrees, switch)])
+    if not wanted:
+        return
+    device, rollout = config.trainer.device, config.actor_rollout_ref.rollout
+    kernels = f"must be false on trainer.device={device}: vLLM has such kernels for accelerators"
+    rules = [
+        (field, wanted, device in ("cuda", "npu"), kernels),
+        (f"{ROLLOUT}.dtype", rollout.dtype, rollout.dtype in _DTYPES, _allowed(_DTYPES)),
+    ]
+    if device == "cuda":  # vllm-ascend chooses by itself
+        for key in _BACKEND_KEYS:
+            name = f"{ROLLOUT}.engine_kwargs.vllm.{key}"
+            backend = OmegaConf.select(config, name)
+            known = backend is None or str(backend).upper() in (*BACKENDS, "AUTO")
+            rules.append((name, backend, known, _allowed(BACKENDS)))
+    hold(rules)
+
+
+def _allowed(values: tuple[str, ...]) -> str:
+    return f"must be one of {', '.join(values)} with rollout_sampler.batch_invariant=true"

@@ -1,0 +1,149 @@
+"""In the user's own run: whether drafts change a text.
+
+Some responses of a training step are sampled again without drafts, by the engines that sampled
+them, before these give up their weights. Random numbers are keyed by response and position, so the
+same numbers come to the same places. What is sampled here goes nowhere: not into training, and the
+session is paused, so that its automata, gate and records see nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from vllm import SamplingParams, TokensPrompt
+
+from sam_rollout.config import RolloutSamplerConfig
+from sam_rollout.integrations.verl.replica_records import FinishedRequest, ReplicaRecords
+from sam_rollout.integrations.vllm.serving.engine_group import (
+    EngineRecorders,
+    ask_engines,
+    engine_count,
+)
+from sam_rollout.telemetry.proof import Compared
+from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
+
+# Under other parameters (penalties, least lengths, grammars) the distribution at a place depends on
+# where the response began, and asking for what follows a text does not tell it.
+_PLAIN = {
+    "temperature", "top_p", "top_k", "repetition_penalty", "seed", "extra_args", "logprobs",
+    "output_kind", "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output",
+}  # fmt: skip
+
+
+class Candidate(NamedTuple):
+    """A request that drafts were verified of, and all that it takes to make it again."""
+
+    request_id: str
+    key: int  # of its random numbers
+    prompt_ids: list[int]
+    response_ids: list[int]
+    sampling: dict[str, Any]  # arguments of SamplingParams but for max_tokens
+
+
+def candidates(
+    shares: Iterable[Sequence[FinishedRequest]], records: Iterable[ReplicaRecords]
+) -> list[Candidate]:
+    """Find the requests that can be compared.
+
+    Args:
+        shares: Requests by engine, in the order of its records.
+        records: Engine by engine.
+    """
+    drafted = [n for one in records for n in one.requests["drafted_tokens"].to_pylist()]
+    finished = [request for share in shares for request in share]
+    return [
+        Candidate(one.request_id, one.identity.key, one.prompt_ids, one.response_ids, one.sampling)
+        for one, count in zip(finished, drafted, strict=True)
+        if count
+        and one.identity is not None
+        and one.sampling is not None
+        and one.response_ids
+        and one.finish_reason == "completed"  # verl's word for whatever was not aborted
+    ]
+
+
+def pick(found: Sequence[Candidate], count: int, seed: int) -> list[Candidate]:
+    """Some candidates at random; which ones does not depend on the order in which they ended."""
+    ordered = sorted(found, key=lambda one: (one.key, len(one.prompt_ids)))
+    return random.Random(seed).sample(ordered, min(count, len(ordered)))
+
+
+class DraftProof:
+    """Compares what a replica's engines sample with and without drafts.
+
+    Args:
+        engine: An ``AsyncLLM`` whose ``max_logprobs`` is -1.
+        sampler: Its settings.
+        recorders: Of its steps; what is sampled here is dropped there.
+
+    Attributes:
+        candidates: What to choose from.
+    """
+
+    def __init__(
+        self, engine: Any, sampler: RolloutSamplerConfig, recorders: EngineRecorders
+    ) -> None:
+        self._engine, self._sampler, self._recorders = engine, sampler, recorders
+        self.candidates: list[Candidate] = []
+
+    async def compare(self, count: int, seed: int) -> list[Compared]:
+        """Sample some of the candidates again, and forget all of them.
+
+        Must be called while no request is under way.
+        """
+        picked, self.candidates = pick(self.candidates, count, seed), []
+        if not picked:
+            return []
+        await self._pause(True)
+        try:
+            answers = await asyncio.gather(
+                *(
+                    self._ask(one, one.prompt_ids, max_tokens=len(one.response_ids), logprobs=None)
+                    for one in picked
+                )
+            )
+            return [
+                await self._compared(one, list(answer.token_ids))
+                for one, answer in zip(picked, answers, strict=True)
+            ]
+        finally:
+            await self._pause(False)
+            self._recorders.forget()
+
+    async def _pause(self, paused: bool) -> None:
+        await ask_engines(self._engine, "sam_pause", [(paused,)] * engine_count(self._engine))
+
+    async def _ask(self, request: Candidate, text: list[int], **changes: Any) -> Any:
+        """Ask for what follows a text, with a request's identity and parameters, but for some."""
+        sampling = SamplingParams(**{**request.sampling, **changes})
+        prompt = TokensPrompt(prompt_token_ids=text)
+        name = f"sam-proof-{request.request_id}-{len(text)}"
+        async for output in self._engine.generate(prompt, sampling, request_id=name):
+            answer = output.outputs[0]
+        if answer.finish_reason == "abort":
+            raise RuntimeError("a response that was sampled again was aborted")
+        return answer
+
+    async def _compared(self, request: Candidate, other: list[int]) -> Compared:
+        response = request.response_ids
+        place = first_difference(response, other)
+        if place is None or not request.sampling.keys() <= _PLAIN:
+            return Compared(len(response), place)
+        tokens = [text[place] if place < len(text) else None for text in (response, other)]
+        before = [*request.prompt_ids, *response[:place]]
+        answer = await self._ask(request, before, max_tokens=1, logprobs=-1, detokenize=False)
+        logprobs = np.full(max(answer.logprobs[0]) + 1, -np.inf)
+        for token, value in answer.logprobs[0].items():
+            logprobs[token] = value.logprob
+        sampling = request.sampling
+        cuts = sampling.get("top_p", 1.0) < 1 or sampling.get("top_k", -1) > 0
+        if cuts and any(token is not None and np.isneginf(logprobs[token]) for token in tokens):
+            return Compared(len(response), place)  # at the edge of a cut rounding decides, too
+        way = self._sampler.coupling if sampling.get("temperature", 1.0) else GREEDY
+        distance = distance_from_tie(tokens, logprobs, way, request.key, len(before))
+        tie = distance <= TIE[str(self._engine.model_config.dtype).removeprefix("torch.")]
+        return Compared(len(response), place, distance, tie)

@@ -1,0 +1,26 @@
+"""Batch-invariant kernels: what is computed beside a token changes nothing of its logits.
+
+They are vLLM's (read in 0.24 and 0.31) and vllm-ascend's (read in 0.23). One variable switches them
+on before an engine's processes start. Where there are no such kernels it does so in silence, so
+workers are asked whether they are in force. We have not run them: they need an accelerator.
+"""
+
+from __future__ import annotations
+
+import sys
+
+BATCH_INVARIANT_ENV = "VLLM_BATCH_INVARIANT"
+# Attention backends of vLLM that say they are, `supports_batch_invariance`.
+BACKENDS = ("FLASH_ATTN", "FLASH_ATTN_MLA", "FLEX_ATTENTION", "TRITON_ATTN", "TRITON_MLA")
+# Module -> its variable that is set once a worker's operators have been replaced. The module's
+# place in vLLM changed after 0.24.
+_SWITCHES = {
+    "vllm.model_executor.determinism.batch_invariant": "_batch_invariant_MODE",
+    "vllm.model_executor.layers.batch_invariant": "_batch_invariant_MODE",
+    "vllm_ascend.batch_invariant": "_batch_invariant_LIB",
+}
+
+
+def is_in_force() -> bool:
+    """Whether this worker process computes with batch-invariant kernels."""
+    return any(getattr(sys.modules.get(name), switch, None) for name, switch in _SWITCHES.items())

@@ -1,0 +1,82 @@
+"""Batch-invariant kernels: one switch, and what is refused before a model loads."""
+
+import pytest
+
+from sam_rollout.config import ConfigError, RolloutSamplerConfig
+from sam_rollout.integrations.verl.batch_invariance import check_batch_invariance
+from sam_rollout.integrations.verl.environment import environment
+from sam_rollout.integrations.verl.run_config import read_run_config
+from sam_rollout.integrations.vllm import batch_invariance
+from sam_rollout.integrations.vllm.batch_invariance import BATCH_INVARIANT_ENV, is_in_force
+from sam_rollout.integrations.vllm.drafting.startup_check import WrongSamplerError, check_samplers
+from tests.unit.integrations.verl.test_checks import ENGINE, ROLLOUT, composed
+from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
+
+SWITCH = "rollout_sampler.batch_invariant"
+ON_CUDA = (f"{SWITCH}=true", "trainer.device=cuda")
+
+
+def checked(*overrides: str) -> dict[str, str]:
+    """The run's variables, if it may start."""
+    config = composed(*overrides)
+    config.run_dir = "run"
+    run = read_run_config(config)
+    check_batch_invariance(config, run)
+    return environment(config, run)
+
+
+def test_both_sides_have_it_by_one_switch():
+    for side in ("sam=on", "sam=off"):
+        assert checked(side, *ON_CUDA)[BATCH_INVARIANT_ENV] == "1"
+        assert BATCH_INVARIANT_ENV not in checked(side)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([f"{SWITCH}=true"], f"{SWITCH} = True: must be false on trainer.device=cpu"),
+        ([*ON_CUDA, f"{ROLLOUT}.dtype=float8"], f"{ROLLOUT}.dtype = 'float8': must be one of bf"),
+        (
+            [*ON_CUDA, f"+{ENGINE}.attention_backend=FLASHINFER"],
+            f"{ENGINE}.attention_backend = 'FLASHINFER': must be one of FLASH_ATTN, ",
+        ),
+        (
+            [*ON_CUDA, f"+{ENGINE}.attention_config={{backend:FLASHINFER}}"],
+            f"{ENGINE}.attention_config.backend = 'FLASHINFER': must be one of ",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(overrides, said):
+    with pytest.raises(ConfigError) as caught:
+        checked(*overrides)
+    found = str(caught.value).replace("bfloat16", "bf")
+    assert found.startswith(said) and "\n" not in found
+
+
+def test_backends_that_are_invariant_pass():
+    checked(*ON_CUDA, f"+{ENGINE}.attention_backend=triton_attn")
+    checked(f"{SWITCH}=true", "trainer.device=npu", f"+{ENGINE}.attention_backend=CUSTOM")
+
+
+@pytest.mark.parametrize(("value", "wanted"), [("1", False), ("0", True)])
+def test_the_variable_alone_would_not_be_recorded(monkeypatch, value, wanted):
+    monkeypatch.setenv(BATCH_INVARIANT_ENV, value)
+    with pytest.raises(ConfigError, match=f"must agree with {BATCH_INVARIANT_ENV}={value}"):
+        checked(f"{SWITCH}={str(wanted).lower()}", "trainer.device=cuda")
+    monkeypatch.setenv(BATCH_INVARIANT_ENV, "01"[wanted])
+    checked(f"{SWITCH}={str(wanted).lower()}", "trainer.device=cuda")
+
+
+def test_a_worker_says_whether_it_has_switched(monkeypatch):
+    assert not is_in_force(), "loading the module switches nothing"
+    monkeypatch.setitem(batch_invariance._SWITCHES, __name__, "SWITCH")
+    assert is_in_force()
+
+
+def test_an_engine_that_did_not_switch_is_refused():
+    asked = RolloutSamplerConfig(batch_invariant=True)
+    on, off = ({"sampler": "coupled", "batch_invariant": value} for value in (True, False))
+    assert check_samplers([on, on], asked).endswith("2 worker(s), batch-invariant kernels")
+    with pytest.raises(WrongSamplerError, match="batch_invariant=True, but"):
+        check_samplers([on, off], asked)
+    assert "invariant" not in check_samplers([off], RolloutSamplerConfig())
