@@ -475,7 +475,6 @@ VLLM_CONFIGURATION: Table = {
     "v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.build": (
         "a request without drafts goes on from its first state, whatever was accepted before: "
         "hybrids have no drafts until this changes",
-        "num_decode_draft_tokens_cpu: torch.Tensor | None = None",
         "non_spec_state_indices_tensor = block_table_tensor[:, 0]"),
     "config.vllm": {
         "VllmConfig.additional_config": "carries our settings into every engine process, in a dict",
