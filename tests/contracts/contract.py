@@ -472,6 +472,10 @@ ASCEND_DATA_PARALLEL: Table = {
 }
 
 VLLM_CONFIGURATION: Table = {
+    "v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.build": (
+        "a request without drafts goes on from its first state, whatever was accepted before: "
+        "hybrids have no drafts until this changes",
+        "non_spec_state_indices_tensor = block_table_tensor[:, 0]"),
     "config.vllm": {
         "VllmConfig.additional_config": "carries our settings into every engine process, in a dict",
         "VllmConfig.speculative_config": "None is how the drafter is absent",
