@@ -101,8 +101,8 @@ def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) ->
     found = f"of {judged} first draft tokens {right} were right"
     if right < _LEAST_RIGHT * judged:
         raise DeadDrafterError(
-            f"sam.sources.model.path = {model.path!r} ({model.method}): {found}, as by chance. The "
-            "files belong to another model, or their weights were not read; "
+            f"sam.sources.model.path = {model.path!r} ({model.method}): {found}, no better than "
+            "chance. The files belong to another model, or their weights were not read; "
             "docs/draft_models.md says how to check a head."
         )
     return f"sam_rollout: {model.method} drafts; in a probe {found}"
