@@ -1,4 +1,4 @@
-"""Which releases of vllm-ascend drafter and samplers are for."""
+"""The releases of vllm-ascend that drafter and samplers support."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUPPORTED_RELEASE = Version(MADE_FOR["vllm_ascend"][0]).release[:2]
 
 
 class UnsupportedVersionError(RuntimeError):
-    """Drafts or samplers of ours are asked for in a vllm-ascend that they are not made for."""
+    """The installed vllm-ascend is not supported, but our drafter or samplers are asked for."""
 
 
 def is_supported() -> bool:
@@ -23,7 +23,7 @@ def is_supported() -> bool:
 
 
 def installed() -> str | None:
-    """The installed version; None for a source tree without package metadata."""
+    """Return the installed version; None for a source tree without package metadata."""
     try:
         return version("vllm-ascend")
     except PackageNotFoundError:
