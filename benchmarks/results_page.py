@@ -33,7 +33,7 @@ README_K, README_CONTEXT, README_BATCHES = 3, 32_768, (32, 128)
 RECORDS = (
     "rollout_tiny_cpu", "rollout_models_tiny_cpu", "compare_tiny_cpu", "learning_tiny_cpu",
     "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu", "operators_tiny_cpu",
-    "sampler", "exactness", "drafter", "draft_trees", "gate", "device_idle",
+    "sampler", "exactness", "drafter", "draft_trees", "draft_shapes", "gate", "device_idle",
     "model_drafts_tiny_cpu", "head_training_tiny_cpu", "head_online_tiny_cpu",
     "smollm2_cpu", "rollout_smollm2_cpu", "trajectories_smollm2_cpu",
 )  # fmt: skip

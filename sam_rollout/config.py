@@ -150,19 +150,20 @@ class SamConfig(Section):
 
     `max_draft_tokens` is k, the most tokens drafted per request and step, without the bonus token.
     The `draft_shape` `tree` drafts several continuations of a text at once, at most k tokens per
-    request and `step_budget` tokens for all requests. The `draft_policy` `fixed` drafts up to k
-    tokens. `confidence` ends a draft where the next token's chance to be accepted falls below
-    `min_confidence`; chances are learned from what the engine accepts. `pad_drafts` fills drafts up
-    to k, so that steps keep the shape of a captured graph; `auto` does so where the engine's graphs
-    need it. With `scheduling` `auto` the engine schedules a step ahead where it can, and drafts are
-    bound late; with `sync` it never does.
+    request and `step_budget` tokens for all requests. `auto` drafts trees where the gate `auto`
+    measures that they are faster, and the engine verifies them. The `draft_policy` `fixed` drafts
+    up to k tokens. `confidence` ends a draft where the next token's chance to be accepted falls
+    below `min_confidence`; chances are learned from what the engine accepts. `pad_drafts` fills
+    drafts up to k, so that steps keep the shape of a captured graph; `auto` does so where the
+    engine's graphs need it. With `scheduling` `auto` the engine schedules a step ahead where it
+    can, and drafts are bound late; with `sync` it never does.
     """
 
     PATH: ClassVar[str] = "sam"
 
     enabled: bool = True
     max_draft_tokens: int = setting(8, minimum=1, maximum=MAX_DRAFT_TOKENS)
-    draft_shape: str = setting("chain", choices=("chain", "tree"))
+    draft_shape: str = setting("chain", choices=("auto", "chain", "tree"))
     step_budget: int = setting(128, minimum=1, maximum=MOST_STEP_TOKENS)
     draft_policy: str = setting("fixed", choices=("fixed", "confidence"))
     min_confidence: float = setting(0.12, minimum=0, maximum=1)
@@ -204,7 +205,10 @@ class SamConfig(Section):
 
 # `sam=article`: the article's drafts from the request's own text, with its gate (section 3.2).
 ARTICLE = SamConfig(
-    max_draft_tokens=3, gate=GateConfig(kind="threshold", threshold=8), sources=sources_of("own")
+    max_draft_tokens=3,
+    draft_shape="chain",
+    gate=GateConfig(kind="threshold", threshold=8),
+    sources=sources_of("own"),
 )
 
 

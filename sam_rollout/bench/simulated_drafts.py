@@ -44,7 +44,7 @@ class Drafts:
         limits = Limits(max_rows, max_length + self.k + 1, k=self.k)
         self._session = DraftSession(config, self._requests, limits, record=False)
         gate = AutoGate(limits, config.gate.exploration)
-        self._session.gate = GuardedGate(_Timed(gate, now_s))
+        self._session.gate = GuardedGate(Timed(gate, now_s))
 
     def admit(self, request_id: str, trace: Trace) -> None:
         """Add a request before its first step."""
@@ -76,7 +76,7 @@ class Drafts:
             self._session.drafter.wait()
 
 
-class _Timed:
+class Timed:
     """A gate that reads a simulated clock instead of the machine's."""
 
     def __init__(self, gate: Gate, now_s: Callable[[], float]) -> None:
@@ -92,6 +92,11 @@ class _Timed:
     def least_chance(self) -> float:
         """As `Gate`."""
         return self._gate.least_chance
+
+    @property
+    def shape(self) -> int:
+        """As `Gate`."""
+        return self._gate.shape
 
     def observe(self, step: EngineStep) -> None:
         """As `Gate`, at the simulated time."""

@@ -17,8 +17,11 @@ from sam_rollout.core.verified import Offered, Verified
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.drafting.trees import TreePolicy
+from sam_rollout.drafting.votes import Votes
 from sam_rollout.sources import Piece, Scored, Usage, make_sources
 from sam_rollout.sources.support.responses import Responses
+
+POLICIES = {"chain": DraftPolicy, "tree": TreePolicy}  # by shape of their drafts
 
 
 class SamDrafter:
@@ -29,9 +32,11 @@ class SamDrafter:
     Args:
         config: validated; speculation is enabled in it.
         limits: of the engine.
+        shapes: of drafts that can be asked for, `chain` or `tree`; empty for the one that
+            `sam.draft_shape` names, where `auto` is a chain.
 
     Attributes:
-        shape: of its drafts, as `sam.draft_shape`.
+        shapes: likewise.
         batch: the drafts in flight.
         sources: in the order of the registry.
         responses: what requests write, for sources that ask who a request is.
@@ -41,7 +46,7 @@ class SamDrafter:
         ConfigError: a source cannot work with its settings.
     """
 
-    def __init__(self, config: SamConfig, limits: Limits) -> None:
+    def __init__(self, config: SamConfig, limits: Limits, shapes: tuple[str, ...] = ()) -> None:
         if not config.enabled:
             raise ValueError("sam.enabled is false: an engine without speculation has no drafter")
         longest = limits.max_model_len
@@ -54,9 +59,12 @@ class SamDrafter:
         self._limits = limits = limits._replace(k=config.max_draft_tokens)
         self.responses = Responses(limits, config.texts)
         self.sources = make_sources(config.sources, limits, self.responses)
-        self.shape = config.draft_shape
-        policy = TreePolicy if self.shape == "tree" else DraftPolicy
-        self._policy = policy(config, len(self.sources), limits)
+        self.shapes = shapes or ("tree" if config.draft_shape == "tree" else "chain",)
+        self._votes = Votes(len(self.sources), limits.max_rows)
+        self._policies = [
+            POLICIES[shape](config, len(self.sources), limits, self._votes) for shape in self.shapes
+        ]
+        self._policy = self._policies[0]  # that made the drafts in flight
         self.batch = DraftBatch(limits)
         self._identities: dict[str, RequestIdentity] = {}
         self._bound: Sequence[str | None] = []  # None where the request has ended since
@@ -81,7 +89,7 @@ class SamDrafter:
             source.receive(tokens, chances)
 
     def admit(self, request_id: str, identity: RequestIdentity) -> None:
-        """Say who a request is, before its first step; one nobody introduced has no siblings."""
+        """Say who a request is, before its first step; without an identity it has no siblings."""
         self._identities[request_id] = identity
 
     def bind(self, request_ids: Sequence[str]) -> None:
@@ -106,7 +114,9 @@ class SamDrafter:
             source.bind(ids, identities)
         row_of = {request_id: row for row, request_id in enumerate(self._bound)}
         rows = np.fromiter((row_of.get(request_id, -1) for request_id in ids), np.int64, len(ids))
-        self._policy.rearrange(rows, in_flight=self.batch.pending)
+        self._votes.rearrange(rows)
+        if self.batch.pending:
+            self._policy.rearrange(rows)
         self.batch.rearrange(rows)
         self._bound = ids
 
@@ -133,7 +143,7 @@ class SamDrafter:
         return verified
 
     def offered(self, verified: Verified) -> Offered | None:
-        """What the last `draft` could have drafted for the same batch; None if nobody asks."""
+        """What the last `draft` could have drafted for the same batch; None if no gate asks."""
         return self._policy.offered(verified)
 
     def draft(
@@ -145,6 +155,7 @@ class SamDrafter:
         *,
         gate_open: bool,
         least_chance: float = 0.0,
+        shape: int = 0,
     ) -> DraftBatch:
         """Catch every eligible row up with its text and, if the gate is open, draft for it.
 
@@ -160,6 +171,7 @@ class SamDrafter:
                 also end at `sam.max_draft_tokens` and at the engine's longest text.
             gate_open: False drafts nothing.
             least_chance: drafts end before tokens that are less likely to be accepted.
+            shape: of the drafts, a place in `shapes`.
 
         Returns:
             `batch`, filled anew.
@@ -178,6 +190,7 @@ class SamDrafter:
         if gate_open:
             for source, places in zip(self.sources, self._places, strict=True):
                 source.locate(token_ids, num_tokens, eligible, places[:rows])
+            self._policy = self._policies[shape]
             self._draft(num_tokens, max_tokens, least_chance)
         else:
             for source in self.sources:
@@ -202,6 +215,7 @@ class SamDrafter:
         np.minimum(budget, max_tokens, out=budget)
         np.minimum(budget, self._limits.k, out=budget)
         batch.pending = True  # first: drafts of a policy that fails are cleared, too
+        batch.make_chains()
         self._drafted_tokens += self._policy.draft(self._places, budget, batch, least_chance)
         batch.length[:rows] = num_tokens
 
@@ -223,7 +237,7 @@ class SamDrafter:
             source.end_step()
 
     def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
-        """As `Source.exchange`, for all sources."""
+        """Exchange the texts of all sources, as `Source.exchange` does."""
         return [piece for source in self.sources for piece in source.exchange(origin, pieces)]
 
     def wait(self) -> None:
@@ -253,7 +267,7 @@ class SamDrafter:
             "dropped_texts": self.responses.dropped,
             "heard_texts": self.responses.heard,
             "texts_failures": self.responses.failures,
-            "unknown_tokens": self._policy.unknown_tokens,
+            "unknown_tokens": sum(policy.unknown_tokens for policy in self._policies),
         }
         for source in self.sources:
             own[f"{source.name}_evictions"] = source.usage().evictions

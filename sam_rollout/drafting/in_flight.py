@@ -41,6 +41,7 @@ class DraftBatch:
         tokens: int32[max_rows, k].
         parents: int32[max_rows, k], the token of the row that each one follows, -1 for the text's
             last; before it in the row. In a chain the one before.
+        has_trees: whether any row may be no chain.
         counts, held_back, filling: int32[max_rows].
         source: int32[max_rows], number of the source whose votes for the first token weighed most,
             NO_SOURCE without votes.
@@ -54,7 +55,9 @@ class DraftBatch:
         warm_up(_verify)
         max_rows = limits.max_rows
         self.tokens = np.zeros((max_rows, limits.k), np.int32)
-        self.parents = np.tile(np.arange(-1, limits.k - 1, dtype=np.int32), (max_rows, 1))
+        self.parents = np.empty((max_rows, limits.k), np.int32)
+        self.has_trees = True
+        self.make_chains()
         # One array: every one that is handed to compiled code takes a microsecond.
         self.columns = np.zeros((5, max_rows), np.int32)
         self.counts, self.held_back, self.filling, self.source, self.length = self.columns
@@ -62,6 +65,12 @@ class DraftBatch:
         self.rows = 0
         self.pending = False
         self._verified = np.zeros((6, max_rows), np.int32)
+
+    def make_chains(self) -> None:
+        """Let every token follow the one before it."""
+        if self.has_trees:
+            self.parents[:] = np.arange(-1, self.parents.shape[1] - 1)
+            self.has_trees = False
 
     def rearrange(self, rows: np.ndarray) -> None:
         """Follow a changed batch: `rows`, int[B], is each row's former place, -1 for none."""
@@ -94,7 +103,7 @@ class DraftBatch:
         return Verified(sampled, *found[:, : len(num_tokens)])
 
     def clear(self, rows: int) -> None:
-        """Begin the drafts of a batch of so many requests: none so far."""
+        """Begin the drafts of a batch of `rows` requests: none so far."""
         self.rows = rows
         if self.pending:
             self.columns[:3].fill(0)

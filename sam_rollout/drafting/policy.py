@@ -47,37 +47,15 @@ from sam_rollout.automaton.compilation import (
     written,
 )
 from sam_rollout.automaton.continuations import (
-    CLASSES,
-    LANE_FIRST,
-    LANE_HEADER,
-    LANE_LENGTH,
-    LANE_STATE,
-    LANE_TEXT,
     LANE_WIDTH,
-    LENGTH_CLASSES,
     LEVELS,
-    READY_CLASSES,
-    SHARES,
     TASK_WIDTH,
     VOTES_PER_LEVEL,
-    follow,
-    follow_lane,
-    lane_at,
-    take_votes,
-    vote,
     vote_lanes,
 )
 from sam_rollout.automaton.interface import (
-    DRAWN,
-    FOLLOWERS,
     LIVE,
-    NOWHERE,
-    PLACE_HEADER,
     PLACE_KIND,
-    PLACE_LENGTH,
-    PLACE_STATE,
-    PLACE_TEXT,
-    READY,
     Int32Array,
     Int64Array,
 )
@@ -86,34 +64,33 @@ from sam_rollout.config import SamConfig
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import CHANCES, Offered, Verified
 from sam_rollout.drafting.in_flight import COUNTS, HELD_BACK, NO_SOURCE, SOURCE, DraftBatch
+from sam_rollout.drafting.votes import (
+    ASSUMED,
+    BORROWED,
+    CHANCE_MEMORY,
+    SUM_WIDTH,
+    SUMS,
+    TOGETHER,
+    Votes,
+    collect,
+    count_in,
+    count_vote,
+    follow_token,
+    heaviest_token,
+    origin_of,
+    put_lanes,
+    tell_agreement,
+    weigh,
+)
 
 logger = logging.getLogger(__name__)
 
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 
-# Votes of a class that was never seen: their share of right ones rises with the suffix's length;
-# that of drafts made elsewhere is what they say of themselves.
-_FIRST_SHARES = np.linspace(0.35, 0.8, LENGTH_CLASSES)
-_SAID = np.convolve([0.0, *SHARES, 1.0], [0.5, 0.5], "valid")
-_FIRST_WEIGHT = 4.0  # in votes
-_LARGEST_SHARE = 0.995
-_CHANGED = -1.0  # for a weight that is to be worked out again; weights are not negative
-_SHARE_MEMORY = 1 << 12  # counts are halved when they reach this: a policy in training is followed
-
-# A token's chance is told by its sum, its position and what was accepted of the draft before.
-_SUMS = 32
-_SUM_WIDTH = 0.25
+# A token's chance depends on its sum, its position and what was accepted of the draft before.
 _POSITIONS, _BEFORE = 4, 3
-_CHANCE_CLASSES = _SUMS * _POSITIONS * _BEFORE
-# Tokens that an estimate borrows from the wider one: of its sum, and above these the assumption
-# that everything is accepted.
-_BORROWED = 8.0
-_ASSUMED = 4.0
-_CHANCE_MEMORY = 1 << 14
-# Classes, behind those of the sources, of the vote that texts have together.
-_TOGETHER = 2 * _SUMS
+_CHANCE_CLASSES = SUMS * _POSITIONS * _BEFORE
 VOTES = 2  # where the votes begin in what is kept of a token, see `_Drafts`
-OFFERED, ACCEPTED = 0, 1  # of a row: tokens offered, and accepted of the request's draft before
 _ROWS_AT_ONCE = 32  # that wait for memory together, see `vote_lanes`
 
 
@@ -124,35 +101,30 @@ class DraftPolicy:
         config: validated.
         sources: how many there are.
         limits: of the engine; no draft holds a token beyond the vocabulary, whatever sources say.
+        votes: shared with another policy of the engine; None for its own.
 
     Attributes:
         unknown_tokens: others that won a vote; the draft ended before them.
-        shares, weights: of each class of votes, how many there were and how many were right, and
-            what a vote weighs.
+        votes: what it knows of them.
     """
 
-    def __init__(self, config: SamConfig, sources: int, limits: Limits) -> None:
+    def __init__(
+        self, config: SamConfig, sources: int, limits: Limits, votes: Votes | None = None
+    ) -> None:
         warm_up(_draft, _learn, _sum_up)
         self._vocab_size, max_rows = limits.vocab_size, limits.max_rows
         self.unknown_tokens = 0
         positions = limits.k
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
         self._tells = config.gate.kind == "auto"
-        # Of each class of votes: how many there were, how many were right; and their weight.
-        each = np.repeat(_FIRST_SHARES, CLASSES // LENGTH_CLASSES)
-        each[READY_CLASSES] = _SAID[:, None, None]
-        each = np.tile(each, sources)
-        sums = _SUM_WIDTH * (np.arange(_TOGETHER) // 2 + 0.5)
-        first = np.minimum(np.concatenate([each, -np.expm1(-sums)]), _LARGEST_SHARE)
-        self.shares = np.array([np.ones_like(first), first]) * _FIRST_WEIGHT
-        self.weights = -np.log1p(-first)
-        # The same of drafted tokens, by class and by sum alone.
-        self._chances_of = np.zeros((2, _CHANCE_CLASSES + _SUMS))
+        self.votes = votes or Votes(sources, max_rows)
+        # How many drafted tokens there were, and how many were right, by class and by sum alone.
+        self._chances_of = np.zeros((2, _CHANCE_CLASSES + SUMS))
         # Of the drafts in flight.
         most_votes = max(sources, 1) * LEVELS * VOTES_PER_LEVEL
         self._votes = np.zeros((max_rows, positions, VOTES + 2 * most_votes), np.int32)
         self._chances = np.zeros((max_rows, positions), np.float32)  # of being accepted
-        self._rows = np.zeros((2, max_rows), np.int32)
+        self._offered = np.zeros(max_rows, np.int32)  # tokens of each row, see `_Drafts`
         self._tokens = np.zeros((4, len(CHANCES)))  # see `Offered`
         # To write to: see `_Room`.
         lanes = _ROWS_AT_ONCE * max(sources, 1)
@@ -161,18 +133,13 @@ class DraftPolicy:
         self._lists = np.zeros((6, max(lanes, most_votes)), np.int64)
         self._reached = np.zeros(_ROWS_AT_ONCE)
 
-    def rearrange(self, rows: np.ndarray, *, in_flight: bool = True) -> None:
-        """Follow a changed batch.
+    def rearrange(self, rows: np.ndarray) -> None:
+        """Follow a changed batch while there are drafts to be judged, whose votes have to follow.
 
         Args:
             rows: int[B], each row's former place, -1 for none.
-            in_flight: whether there are drafts to be judged, whose votes have to follow.
         """
-        known = rows >= 0
-        count = len(rows)
-        self._rows[ACCEPTED, :count] = np.where(known, self._rows[ACCEPTED, rows], 0)
-        if in_flight:
-            self._votes[:count] = self._votes[rows]  # where there was no draft, none is judged
+        self._votes[: len(rows)] = self._votes[rows]  # without a draft none is judged
 
     def learn(self, verified: Verified, token_ids: Int32Array, batch: DraftBatch) -> None:
         """Learn what was right of the last drafts.
@@ -185,7 +152,7 @@ class DraftPolicy:
         _learn(
             verified.judged, verified.right, verified.source, token_ids,
             batch.length[: len(verified.sampled)], self._votes,
-            self._rows, self.shares, self.weights, self._chances_of,
+            self.votes.accepted, self.votes.shares, self.votes.weights, self._chances_of,
         )  # fmt: skip
 
     def draft(
@@ -206,8 +173,9 @@ class DraftPolicy:
         """
         drafted, unknown = _draft(
             places, budget, self._vocab_size, self._least, max(self._least, least_chance),
-            batch.tokens, batch.columns, self._votes, self._chances, self._rows, self.weights,
-            self._chances_of, self._lanes, self._tasks, self._lists, self._reached,
+            batch.tokens, batch.columns, self._votes, self._chances, self._offered,
+            self.votes.accepted, self.votes.weights, self._chances_of, self._lanes, self._tasks,
+            self._lists, self._reached,
         )  # fmt: skip
         self.warn_of(unknown)
         return drafted
@@ -225,11 +193,11 @@ class DraftPolicy:
             self.unknown_tokens += unknown
 
     def offered(self, verified: Verified) -> Offered | None:
-        """What the last plan could have drafted, rows as they were then; None if nobody asks."""
+        """What the last plan could have drafted, rows as they were then; None if no gate asks."""
         if not self._tells:
             return None
         rows = _sum_up(
-            verified.sampled, verified.judged, verified.right, self._chances, self._rows[OFFERED],
+            verified.sampled, verified.judged, verified.right, self._chances, self._offered,
             self._tokens,
         )  # fmt: skip
         return Offered(rows, self._tokens)
@@ -243,19 +211,10 @@ def _wider(number):
 
 @njit(nogil=True)
 def _share(table, number):
-    """Of a class's drafted tokens, the share that was right."""
+    """Estimate the share of right tokens of a class; at first all are assumed to be right."""
     wider = _wider(number)
-    share = (table[1, wider] + _ASSUMED) / (table[0, wider] + _ASSUMED)
-    return (table[1, number] + _BORROWED * share) / (table[0, number] + _BORROWED)
-
-
-@njit(nogil=True)
-def _count(table, number, is_right, memory):
-    table[0, number] += 1
-    table[1, number] += is_right
-    if table[0, number] >= memory:
-        table[0, number] *= 0.5
-        table[1, number] *= 0.5
+    share = (table[1, wider] + ASSUMED) / (table[0, wider] + ASSUMED)
+    return (table[1, number] + BORROWED * share) / (table[0, number] + BORROWED)
 
 
 class _Ask(NamedTuple):
@@ -277,7 +236,8 @@ class _Drafts(NamedTuple):
     # its chance, then the tokens and, n places behind them, the classes of these votes.
     votes: np.ndarray
     chances: np.ndarray  # float32[max_rows, k], of each token
-    rows: np.ndarray  # int32[2, max_rows]: tokens offered, -1 where none was asked for; ACCEPTED
+    offered: np.ndarray  # int32[max_rows], tokens offered, -1 where none was asked for
+    accepted: np.ndarray  # int32[max_rows], tokens accepted of the request's draft before
 
 
 class _Room(NamedTuple):
@@ -298,39 +258,12 @@ class _Room(NamedTuple):
 
 
 @_inlined
-def _heaviest(tokens, classes, weights, first, stop):
-    """The first vote for the token with the largest sum, and the sum."""
-    best, most = first, -1.0
-    for n in range(first, stop):
-        weight = 0.0
-        for m in range(first, stop):
-            if tokens[m] == tokens[n]:
-                weight += weights[classes[m]]
-        if weight > most:
-            best, most = n, weight
-    return best, most
-
-
-@_inlined
-def _tell_agreement(tokens, classes, weights, texts, other):
-    """Let the class of another vote tell whether texts name its token, and as theirs.
-
-    Where classes of texts have the writer. The votes of texts come first.
-    """
-    best, _ = _heaviest(tokens, classes, weights, 0, texts)
-    is_named = False
-    for n in range(texts):
-        is_named |= tokens[n] == tokens[other]
-    classes[other] += int(is_named) + int(is_named and tokens[best] == tokens[other])
-
-
-@_inlined
 def _unite(tokens, classes, origin, weights, texts, count):
     """Append the one vote of all texts, whose own come first; return the number of votes now."""
-    best, most = _heaviest(tokens, classes, weights, 0, texts)
+    best, most = heaviest_token(tokens, classes, weights, 0, texts)
     for n in range(texts, count):
-        _tell_agreement(tokens, classes, weights, texts, n)
-    number = weights.size - _TOGETHER + 2 * np.int64(min(most / _SUM_WIDTH, _SUMS - 1))
+        tell_agreement(tokens, classes, weights, texts, n)
+    number = weights.size - TOGETHER + 2 * np.int64(min(most / SUM_WIDTH, SUMS - 1))
     tokens[count], origin[count] = tokens[best], NO_SOURCE
     classes[count] = number + int(tokens[texts] == tokens[best])
     return count + 1
@@ -339,7 +272,7 @@ def _unite(tokens, classes, origin, weights, texts, count):
 @_inlined
 def _begin(first, stop, ask, drafts, room):
     """Put the rows `first` to `stop` at their places; return how many are to be drafted for."""
-    places, budget, columns, offered = ask.places, ask.budget, drafts.columns, drafts.rows[OFFERED]
+    places, budget, columns, offered = ask.places, ask.budget, drafts.columns, drafts.offered
     going, sources, rows = room.going, places.shape[0], 0
     for i in range(first, stop):
         columns[COUNTS, i] = columns[HELD_BACK, i] = offered[i] = 0
@@ -349,14 +282,7 @@ def _begin(first, stop, ask, drafts, room):
             continue
         going[rows] = i
         rows += 1
-        for s in range(sources):
-            if places[s, i, PLACE_KIND] != NOWHERE:
-                lane = lane_at(room.lanes, (i - first) * sources + s)
-                lane[LANE_HEADER] = places[s, i, PLACE_HEADER]
-                lane[LANE_STATE] = places[s, i, PLACE_STATE]
-                lane[LANE_LENGTH] = places[s, i, PLACE_LENGTH]
-                lane[LANE_TEXT] = places[s, i, PLACE_TEXT]
-                lane[LANE_FIRST] = s * CLASSES
+        put_lanes(i, (i - first) * sources, places, room.lanes)
     return rows
 
 
@@ -373,46 +299,6 @@ def _ask_growing(rows, first, places, room):
 
 
 @_inlined
-def _collect(i, first, places, lanes, tasks, tokens, classes, origin, weights):
-    """Gather the votes for a row's next token; return how many texts have, and how many there are.
-
-    Those of texts come first, then those of drafts made elsewhere.
-    """
-    sources, count = places.shape[0], 0
-    for s in range(sources):
-        kind, slot, before = places[s, i, PLACE_KIND], (i - first) * sources + s, count
-        if kind == LIVE:
-            count = take_votes(lanes, tasks, slot, tokens, classes, count)
-        elif kind == FOLLOWERS:
-            count = _vote(kind, lane_at(lanes, slot), tokens, classes, count)
-        for n in range(before, count):
-            origin[n] = s
-    for s in range(sources):
-        if places[s, i, PLACE_KIND] == DRAWN:
-            before = count
-            lane = lane_at(lanes, (i - first) * sources + s)
-            count = _vote(DRAWN, lane, tokens, classes, count)
-            if count > before:
-                origin[before] = s
-                _tell_agreement(tokens, classes, weights, before, before)
-    texts = count
-    for s in range(sources):
-        if places[s, i, PLACE_KIND] == READY:
-            origin[count] = s
-            lane = lane_at(lanes, (i - first) * sources + s)
-            count = _vote(READY, lane, tokens, classes, count)
-    return texts, count
-
-
-@_inlined
-def _vote(kind, lane, tokens, classes, count):
-    return vote(
-        kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH], lane[LANE_FIRST], tokens,
-        classes, count,
-    )  # fmt: skip
-
-
-@_inlined
 def _keep_votes(votes, i, j, tokens, classes, count):
     """Keep the votes for token `j` of row `i`, to be judged by what the text does."""
     votes[i, j, 0] = count
@@ -423,50 +309,21 @@ def _keep_votes(votes, i, j, tokens, classes, count):
 
 
 @_inlined
-def _origin_of(token, sources, tokens, classes, origin, weights, count):
-    """The source whose votes for a token weigh most."""
-    best, heaviest = NO_SOURCE, 0.0
-    for s in range(sources):
-        weight = 0.0
-        for n in range(count):
-            if origin[n] == s and tokens[n] == token:
-                weight += weights[classes[n]]
-        if weight > heaviest:
-            best, heaviest = s, weight
-    return best
-
-
-@_inlined
 def _class_of_chance(most, j, accepted):
     """The class of a token by its sum, its position and what was accepted of the draft before."""
-    number = np.int64(min(most / _SUM_WIDTH, _SUMS - 1))
+    number = np.int64(min(most / SUM_WIDTH, SUMS - 1))
     number = number * _POSITIONS + min(j, _POSITIONS - 1)
     return number * _BEFORE + min(accepted, _BEFORE - 1)
 
 
-@_inlined
-def _follow(i, first, token, places, lanes, tasks):
-    """Let a row's lanes follow the token that was drafted."""
-    sources = places.shape[0]
-    for s in range(sources):
-        kind, slot = places[s, i, PLACE_KIND], (i - first) * sources + s
-        if kind == LIVE:
-            follow_lane(lanes, tasks, slot, token)
-        elif kind != NOWHERE:
-            lane = lane_at(lanes, slot)
-            lane[LANE_STATE], lane[LANE_LENGTH] = follow(
-                kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH], token
-            )
-
-
 @kernel(
     written(types.int64, 3), INT32, types.int64, types.float64, types.float64, INT32_2D, INT32_2D,
-    written(types.int32, 3), written(types.float32, 2), INT32_2D, _FLOATS, _TABLE, INT64_2D,
+    written(types.int32, 3), written(types.float32, 2), INT32, INT32, _FLOATS, _TABLE, INT64_2D,
     INT64_2D, INT64_2D, _FLOATS,
 )  # fmt: skip
 def _draft(
-    places, budget, vocab_size, least_offered, least, out_tokens, out_columns, votes, chances, rows,
-    weights, chances_of, lanes, tasks, lists, reached,
+    places, budget, vocab_size, least_offered, least, out_tokens, out_columns, votes, chances,
+    offered, accepted, weights, chances_of, lanes, tasks, lists, reached,
 ):  # fmt: skip
     """See `DraftPolicy.draft`, and the tuples below for what the arrays hold.
 
@@ -474,7 +331,7 @@ def _draft(
     Returns the number of tokens drafted, and of unknown ones that were not.
     """
     ask = _Ask(places, budget, vocab_size, least_offered, least)
-    drafts = _Drafts(out_tokens, out_columns, votes, chances, rows)
+    drafts = _Drafts(out_tokens, out_columns, votes, chances, offered, accepted)
     room = _Room(
         np.int64(lanes.ctypes.data), np.int64(tasks.ctypes.data), lists[0], lists[1], lists[2],
         lists[3], lists[4], lists[5], reached,
@@ -496,7 +353,7 @@ def _draft_some(first, stop, ask, drafts, weights, chances_of, room):
     tokens, classes, origin = room.tokens, room.classes, room.origin
     going, reached = room.going, room.reached
     out_tokens, columns, votes = drafts.tokens, drafts.columns, drafts.votes
-    chances, offered, accepted = drafts.chances, drafts.rows[OFFERED], drafts.rows[ACCEPTED]
+    chances, offered, accepted = drafts.chances, drafts.offered, drafts.accepted
     total = unknown = j = 0
     rows = _begin(first, stop, ask, drafts, room)
     while rows > 0:
@@ -504,12 +361,10 @@ def _draft_some(first, stop, ask, drafts, weights, chances_of, room):
         still = 0
         for at in range(rows):
             i, counted = going[at], 0
-            texts, count = _collect(
-                i, first, places, lanes, tasks, tokens, classes, origin, weights
-            )
+            texts, count = collect(i, first, places, lanes, tasks, tokens, classes, origin, weights)
             if 0 < texts < count:
                 counted, count = texts, _unite(tokens, classes, origin, weights, texts, count)
-            best, most = _heaviest(tokens, classes, weights, counted, count)
+            best, most = heaviest_token(tokens, classes, weights, counted, count)
             token = tokens[best]
             if count == 0 or not 0 <= token < ask.vocab_size:
                 unknown += count > 0  # the engine would look it up beyond its tables
@@ -518,7 +373,7 @@ def _draft_some(first, stop, ask, drafts, weights, chances_of, room):
                 continue
             _keep_votes(votes, i, j, tokens, classes, count)
             if j == 0:
-                columns[SOURCE, i] = _origin_of(
+                columns[SOURCE, i] = origin_of(
                     token, places.shape[0], tokens, classes, origin, weights, count
                 )
             votes[i, j, 1] = number = _class_of_chance(most, j, accepted[i])
@@ -537,18 +392,18 @@ def _draft_some(first, stop, ask, drafts, weights, chances_of, room):
             if j + 1 < budget[i]:
                 going[still] = i
                 still += 1
-                _follow(i, first, token, places, lanes, tasks)
+                follow_token(i, first, token, places, lanes, tasks)
         rows = still
         j += 1
     return total, unknown
 
 
 @kernel(
-    INT32, INT32, INT32, GIVEN_INT32_2D, GIVEN_INT32, written(types.int32, 3), INT32_2D, _TABLE,
+    INT32, INT32, INT32, GIVEN_INT32_2D, GIVEN_INT32, written(types.int32, 3), INT32, _TABLE,
     _FLOATS, _TABLE,
 )  # fmt: skip
 def _learn(
-    judged, right, source, token_ids, length, votes, rows, shares, weights, chances_of
+    judged, right, source, token_ids, length, votes, accepted, shares, weights, chances_of
 ):  # fmt: skip
     """Count what was right of drafts: votes by class, and tokens by class of their chance."""
     classes_from = VOTES + (votes.shape[2] - VOTES) // 2
@@ -559,16 +414,12 @@ def _learn(
             token, kept = token_ids[i, length[i] + j], votes[i, j]
             for n in range(kept[0]):
                 number = kept[classes_from + n]
-                _count(shares, number, kept[VOTES + n] == token, _SHARE_MEMORY)
-                weights[number] = _CHANGED
+                count_vote(shares, weights, number, kept[VOTES + n] == token)
             number, is_right = kept[1], j < right[i]
-            _count(chances_of, number, is_right, _CHANCE_MEMORY)
-            _count(chances_of, _wider(number), is_right, _CHANCE_MEMORY)
-        rows[ACCEPTED, i] = right[i]
-    for number in range(weights.size):  # once each: a class has many votes in a step
-        if weights[number] == _CHANGED:
-            share = min(shares[1, number] / shares[0, number], _LARGEST_SHARE)
-            weights[number] = -np.log1p(-share)
+            count_in(chances_of, number, is_right, CHANCE_MEMORY)
+            count_in(chances_of, _wider(number), is_right, CHANCE_MEMORY)
+        accepted[i] = right[i]
+    weigh(shares, weights)
 
 
 @kernel(GIVEN_INT32, INT32, INT32, written(types.float32, 2), INT32, _TABLE)

@@ -1,11 +1,11 @@
 """Trees of draft tokens, grown best-first from the votes that chains are made of.
 
-A chain drafts the likeliest next token and hopes. The votes name other tokens, too, and a verify
-step can score several continuations of one text. A tree takes the tokens through which the text
-goes on most likely, whatever row they are of: all rows share one budget of tokens. What a token's
-chance is follows as for chains (`policy.py`): from the sum of its votes, its depth, what was
-accepted of the request's draft before, and its rank among the tokens that the votes name; times
-the chance of the token that it follows.
+A chain drafts the likeliest next token alone. The votes name other tokens, too, and a verify step
+can score several continuations of one text. A tree takes the tokens through which the text goes on
+most likely, in any row: all rows share one budget of tokens. A token's chance is estimated as for
+chains (`policy.py`): from the sum of its votes, its depth, what was accepted of the request's draft
+before, and its rank among the tokens that the votes name. It is multiplied by the chance of the
+token that it follows.
 
 Votes learn at every position of the text that a tree looked at, for all tokens that were named
 there, drafted or not.
@@ -25,29 +25,17 @@ from sam_rollout.automaton.compilation import (
     written,
 )
 from sam_rollout.automaton.continuations import (
-    CLASSES,
-    LANE_FIRST,
-    LANE_HEADER,
-    LANE_LENGTH,
-    LANE_STATE,
-    LANE_TEXT,
     LANE_WIDTH,
     LEVELS,
     OTHER_VOTES,
     TASK_WIDTH,
     VOTES_PER_LEVEL,
-    lane_at,
     take_other_votes,
     vote_lanes,
 )
 from sam_rollout.automaton.interface import (
     LIVE,
-    NOWHERE,
-    PLACE_HEADER,
     PLACE_KIND,
-    PLACE_LENGTH,
-    PLACE_STATE,
-    PLACE_TEXT,
     Int32Array,
     Int64Array,
 )
@@ -64,33 +52,37 @@ from sam_rollout.drafting.in_flight import (
     DraftBatch,
     next_node,
 )
-from sam_rollout.drafting.policy import (
-    _CHANGED,
-    _LARGEST_SHARE,
-    _SHARE_MEMORY,
-    DraftPolicy,
-    _collect,
-    _count,
-    _follow,
-    _origin_of,
-    _tell_agreement,
+from sam_rollout.drafting.policy import DraftPolicy
+from sam_rollout.drafting.votes import (
+    ASSUMED,
+    BORROWED,
+    CHANCE_MEMORY,
+    SUM_WIDTH,
+    SUMS,
+    Votes,
+    collect,
+    count_in,
+    count_vote,
+    follow_token,
+    origin_of,
+    put_lanes,
+    tell_agreement,
+    weigh,
 )
 
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 _INT32_3D = written(types.int32, 3)
 
-# A token's chance is told by its sum, its rank, its depth and what was accepted before.
-_SUMS, _SUM_WIDTH = 32, 0.25
+# A token's chance depends on its sum, its rank, its depth and what was accepted before.
 _RANKS, _DEPTHS, _BEFORE = 4, 4, 3
-_CHANCE_CLASSES = _SUMS * _RANKS * _DEPTHS * _BEFORE
-_BORROWED, _ASSUMED = 8.0, 4.0  # in tokens, as for chains
+_CHANCE_CLASSES = SUMS * _RANKS * _DEPTHS * _BEFORE
 _ASSUMED_OF_OTHERS = 0.15  # chance of a token that is not the likeliest, before any was seen
-_CHANCE_MEMORY = 1 << 14
 _LEAST = 1e-3  # chance of a token that is worth looking at
 _CHILDREN = 8  # most candidates that follow one token
 # Tokens whose followers are looked up together, so that their waits for memory overlap; none of
 # them has less than half the chance of the first.
 _AT_ONCE, _NEAR = 8, 0.5
+_UNKNOWN, _WRONG = -1, -2  # of a token that a text does not judge yet, and that it does not hold
 # Columns of a candidate, and of what is kept of each look-up of followers.
 _ROW, _PARENT, _LOOKUP, _TOKEN = 0, 1, 2, 3
 
@@ -99,23 +91,24 @@ class TreePolicy(DraftPolicy):
     """Drafts trees by vote, and learns from trees that were verified.
 
     Args:
-        config, sources, limits: as for `DraftPolicy`; `k` is most tokens of a request, and
+        config, sources, limits, votes: as for `DraftPolicy`; `k` is most tokens of a request, and
             `config.step_budget` most tokens of a step, over all rows.
     """
 
-    def __init__(self, config: SamConfig, sources: int, limits: Limits) -> None:
-        super().__init__(config, sources, limits)
+    def __init__(
+        self, config: SamConfig, sources: int, limits: Limits, votes: Votes | None = None
+    ) -> None:
+        super().__init__(config, sources, limits, votes)
         warm_up(_grow, _learn_paths)
         self._least, self._step_budget = max(self._least, _LEAST), config.step_budget
-        self._chances_of = np.zeros((2, _CHANCE_CLASSES + _SUMS * _RANKS))
+        self._chances_of = np.zeros((2, _CHANCE_CLASSES + SUMS * _RANKS))
         sources, rows = max(sources, 1), limits.max_rows
         lookups = rows + min(self._step_budget, rows * limits.k)
         most_votes = sources * LEVELS * (VOTES_PER_LEVEL + OTHER_VOTES)
-        # Of the trees in flight: of each row, the look-up of what follows the text and each token,
+        # For each row of the trees in flight: the look-up of what follows the text and each token,
         # -1 for none, and their depths.
         self._nodes = np.full((rows, 2, limits.k + 1), -1, np.int32)
-        self._accepted = np.zeros(rows, np.int32)
-        # Of each look-up, the tokens and classes of its votes.
+        # For each look-up: the tokens and classes of its votes.
         self._votes = np.zeros((lookups, 2, most_votes), np.int32)
         self._num_votes = np.zeros(lookups, np.int32)
         self._judged_rows = 0
@@ -128,22 +121,20 @@ class TreePolicy(DraftPolicy):
         self._heap = np.zeros((_CHILDREN * lookups, 4), np.int64)
         self._heap_chances = np.zeros(_CHILDREN * lookups)
 
-    def rearrange(self, rows: np.ndarray, *, in_flight: bool = True) -> None:
+    def rearrange(self, rows: np.ndarray) -> None:
         """Follow a changed batch, as `DraftPolicy.rearrange`."""
-        known, count = rows >= 0, len(rows)
-        self._accepted[:count] = np.where(known, self._accepted[rows], 0)
-        if in_flight:
-            self._nodes[:count] = self._nodes[rows]
-            self._nodes[:count][~known] = -1
-            self._chances[:count] = self._chances[rows]
+        count = len(rows)
+        self._nodes[:count] = self._nodes[rows]
+        self._nodes[:count][rows < 0] = -1
+        self._chances[:count] = self._chances[rows]
 
     def learn(self, verified: Verified, token_ids: Int32Array, batch: DraftBatch) -> None:
         """Learn what was right of the last trees, as `DraftPolicy.learn`."""
         self._judged_rows = _learn_paths(
             token_ids, verified.sampled, verified.source, batch.tokens, batch.parents,
-            batch.columns, self._nodes, self._chances, self._accepted, self._votes,
-            self._num_votes, self._sums, self._lists, self.shares, self.weights, self._chances_of,
-            self._tokens,
+            batch.columns, self._nodes, self._chances, self.votes.accepted, self._votes,
+            self._num_votes, self._sums, self._lists, self.votes.shares, self.votes.weights,
+            self._chances_of, self._tokens,
         )  # fmt: skip
 
     def draft(
@@ -154,12 +145,13 @@ class TreePolicy(DraftPolicy):
         least_chance: float = 0.0,
     ) -> int:
         """Grow a tree for every row, as `DraftPolicy.draft`; parents come before their children."""
+        batch.has_trees = True
         drafted, unknown = _grow(
             places, budget, self._vocab_size, self._step_budget, self._least,
             max(self._least, least_chance), batch.tokens, batch.parents, batch.columns,
-            self._nodes, self._chances, self._accepted, self._votes, self._num_votes, self.weights,
-            self._chances_of, self._lanes, self._tasks, self._lists, self._sums, self._heap,
-            self._heap_chances,
+            self._nodes, self._chances, self.votes.accepted, self._votes, self._num_votes,
+            self.votes.weights, self._chances_of, self._lanes, self._tasks, self._lists,
+            self._sums, self._heap, self._heap_chances,
         )  # fmt: skip
         self.warn_of(unknown)
         return drafted
@@ -171,7 +163,7 @@ class TreePolicy(DraftPolicy):
 
 @_inlined
 def _class_of_chance(total, rank, depth, accepted):
-    number = np.int64(min(total / _SUM_WIDTH, _SUMS - 1))
+    number = np.int64(min(total / SUM_WIDTH, SUMS - 1))
     number = number * _RANKS + min(rank, _RANKS - 1)
     return (number * _DEPTHS + min(depth, _DEPTHS - 1)) * _BEFORE + min(accepted, _BEFORE - 1)
 
@@ -184,11 +176,11 @@ def _wider(number):
 
 @_inlined
 def _chance(table, number, rank, total):
-    """Of a class's tokens, the share that was right; at first what their votes say."""
+    """Estimate the share of right tokens of a class; at first the votes' sum says it."""
     wider = _wider(number)
     first = _ASSUMED_OF_OTHERS if rank > 0 else min(0.95, -np.expm1(-total))
-    share = (table[1, wider] + _ASSUMED * first) / (table[0, wider] + _ASSUMED)
-    return (table[1, number] + _BORROWED * share) / (table[0, number] + _BORROWED)
+    share = (table[1, wider] + ASSUMED * first) / (table[0, wider] + ASSUMED)
+    return (table[1, number] + BORROWED * share) / (table[0, number] + BORROWED)
 
 
 @_inlined
@@ -273,17 +265,10 @@ def _grow(
         if budget[i] < 1:
             continue
         nodes[i, 0, 0], nodes[i, 1, 0] = lookups, 0
-        for s in range(sources):
-            if places[s, i, PLACE_KIND] != NOWHERE:
-                lane = lane_at(lanes, lookups * sources + s)
-                lane[LANE_HEADER] = places[s, i, PLACE_HEADER]
-                lane[LANE_STATE] = places[s, i, PLACE_STATE]
-                lane[LANE_LENGTH] = places[s, i, PLACE_LENGTH]
-                lane[LANE_TEXT] = places[s, i, PLACE_TEXT]
-                lane[LANE_FIRST] = s * CLASSES
+        put_lanes(i, lookups * sources, places, lanes)
         heap[lookups, _ROW], heap[lookups, _PARENT] = i, 0  # the text itself, for now
         lookups += 1
-    # Of new look-ups, the row and the node that they are for.
+    # The row and the node that each new look-up is for.
     row_of, node_of = lists[5], lists[6]
     first = 0
     for n in range(lookups):
@@ -306,7 +291,7 @@ def _grow(
                 share = chances[i, node - 1]
             distinct = min(_rank(tokens, classes, weights, count, sums), _CHILDREN)
             if node == 0 and count > 0:
-                out_columns[SOURCE, i] = _origin_of(
+                out_columns[SOURCE, i] = origin_of(
                     tokens[0], sources, votes[number, 0], votes[number, 1], origin, weights, count
                 )
             expected = 0.0
@@ -328,7 +313,7 @@ def _grow(
             i, parent, number, token = heap[0, 0], heap[0, 1], heap[0, 2], heap[0, 3]
             size = _drop_first(heap, heap_chances, size)
             grown = counts[i] + held_back[i]
-            # Of a row that drafts one token is held back, of one that only looks all of them.
+            # A row that drafts holds one token back, a row that only looks holds all of them back.
             if grown >= budget[i] or (counts[i] > 0 and held_back[i] > 0):
                 continue
             if not 0 <= token < vocab_size:
@@ -347,7 +332,7 @@ def _grow(
             nearest = max(nearest, _NEAR * chance)
             if node < budget[i] and total < step_budget:
                 _copy_lanes(lanes_of, tasks_of, number * sources, lookups * sources, sources)
-                _follow(i, i - lookups, token, places, lanes, tasks)
+                follow_token(i, i - lookups, token, places, lanes, tasks)
                 nodes[i, 0, node] = lookups
                 row_of[lookups - first], node_of[lookups - first] = i, node
                 lookups += 1
@@ -368,9 +353,9 @@ def _copy_lanes(lanes_of, tasks_of, source, target, count):
 def _named(i, number, places, lanes, tasks, tokens, classes, origin, weights):
     """Gather all votes of a look-up; return their number."""
     sources = places.shape[0]
-    texts, count = _collect(i, i - number, places, lanes, tasks, tokens, classes, origin, weights)
+    texts, count = collect(i, i - number, places, lanes, tasks, tokens, classes, origin, weights)
     for n in range(texts, count):
-        _tell_agreement(tokens, classes, weights, texts, n)
+        tell_agreement(tokens, classes, weights, texts, n)
     for s in range(sources):
         if places[s, i, PLACE_KIND] == LIVE:
             before = count
@@ -396,11 +381,13 @@ def _learn_paths(
     for learns_votes in range(2):
         for i in range(sampled.size):
             start, gained = columns[LENGTH, i], sampled[i]
-            if source[i] == NO_SOURCE or nodes[i, 0, 0] < 0:
+            if gained < 1 or nodes[i, 0, 0] < 0:
+                continue
+            rows += learns_votes
+            if source[i] == NO_SOURCE:  # no token had a vote
                 continue
             node = right = 0
             grown = columns[COUNTS, i] + columns[HELD_BACK, i]
-            rows += learns_votes
             while right < gained:
                 token, number = token_ids[i, start + right], nodes[i, 0, node]
                 if number < 0:
@@ -408,29 +395,24 @@ def _learn_paths(
                 if learns_votes:
                     for n in range(num_votes[number]):
                         kind = votes[number, 1, n]
-                        _count(shares, kind, votes[number, 0, n] == token, _SHARE_MEMORY)
-                        weights[kind] = _CHANGED
-                    _offer(i, node, token, tokens, parents, grown, chances, offered)
+                        count_vote(shares, weights, kind, votes[number, 0, n] == token)
                 else:
                     for n in range(num_votes[number]):
                         ranked[n], classes[n] = votes[number, 0, n], votes[number, 1, n]
                     distinct = _rank(ranked, classes, weights, num_votes[number], sums)
                     for rank in range(min(distinct, _CHILDREN)):
                         kind = _class_of_chance(sums[rank], rank, nodes[i, 1, node], accepted[i])
-                        _count(chances_of, kind, ranked[rank] == token, _CHANCE_MEMORY)
-                        _count(chances_of, _wider(kind), ranked[rank] == token, _CHANCE_MEMORY)
+                        count_in(chances_of, kind, ranked[rank] == token, CHANCE_MEMORY)
+                        count_in(chances_of, _wider(kind), ranked[rank] == token, CHANCE_MEMORY)
                 node = next_node(tokens[i], parents[i], grown, node, token)
                 if node == 0:
                     break
                 right += 1
             if learns_votes:
                 accepted[i] = right
-                for n in range(grown):
-                    offered[0, _chance_class(chances[i, n])] += 1
-    for kind in range(weights.size):
-        if weights[kind] == _CHANGED:
-            share = min(shares[1, kind] / shares[0, kind], _LARGEST_SHARE)
-            weights[kind] = -np.log1p(-share)
+                text = token_ids[i, start:]
+                _judge(i, text, gained, tokens, parents, grown, lists[0], chances, offered)
+    weigh(shares, weights)
     return rows
 
 
@@ -443,11 +425,20 @@ def _chance_class(chance):
 
 
 @_inlined
-def _offer(i, node, token, tokens, parents, count, chances, offered):
-    """Judge the tokens that follow a node of the path."""
-    for child in range(node, count):
-        if parents[i, child] == node - 1:
-            kind = _chance_class(chances[i, child])
-            offered[1, kind] += 1
-            offered[2, kind] += tokens[i, child] == token
-            offered[3, kind] += chances[i, child]
+def _judge(i, text, gained, tokens, parents, count, state, chances, offered):
+    """Add a row's tokens to `offered`, and judge those that the text says right or wrong.
+
+    Args:
+        text: int32, what the row goes on with; `gained` tokens of it are known.
+        state: int64, room: of each node its depth if it is right, else one of the two below.
+    """
+    state[0] = 0
+    for child in range(count):
+        kind, parent = _chance_class(chances[i, child]), state[parents[i, child] + 1]
+        is_judged = parent == _WRONG or 0 <= parent < gained
+        is_right = is_judged and parent >= 0 and text[parent] == tokens[i, child]
+        state[child + 1] = parent + 1 if is_right else _WRONG if is_judged else _UNKNOWN
+        offered[0, kind] += 1
+        offered[1, kind] += is_judged
+        offered[2, kind] += is_right
+        offered[3, kind] += chances[i, child] * is_judged

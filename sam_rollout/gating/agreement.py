@@ -1,14 +1,14 @@
 """One budget for engines that wait for each other in every step.
 
-Engines that share experts (data parallelism of a mixture of experts) compute every layer together:
-one that drafts alone makes all others wait for its longer step. So they decide together. Each tells
-the others, once a step, what it had to do and what it would draft. The proposal of the busiest
-engine holds for all: its step is the longest, and it drafts the least where gates look at the
-number of requests. Engines without requests tell nothing and are not asked.
+Engines that share experts (data parallelism of a mixture of experts) compute every layer together.
+An engine that drafts alone makes all others wait for its longer step, so they decide together. Once
+a step, each engine reports to the others what it had to do and what it would draft. The proposal of
+the busiest engine holds for all: its step is the longest, and it drafts the least where gates look
+at the number of requests. Engines without requests report nothing and are not asked.
 
 All decide from the same reports of the same step, and nothing else, so that they cannot disagree.
 What is decided when the proposer is called after step t follows from reports that were made after
-step t - 1 and exchanged at the start of step t (``Exchange``): nobody ever waits for a report.
+step t - 1 and exchanged at the start of step t (``Exchange``). No engine ever waits for a report.
 Where nothing was exchanged, an engine decides by itself, as its fallback does.
 """
 
@@ -84,6 +84,7 @@ class AgreedGate:
     """
 
     is_trial = False
+    shape = 0  # engines that share experts have one shape of drafts
 
     def __init__(self, gate: Gate, fallback: Gate, exchange: Exchange, k: int) -> None:
         self._gate = gate
@@ -104,7 +105,7 @@ class AgreedGate:
         self._warned = False
 
     def observe(self, step: EngineStep) -> None:
-        """Take what the others told, and pass on the step that it is about."""
+        """Take the reports of the others, and pass on the step that they describe."""
         exchanges, reports = self._exchange.received()
         consecutive = exchanges == self._exchanges + 1
         self._fresh = exchanges > self._exchanges
@@ -124,7 +125,7 @@ class AgreedGate:
         self._waiting = kept, self._decision
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """What the busiest engine proposed a step ago; its own proposal goes to the others."""
+        """Return what the busiest engine proposed a step ago; send its own proposal to others."""
         leader = self._leader
         most = max(rows, leader.rows) if leader else rows
         proposal = self._gate.budget(most, whole=whole)
@@ -133,7 +134,7 @@ class AgreedGate:
         self.least_chance = 0.0
         if not self._fresh:
             self._decision = self._decide_alone(rows, whole), False
-        elif leader is None:  # nobody had requests a step ago
+        elif leader is None:  # no engine had requests a step ago
             self._decision = 0, False
         else:
             self._decision = leader.proposal, bool(leader.trial)

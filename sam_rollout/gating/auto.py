@@ -13,6 +13,11 @@ before they are made at all. Now and then another one is tried, where its time o
 not known (any more). The time this loses against the best one is kept below `exploration` of all
 step time; a few steps are given in advance.
 
+Where drafts may be chains or trees, each shape has its levels. What is offered, how much of it is
+right and what a step takes are learned of each shape apart, and the level with the highest rate
+decides the shape, too. The shape that is not in use has to lead by `_SHAPE_LEADS`; it is tried now
+and then, as long as that is affordable.
+
 Where engines decide together (``agreement.py``), times are learned from the busiest one's load, and
 what is offered from one's own requests.
 
@@ -21,6 +26,7 @@ not repeatable, as times are not; with the coupled sampler the texts do not depe
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -33,17 +39,22 @@ from sam_rollout.gating.step_times import StepTimes
 
 _LEAD = 1.01
 _ADVANCE = 4  # steps that may be lost before any exploration was earned
-_DECIDE_EVERY = 4  # steps, as long as nobody joins or leaves
+_DECIDE_EVERY = 4  # steps, as long as no request joins or leaves
 _ENOUGH = 4  # steps after which a load is known for a number of requests
 _STALE = 512  # steps after which it has to be measured again
 # Steps from a trial of a closed gate until it tries the most promising drafts again, since what is
 # offered may have changed: twice as many after each, up to the most, until it opens. After a step
 # that was offered what would pay it tries them with the next decision.
 _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
-_LOOK_ROWS = 64  # before so many requests were looked at nothing is known about offers
+_LOOK_ROWS = 64  # requests that were looked at before anything is known about offers
+# How far a chain has to lead to replace a tree, and a tree to replace a chain. Where both are as
+# good, drafts are chains.
+_SHAPE_LEADS = 1.01, 1.05
+# Steps from trials of the other shape to the next: twice as many after each that changed nothing.
+_SHAPE_AGAIN, _SHAPE_AT_LEAST_EVERY = 32, 512
 # Learning from a step takes time (benchmarks/gate.py: us a decision), most of it because other code
 # has emptied the caches since the last one.
-# Of steps that tell nothing new one in so many is looked at; few requests tell less a step.
+# One in this many of the steps that tell nothing new is looked at; few requests tell less a step.
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # steps after which a cell counts as such
 _COUNTED = (
@@ -51,7 +62,8 @@ _COUNTED = (
     "measured_steps", "left_out_steps", "skipped_steps", "decoding_s", "measured_s", "predicted_s",
     "measured_tokens", "trial_loss_s",
 )  # fmt: skip
-_ALL, _ENDS = tuple(range(LEVELS)), (0, LEVELS - 1)
+_ENDS = (0, LEVELS - 1)
+_CLASSES = len(CHANCES)
 
 
 class AutoGate:
@@ -60,22 +72,30 @@ class AutoGate:
     Args:
         limits: of the engine.
         exploration: share of step time that trying out may lose.
+        shapes: how many shapes of drafts it chooses from. Level 1 + s * CHANCES + n drafts shape s
+            with a least chance of CHANCES[n].
 
     Attributes:
         least_chance: of a token that is to be drafted in the next step.
+        shape: of the next step's drafts.
         is_trial: whether the last decision was made to learn about it.
     """
 
-    def __init__(self, limits: Limits, exploration: float) -> None:
+    def __init__(self, limits: Limits, exploration: float, shapes: int = 1) -> None:
         self._k = limits.k
         self._exploration = exploration
-        self._times = StepTimes(limits)
-        self._calibration = Calibration()
-        self._octaves: list[Supply | None] = [None] * (limits.max_rows.bit_length() + 1)
+        self._times = StepTimes(limits, shapes)
+        self._calibrations = [Calibration() for _ in range(shapes)]
+        self._octaves: list[list[Supply] | None] = [None] * (limits.max_rows.bit_length() + 1)
         self._octave = limits.max_rows.bit_length()
-        self._supply = self._octaves[self._octave] = Supply(self._calibration)
-        self._draft_tokens = [0.0] * LEVELS  # of a step, at the last decision
-        self._expected = [0.0] * LEVELS  # seconds, likewise
+        self._supplies = self._octaves[self._octave] = list(map(Supply, self._calibrations))
+        self._levels = 1 + shapes * _CLASSES
+        self._all = tuple(range(self._levels))
+        self._draft_tokens = [0.0] * self._levels  # of a step, at the last decision
+        self._expected = [0.0] * self._levels  # seconds, likewise
+        self._fair = [0.0] * self._levels  # seconds that a request's token takes, likewise
+        self._best_shape = 0  # of the level chosen, or of the last one that drafted
+        self._shape_tried_at, self._shape_again = 0, _SHAPE_AGAIN
         self._filling = 0.0  # tokens per request that fill up a step without drafts
         self._seen = [[-_STALE] * self._times.loads for _ in range(self._times.bins)]
         self._steps = 0
@@ -92,6 +112,7 @@ class AutoGate:
         self._budget = 0
         self._postponed = 0  # a trial that there was no room for
         self.least_chance = 0.0
+        self.shape = 0
         self.is_trial = False
         self._fair_s_per_token = 0.0  # of the level chosen
         self._lost_s = 0.0  # by trials
@@ -112,34 +133,36 @@ class AutoGate:
             self._unseen += 1
             self._counts["skipped_steps"] += 1
             return
-        made = step.group or DecidedStep(self._meter.load(step), self._budget, self.is_trial)
+        made = step.group or DecidedStep(
+            self._meter.load(step), self._budget, self.is_trial, self.shape
+        )
         unseen, self._unseen, self._to_skip = self._unseen, 0, 0
         gained, context = made.load.tokens, made.load.context
         before, self._context = context - gained if unseen else self._context, context
         if step.offered is not None:
-            self._hear(step.offered, max(made.load.rows, len(step.verified.sampled), 1))
+            self._hear(step.offered, max(made.load.rows, len(step.verified.sampled), 1), made.shape)
         if made.load.steady and before + gained == context:
             self._measure(made, before, seconds, stands_for=1 + unseen)
             return
         self._counts["left_out_steps"] += 1
         self._passed_s += min(seconds, self._expected[self._best])
-        if made.trial and made.load.rows:  # not to be measured, and paid for all the same
+        if made.trial and made.load.rows:  # it cannot be measured, and it still has a price
             expected = self._expect(made, context)
             self._lost_s += max(0.0, expected - gained * self._fair_s_per_token)
 
-    def _hear(self, offered: Offered, rows: int) -> None:
-        """Learn what could have been drafted in a step with `rows` requests."""
-        self._calibration.observe(offered)
-        self._supply.observe(offered)
+    def _hear(self, offered: Offered, rows: int, shape: int) -> None:
+        """Learn what could have been drafted of a shape in a step with `rows` requests."""
+        self._calibrations[shape].observe(offered)
+        self._supplies[shape].observe(offered)
         self._told += offered.tokens
         if self._best:
             return
-        self._calibration.look(offered)
-        if self._would_pay(offered, rows):
+        self._calibrations[shape].look(offered)
+        if self._would_pay(offered, rows, shape):
             self._asked_at, self._ask_again = -_ASK_AGAIN, _ASK_AGAIN
             # With more or fewer requests it may have changed as well.
             self._octaves = [None] * len(self._octaves)
-            self._octaves[self._octave] = self._supply
+            self._octaves[self._octave] = self._supplies
 
     def _measure(self, made: DecidedStep, context: int, seconds: float, stands_for: int) -> None:
         """Learn the time of a step that only decoded.
@@ -157,7 +180,7 @@ class AutoGate:
         if not made.budget:
             self._filling = draft_tokens / rows
         expected = self._expect(made, context)
-        column = self._times.load_of(rows, draft_tokens, drafting=made.budget > 0)
+        column = self._times.load_of(rows, draft_tokens, drafting=made.budget > 0, shape=made.shape)
         if not self._times.observe(rows, column, draft_tokens, context, seconds, expected):
             self._counts["left_out_steps"] += 1
             return
@@ -180,7 +203,7 @@ class AutoGate:
             return 0.0
         tokens = made.load.draft_tokens
         both = (0, tokens) if made.budget else (tokens,)
-        return self._times.expect(made.load.rows, context, both)[-1]
+        return self._times.expect(made.load.rows, context, both, (0, made.shape))[-1]
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """All tokens or none; `least_chance` tells which of them."""
@@ -189,7 +212,9 @@ class AutoGate:
         if self._postponed and rows.bit_length() == self._octave:
             level = self._postponed
         wish = self._k if level else 0
-        self.least_chance = CHANCES[level - 1] if 0 < level < LEVELS else LOOK * (level > 0)
+        is_look = level == self._levels
+        self.least_chance = LOOK if is_look else CHANCES[(level - 1) % _CLASSES] if level else 0.0
+        self.shape = 0 if is_look else _shape_of(level)
         is_open = hands_over(wish, self.least_chance)
         # What there is no room for is done when there is: until then the gate is closed.
         postponed = is_open and not room
@@ -200,6 +225,8 @@ class AutoGate:
         self._counts[f"steps_with_k_{self._k * is_open}"] += 1
         self._counts["prices"] += self.least_chance * is_open
         self._counts["open_trials"] += is_open and self.is_trial
+        if self._levels > LEVELS:
+            self._counts["tree_steps"] += is_open and self.shape > 0
         return wish
 
     def _decide(self, rows: int, whole: bool) -> int:
@@ -212,86 +239,106 @@ class AutoGate:
             return 0
         self._decided_for = rows
         self._whole = whole
-        tokens, expected, fair = self._work_out(rows, self._context, self._supply.by_level())
-        self._draft_tokens, self._expected = tokens, expected
-        choices = _ENDS if whole else _ALL
-        drafting = min(choices[1:], key=fair.__getitem__)
+        offered = [supply.by_level() for supply in self._supplies]
+        tokens, expected, fair = self._work_out(rows, self._context, offered)
+        self._draft_tokens, self._expected, self._fair = tokens, expected, fair
+        choices = _ENDS if whole else self._all
         s_per_token = fair.copy()
+        if self._levels > LEVELS:
+            for level in self._all[1:]:
+                if (shape := _shape_of(level)) != self._best_shape:
+                    known = self._supplies[shape].rows >= _LOOK_ROWS
+                    s_per_token[level] *= _SHAPE_LEADS[shape] if known else math.inf
+        drafting = min(choices[1:], key=s_per_token.__getitem__)
         s_per_token[0] /= _LEAD
         s_per_token[self._best] /= _LEAD
         best = min(choices, key=s_per_token.__getitem__)
         if bool(best) != bool(self._best):
             self._ask_again = _ASK_AGAIN
+        if best and _shape_of(best) != self._best_shape:
+            self._best_shape, self._shape_again = _shape_of(best), _SHAPE_AGAIN
+            self._shape_tried_at = self._steps
         self._best = best
         self._fair_s_per_token = fair[best] / rows
         return best if self._postponed else self._trial(rows, drafting, choices)
 
     def _work_out(
-        self, rows: int, context: float, levels: Levels
+        self, rows: int, context: int, by_shape: Sequence[Levels], first: int = 0
     ) -> tuple[list[float], list[float], list[float]]:
         """Draft tokens and seconds that are expected of a step, and a request's token, by level.
 
         Args:
             rows: requests.
             context: tokens of all requests together.
-            levels: what is offered to a request.
+            by_shape: what is offered to a request, of each shape.
+            first: shape that `by_shape` begins with.
         """
         root, tokens, weights = math.sqrt(rows), [self._filling * rows], []
-        sizes = list(tokens)
+        sizes, shapes, accepted = list(tokens), [0], [0.0]
         # Time need not grow in proportion: it is that of larger and of smaller steps, which have
         # the same mean and spread. None is smaller than without draft tokens.
-        for offered, spread in zip(levels.offered[1:], levels.spread[1:], strict=True):
-            mean, off = offered * rows, spread * root
-            if self._whole:
-                mean, off = self._k * rows, 0.0
-            below = min(mean, off)
-            above = off * off / below if below > 0 else 0.0
-            tokens.append(mean)
-            sizes += mean + above, mean - below
-            weights.append(below / (below + above) if below > 0 else 0.0)
-        closed, *times = self._times.expect(rows, context, sizes)
+        for shape, levels in enumerate(by_shape, first):
+            accepted += levels.accepted[1:]
+            shapes += [shape] * (2 * _CLASSES)
+            for offered, spread in zip(levels.offered[1:], levels.spread[1:], strict=True):
+                mean, off = offered * rows, spread * root
+                if self._whole:
+                    mean, off = self._k * rows, 0.0
+                below = min(mean, off)
+                above = off * off / below if below > 0 else 0.0
+                tokens.append(mean)
+                sizes += mean + above, mean - below
+                weights.append(below / (below + above) if below > 0 else 0.0)
+        closed, *times = self._times.expect(rows, context, sizes, shapes)
         both = zip(times[::2], times[1::2], weights, strict=True)
         expected = [closed, *(b + weight * (a - b) for a, b, weight in both)]
-        pairs = zip(expected, levels.accepted, strict=True)
-        return tokens, expected, [s / (1 + accepted) for s, accepted in pairs]
+        pairs = zip(expected, accepted, strict=True)
+        return tokens, expected, [s / (1 + right) for s, right in pairs]
 
-    def _would_pay(self, offered: Offered, rows: int) -> bool:
-        """Whether drafts would, were so many always offered as in this step; for a closed gate."""
+    def _would_pay(self, offered: Offered, rows: int, shape: int) -> bool:
+        """Whether drafts would pay with offers like this step's; asked while the gate is closed."""
         if not self._times.ready:
             return False
-        supply = Supply(self._calibration)
+        supply = Supply(self._calibrations[shape])
         supply.observe(offered)
-        _, _, s_per_token = self._work_out(rows, self._context, supply.by_level())
+        _, _, s_per_token = self._work_out(rows, self._context, [supply.by_level()], shape)
         return min(s_per_token) * _LEAD < s_per_token[0]
 
     def _enter(self, octave: int) -> None:
-        """Change to what is offered with about so many requests."""
+        """Change to what is offered in another octave of running requests."""
         known = self._octaves[octave]
         if known is None:
-            known = self._octaves[octave] = self._supply.heir()
-        self._supply, self._octave = known, octave
+            known = self._octaves[octave] = [supply.heir() for supply in self._supplies]
+        self._supplies, self._octave = known, octave
+        self._shape_again = _SHAPE_AGAIN
 
     def _trial(self, rows: int, drafting: int, choices: tuple[int, ...]) -> int:
         """A level about which too little is known, if its trial is affordable; or the best."""
         best, expected = self._best, self._expected
         room = self._exploration * self._passed_s + _ADVANCE * expected[best] - self._lost_s
+        if (other := self._other_shape(choices, room)) != best:
+            self._counts["trials"] += 1
+            return other
         if room <= 0:
             return best
-        if self._supply.rows < _LOOK_ROWS and len(choices) == LEVELS:
+        if self._supplies[0].rows < _LOOK_ROWS and not self._whole:
             self._counts["trials"] += 1
-            return LEVELS
-        accepted = self._supply.by_level().accepted
+            return self._levels
         seen = self._seen[self._times.bin_of[rows]]
         ask = not best and self._steps - self._asked_at >= self._ask_again
         for level in (0 if best else drafting, best + 1, best - 1):
             if level == best or level not in choices:
                 continue
-            load = self._times.load_of(rows, self._draft_tokens[level], drafting=level > 0)
+            if level and best and _shape_of(level) != self._best_shape:
+                continue  # no neighbour
+            load = self._times.load_of(
+                rows, self._draft_tokens[level], drafting=level > 0, shape=_shape_of(level)
+            )
             known = self._times.weight(rows, load) >= _ENOUGH and self._steps - seen[load] < _STALE
             asked = ask and level == drafting
             if not asked and (known or not self._can_pay(level)):
                 continue
-            tokens = rows * (1 + accepted[level])
+            tokens = rows * (1 + self._accepted(level))
             if expected[level] - tokens * self._fair_s_per_token > room:
                 continue
             if not best:
@@ -301,10 +348,43 @@ class AutoGate:
             return level
         return best
 
+    def _other_shape(self, choices: tuple[int, ...], room: float) -> int:
+        """The level of another shape, if its trial is due and affordable; or the best.
+
+        A trial that is expected to lose nothing needs no room: trials of other levels, which all
+        lose something, would leave none. Each series of trials begins anew, since the least chance,
+        which bounds what is offered, may have changed.
+        """
+        best = self._best
+        if self._levels == LEVELS or not best or len(choices) < self._levels:
+            return best
+        shape = 1 - self._best_shape
+        begins = self._supplies[shape].rows >= _LOOK_ROWS
+        if begins and self._steps - self._shape_tried_at < self._shape_again:
+            return best
+        level = 1 + shape * _CLASSES + (best - 1) % _CLASSES
+        accepted = self._accepted(level)
+        if shape:  # a tree holds the chain with the same least chance
+            accepted = max(accepted, self._accepted(best))
+        gained_s = self._decided_for * (1 + accepted) * self._fair_s_per_token
+        if self._expected[level] - gained_s > max(room, 0.0):
+            return best
+        if begins:
+            self._supplies[shape] = Supply(self._calibrations[shape])
+            self._shape_tried_at = self._steps
+            self._shape_again = min(2 * self._shape_again, _SHAPE_AT_LEAST_EVERY)
+        return level
+
+    def _accepted(self, level: int) -> float:
+        """Draft tokens of a request that are expected to be right."""
+        if not level:
+            return 0.0
+        return self._supplies[_shape_of(level)].by_level().accepted[1 + (level - 1) % _CLASSES]
+
     def _can_pay(self, level: int) -> bool:
         """Whether it could replace the best if what it costs more were half of what is expected."""
-        accepted, best = self._supply.by_level().accepted, self._best
-        tokens = (1 + accepted[level]) / (1 + accepted[best])
+        best = self._best
+        tokens = (1 + self._accepted(level)) / (1 + self._accepted(best))
         return level < best or tokens > (1 + self._expected[level] / self._expected[best]) / 2
 
     def drain(self) -> dict[str, float]:
@@ -323,4 +403,10 @@ class AutoGate:
     def _no_counts(self) -> dict[str, float]:
         """Nothing counted yet, by metric without `gate/`."""
         budgets = [f"steps_with_k_{k}" for k in range(self._k + 1)]
-        return dict.fromkeys([*budgets, *_COUNTED], 0)
+        trees = ["tree_steps"] if self._levels > LEVELS else []
+        return dict.fromkeys([*budgets, *_COUNTED, *trees], 0)
+
+
+def _shape_of(level: int) -> int:
+    """The shape that a level drafts; the first one for none."""
+    return (level - 1) // _CLASSES if level else 0

@@ -25,11 +25,11 @@ from sam_rollout.core.verified import CHANCES, Offered
 
 LEVELS = len(CHANCES) + 1  # level 0 takes nothing, level n what has a chance of CHANCES[n - 1]
 _ROWS = 256  # requests that are remembered, one counted in every step in which it was looked for
-_STEPS = 16  # or so many steps, if these have more requests
+_STEPS = 16  # steps that are remembered, if these have more requests
 _JUDGED = 2048  # draft tokens of a class that are remembered
-_BELIEVED = 16.0  # the drafter's chances count as so many
+_BELIEVED = 16.0  # draft tokens that the drafter's own chances count as
 _LOOKED_AT = 32  # those that a closed gate's looks are remembered by
-# What looks contradict is forgotten: so many standard deviations and tokens more are right.
+# What looks contradict is forgotten: these standard deviations and tokens more are right.
 _DEVIATIONS, _MORE = 4.0, 2.0
 
 
@@ -84,7 +84,7 @@ class Levels(NamedTuple):
 
 
 class Supply:
-    """What is offered to a request in a step, with about so many running.
+    """What is offered to a request in a step, for one octave of running requests.
 
     Attributes:
         rows: requests that it is known from, the latest ones.

@@ -29,7 +29,12 @@ class Gate(Protocol):
 
     @property
     def least_chance(self) -> float:
-        """Of the last budget: a draft ends before a token less likely to be accepted; 0 for any."""
+        """Least chance of a token under the last budget: drafts end before others; 0 for any."""
+        ...
+
+    @property
+    def shape(self) -> int:
+        """The place of the shape to draft, among the drafter's shapes; 0 where there is one."""
         ...
 
     def observe(self, step: EngineStep) -> None:
@@ -61,6 +66,7 @@ class ScheduleGate:
 
     is_trial = False
     least_chance = 0.0
+    shape = 0
 
     def __init__(self, schedule: Mapping[int, int], k: int) -> None:
         self._bounds = sorted(schedule)
@@ -68,7 +74,7 @@ class ScheduleGate:
         self._k = k
 
     def observe(self, step: EngineStep) -> None:
-        """Nothing to learn."""
+        """Do nothing: a schedule learns nothing."""
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """The budget of the smallest bound >= rows; the full k instead of any part of it."""
@@ -78,5 +84,5 @@ class ScheduleGate:
         return self._k if whole and budget else budget
 
     def drain(self) -> dict[str, float]:
-        """Nothing to tell."""
+        """Return nothing: a schedule has no report."""
         return {}

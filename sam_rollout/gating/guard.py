@@ -24,8 +24,13 @@ class GuardedGate:
 
     @property
     def least_chance(self) -> float:
-        """Of the last budget, as `Gate`."""
+        """As `Gate`, for the last budget."""
         return self._gate.least_chance
+
+    @property
+    def shape(self) -> int:
+        """As `Gate`, for the last budget."""
+        return self._gate.shape
 
     def next_budget(self, step: EngineStep, *, whole: bool = False, room: bool = True) -> int:
         """Let the gate see a step and decide about the next one; arguments as `Gate.budget`."""
@@ -58,18 +63,21 @@ class GuardedGate:
         return report | {"gate/failures": failures}
 
 
-def make_gate(config: GateConfig, limits: Limits, exchange: Exchange | None = None) -> GuardedGate:
-    """The gate that a configuration names; `GateConfig` admits only kinds that exist.
+def make_gate(
+    config: GateConfig, limits: Limits, exchange: Exchange | None = None, shapes: int = 1
+) -> GuardedGate:
+    """Make the gate that a configuration names; `GateConfig` admits only kinds that exist.
 
     Args:
         config: validated.
         limits: of the engine.
         exchange: with the engines that wait for every step of this one; None if it runs alone.
+        shapes: how many shapes of drafts a gate that measures may choose from.
     """
     fixed = ScheduleGate(config.budgets(limits.k), limits.k)
     gate: Gate = fixed
     if config.kind == "auto":
-        gate = AutoGate(limits, config.exploration)
+        gate = AutoGate(limits, config.exploration, shapes)
     if exchange is not None and config.kind != "closed":
         gate = AgreedGate(gate, fixed, exchange, limits.k)
     return GuardedGate(gate)

@@ -22,14 +22,14 @@ _FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between trials
 # with the third, whose drafts are the next one's.
 _SETTLING = 3
 _FORGOTTEN = 1 / 512  # share of what is known that each new step replaces
-_PAUSE = 4.0  # steps that take so many times the usual are left out
+_PAUSE = 4.0  # steps that take this many times the usual are left out
 _CLOSED = 256  # steps after which a gate counts as closed by the model's price
 
 TEXTS, MODEL = 0, 1
 
 
 class _Octave:
-    """What is known with about so many requests."""
+    """What is known for one octave of running requests."""
 
     def __init__(self) -> None:
         self.best = MODEL

@@ -27,6 +27,7 @@ class DecidedStep(NamedTuple):
     load: StepLoad  # of engines that wait for each other, the busiest one's; steady if all were
     budget: int
     trial: bool  # it was tried, not chosen
+    shape: int = 0  # of its drafts, see `Gate.shape`
 
 
 class EngineStep(NamedTuple):

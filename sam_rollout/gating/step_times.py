@@ -7,12 +7,12 @@ The time of a step is `speed * base * correction`:
   of their step, or large batches would drown the long tail.
 * `correction` is what a cell (number of requests, draft tokens per request) was measured to be
   above or below that line. It converges to 1 where a cell is empty.
-* `speed` follows whatever slows all steps down alike, such as a neighbour on the machine, so that
-  drafts are not blamed for the hour at which they were tried. It is drawn back to 1 as strongly:
-  otherwise speed and base could grow apart without end, and what lasts is for base to learn.
+* `speed` follows causes that slow all steps down, such as another program on the machine, so that
+  drafts are not blamed for the moment at which they were tried. It is drawn back to 1 as strongly.
+  Otherwise speed and base could grow apart without end; lasting changes are for base to learn.
 
-A step that lies outside all expectation (garbage collection, a pause for weights) is left out,
-unless so many follow each other that the expectation must be wrong: then all begins anew.
+A step that lies outside all expectation (garbage collection, a pause for weights) is left out.
+After `_PATIENCE` such steps in a row the expectation must be wrong, and all begins anew.
 """
 
 import math
@@ -27,14 +27,14 @@ _RIDGE = (1e-6, 1e-6, 1e-3, 1e-6)
 _MEMORY = 2000  # steps that the line remembers
 _CELL_MEMORY = 64
 _FIT_EVERY = 64
-_FIRST_FITS = (8, 16, 32)  # after so many steps
+_FIRST_FITS = (8, 16, 32)  # steps after which the line is fitted at first
 _WARM_UP = _FIRST_FITS[0]  # before that nothing is expected, and nothing called an outlier
 _OUTLIER = 2.0
-# Of a cell with fewer steps nobody knows what to expect.
+# A cell with fewer steps is not known: its steps may lie far from what is expected.
 _KNOWN = 4
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
-# A cell borrows so many steps from its number of requests, and that from the line.
+# Steps that a cell borrows from its number of requests (and shape), and that from the line.
 _BORROWED = 2.0
 _FARTHEST = 8.0  # that a cell may lie from the line
 _COLUMNS = 2  # of cells, for each draft token per request
@@ -42,12 +42,18 @@ _ROWS_APART = 9 / 8  # of large batches that share cells
 
 
 class StepTimes:
-    """Step times by requests, draft tokens and context, in seconds."""
+    """Step times by requests, draft tokens and context, in seconds.
 
-    def __init__(self, limits: Limits) -> None:
+    Args:
+        limits: of the engine.
+        shapes: how many shapes of drafts there are: the same tokens may cost more as a tree.
+    """
+
+    def __init__(self, limits: Limits, shapes: int = 1) -> None:
         self.bin_of = _bins(limits.max_rows)
         self.bins = self.bin_of[-1] + 1
-        self.loads = 1 + _COLUMNS * limits.k
+        self._shapes, self._columns = shapes, _COLUMNS * limits.k
+        self.loads = 1 + shapes * self._columns
         self._forget()
 
     def _forget(self) -> None:
@@ -56,7 +62,11 @@ class StepTimes:
         self._cells = [
             [[0.0] * (1 + _FEATURES) for _ in range(self.loads)] for _ in range(self.bins)
         ]
-        self._of_bin = [[0.0] * (1 + _FEATURES) for _ in range(self.bins)]
+        # The same of all cells of a number of requests and, of several shapes, of each one's cells.
+        self._of_bin = [
+            [[0.0] * (1 + _FEATURES) for _ in range(1 + (self._shapes > 1) * self._shapes)]
+            for _ in range(self.bins)
+        ]
         self._line = [0.0] * _FEATURES
         self._gram = np.zeros((_FEATURES, _FEATURES))
         self._moment = np.zeros(_FEATURES)
@@ -71,44 +81,61 @@ class StepTimes:
         """Whether anything was measured that an expectation can be built on."""
         return self._steps >= _WARM_UP
 
-    def load_of(self, rows: int, draft_tokens: float, *, drafting: bool = True) -> int:
-        """Column of a cell: 0 with the gate closed, else by draft tokens per request."""
-        load = (math.ceil(_COLUMNS * draft_tokens / rows) or 1) if drafting else 0
-        return load if load < self.loads else self.loads - 1
+    def load_of(
+        self, rows: int, draft_tokens: float, *, drafting: bool = True, shape: int = 0
+    ) -> int:
+        """Column of a cell: 0 with the gate closed, else by shape and draft tokens per request."""
+        if not drafting:
+            return 0
+        load = math.ceil(_COLUMNS * draft_tokens / rows) or 1
+        return (load if load < self._columns else self._columns) + shape * self._columns
 
     def weight(self, rows: int, load: int) -> float:
         """Steps measured in a cell, the latest ones."""
         return self._cells[self.bin_of[rows]][load][0]
 
-    def expect(self, rows: int, context: float, draft_tokens: Sequence[float]) -> list[float]:
-        """Expected times of steps that differ in their draft tokens alone, seconds.
+    def expect(
+        self,
+        rows: int,
+        context: float,
+        draft_tokens: Sequence[float],
+        shapes: Sequence[int] | None = None,
+    ) -> list[float]:
+        """Expected times of steps that differ in their drafts alone, seconds.
 
         Args:
             rows: requests.
             context: tokens of all requests together.
-            draft_tokens: of each step; those of the first are made with the gate closed.
+            draft_tokens: of each step; the gate is closed in the first one.
+            shapes: of each step's drafts; None where there is one shape.
         """
         a, b, c, d = self._line
         bin_ = self.bin_of[rows]
-        n, seconds, scored, drafted, read = self._of_bin[bin_]
+        n, seconds, *_ = self._of_bin[bin_][0]
         least = (seconds / n if n else self._typical_s) / _FARTHEST
         plain = max(a + b * rows + d * context, least)
-        line = a * n + b * scored + c * drafted + d * read
-        of_bin = (_above(seconds, line) * n + _BORROWED) / (n + _BORROWED)
+        of_bin = self._above_line(self._of_bin[bin_][0], 1.0)
+        of_shapes = [self._above_line(sums, of_bin) for sums in self._of_bin[bin_][1:]]
         speed, slope = self._speed, b + c
         corrections: dict[int, float] = {}
         times: list[float] = []
         for tokens in draft_tokens:
-            load = self.load_of(rows, tokens) if times else 0
+            shape = shapes[len(times)] if shapes else 0
+            load = self.load_of(rows, tokens, shape=shape) if times else 0
             if load not in corrections:
-                correction = of_bin
-                n, seconds, scored, drafted, read = self._cells[bin_][load]
-                if n:
-                    line = a * n + b * scored + c * drafted + d * read
-                    correction = (_above(seconds, line) * n + _BORROWED * of_bin) / (n + _BORROWED)
-                corrections[load] = correction
+                borrowed = of_shapes[shape] if of_shapes and load else of_bin
+                corrections[load] = self._above_line(self._cells[bin_][load], borrowed)
             times.append(speed * corrections[load] * (plain + slope * tokens))
         return times
+
+    def _above_line(self, sums: list[float], borrowed: float) -> float:
+        """How far steps lie above or below the line; few of them borrow from wider knowledge."""
+        n, seconds, scored, drafted, read = sums
+        if not n:
+            return borrowed
+        a, b, c, d = self._line
+        line = a * n + b * scored + c * drafted + d * read
+        return (_above(seconds, line) * n + _BORROWED * borrowed) / (n + _BORROWED)
 
     def observe(
         self,
@@ -127,7 +154,9 @@ class StepTimes:
             expected: what `expect` said it would; ignored until `ready`.
         """
         bin_ = self.bin_of[rows]
-        cells = self._cells[bin_][load], self._of_bin[bin_]
+        cells = [self._cells[bin_][load], self._of_bin[bin_][0]]
+        if load and self._shapes > 1:
+            cells.append(self._of_bin[bin_][1 + (load - 1) // self._columns])
         usual = seconds / self._speed
         if self.ready:
             ratio = seconds / expected

@@ -43,6 +43,8 @@ class EngineHooks:
         made: returns this step's drafts of the engine's own drafter, the arguments of
             `Source.receive`, or None.
         made_after: steps from `DraftSession.wants_made` to the first step that has such drafts.
+        takes_trees: whether a live request's drafts may be trees, asked once, when it joins; None
+            where the engine verifies chains alone.
     """
 
     graph_of: GraphOf = no_graphs
@@ -50,6 +52,7 @@ class EngineHooks:
     heard: Callable[[bool], Scored | None] = lambda _open: None
     made: Callable[[], tuple[Int32Array, np.ndarray | None] | None] = lambda: None
     made_after: int = 1
+    takes_trees: Callable[[str], bool] | None = None
 
 
 NO_HOOKS = EngineHooks()  # for an engine that offers none of these functions

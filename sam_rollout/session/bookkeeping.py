@@ -55,18 +55,21 @@ class Bookkeeping:
         """Add a step to the ledger; `drafted` says whether it had anything to verify."""
         self.ledger.book(step.verified, step.num_tokens, drafted=drafted)
 
-    def end(self, started_ns: int, offered: np.ndarray | None, budget: int) -> None:
+    def end(
+        self, started_ns: int, offered: np.ndarray | None, budget: int, *, branches: bool = False
+    ) -> None:
         """End the session's part of a step.
 
         Args:
             started_ns: when that part began, by `time.perf_counter_ns`.
             offered: bool[B], rows that may draft; None for none.
             budget: the gate's budget of draft tokens.
+            branches: whether drafts may be trees.
         """
         self.ledger.offer(offered)
         if self._record and not self.failures:
             try:
-                self._note(started_ns, budget)
+                self._note(started_ns, budget, branches)
             except Exception:
                 self.failures += 1
                 self._notes = []  # none of them may be incomplete
@@ -76,11 +79,12 @@ class Bookkeeping:
                     exc_info=True,
                 )
 
-    def _note(self, started_ns: int, budget: int) -> None:
+    def _note(self, started_ns: int, budget: int, branches: bool) -> None:
         """Note a step that ends now; a tuple is the cheapest form."""
         time_s, sums, sampler_us = time.monotonic(), self.ledger.step.tobytes(), self._sampler_us()
         drafter_us = (time.perf_counter_ns() - started_ns) / 1000
-        self._notes.append((time_s, budget > 0, budget, drafter_us, sampler_us, sums))
+        branches = branches and budget > 0
+        self._notes.append((time_s, budget > 0, budget, branches, drafter_us, sampler_us, sums))
 
     def drain(self) -> dict[str, Any]:
         """Return and reset the record, see `DraftSession.drain`; `counters` are the ledger's."""
@@ -100,7 +104,9 @@ class Bookkeeping:
         notes, self._notes = self._notes, []
         if not notes:
             return {name: [] for name in ("noted_s", *NOTE_COLUMNS)}
-        noted_s, gate_open, budget, drafter_us, sampler_us, verified = zip(*notes, strict=True)
+        noted_s, gate_open, budget, branches, drafter_us, sampler_us, verified = zip(
+            *notes, strict=True
+        )
         sums = np.frombuffer(b"".join(verified), np.int64).reshape(len(notes), -1)
         by_source = np.zeros((2, len(notes), len(NAMES)), np.int64)
         width = len(self._places)
@@ -111,6 +117,7 @@ class Bookkeeping:
         columns = {
             "gate_open": gate_open,
             "draft_budget": budget,
+            "draft_trees": branches,
             "drafter_us": drafter_us,
             "sampler_us": sampler_us,
             "draft_requests": sums[:, REQUESTS].tolist(),

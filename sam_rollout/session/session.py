@@ -47,6 +47,14 @@ from sam_rollout.sources import Piece
 logger = logging.getLogger(__name__)
 
 
+def shapes_of(config: SamConfig) -> tuple[str, ...]:
+    """The shapes of drafts that are asked for where the engine verifies trees, too."""
+    if config.draft_shape != "auto":
+        return (config.draft_shape,)
+    # Another gate measures nothing that a choice could follow from.
+    return ("chain", "tree") if config.gate.kind == "auto" else ("chain",)
+
+
 class DraftSession:
     """Drafts for the requests of one engine.
 
@@ -84,8 +92,12 @@ class DraftSession:
         self._requests = requests
         self._record = record
         self._heard = hooks.heard
-        self.gate: GuardedGate = make_gate(config.gate, limits, exchange)
-        self.drafter: SamDrafter | None = SamDrafter(config, limits)
+        shapes: tuple[str, ...] = ("chain",)
+        if hooks.takes_trees is not None:
+            shapes = shapes_of(config)
+        self._takes_trees = hooks.takes_trees
+        self.gate: GuardedGate = make_gate(config.gate, limits, exchange, len(shapes))
+        self.drafter: SamDrafter | None = SamDrafter(config, limits, shapes)
         names = [source.name for source in self.drafter.sources]
         measures = config.gate.kind == "auto" and exchange is None
         price = ModelPrice(limits) if measures and {*names} > {"model"} else None
@@ -101,8 +113,9 @@ class DraftSession:
         self._paused = False
         self._request_ids: list[str] = []
         self._without: set[str] = set()  # requests of the batch that take no drafts
-        # A factor of the budget: 1 for all rows, or int32[B] with 0 for rows without drafts.
-        self._may_draft: int | np.ndarray = 1
+        self._chains_only: set[str] = set()  # requests of the batch whose drafts cannot be trees
+        # Of each shape, rows that may draft: 1 for all, or int32[B] with 0 for others.
+        self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
         self._gate_open = False  # when the last drafts were made
         self._may_open = False  # the gate's last decision
         # A step that gate and record have yet to see: the step, whether it verified drafts, the
@@ -204,15 +217,17 @@ class DraftSession:
         if not filled:
             budget = self._decide(step, drafted, whole=whole or self.padding.in_use, room=room)
             least_chance = self.gate.least_chance
-        gate_open = self._gate_open = budget > 0
+        gate_open, shape = budget > 0, self.gate.shape
+        self._gate_open = gate_open
         decoding = sampled > 0
         batch = drafter.draft(
             token_ids,
             num_tokens,
             decoding,
-            budget * self._may_draft * decoding if gate_open else 0,
+            budget * self._may_draft[shape] * decoding if gate_open else 0,
             gate_open=gate_open,
             least_chance=least_chance,
+            shape=shape,
         )
         if filled or (room and self.padding.applies(len(sampled), gate_open)):
             self.padding.fill_up(batch, token_ids, num_tokens, decoding)
@@ -222,7 +237,7 @@ class DraftSession:
             self._wasted = False
             drafter.settle()
             offered = decoding if hands_over(budget, least_chance) else None
-            self._books.end(started_ns, offered, budget)
+            self._books.end(started_ns, offered, budget, branches=batch.has_trees)
         return batch
 
     def settle(self) -> None:
@@ -274,10 +289,15 @@ class DraftSession:
             *self._without.intersection(request_ids),
             *filter(self._requests.takes_no_drafts, joined),
         }
-        self._may_draft = 1
-        if self._without:
-            may_draft = [request_id not in self._without for request_id in request_ids]
-            self._may_draft = np.array(may_draft, np.int32)
+        if self._takes_trees is not None:
+            self._chains_only = {
+                *self._chains_only.intersection(request_ids),
+                *(request_id for request_id in joined if not self._takes_trees(request_id)),
+            }
+        for place, shape in enumerate(drafter.shapes):
+            left_out = self._without | self._chains_only if shape == "tree" else self._without
+            may_draft = [request_id not in left_out for request_id in request_ids]
+            self._may_draft[place] = np.array(may_draft, np.int32) if left_out else 1
         self._request_ids = list(request_ids)
 
     def exchange_texts(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:

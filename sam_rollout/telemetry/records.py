@@ -90,6 +90,11 @@ class DraftNote:
         "most tokens that the gate allowed per request, also for a look; null: no drafter",
         None,
     )
+    draft_trees: bool | None = column(
+        pa.bool_(),
+        "whether the drafts that the step asked for are trees; null: no drafter",
+        None,
+    )
     drafted_per_source: Sequence[int] = column(
         _INTS, f"draft_tokens by source: {', '.join(NAMES)}; empty if the step verified none", ()
     )

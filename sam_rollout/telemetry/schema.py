@@ -232,6 +232,10 @@ _GATE = (
            "by the drafter. Far from 1: the drafter's probabilities are wrong; the gate corrects "
            "for this.",
            MEAN, lambda r: r.counted_ratio("gate/right_tokens", "gate/expected_tokens")),
+    Metric("gate/tree_share", "1",
+           "With sam.draft_shape=auto where trees can be verified: engine steps with trees / with "
+           "the gate open. Near 1: tokens are nearly free, try a larger sam.max_draft_tokens.",
+           MEAN, lambda r: r.counted_ratio("gate/tree_steps", "gate/open_steps")),
     Metric("gate/measured_ms_per_token", "ms",
            "With sam.gate.kind=auto: time per token of the steps that the gate learned from.", MEAN,
            lambda r: r.counted_ratio("gate/measured_s", "gate/measured_tokens", 1e3)),

@@ -24,6 +24,7 @@ from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
 from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders
+from sam_rollout.session.session import shapes_of
 from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL
 from tests.integration.engines import FORCED_PROPOSER
@@ -78,7 +79,7 @@ SIDES = {
     "opens": Side(SamConfig(max_draft_tokens=3, gate=GateConfig("threshold", 16))),
     "k = 1": Side(SamConfig(max_draft_tokens=1, gate=ALWAYS)),
     "k = 8": Side(SamConfig(gate=ALWAYS)),
-    "auto": Side(SamConfig(gate=AUTO)),
+    "auto": Side(SamConfig(gate=AUTO, draft_shape="auto")),
     "schedule": Side(SamConfig(gate=SCHEDULE)),
     "filled up": Side(FILLED_UP),
     "preempted": Side(SamConfig(max_draft_tokens=3, gate=ALWAYS), engine=SMALL),
@@ -198,7 +199,11 @@ def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
         assert opened == {False}
     elif side.sam.gate != ALWAYS:
         assert opened == {False, True}
-    assert session_of(engine).drafter.shape == side.sam.draft_shape
+    shapes = session_of(engine).drafter.shapes
+    assert shapes == (("chain",) if side.ahead else shapes_of(side.sam))
+    if len(shapes) > 1:
+        assert {False, True} == set(report["steps"]["draft_trees"])
+        assert counters["gate/tree_steps"] > 0
     assert (counted(engine, "num_preemptions") > 0) == ("preempted" in name)
     # Filling, and places that no draft was bound to, are no drafts: vLLM counts both.
     kept = accepted + counters["draft/accepted_padding_tokens"]

@@ -18,7 +18,8 @@ from sam_rollout.automaton.interface import (
 from sam_rollout.config import GateConfig, SamConfig
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import CHANCES
-from sam_rollout.drafting import policy as rule
+from sam_rollout.drafting import policy as chain_rule
+from sam_rollout.drafting import votes as vote_rule
 from sam_rollout.drafting.in_flight import NO_SOURCE, DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
 from tests.unit.drafting.texts import int32, rows_of
@@ -33,24 +34,24 @@ class Reference:
 
     def __init__(self, least: float = 0.0) -> None:
         self.least = least
-        self.shares = defaultdict(lambda: [rule._FIRST_WEIGHT, None])  # class -> votes, right ones
+        self.shares = defaultdict(lambda: [vote_rule._FIRST_WEIGHT, None])  # class -> votes, right
         self.chances = defaultdict(lambda: [0, 0])  # of classes and of sums: drafted, right
         self.before = [0] * MAX_ROWS  # accepted of the last draft
         self.flight = [[]] * MAX_ROWS  # of each drawn token: votes, class, chance
 
     def weight(self, class_: tuple) -> float:
-        return -math.log1p(-min(self.share(class_), rule._LARGEST_SHARE))
+        return -math.log1p(-min(self.share(class_), vote_rule._LARGEST_SHARE))
 
     def share(self, class_: tuple) -> float:
         votes, right = self.shares[class_]
         said = bisect_right(continuations.SHARES, SAID[class_[0]] / CERTAIN)
-        return rule._SAID[said] if right is None else right / votes
+        return vote_rule._SAID[said] if right is None else right / votes
 
     def chance(self, class_: tuple) -> float:
         drafted, right = self.chances[class_[:1]]
-        of_sum = (right + rule._ASSUMED) / (drafted + rule._ASSUMED)
+        of_sum = (right + vote_rule.ASSUMED) / (drafted + vote_rule.ASSUMED)
         drafted, right = self.chances[class_]
-        return (right + rule._BORROWED * of_sum) / (drafted + rule._BORROWED)
+        return (right + vote_rule.BORROWED * of_sum) / (drafted + vote_rule.BORROWED)
 
     def draft(self, row: int, ready: list[list[int]], budget: int, least: float):
         """The row's draft, what is held back, its source and how many tokens it could have had."""
@@ -72,9 +73,9 @@ class Reference:
             if not drafted:
                 origin = max(votes, key=lambda v: (v[0] == token) * self.weight(v[2]))[1]
             class_ = (
-                min(int(sums[token] / rule._SUM_WIDTH), rule._SUMS - 1),
-                min(n, rule._POSITIONS - 1),
-                min(self.before[row], rule._BEFORE - 1),
+                min(int(sums[token] / vote_rule.SUM_WIDTH), vote_rule.SUMS - 1),
+                min(n, chain_rule._POSITIONS - 1),
+                min(self.before[row], chain_rule._BEFORE - 1),
             )
             chance *= self.chance(class_)
             drafted.append(token)
@@ -183,7 +184,7 @@ def test_every_draft_is_that_of_the_rule(policy, gate):
         stays = rng.random() < 0.5
         rows = np.arange(MAX_ROWS) if stays else rng.permutation(MAX_ROWS)
         rows[rng.random(MAX_ROWS) < (0.0 if stays else 0.2)] = -1
-        for one in (ours, ours.batch, reference):
+        for one in (ours, ours.votes, ours.batch, reference):
             one.rearrange(rows)
         drafts = [drafts[row][0] if drafts and row >= 0 else [] for row in rows]
         texts, gained, ahead = [], [], ahead[rows]

@@ -132,6 +132,37 @@ def test_the_gate_is_told_what_trees_could_have_held():
     offered = drafter.offered(verified)
     assert offered.rows == 1
     all_of_them, judged, right, expected = offered.tokens.sum(axis=1)
-    roots = sum(parent == -1 for _, parent in nodes)
-    assert all_of_them == len(nodes) and right == 2
-    assert roots + 1 <= judged <= len(nodes) and 0 < expected < judged
+    assert all_of_them == judged == len(nodes), "what follows a wrong token is wrong"
+    assert right == 2 and 0 < expected < judged
+
+
+def test_the_gate_is_told_nothing_of_what_the_text_does_not_reach():
+    drafter = drafter_of(k=12, gate="auto")
+    (nodes,), _ = grow(drafter, BRANCHING)
+    _, verified = grow(drafter, [*BRANCHING, 4])
+    _, judged, right, _ = drafter.offered(verified).tokens.sum(axis=1)
+    below = sum(path[0] == 4 for path in paths(nodes)) - 1
+    assert below > 0 and judged == len(nodes) - below and right == 1
+
+
+def test_requests_without_any_draft_count_for_the_gate():
+    drafter = drafter_of(k=12, gate="auto")
+    grow(drafter, BRANCHING, [1, 2, 3])
+    _, verified = grow(drafter, [*BRANCHING, 4], [1, 2, 3, 4])
+    assert drafter.offered(verified).rows == 2
+
+
+def test_tokens_that_prove_right_as_often_as_expected_say_so():
+    """Of a text that goes on at random among what followed before, at every depth."""
+    drafter, rng = drafter_of(k=12, gate="auto"), np.random.default_rng(1)
+    text, told = [1, 2, 3, 4] * 2, np.zeros(4)
+    for step in range(700):
+        grow(drafter, text)
+        text = [*text, *rng.integers(1, 4, 4).tolist()]
+        tokens, lengths = rows_of([text], WIDTH)
+        verified = drafter.observe(tokens, lengths, int32(4))
+        drafter.batch.length[0] = len(text)
+        if step >= 100:
+            told += drafter.offered(verified).tokens.sum(axis=1)
+    right, expected = told[2:]
+    assert 0.8 < right / expected < 1.25

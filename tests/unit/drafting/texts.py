@@ -92,7 +92,7 @@ def expected_draft(text: Sequence[int], k: int, like: SamDrafter | None = None) 
     drafter = SamDrafter(config, Limits(1, WIDTH))
     if like is not None:
         for learned in ("shares", "weights"):
-            getattr(drafter._policy, learned)[:] = getattr(like._policy, learned)
+            getattr(drafter._policy.votes, learned)[:] = getattr(like._policy.votes, learned)
     return step(drafter, {"a": text})["a"]
 
 

@@ -101,6 +101,7 @@ class GateOnRecord:
 
     is_trial = False
     least_chance = 0.0
+    shape = 0
 
     def __init__(self) -> None:
         self.seen: list[EngineStep] = []

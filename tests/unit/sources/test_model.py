@@ -112,8 +112,8 @@ def test_how_certain_the_model_was_counts():
         text = [*text, 7 if sure else 8]
         if len(text) > MAX_LENGTH - 4:
             break
-    policy = drafter._policy
-    shares = policy.shares[1] / policy.shares[0]
+    votes = drafter._policy.votes
+    shares = votes.shares[1] / votes.shares[0]
     assert shares.max() > 0.9 and shares.min() < 0.2
 
 

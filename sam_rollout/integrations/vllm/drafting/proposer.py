@@ -34,7 +34,7 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
 )
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
-from sam_rollout.session.session import DraftSession
+from sam_rollout.session.session import DraftSession, shapes_of
 from sam_rollout.sources import Piece, check_sources
 
 if TYPE_CHECKING:
@@ -63,10 +63,9 @@ class RunnerRequests:
 
     Args:
         runner: vLLM's model runner.
-        trees: whether drafts are trees.
     """
 
-    def __init__(self, runner: Any, trees: bool = False) -> None:
+    def __init__(self, runner: Any) -> None:
         from vllm.v1.structured_output import StructuredOutputManager
 
         self._runner = runner
@@ -76,8 +75,7 @@ class RunnerRequests:
         # with a grammar then go without drafts, thinking or not.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
         ahead = getattr(runner, "use_async_scheduling", False)
-        self._no_grammars = ahead or trees or not begins
-        self._trees = trees
+        self._no_grammars = ahead or not begins
 
     @property
     def live(self) -> Collection[str]:
@@ -98,12 +96,19 @@ class RunnerRequests:
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
         if sampling is None:
             return False
-        # Grammars and thinking budgets read a request's draft tokens as one text, which trees are
-        # not.
         has_grammar = self._no_grammars and sampling.structured_outputs is not None
-        thinks = self._trees and getattr(sampling, "thinking_token_budget", None) is not None
-        asks = bool((sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY))
-        return has_grammar or thinks or asks
+        return has_grammar or bool((sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY))
+
+    def takes_trees(self, request_id: str) -> bool:
+        """Whether a live request's drafts may be trees.
+
+        Grammars and thinking budgets read its draft tokens as one text, which trees are not.
+        """
+        sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
+        if sampling is None:
+            return True
+        thinks = getattr(sampling, "thinking_token_budget", None) is not None
+        return sampling.structured_outputs is None and not thinks
 
 
 class SamProposer:
@@ -151,7 +156,8 @@ class SamProposer:
         self._late_binding: LateBinding | None = None  # where the engine schedules a step ahead
         self._with_output: WithOutput | None = None  # where drafts come with a step's output
         self._engine_drafter: EngineDrafter | None = None  # where vLLM runs a drafter of its own
-        self._trees: Trees | None = None  # where drafts are trees
+        self._trees: Trees | None = None  # where drafts may be trees
+        self._why_no_trees = ""
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: there is no draft model. The runners for CPU and NPU always call this."""
@@ -189,8 +195,7 @@ class SamProposer:
                 attached.detach()
         self._sampler_clock = self._scored = self._late_binding = self._with_output = None
         self._engine_drafter = self._trees = None
-        if self.config.draft_shape == "tree":
-            self._bind_trees(model_runner)
+        self._bind_trees(model_runner)
         if self.config.drafts_with_model:
             from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
 
@@ -226,10 +231,17 @@ class SamProposer:
         """Prepare the runner for trees; drafts are chains where it cannot have them."""
         from sam_rollout.integrations.vllm.trees.attachment import Trees, why_no_trees
 
-        if reason := why_no_trees(model_runner, self._vllm_config, self.config):
-            logger.warning("sam.draft_shape = chain: %s", reason)
+        self._why_no_trees = ""
+        if self.config.draft_shape == "chain":
+            return
+        if "tree" not in shapes_of(self.config):
+            self._why_no_trees = f"the gate {self.config.gate.kind} measures nothing"
         else:
+            self._why_no_trees = why_no_trees(model_runner, self._vllm_config, self.config)
+        if not self._why_no_trees:
             self._trees = Trees(model_runner)
+        elif self.config.draft_shape == "tree":
+            logger.warning("sam.draft_shape = chain: %s", self._why_no_trees)
 
     def _new_session(self, record: bool) -> DraftSession:
         hooks: dict[str, Any] = {}
@@ -248,14 +260,15 @@ class SamProposer:
             hooks["made"] = self._engine_drafter.take
             # With scheduling ahead, passes follow two steps after they were asked for.
             hooks["made_after"] = 3 if has_places(self._vllm_config) else 1
-        # Without support here, drafts are chains and the source `draws` is off.
+        requests = RunnerRequests(self._runner)
+        if self._trees is not None:
+            hooks["takes_trees"] = requests.takes_trees
         sources: Any = self.config.sources
-        if not drawn:
+        if not drawn:  # there are no draws where no sampler keeps them
             sources = replace(sources, draws=replace(sources.draws, enabled=False))
-        shape = "chain" if self._trees is None else "tree"
         return DraftSession(
-            replace(self.config, draft_shape=shape, sources=sources),
-            RunnerRequests(self._runner, trees=self._trees is not None),
+            replace(self.config, sources=sources),
+            requests,
             self._limits,
             exchange=self.exchange,
             record=record,
@@ -319,7 +332,8 @@ class SamProposer:
             "sam": self.config.to_mapping(),
             "bound": self._runner is not None,
             "drafts_are_used": self.session is not None,
-            "draft_shape": "chain" if self._trees is None else "tree",
+            "draft_shapes": shapes_of(self.config) if self._trees else ("chain",),
+            "why_no_trees": self._why_no_trees,
             "padding": self.session.padding.describe() if self.session else NO_PADDING,
             "deciding_engines": self.exchange.ranks if self.exchange else 1,
             "why_synchronous": self._why_synchronous(),

@@ -52,6 +52,10 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
     if config.drafts_with_model:
         model = config.sources.model
         line += f", with up to {model.max_tokens} tokens of {model.method} {model.path}".rstrip()
+    if reason := ours[0].get("why_no_trees"):
+        line += f"; chains, not trees: {reason}"
+    elif "tree" in (shapes := ours[0]["draft_shapes"]):
+        line += "; trees" if len(shapes) == 1 else "; chains or trees, as the gate measures"
     # These parts are left out for an engine that decides alone, one without graphs, and one that
     # knows the method custom_class by itself.
     if ours[0]["deciding_engines"] > 1:

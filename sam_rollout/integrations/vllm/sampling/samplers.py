@@ -312,12 +312,16 @@ class KeyedRejectionSampler(RejectionSampler):
     ) -> LogprobsTensors:
         """Gather log-probabilities and ranks by row, in the layout that vLLM filters."""
         gathered = self.sampler.gather_logprobs(logprobs, count, row_tokens)
-        rows = layout.rows.flatten()
+        rows = self._kept_rows(layout).flatten()
         return LogprobsTensors(
             gathered.logprob_token_ids[rows],
             gathered.logprobs[rows],
             gathered.selected_token_ranks[rows],
         )
+
+    def _kept_rows(self, layout: DraftLayout) -> torch.Tensor:
+        """Return the row that each token was drawn from, int64 [batch, max_drafts + 1]."""
+        return layout.rows
 
     def _process(
         self,

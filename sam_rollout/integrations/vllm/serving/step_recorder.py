@@ -20,7 +20,7 @@ from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import NOTE_COLUMNS, DraftNote, StepRecord, table_of
 
 # The note of a step that the session did not see, because the engine verified no drafts in it.
-SKIPPED = DraftNote(gate_open=False, draft_budget=0)
+SKIPPED = DraftNote(gate_open=False, draft_budget=0, draft_trees=False)
 
 
 class EngineStepRecorder:

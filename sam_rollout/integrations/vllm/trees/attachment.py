@@ -14,10 +14,11 @@ from sam_rollout.integrations.vllm.trees.step_trees import TreeKeeper
 def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
     """Say why drafts of this engine have to be chains; empty where they may be trees."""
     from vllm.platforms import current_platform
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
     if not current_platform.is_cpu():
         return "trees are verified on CPUs only so far"
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+
     if not hasattr(runner, "_prepare_inputs"):
         return "this kind of model runner verifies chains"
     if not keeps_draws(runner):
@@ -68,7 +69,7 @@ class Trees:
         self.keep = self._keeper.keep
 
     def row_parents(self) -> np.ndarray | None:
-        """As `StepTrees.row_parents`; None where the step at hand has chains alone."""
+        """Return `StepTrees.row_parents`; None where the step at hand has chains alone."""
         return None if self._keeper.step is None else self._keeper.step.row_parents
 
     def detach(self) -> None:

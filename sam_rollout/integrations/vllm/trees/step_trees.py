@@ -81,9 +81,14 @@ class TreeKeeper:
 
         Where a step has no room for a request, its drafts wait for a later one.
         """
+        if not batch.has_trees and not self._row_of:
+            return
         rows, live = len(request_ids), self._runner.requests
         row_of = {request_id: row for row, request_id in enumerate(request_ids)}
         waiting = [name for name in self._row_of if name not in row_of and name in live]
+        if not batch.has_trees and not waiting:
+            self._row_of = {}
+            return
         parents = batch.parents[:rows]
         if waiting:
             others = self._parents[[self._row_of[name] for name in waiting]]
@@ -96,7 +101,7 @@ class TreeKeeper:
     def _preparing(self, scheduler_output: Any, num_scheduled: np.ndarray) -> Any:
         prepared = self._prepare_inputs(scheduler_output, num_scheduled)
         drafts = scheduler_output.scheduled_spec_decode_tokens
-        self.step = self._read(drafts) if drafts else None
+        self.step = self._read(drafts) if drafts and self._row_of else None
         return prepared
 
     def _read(self, drafts: dict[str, list[int]]) -> StepTrees | None:

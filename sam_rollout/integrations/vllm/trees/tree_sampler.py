@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
@@ -56,19 +55,10 @@ class TreeRejectionSampler(KeyedRejectionSampler):
         self._accept(trees, path, token_ids)
         return token_ids
 
-    def _gather(
-        self, logprobs: torch.Tensor, count: int, row_tokens: torch.Tensor, layout: DraftLayout
-    ) -> LogprobsTensors:
+    def _kept_rows(self, layout: DraftLayout) -> torch.Tensor:
         if self._path is None:
-            return super()._gather(logprobs, count, row_tokens, layout)
-        gathered = self.sampler.gather_logprobs(logprobs, count, row_tokens)
-        rows = layout.first_row.unsqueeze(1) + self._path
-        rows = rows.clamp_(max=layout.num_rows - 1).flatten()
-        return LogprobsTensors(
-            gathered.logprob_token_ids[rows],
-            gathered.logprobs[rows],
-            gathered.selected_token_ranks[rows],
-        )
+            return super()._kept_rows(layout)
+        return (layout.first_row.unsqueeze(1) + self._path).clamp_(max=layout.num_rows - 1)
 
     def _process(
         self,

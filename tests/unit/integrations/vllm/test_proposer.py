@@ -215,18 +215,20 @@ def test_a_grammar_has_no_drafts_that_it_would_not_see(ahead, begins_anywhere, d
     assert not requests.takes_no_drafts("without")
 
 
-@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize("shape", ["chain", "tree", "auto"])
 def test_where_trees_cannot_be_verified_chains_are_drafted_and_the_start_goes_on(shape, caplog):
     """The check at start-up compares with what was asked."""
     runner = Runner()
-    asked = dataclasses.replace(runner.proposer.config, draft_shape=shape)
+    gate = GateConfig("auto")
+    asked = dataclasses.replace(runner.proposer.config, draft_shape=shape, gate=gate)
     runner.proposer = SamProposer(vllm_config(asked))
     runner.bind()
     session = runner.proposer.session
-    assert session.drafter.shape == "chain"
+    assert session.drafter.shapes == ("chain",)
     assert "draws" not in [source.name for source in session.drafter.sources]
     report = {"sampler": "stock", **runner.proposer.describe()}
-    check_drafters([report], asked)
+    line = check_drafters([report], asked)
     told = [record.getMessage() for record in caplog.records]
     reason = "this kind of model runner verifies chains"
     assert told == [f"sam.draft_shape = chain: {reason}"] * (shape == "tree")
+    assert (f"; chains, not trees: {reason}" in line) == (shape != "chain")

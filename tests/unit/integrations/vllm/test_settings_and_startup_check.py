@@ -32,6 +32,7 @@ OURS = {
     "padding": NO_PADDING,
     "deciding_engines": 1,
     "why_synchronous": "",
+    "draft_shapes": ("chain",),
 }
 AHEAD = "; scheduled a step ahead"
 

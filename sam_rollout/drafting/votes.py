@@ -1,0 +1,221 @@
+"""Votes for what a text goes on with: who has them, what they weigh, and what proved right.
+
+Chains (`policy.py`) and trees (`trees.py`) are two ways to draft what votes name. They learn from
+the same votes: an engine that changes from one to the other loses nothing.
+"""
+
+import numpy as np
+from numba import njit
+
+from sam_rollout.automaton.continuations import (
+    CLASSES,
+    LANE_FIRST,
+    LANE_HEADER,
+    LANE_LENGTH,
+    LANE_STATE,
+    LANE_TEXT,
+    LENGTH_CLASSES,
+    READY_CLASSES,
+    SHARES,
+    follow,
+    follow_lane,
+    lane_at,
+    take_votes,
+    vote,
+)
+from sam_rollout.automaton.interface import (
+    DRAWN,
+    FOLLOWERS,
+    LIVE,
+    NOWHERE,
+    PLACE_HEADER,
+    PLACE_KIND,
+    PLACE_LENGTH,
+    PLACE_STATE,
+    PLACE_TEXT,
+    READY,
+)
+from sam_rollout.automaton.kernels import _inlined
+from sam_rollout.drafting.in_flight import NO_SOURCE
+
+# Votes of a class that was never seen: their share of right ones rises with the suffix's length;
+# that of drafts made elsewhere is what they say of themselves.
+_FIRST_SHARES = np.linspace(0.35, 0.8, LENGTH_CLASSES)
+_SAID = np.convolve([0.0, *SHARES, 1.0], [0.5, 0.5], "valid")
+_FIRST_WEIGHT = 4.0  # in votes
+_LARGEST_SHARE = 0.995
+_CHANGED = -1.0  # for a weight that is to be worked out again; weights are not negative
+_SHARE_MEMORY = 1 << 12  # counts are halved when they reach this: a policy in training is followed
+
+# Chances of drafted tokens are learned by the sum of their votes.
+SUMS = 32
+SUM_WIDTH = 0.25
+# Classes, behind those of the sources, of the vote that texts have together.
+TOGETHER = 2 * SUMS
+BORROWED = 8.0  # tokens that an estimate of a chance borrows from the wider one
+ASSUMED = 4.0  # tokens that the widest one begins with
+CHANCE_MEMORY = 1 << 14
+
+
+class Votes:
+    """What is known of the votes; the policies of an engine share it.
+
+    Args:
+        sources: how many there are.
+        max_rows: most requests of the engine.
+
+    Attributes:
+        shares: float64[2, classes], how many votes of each class there were, and how many of them
+            were right.
+        weights: float64[classes], what a vote weighs.
+        accepted: int32[max_rows], tokens accepted of each request's last draft.
+    """
+
+    def __init__(self, sources: int, max_rows: int) -> None:
+        each = np.repeat(_FIRST_SHARES, CLASSES // LENGTH_CLASSES)
+        each[READY_CLASSES] = _SAID[:, None, None]
+        each = np.tile(each, sources)
+        sums = SUM_WIDTH * (np.arange(TOGETHER) // 2 + 0.5)
+        first = np.minimum(np.concatenate([each, -np.expm1(-sums)]), _LARGEST_SHARE)
+        self.shares = np.array([np.ones_like(first), first]) * _FIRST_WEIGHT
+        self.weights = -np.log1p(-first)
+        self.accepted = np.zeros(max_rows, np.int32)
+
+    def rearrange(self, rows: np.ndarray) -> None:
+        """Follow a changed batch: `rows`, int[B], is each row's former place, -1 for none."""
+        self.accepted[: len(rows)] = np.where(rows >= 0, self.accepted[rows], 0)
+
+
+@njit(nogil=True)
+def count_in(table, number, is_right, memory):
+    """Count a token of a class, right or wrong; halve the class's counts at `memory` tokens."""
+    table[0, number] += 1
+    table[1, number] += is_right
+    if table[0, number] >= memory:
+        table[0, number] *= 0.5
+        table[1, number] *= 0.5
+
+
+@njit(nogil=True)
+def count_vote(shares, weights, number, is_right):
+    """Count a vote of a class; what it weighs is worked out later, by `weigh`."""
+    count_in(shares, number, is_right, _SHARE_MEMORY)
+    weights[number] = _CHANGED
+
+
+@njit(nogil=True)
+def weigh(shares, weights):
+    """Work out the weights of classes that have new votes, once each: a class has many a step."""
+    for number in range(weights.size):
+        if weights[number] == _CHANGED:
+            share = min(shares[1, number] / shares[0, number], _LARGEST_SHARE)
+            weights[number] = -np.log1p(-share)
+
+
+@_inlined
+def heaviest_token(tokens, classes, weights, first, stop):
+    """The first vote for the token with the largest sum, and the sum."""
+    best, most = first, -1.0
+    for n in range(first, stop):
+        weight = 0.0
+        for m in range(first, stop):
+            if tokens[m] == tokens[n]:
+                weight += weights[classes[m]]
+        if weight > most:
+            best, most = n, weight
+    return best, most
+
+
+@_inlined
+def tell_agreement(tokens, classes, weights, texts, other):
+    """Let the class of vote number `other` tell whether texts name its token, and as the likeliest.
+
+    A class of a source of texts has the writer in this place. The votes of texts come first.
+    """
+    best, _ = heaviest_token(tokens, classes, weights, 0, texts)
+    is_named = False
+    for n in range(texts):
+        is_named |= tokens[n] == tokens[other]
+    classes[other] += int(is_named) + int(is_named and tokens[best] == tokens[other])
+
+
+@_inlined
+def put_lanes(i, slot, places, lanes):
+    """Put a row's lanes, of which `slot` is the first, where its text stands in each source."""
+    for s in range(places.shape[0]):
+        if places[s, i, PLACE_KIND] != NOWHERE:
+            lane = lane_at(lanes, slot + s)
+            lane[LANE_HEADER] = places[s, i, PLACE_HEADER]
+            lane[LANE_STATE] = places[s, i, PLACE_STATE]
+            lane[LANE_LENGTH] = places[s, i, PLACE_LENGTH]
+            lane[LANE_TEXT] = places[s, i, PLACE_TEXT]
+            lane[LANE_FIRST] = s * CLASSES
+
+
+@_inlined
+def collect(i, first, places, lanes, tasks, tokens, classes, origin, weights):
+    """Gather the votes for a row's next token; return how many texts have, and how many there are.
+
+    Votes of texts come first, then votes of drafts made elsewhere.
+    """
+    sources, count = places.shape[0], 0
+    for s in range(sources):
+        kind, slot, before = places[s, i, PLACE_KIND], (i - first) * sources + s, count
+        if kind == LIVE:
+            count = take_votes(lanes, tasks, slot, tokens, classes, count)
+        elif kind == FOLLOWERS:
+            count = _vote(kind, lane_at(lanes, slot), tokens, classes, count)
+        for n in range(before, count):
+            origin[n] = s
+    for s in range(sources):
+        if places[s, i, PLACE_KIND] == DRAWN:
+            before = count
+            lane = lane_at(lanes, (i - first) * sources + s)
+            count = _vote(DRAWN, lane, tokens, classes, count)
+            if count > before:
+                origin[before] = s
+                tell_agreement(tokens, classes, weights, before, before)
+    texts = count
+    for s in range(sources):
+        if places[s, i, PLACE_KIND] == READY:
+            origin[count] = s
+            lane = lane_at(lanes, (i - first) * sources + s)
+            count = _vote(READY, lane, tokens, classes, count)
+    return texts, count
+
+
+@_inlined
+def _vote(kind, lane, tokens, classes, count):
+    return vote(
+        kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH], lane[LANE_FIRST], tokens,
+        classes, count,
+    )  # fmt: skip
+
+
+@_inlined
+def origin_of(token, sources, tokens, classes, origin, weights, count):
+    """The source whose votes for a token weigh most."""
+    best, heaviest = NO_SOURCE, 0.0
+    for s in range(sources):
+        weight = 0.0
+        for n in range(count):
+            if origin[n] == s and tokens[n] == token:
+                weight += weights[classes[n]]
+        if weight > heaviest:
+            best, heaviest = s, weight
+    return best
+
+
+@_inlined
+def follow_token(i, first, token, places, lanes, tasks):
+    """Let a row's lanes follow the token that was drafted."""
+    sources = places.shape[0]
+    for s in range(sources):
+        kind, slot = places[s, i, PLACE_KIND], (i - first) * sources + s
+        if kind == LIVE:
+            follow_lane(lanes, tasks, slot, token)
+        elif kind != NOWHERE:
+            lane = lane_at(lanes, slot)
+            lane[LANE_STATE], lane[LANE_LENGTH] = follow(
+                kind, lane[LANE_HEADER], lane[LANE_STATE], lane[LANE_LENGTH], token
+            )
