@@ -31,13 +31,13 @@ def installed() -> str | None:
 
 
 def require_supported(asked: Sequence[str]) -> None:
-    """Refuse another release.
+    """Refuse an unsupported release of vllm-ascend.
 
     Args:
-        asked: The settings that need it, for the message.
+        asked: The settings that need the supported release, for the message.
 
     Raises:
-        UnsupportedVersionError: Names what was found, what is supported and what to do.
+        UnsupportedVersionError: The message names both releases and says what to do.
     """
     if is_supported():
         return
