@@ -1,1 +1,1 @@
-"""The programs behind every number that README and docs quote; results lie in results/."""
+"""The programs behind every number in README and docs; their records are in results/."""

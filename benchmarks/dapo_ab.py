@@ -1,19 +1,19 @@
-"""Whole DAPO runs without and with SAM, alternating, several of each, and a pair that is not fair.
+"""Trains whole DAPO runs without and with SAM in alternation, and one for an unfair comparison.
 
     python -m benchmarks.dapo_ab [--repeats 3] [--steps 5] [--work-dir outputs/dapo_ab]
     python -m benchmarks.dapo_ab --again    # only compare the stored runs again
 
-Every run starts from the same checkpoint with the same prompts and, with the coupled sampler, the
-same random numbers: all sides then train on the same responses. The first step of a run is left
-out: it pays for what is set up lazily. Beside the clock, which other programs of the machine
-disturb, the record has each run's engine steps and the processor time of its engine. The other side
-of the unfair pair has another seed and shorter responses; it is there to show, and to check, that a
-comparison says so.
+Every run starts from the same checkpoint with the same prompts. With the coupled sampler it also
+has the same random numbers, so all sides train on the same responses. The first step of a run is
+left out, because it includes lazy initialisation. Other programs on the machine disturb times.
+Therefore the record also has each run's engine steps and its engine's processor time. The unfair
+run has another seed and shorter responses. It shows, and a test checks, that a comparison reports
+such differences.
 
-Finished runs stay in the work folder, so that an interrupted recording goes on where it was. Stored
-below benchmarks/results: the light part of every run (``runs/``), texts included, both comparisons
-as JSON and as pages, a picture, and a screenshot where a Chromium is installed. ``--again`` writes
-these of the stored runs after the comparison itself has changed; machine and date stay.
+Finished runs stay in the work folder, so that an interrupted recording can continue. The program
+writes below benchmarks/results: a small copy of every run with its texts (``runs/``), both
+comparisons as JSON and HTML, a picture, and a screenshot if a Chromium is installed. ``--again``
+writes these files from the stored runs, for changes of the comparison; machine and date stay.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sam_rollout.report.page import write_page
 from sam_rollout.report.pictures import plot_comparison
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
-# Name of a side -> its overrides; the first is what the other is compared with.
+# Name of a side -> its overrides; the first side is the baseline.
 SIDES = {"off": ("sam=off",), "on": ("sam=on",)}
 ENGINE_STEPS = "sam/engine/steps"
 UNFAIR_RUN = "other-seed-shorter"
@@ -56,7 +56,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def plan(repeats: int, steps: int, unfair_steps: int) -> dict[str, tuple[str, ...]]:
-    """Name of every run -> its overrides, in order; the side that begins alternates."""
+    """Return name -> overrides of every run, in order; the sides begin in turns."""
     runs: dict[str, tuple[str, ...]] = {}
     for number in range(1, repeats + 1):
         for side in SIDES if number % 2 else reversed(SIDES):
@@ -69,7 +69,7 @@ def _steps(count: int) -> str:
 
 
 def pairs(repeats: int) -> dict[str, Any]:
-    """Which runs are compared with which."""
+    """Return the runs of both comparisons."""
     base, sam = ([f"{side}-{number}" for number in range(1, repeats + 1)] for side in SIDES)
     return {
         FAIR: {"base": base, "sam": sam, "skip_first": 1},
@@ -78,7 +78,7 @@ def pairs(repeats: int) -> dict[str, Any]:
 
 
 def beside_the_clock(work_dir: Path, repeats: int) -> dict[str, Any]:
-    """Engine steps and processor time of every run but for its first step, and base / side."""
+    """Return engine steps and processor time of every run without its first step, and ratios."""
     found: dict[str, dict[str, list[float]]] = {}
     for side in SIDES:
         runs = [work_dir / f"{side}-{number}" for number in range(1, repeats + 1)]
@@ -99,7 +99,7 @@ def _engine_steps(run: Path) -> float:
 
 
 def finished(run_dir: Path, overrides: tuple[str, ...]) -> bool:
-    """Whether the folder holds a whole run of these overrides."""
+    """Return whether the folder has a complete run with these overrides."""
     steps = int(next(o for o in overrides if o.startswith(_steps(0)[:-1])).rpartition("=")[2])
     try:
         return max(RunFolder(run_dir).read_train_steps(), default=0) == steps
@@ -108,7 +108,7 @@ def finished(run_dir: Path, overrides: tuple[str, ...]) -> bool:
 
 
 def screenshot(page: Path, picture: Path) -> bool:
-    """Photograph the top of a page; False if there is no browser."""
+    """Take a screenshot of the top of a page; return False without a browser."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         return False
@@ -121,7 +121,7 @@ def screenshot(page: Path, picture: Path) -> bool:
 
 
 def main() -> None:
-    """Run what is missing, store, compare, draw."""
+    """Run the missing runs, store them, and write the comparisons."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5)
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--work-dir", type=Path, default=Path("outputs/dapo_ab"))
     parser.add_argument("--again", action="store_true", help="run nothing, compare again")
     arguments = parser.parse_args()
-    os.chdir(REPOSITORY)  # the record names its runs as seen from there
+    os.chdir(REPOSITORY)  # the record's paths are relative to it
     if arguments.again:
         record = measuring.read_record(RESULTS / RECORD)
         write_record(record)
@@ -140,7 +140,7 @@ def main() -> None:
     for number, (name, overrides) in enumerate(runs.items(), start=1):
         run_dir = arguments.work_dir / name
         if finished(run_dir, overrides):
-            print(f"==> run {number} of {len(runs)}, {name}: there already", flush=True)
+            print(f"==> run {number} of {len(runs)}, {name}: already finished", flush=True)
             continue
         print(f"==> run {number} of {len(runs)}, {name}", flush=True)
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -165,10 +165,10 @@ def main() -> None:
 
 
 def write_record(record: dict[str, Any]) -> None:
-    """Compare the stored runs and write everything that is shown of them.
+    """Compare the stored runs, and write record, pages and pictures.
 
     Args:
-        record: But for the comparisons, which are made anew.
+        record: The record; its comparisons are replaced.
     """
     from rich.console import Console
 

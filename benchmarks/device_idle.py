@@ -1,16 +1,15 @@
-"""How long an accelerator would wait for the host between two steps, with drafts and without.
+"""Measures how long an accelerator would wait for the host between two steps, by side.
 
     python -m benchmarks.device_idle [--rounds 3]
 
-The device is emulated (`tests/emulated_device.py`): known texts, steps that take a given time.
-Scheduler, message queues, model runner, drafter and output processing are the real code, in the
-processes that vLLM gives them. ``no drafts`` is vLLM alone, ``suffix decoding`` vLLM's own drafter
-(arctic-inference; left out where that is not installed), ``closed`` ours with a gate that never
-opens, ``open`` ours drafting for all requests, ``joined`` with an EAGLE-3 head, too. Each is
-measured with synchronous scheduling, and with asynchronous scheduling where it can have that. Steps
-count in which all requests decode.
+The device is emulated (`tests/emulated_device.py`): texts are known, and steps take a given time.
+Scheduler, message queues, model runner, drafter and output processing run in vLLM's own processes.
+``no drafts`` is vLLM alone. ``suffix decoding`` is vLLM's own drafter; it needs arctic-inference.
+``closed`` is our drafter with a gate that never opens, ``open`` drafts for all requests, and
+``joined`` also has an EAGLE-3 head. Each side is measured with synchronous scheduling, and with
+asynchronous scheduling if it supports that. Only steps in which all requests decode count.
 
-The host's part is this machine's: two busy cores take longer than a server's.
+The host's time depends on this machine: two busy cores are slower than a server.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from sam_rollout.integrations.vllm.offline import (
 )
 from sam_rollout.telemetry.traces import groups_of, read_traces
 
-os.environ[MULTIPROCESSING_ENV] = "1"  # the engine in a process of its own, as under verl
-prepare_environment()  # before torch is imported: engines are forked, which its threads would miss
+os.environ[MULTIPROCESSING_ENV] = "1"  # the engine runs in its own process, as under verl
+prepare_environment()  # must precede torch: engines are forked, and threads do not survive a fork
 
 DEVICE_MS, REQUESTS = (5, 10, 20, 40), (8, 64, 128, 256)
 TOKEN_US, LAUNCH_US = 10.0, 300.0
-STEPS = 48  # of a cell, at least a few of them with all requests
+STEPS = 48  # steps of a cell; in some of them all requests run
 K = 3
 MAX_TOKENS = STEPS * (1 + K) // 2
-TEXTS = RESULTS / "runs" / "off-1"  # of the tiny model
+TEXTS = RESULTS / "runs" / "off-1"  # texts of the tiny model
 NONE, SUFFIX, CLOSED, OPEN = "no drafts", "suffix decoding", "closed", "open"
 JOINED = "joined"
 HEAD = {"enabled": True, "path": f"{MODEL}_eagle3", "max_tokens": K}
@@ -53,7 +52,7 @@ SIDES = (
 
 
 def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any]]:
-    """The group `sam` and further engine arguments of a side."""
+    """Return the group `sam` and further engine arguments of a side."""
     further: dict[str, Any] = {"async_scheduling": None if scheduling == ASYNC else False}
     gates = {CLOSED: GateConfig(kind="closed"), OPEN: GateConfig(kind="threshold", threshold=4096)}
     if drafts == JOINED:
@@ -67,14 +66,14 @@ def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any
 
 
 def texts() -> list[tuple[list[int], list[int]]]:
-    """Prompts and responses that are long enough, siblings of a prompt one after the other."""
+    """Return prompts and responses of sufficient length; siblings are adjacent."""
     known = [text for group in groups_of(read_traces(TEXTS)) for text in group]
     pairs = [(text.prompt.tolist(), text.response.tolist()) for text in known]
     return [pair for pair in pairs if len(pair[1]) > MAX_TOKENS + K][: max(REQUESTS)]
 
 
 def requests_of(known: list[tuple[list[int], list[int]]], count: int, number: int) -> list[Any]:
-    """Prompts and `SamplingParams` of a cell; `number` makes them others than before."""
+    """Return prompts and `SamplingParams` of a cell; `number` makes their identities unique."""
     from vllm import SamplingParams, TokensPrompt
 
     from tests.emulated_device import TEXT_KEY
@@ -99,10 +98,10 @@ def requests_of(known: list[tuple[list[int], list[int]]], count: int, number: in
 def measure(
     engine: Any, known: list[tuple[list[int], list[int]]], device_ms: float, count: int, number: int
 ) -> dict[str, float]:
-    """One cell: milliseconds of a step, and of idle device in it; means over its steps.
+    """Measure one cell: mean milliseconds of a step, and of the idle device in it.
 
     Raises:
-        RuntimeError: a text is not the known one.
+        RuntimeError: A text is not the known one.
     """
     from tests.emulated_device import PARTS
 
@@ -112,9 +111,9 @@ def measure(
     for output, (_, response) in zip(outputs, known, strict=False):
         tokens = list(output.outputs[0].token_ids)
         if tokens != response[: len(tokens)]:
-            raise RuntimeError(f"request {output.request_id} was led along another text")
+            raise RuntimeError(f"request {output.request_id} has another text than the known one")
     _, steps, parts = engine.collective_rpc("device_steps")[0]
-    # The first step with all requests still has prompts behind it.
+    # The first steps with all requests still compute prompts.
     full = [step for step in steps if step[0] == count and step[1] < count * (K + 2)][2:]
     device_s = statistics.fmean(work for *_, work in full)
     idle_s = statistics.fmean(idle for _, _, idle, _ in full)
@@ -123,7 +122,7 @@ def measure(
         "step_ms": 1e3 * (device_s + idle_s),
         "idle_ms": 1e3 * idle_s,
         "scored": statistics.fmean(tokens for _, tokens, *_ in full) / count,
-        # Steps of a closed gate do not wait, but for those that end something.
+        # With a closed gate, only steps in which a request ends wait.
         **{
             part: 1e3 * statistics.median(column)
             for part, column in zip(PARTS, zip(*parts, strict=True), strict=False)
@@ -133,7 +132,7 @@ def measure(
 
 
 def run_side(side: tuple[str, str], cells: list[tuple[float, int]]) -> list[dict[str, float]]:
-    """Start a side's engine, measure the cells, end it."""
+    """Start a side's engine, measure the cells, and end the engine."""
     drafts, scheduling = side
     sam, further = arguments_of(drafts, scheduling)
     known = texts()
@@ -162,7 +161,7 @@ def run_side(side: tuple[str, str], cells: list[tuple[float, int]]) -> list[dict
 def run_all(
     sides: list[tuple[str, str]], cells: list[tuple[float, int]], rounds: int
 ) -> list[dict[str, Any]]:
-    """Every side and cell, rounds times, sides in turns; a row each, medians with intervals."""
+    """Measure all sides in turns for `rounds` rounds; return a row of medians per side and cell."""
     from tests.emulated_device import asynchronous_scheduling, emulate
 
     emulate(texts())

@@ -1,15 +1,15 @@
-"""What draft trees, and the draws of rejected drafts, bring beside chains.
+"""Compares draft trees, and the draws of rejected drafts, with chains.
 
     python -m benchmarks.draft_trees [--traces FOLDER] [--output FILE]
     python -m benchmarks.draft_trees --check [--traces FOLDER]
 
-Two parts, which count engine steps and take no times. With ``--traces`` (sets of
-``benchmarks.real_traces``) recorded responses are sampled again step by step, all sources of texts
-on, no draws: with the coupled sampler a text is given, so that the count is exact. Of a set with
-several training steps the first is only read. The other part is a rollout of the tiny model in
+The program counts engine steps and measures no times. It has two parts. With ``--traces`` (sets of
+``benchmarks.real_traces``), recorded responses are sampled again step by step, with all text
+sources and without draws. The coupled sampler fixes a text, so this count is exact. If a set has
+several training steps, the first one is only read. The other part is a rollout of the tiny model in
 vLLM, whose responses have to be the same on every side.
 
-``--check`` repeats the first part, and half of the second, and fails where less comes out than
+``--check`` repeats the first part and half of the second. It fails if the gains are smaller than
 docs/results.md says.
 """
 
@@ -43,8 +43,8 @@ from sam_rollout.telemetry.traces import Trace, read_sets
 
 ALWAYS = GateConfig("threshold", 100_000)
 TEXTS = ("own", "prompt", "run")
-ROWS, TAIL = 32, 8  # requests of the batch; the tail begins where no more run and none waits
-# Shape, tokens of a request, tokens of a step.
+ROWS, TAIL = 32, 8  # most requests of the batch, and of the tail, in which none waits
+# Name -> shape, draft tokens per request, draft tokens per step.
 SHAPES = {
     "chain of 8": ("chain", 8, 4096),
     "tree of 8": ("tree", 8, 4096),
@@ -52,7 +52,7 @@ SHAPES = {
     "tree, 128 shared": ("tree", 32, 128),
 }
 PROMPTS, SIBLINGS, MAX_TOKENS = 16, 8, 400
-# Sources, shape, tokens of a request.
+# Name -> sources, shape, draft tokens per request.
 SIDES: dict[str, tuple[tuple[str, ...], str, int]] = {
     "off": ((), "chain", 8),
     "chain of 8": (TEXTS, "chain", 8),
@@ -62,13 +62,13 @@ SIDES: dict[str, tuple[tuple[str, ...], str, int]] = {
     "tree of 16": (TEXTS, "tree", 16),
     "tree of 16, draws": ((*TEXTS, "draws"), "tree", 16),
 }
-# Least gains over a chain of 8: of a set's tokens per step, the mean and the least; of steps.
+# Least gains over a chain of 8 in tokens per step (mean over sets, single set) and in steps.
 LEAST = {"tree of 8": (1.09, 1.05), "tree of 16": (1.24, 1.18)}
 LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03
 
 
 def drafting(names: tuple[str, ...], shape: str, k: int, budget: int, folder: str) -> SamConfig:
-    """Always open; `run` whatever its size."""
+    """Return a configuration with these sources and an open gate."""
     if not names:
         return SamConfig(enabled=False)
     sources: Any = sources_of(*names)
@@ -80,7 +80,7 @@ def drafting(names: tuple[str, ...], shape: str, k: int, budget: int, folder: st
 
 
 class Rollout:
-    """Recorded responses of a training step, sampled again."""
+    """Samples the recorded responses of training steps again."""
 
     def __init__(self, drafter: SamDrafter, longest: int) -> None:
         self._drafter = drafter
@@ -88,7 +88,7 @@ class Rollout:
         self.sums = dict.fromkeys(("tokens", "rows", "drafted", "steps", "tail_steps"), 0)
 
     def read(self, traces: list[Trace]) -> None:
-        """See whole responses, as an earlier training step has."""
+        """Read whole responses, as the texts of an earlier training step."""
         for number, trace in enumerate(traces):
             name, text = f"read {trace.step} {number}", trace.tokens
             self._admit(name, trace)
@@ -104,7 +104,7 @@ class Rollout:
         self._end_step()
 
     def sample(self, traces: list[Trace]) -> None:
-        """Sample them step by step, as many at a time as the batch holds."""
+        """Sample responses step by step; at most `ROWS` run at once."""
         waiting = [(f"{trace.step} {n}", trace) for n, trace in enumerate(traces)][::-1]
         names: list[str] = []
         texts: list[np.ndarray] = []
@@ -153,21 +153,21 @@ class Rollout:
         self.sums["tail_steps"] += is_tail
 
     def _admit(self, name: str, trace: Trace) -> None:
-        self._drafter.admit(name, who(trace))
+        self._drafter.admit(name, identity_of(trace))
 
     def _end_step(self) -> None:
         self._drafter.end_step()
         self._drafter.wait()
 
 
-def who(trace: Trace) -> RequestIdentity:
-    """The identity of a recorded response."""
+def identity_of(trace: Trace) -> RequestIdentity:
+    """Return the identity of a recorded response."""
     prompt = trace.prompt.tolist() or [trace.group]
     return identify(prompt, seed=0, step=trace.step, sibling=trace.sibling, split="train")
 
 
 def accepted(batch: DraftBatch, row: int, text: np.ndarray, at: int) -> int:
-    """How many of a row's draft tokens the text goes on with."""
+    """Return how many of a row's draft tokens continue the text."""
     node = length = 0
     while at + length < len(text):
         node = next_node(
@@ -180,18 +180,18 @@ def accepted(batch: DraftBatch, row: int, text: np.ndarray, at: int) -> int:
 
 
 def replay(traces: list[Trace], shape: str, k: int, budget: int) -> dict[str, float]:
-    """Sample a set again with one shape of drafts."""
+    """Sample a set again with one shape of drafts; return its counts."""
     steps = sorted({trace.step for trace in traces})
     longest = max(len(trace.tokens) for trace in traces) + 1
     with tempfile.TemporaryDirectory() as folder:
         config = drafting(TEXTS, shape, k, budget, folder)
         rollout = Rollout(SamDrafter(config, Limits(ROWS, longest)), longest)
         for number, step in enumerate(steps):
-            those = [trace for trace in traces if trace.step == step]
+            sampled = [trace for trace in traces if trace.step == step]
             if number == 0 and len(steps) > 1:
-                rollout.read(those)
+                rollout.read(sampled)
             else:
-                rollout.sample(those)
+                rollout.sample(sampled)
     sums = rollout.sums
     return {
         "tokens_per_step": sums["tokens"] / sums["rows"],
@@ -202,7 +202,7 @@ def replay(traces: list[Trace], shape: str, k: int, budget: int) -> dict[str, fl
 
 
 def rollout_of(side: str, prompts: list[list[int]]) -> dict[str, Any]:
-    """A rollout of the tiny model in vLLM."""
+    """Run a rollout of the tiny model in vLLM; return its counts and a hash of its texts."""
     names, shape, k = SIDES[side]
     requests = requests_of(prompts, SIBLINGS, step=1)
     with tempfile.TemporaryDirectory() as folder:
@@ -227,14 +227,14 @@ def rollout_of(side: str, prompts: list[list[int]]) -> dict[str, Any]:
 
 
 def gains(rows: dict[str, dict[str, float]], figure: str) -> dict[str, float]:
-    """Each side over the chain of 8; of steps, how many times fewer."""
+    """Return each side's gain over the chain of 8: ratio of `figure`, or inverse for steps."""
     base = rows["chain of 8"][figure]
     fewer = figure.endswith("steps")
     return {name: base / row[figure] if fewer else row[figure] / base for name, row in rows.items()}
 
 
 def failures(record: dict[str, Any]) -> list[str]:
-    """What falls short of the promises."""
+    """Describe all gains that are smaller than promised."""
     found = []
     for side, (mean, least) in LEAST.items() if record["sets"] else ():
         each = [gains(rows, "tokens_per_step")[side] for rows in record["sets"].values()]
@@ -256,7 +256,7 @@ def failures(record: dict[str, Any]) -> list[str]:
 def main() -> None:
     options = parser(__doc__ or "", "draft_trees")
     options.add_argument("--traces", type=Path, help="Sets of recorded responses.")
-    options.add_argument("--check", action="store_true", help="Fail where promises are not kept.")
+    options.add_argument("--check", action="store_true", help="Fail if gains are too small.")
     asked = options.parse_args()
     prepare_environment()
     sets = read_sets([asked.traces]) if asked.traces else {}

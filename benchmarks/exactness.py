@@ -1,19 +1,19 @@
-"""How often a sampled token changes where logits round differently: by sampler and disturbance.
+"""Measures how often a sampled token changes if logits round differently, by sampler.
 
     python -m benchmarks.exactness [--model FOLDER]... [--output benchmarks/results/exactness.json]
     python -m benchmarks.exactness --check
 
-Logits are disturbed as other kernels disturb them, and drawn from with the same random bits as
-before. Made-up distributions have 151,936 tokens, Zipf-like in random order, of one entropy each or
-of the entropies of a reasoning model's positions. Models (the tiny one, others by ``--model``) read
-texts they have sampled themselves: once more with the sums of attention or of the output layer in
-another order, products rounded as TF32 does, hidden states or logits rounded to bfloat16, in
-bfloat16 with one attention against another, and with noise at positions of like entropy.
+Logits are disturbed as other kernels would disturb them. Tokens are drawn from both with the same
+random bits. Made-up distributions are Zipf-like, in random order, over 151,936 tokens. They have
+one entropy each, or the entropies of a reasoning model. Models (the tiny one, others by
+``--model``) read texts that they have sampled, and then read them again with a disturbance: another
+order of sums in attention or in the output layer, products rounded as TF32, hidden states or logits
+rounded to bfloat16, another attention in bfloat16, or noise at positions of similar entropy.
 
-Reported are the share of changed tokens, as drawn and as the closed form has it, which lies below
-2 TV for Gumbel noise, and how many of a response's 10,000 tokens come before the first change.
-``--check`` repeats the first row and a short second one, and fails where the promise of
-docs/verification.md does not hold.
+The program reports the share of changed tokens, as drawn and by the closed form, which is below
+2 TV for Gumbel noise. It also reports how many of a response's 10,000 tokens precede the first
+change. ``--check`` repeats the first row and a short second one, and fails if they contradict
+docs/verification.md.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from sam_rollout.bench.machine_record import machine
 from sam_rollout.verification import draw_gumbel, draw_tokens, keyed_bits
 
 VOCABULARY = 151_936  # Qwen3
-BATCH = 32  # rows of made-up distributions at a time
-POSITIONS, DRAWS = 384, 16  # of each made-up row; every position is drawn from so often
+BATCH = 32  # number of made-up distributions that are computed at once
+POSITIONS, DRAWS = 384, 16  # positions of a made-up row, and draws per position
 RESPONSE = 10_000  # tokens
-# Quantiles of a reasoning model's entropies in nats: half of the tokens have less than 0.01, a
-# fifth more than 0.672 (Wang et al., arXiv 2506.01939, Qwen3-8B); the ends are ours.
+# Quantiles of a reasoning model's entropies in nats: half of the tokens have less than 0.01, and a
+# fifth has more than 0.672 (Wang et al., arXiv 2506.01939, Qwen3-8B). The ends are assumed.
 REASONING = ((0.0, 0.5, 0.8, 1.0), (1e-4, 0.01, 0.672, 4.0))
 BANDS = ((0.5, 1.5), (3.0, 5.0))  # nats
-PROMPTS, SIBLINGS, TOKENS = 8, 2, 160  # texts a model writes
+PROMPTS, SIBLINGS, TOKENS = 8, 2, 160  # texts that a model samples
 
 Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]  # logits and disturbed ones, [rows, vocabulary]
@@ -50,17 +50,17 @@ SAMPLERS: dict[str, Draw] = {
 
 
 def inversion_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """The probability that one number falls on different tokens: double [rows]."""
+    """Return the probability that inversion draws different tokens from p and q, double [rows]."""
     (p_end, q_end) = (p.cumsum(-1), q.cumsum(-1))
     both = torch.minimum(p_end, q_end) - torch.maximum(p_end - p, q_end - q)
     return 1 - both.clamp_(min=0).sum(-1)
 
 
 def gumbel_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """The probability that equal noise draws different tokens: double [rows].
+    """Return the probability that equal Gumbel noise draws different tokens, double [rows].
 
-    A token is drawn from both with probability 1 / sum_j max(p_j / p_i, q_j / q_i). In order of
-    q / p, a token's sum takes p of those before it, and q of those behind it.
+    Token i is drawn from both with probability 1 / sum_j max(p_j / p_i, q_j / q_i). In the order of
+    q / p, this sum takes p for tokens up to i and q for tokens after i.
     """
     order = (q / p.clamp(min=1e-300)).argsort(dim=-1)
     p, q = p.gather(-1, order), q.gather(-1, order)
@@ -73,7 +73,7 @@ CLOSED_FORMS = {"inversion": inversion_changes, "gumbel": gumbel_changes}
 
 
 def tokens_before_a_change(share: float) -> float:
-    """Expected number of a response's tokens before the first that changes, if each may alike."""
+    """Return the expected number of tokens before the first change; each changes with `share`."""
     if share < 1e-12:
         return float(RESPONSE)
     return -math.expm1(RESPONSE * math.log1p(-share)) * (1 - share) / share
@@ -81,7 +81,7 @@ def tokens_before_a_change(share: float) -> float:
 
 @torch.no_grad()
 def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
-    """Compare what each sampler draws from logits and disturbed ones."""
+    """Compare the tokens that each sampler draws from logits and from disturbed ones."""
     sums = dict.fromkeys(("entropy", "tv", *SAMPLERS), 0.0)
     changed = dict.fromkeys(SAMPLERS, 0)
     positions = 0
@@ -113,7 +113,7 @@ def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
 
 
 def made_up(entropies: np.ndarray, disturb: Callable[..., torch.Tensor], seed: int = 0) -> Pairs:
-    """Zipf-like rows in random order with these entropies, and what they are disturbed to."""
+    """Yield Zipf-like logits in random order with these entropies, and disturbed ones."""
     generator = torch.Generator().manual_seed(seed)
     ranks = torch.arange(1, VOCABULARY + 1).log()
     for some in torch.tensor(entropies).split(BATCH):
@@ -133,18 +133,18 @@ def add_noise(logits: torch.Tensor, generator: torch.Generator, size: float) -> 
 
 
 def to_bfloat16(values: torch.Tensor, _generator: Any = None) -> torch.Tensor:
-    """Round to 8 bits."""
+    """Round to the 8 significant bits of bfloat16."""
     return values.bfloat16().float()
 
 
 def to_tf32(values: torch.Tensor) -> torch.Tensor:
-    """Round to 11 bits, as tensor cores do with what they multiply."""
+    """Round to the 11 significant bits of TF32, as tensor cores round their inputs."""
     bits = values.float().view(torch.int32)
     return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32)
 
 
 def made_up_rows() -> dict[str, Pairs]:
-    """Every row of made-up distributions."""
+    """Return all rows of made-up distributions by name."""
     shapes = {f"{nats:g} nats": np.full(POSITIONS, float(nats)) for nats in (1, 4, 7)}
     shapes["reasoning"] = np.interp((np.arange(POSITIONS) + 0.5) / POSITIONS, *REASONING)
     noises = {f"noise {size:g}": partial(add_noise, size=size) for size in (0.01, 0.001, 0.0001)}
@@ -156,7 +156,7 @@ def made_up_rows() -> dict[str, Pairs]:
 
 
 class Reader:
-    """A model that writes texts, and reads them again in other ways."""
+    """A model that samples texts, and reads them again with disturbances."""
 
     def __init__(self, folder: str) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -179,7 +179,7 @@ class Reader:
             self._texts += [(len(prompt), text[None, :-1]) for text in texts]
 
     def rows(self) -> dict[str, Pairs]:
-        """Every row of this model."""
+        """Return all rows of this model by name."""
         weight = self._model.get_output_embeddings().weight
         parts = [slice(start, None, 4) for start in range(4)]
         heads: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -216,7 +216,7 @@ class Reader:
             yield hidden @ weight.T, head(hidden)
 
     def _with_noise(self, low: float, high: float) -> Pairs:
-        """Positions of these entropies only."""
+        """Yield only positions of these entropies, with noise."""
         generator = torch.Generator().manual_seed(0)
         for logits, _ in self._with_head(lambda hidden: hidden):
             entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
@@ -236,7 +236,7 @@ def show(name: str, row: dict[str, Any]) -> None:
 
 
 def check() -> None:
-    """Repeat two rows, and fail where Gumbel noise does not keep what docs/verification.md says."""
+    """Repeat two rows, and fail if they contradict docs/verification.md."""
     for nats, positions, fewer in ((1.0, POSITIONS, 5), (4.0, BATCH, 30)):
         name = f"{nats:g} nats, noise 0.01"
         pairs = made_up(np.full(positions, nats), partial(add_noise, size=0.01))
@@ -256,7 +256,7 @@ def check() -> None:
 
 
 def main() -> None:
-    """Measure, print, write; or check."""
+    """Measure and write the record, or check."""
     options = parser(__doc__, "exactness")
     options.add_argument("--model", type=Path, action="append", default=[], help="a folder")
     options.add_argument("--check", action="store_true", help="repeat two rows, write nothing")

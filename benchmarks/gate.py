@@ -1,14 +1,14 @@
-"""Gates against each other on one engine: closed, thresholds, and the one that measures.
+"""Compares gates on one engine: closed, with thresholds, and `auto`, which measures.
 
     python -m benchmarks.gate [--sources own|prompt] [--text easy|mixed|hopeless] [--seconds 120]
 
-One engine, whose gate is exchanged between rollouts, so that nothing else differs; gates take
-turns, round after round, and keep what they and the drafter have learned. With the coupled sampler
-all of them make the same texts. ``easy`` is sampled at a low temperature, so that texts repeat
-themselves, ``mixed`` at T = 1. ``hopeless`` is ``mixed`` with a drafter whose drafts are all wrong.
-``prompt`` drafts from own text and from responses to the same prompt. Gates begin anew with every
-text; its first round warms up, and is all that ``auto`` gets to learn before it counts. A call adds
-its rounds to the record.
+The program exchanges the gate of one engine between rollouts, so that nothing else differs. Gates
+take turns, round after round, and keep what they and the drafter have learned. With the coupled
+sampler, all sides sample the same texts. ``easy`` texts have a low temperature and repeat
+themselves, ``mixed`` texts have T = 1. ``hopeless`` is ``mixed`` with a drafter whose drafts are
+all wrong. ``prompt`` drafts from the request's own text and from siblings. Gates start new for each
+kind of text. The first round warms up, and ``auto`` can only learn from it before rounds count.
+Each call adds its rounds to the record.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E40
 PROMPTS, SIBLINGS = 4, 4
 MAX_NUM_SEQS = PROMPTS * SIBLINGS
 MAX_TOKENS = 384
-K = 8  # of the engine
+K = 8  # the engine's most draft tokens
 FIXED = ((4, 3), (4, 8), (MAX_NUM_SEQS, 1), (MAX_NUM_SEQS, 3), (MAX_NUM_SEQS, 8))  # threshold, k
 SOURCES = ("own", "prompt")
 TEMPERATURES = {"hopeless": 1.0, "mixed": 1.0, "easy": 0.4}
 
 
 def gates() -> dict[str, dict[str, Any]]:
-    """Name -> `sam.gate` of every side."""
+    """Return name -> `sam.gate` of every side."""
     fixed = {
         f"threshold {bound}, k = {k}": {"kind": "schedule", "schedule": {bound: k}}
         for bound, k in FIXED
@@ -63,17 +63,17 @@ def gates() -> dict[str, dict[str, Any]]:
 
 
 class GateWorkerExtension(SamWorkerExtension):
-    """A worker whose gate can be exchanged and whose drafts can be spoilt."""
+    """A worker whose gate can be exchanged, and whose drafts can be made wrong."""
 
     def forget_gates(self) -> None:
-        """Begin anew, and so do the chances that the drafter has learned."""
+        """Drop all gates, and what the drafter has learned with them."""
         self._sides: dict[str, tuple[TimedGate, Any]] = {}
         if not hasattr(self, "_unlearned"):
             policy = self.model_runner.drafter.session.drafter._policy
             self._unlearned = copy.deepcopy(policy)
 
     def use_gate(self, name: str) -> None:
-        """Put a side in charge, as it was left when it last was, its texts forgotten."""
+        """Switch to a side's gate and drafter as they were last, without their texts."""
         from sam_rollout.config import GateConfig
         from sam_rollout.core.limits import Limits
         from sam_rollout.gating import make_gate
@@ -88,11 +88,11 @@ class GateWorkerExtension(SamWorkerExtension):
         session.gate, session.drafter._policy = self._sides[name]
 
     def gate_report(self) -> dict[str, Any]:
-        """Counters of the gate in charge, and the median time of its decisions since last asked."""
+        """Return the current gate's counters, and the median decision time since the last call."""
         return self.model_runner.drafter.session.gate.report()
 
     def spoil_drafts(self, spoil: bool) -> None:
-        """Make all drafts wrong, or leave them as they are."""
+        """Make all drafts wrong, or undo this."""
         drafter = self.model_runner.drafter.session.drafter
         draft = type(drafter).draft
 
@@ -107,7 +107,7 @@ class GateWorkerExtension(SamWorkerExtension):
 
 
 class TimedGate:
-    """A gate, with the times of its decisions."""
+    """A gate whose decisions are timed."""
 
     def __init__(self, gate: Any) -> None:
         self._gate = gate
@@ -116,7 +116,7 @@ class TimedGate:
         self._counters: Counter[str] = Counter()
 
     def next_budget(self, step: Any, **options: bool) -> int:
-        """As `GuardedGate`."""
+        """Decide as `GuardedGate` does, and measure the time."""
         started = time.perf_counter_ns()
         budget = self._gate.next_budget(step, **options)
         self.least_chance = self._gate.least_chance
@@ -124,7 +124,7 @@ class TimedGate:
         return budget
 
     def drain(self) -> dict[str, float]:
-        """As `GuardedGate`."""
+        """Drain the gate's counters; see `GuardedGate`."""
         return self._gate.drain()
 
     def report(self) -> dict[str, Any]:
@@ -135,10 +135,10 @@ class TimedGate:
 
 
 def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: float) -> float:
-    """Generate all responses; returns tokens per second of processor time.
+    """Generate all responses; return tokens per second of processor time.
 
-    The engine runs in this process and in one thread: on an idle machine that is the time on the
-    clock, on a shared one it leaves out when others had the core. Gates go by the clock as ever.
+    The engine runs in this process in one thread. Processor time leaves out the time when other
+    programs used the core; on an idle machine it equals wall-clock time. Gates use the clock.
     """
     requests = requests_of(prompts, SIBLINGS, number)
     given = vllm_requests(requests, max_tokens=MAX_TOKENS, temperature=temperature)
@@ -150,7 +150,7 @@ def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: flo
 
 @contextmanager
 def running_engine(sources: str) -> Iterator[Any]:
-    """The engine of all sides; with the gate that asks the drafter for most."""
+    """Start the engine of all sides, with the gate that needs most from the drafter."""
     from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 
     setting = SamConfig(
@@ -170,10 +170,10 @@ def running_engine(sources: str) -> Iterator[Any]:
 def measure(
     engine: Any, text: str, prompts: list[list[int]], seconds: float, first: int
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
-    """Rounds of one text for about so many seconds, numbered from `first`, and the gates' reports.
+    """Run rounds of one kind of text for about `seconds` seconds, numbered from `first`.
 
     Returns:
-        Tokens per second of every round by side, and by side what `gate_report` says.
+        Tokens per second of every round by side, and the last `gate_report` of every side.
     """
     sides = list(gates())
     engine.collective_rpc("forget_gates")
@@ -194,7 +194,7 @@ def measure(
 
 
 def summarise(rounds: list[dict[str, float]]) -> dict[str, Any]:
-    """Medians with spread: of every side, and of `auto` against others, round by round."""
+    """Return medians with intervals of every side, and of `auto` against others per round."""
     speeds = {side: median_interval([one[side] for one in rounds]) for side in rounds[0]}
     fixed = [side for side in speeds if side != "auto"]
     best = max(fixed, key=lambda side: speeds[side]["median"])
@@ -211,7 +211,7 @@ def main() -> None:
     options = parser(__doc__, "gate")
     options.add_argument("--sources", choices=SOURCES, default=SOURCES[0])
     options.add_argument("--text", choices=list(TEMPERATURES), action="append")
-    options.add_argument("--seconds", type=float, default=120, help="of each text")
+    options.add_argument("--seconds", type=float, default=120, help="per kind of text")
     arguments = options.parse_args()
     os.environ[MULTIPROCESSING_ENV] = "0"
     record = {"texts": {}, **read_record(arguments.output)}
@@ -227,7 +227,7 @@ def main() -> None:
     texts = record["texts"]
     for name, result in list(texts.items()):
         if set(result["rounds"][0]) != set(gates()):
-            del texts[name]  # of other sides
+            del texts[name]  # the record is of other sides
     with running_engine(arguments.sources) as engine:
         prompts = load_prompts(PROMPTS)
         for text in arguments.text or TEMPERATURES:
@@ -239,7 +239,7 @@ def main() -> None:
             result["rounds"] += rounds
             result |= summarise(result["rounds"])
             result["decision_us"] = {side: one["decision_us"] for side, one in reports.items()}
-            result["counters"] = reports["auto"]["counters"]  # of the latest call
+            result["counters"] = reports["auto"]["counters"]  # counters of the latest call
             texts[name] = result
             write_record(record, arguments.output)
             shown = {name: value for name, value in result.items() if name != "rounds"}

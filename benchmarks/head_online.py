@@ -1,18 +1,18 @@
-"""Whole DAPO runs beside which a draft head is trained, and what it accepts step by step.
+"""Trains draft heads during whole DAPO runs, and measures their acceptance step by step.
 
     python -m benchmarks.head_online [--steps 20] [--work-dir outputs/head_online]
 
-One run of each side, in turn: without drafts, texts alone (`sam=on`), with the shipped head frozen
-(`sam=joined`), with that head trained along (`sam=trained`; with ten percent of the time, and with
-the default budget), and with one that began with random weights. By default a gate decides, by the
-clock, in which steps the head drafts; with texts alone and with the head that began with nothing
-there is a run each in which every step has drafts: no gate's clock decides what is accepted, though
-how much a head has learned depends on the machine's time.
-All of them sample and learn the same: token ids of every response, rewards and norms of gradients
-are compared with those of the run without drafts. Finished runs stay in the work folder.
+There is one run of each side: without drafts; with texts alone (`sam=on`); with the shipped head
+frozen (`sam=joined`); with that head trained during the run (`sam=trained`), with ten percent of
+the time and with the default budget; and with a new head. By default a gate decides by measured
+times in which steps to draft. Two further runs, with texts alone and with a new head, draft in
+every step, so that no gate affects acceptance. How much a head learns still depends on the machine.
 
-The heads alone are tested on new responses, before they learn from these; the frozen one on the
-same responses, inside the run that trains it.
+All runs sample and learn the same: the program compares token ids of every response, rewards and
+gradient norms with the run without drafts. Finished runs stay in the work folder.
+
+Heads alone are tested on new responses before they learn from them. The frozen head is tested on
+the same responses, inside the run that trains it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sam_rollout.sources.model import HeadTrainingConfig
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 TRAINING = "sam.sources.model.train"
-# Shares of time; twenty steps of seconds are few for the default.
+# Shares of time. The default is small for twenty steps of a few seconds.
 BUDGETS = {"trained": 0.1, "from nothing": 0.3, "by default": HeadTrainingConfig().budget}
 FROM_NOTHING = (
     "sam=trained", "sam.sources.model.path=''", f"{TRAINING}.budget={BUDGETS['from nothing']}",
@@ -73,7 +73,7 @@ SHOWN = {
 
 
 def run(side: str, steps: int, folder: Path) -> None:
-    """Train, unless the folder holds that run."""
+    """Train a side, unless the folder has the finished run."""
     try:
         if max(RunFolder(folder).read_train_steps(), default=0) == steps:
             return
@@ -84,13 +84,13 @@ def run(side: str, steps: int, folder: Path) -> None:
 
 
 def texts(folder: Path) -> dict[tuple, list[int]]:
-    """Token ids of every response of a run."""
+    """Return the token ids of every response of a run, by step, group and sibling."""
     table = RunFolder(folder).read("traces").to_pylist()
     return {(row["step"], row["group"], row["sibling"]): row["response_ids"] for row in table}
 
 
 def compared(folder: Path, base: Path) -> dict[str, Any]:
-    """Whether a run sampled and learned what the base did."""
+    """Count the responses and updates of a run that equal the base's."""
     mine, theirs = texts(folder), texts(base)
     steps, others = (RunFolder(path).read_train_steps() for path in (folder, base))
     return {
@@ -103,12 +103,12 @@ def compared(folder: Path, base: Path) -> dict[str, Any]:
 
 
 def _training_s(own: dict[str, list]) -> list[float]:
-    """Seconds that a run's head trained, by step."""
+    """Return the seconds of a head's training by step."""
     return [share * step_s for share, step_s in zip(own["share"], own["step_s"], strict=True)]
 
 
 def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
-    """What is asked of the runs, in figures; steps are counted from 1."""
+    """Return the runs' results as rows; steps are counted from 1."""
     trained = series["trained"]
     late = slice(min(4, len(trained["length"]) - 1), None)  # from step 5 on
     tokens = {name: sum(own["acceptance_length"][late]) for name, own in series.items()}
@@ -152,7 +152,7 @@ def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
 
 
 def against_off(series: dict[str, dict[str, list]]) -> dict[str, dict[str, Any]]:
-    """Off / side, training step by training step but for the first; medians with intervals."""
+    """Return ratios off / side per training step without the first, as medians with intervals."""
     return {
         side: {
             name: median_interval(
@@ -166,7 +166,7 @@ def against_off(series: dict[str, dict[str, list]]) -> dict[str, dict[str, Any]]
 
 
 def draw(series: dict[str, dict[str, list]], path: Path) -> None:
-    """Acceptance of the heads alone, and of whole runs, over the training steps."""
+    """Draw the acceptance of heads alone and of whole runs over the training steps."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12, 3.8), layout="constrained")
         left, middle, right = figure.subplots(1, 3)
@@ -197,7 +197,7 @@ def draw(series: dict[str, dict[str, list]], path: Path) -> None:
 
 
 def main() -> None:
-    """Run what is missing, compare, draw, write."""
+    """Run the missing runs, compare them, and write record and picture."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--steps", type=int, default=20)
     options.add_argument("--work-dir", type=Path, default=Path("outputs/head_online"))
@@ -210,7 +210,7 @@ def main() -> None:
     for side, folder in folders.items():
         steps = RunFolder(folder).read_train_steps()
         series[side] = {
-            # None in steps that had no time for a look at new texts.
+            # None in steps that had no time to test new texts.
             short: [steps[n].get(name) for n in sorted(steps)]
             for short, name in SHOWN.items()
             if any(name in step for step in steps.values())

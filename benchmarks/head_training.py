@@ -1,12 +1,12 @@
-"""What an EAGLE-3 head learns from recorded texts, and how long `sam-rollout head train` takes.
+"""Measures what an EAGLE-3 head learns from recorded texts, and the time of the command.
 
     python -m benchmarks.head_training [--output FILE]
 
-The texts are recorded responses of the tiny model at temperature 1, one prompt in six held out with
-all its responses. Two trainings, each one command from texts to a head: a short
-one, of about two minutes on two idle cores, and the default one. Acceptance is by draft position,
-over all positions of the held-out responses; a verify step yields its bonus token, too. Updates are
-fixed, not minutes: what is learned then does not depend on how busy the machine is.
+The texts are recorded responses of the tiny model at temperature 1. One prompt in six is held out
+with all its responses. `sam-rollout head train` runs twice: with few updates (about two minutes on
+two idle cores), and with the default number. Acceptance is measured by draft position, over all
+positions of the held-out responses; acceptance length includes the bonus token. The number of
+updates is fixed, so the result does not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import MODEL, RESULTS, parser, write_record
+from benchmarks.measuring import MODEL, parser, write_record
 from sam_rollout.bench.machine_record import machine
 
-TEXTS = RESULTS / "traces" / "tiny_qwen3.parquet"
+TEXTS = MODEL.parent / "tiny_qwen3.parquet"
 THREADS, UPDATES = 2, (500, 1500)  # the command has 1500 updates by default
 
 
 def train(updates: int) -> dict[str, Any]:
-    """Run the command; its held-out figures, and what it took."""
+    """Run the command; return its held-out acceptance and its times."""
     with tempfile.TemporaryDirectory() as folder:
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         subprocess.run(

@@ -1,9 +1,9 @@
-"""Does DAPO learn on the tiny model with SAM on? Training and held-out accuracy, step by step.
+"""Measures whether DAPO learns on the tiny model with SAM: training and held-out accuracy.
 
     python -m benchmarks.learning [--steps 20] [--output benchmarks/results/learning_tiny_cpu.json]
 
-One run; every step validates on held-out problems. The result compares the last five steps
-with the first five, with 95 % intervals, and draws both curves.
+Every step of the run validates on held-out problems. The program compares the last five steps with
+the first five, with 95 % intervals, and draws both curves.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sam_rollout.bench.machine_record import machine
 from sam_rollout.report.runs import held_out_names, load_run
 
 HELD_OUT = 128
-WINDOW = 5  # steps at either end that are averaged; also the width of the running mean
+WINDOW = 5  # number of first and of last steps; also the width of the running mean
 TRAINING = "sam/rounds/accuracy_unfiltered"
 KEPT = ("critic/score/mean", "response_length/mean", "sam/", "training/rollout_probs_diff_mean")
 
 
 def first_and_last(name: str, series: pd.Series) -> dict[str, Any]:
-    """Means of the first and of the last values, and Welch's test of the difference."""
+    """Return the means of the first and the last values, and Welch's test of their difference."""
     first, last = series[:WINDOW], series[-WINDOW:]
     test = stats.ttest_ind(last, first, equal_var=False)
     low, high = test.confidence_interval(0.95)
@@ -44,7 +44,7 @@ def first_and_last(name: str, series: pd.Series) -> dict[str, Any]:
 
 
 def draw(rows: Sequence[dict[str, Any]], steps: pd.DataFrame, path: Path) -> None:
-    """Write each accuracy with its running mean and the means at both ends as a picture."""
+    """Draw each accuracy with its running mean and the means at both ends."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots(1, len(rows), squeeze=False)[0]
     for axis, row in zip(axes, rows, strict=True):
@@ -60,7 +60,7 @@ def draw(rows: Sequence[dict[str, Any]], steps: pd.DataFrame, path: Path) -> Non
 
 
 def main() -> None:
-    """Train, compare, draw, write."""
+    """Train, compare, and write record and picture."""
     options = parser(__doc__, "learning_tiny_cpu")
     options.add_argument("--steps", type=int, default=20)
     arguments = options.parse_args()

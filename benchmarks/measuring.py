@@ -1,4 +1,4 @@
-"""What the programs here have in common: options, turns, prompts of the tiny model, the record."""
+"""Functions of all benchmarks: options, turns of sides, prompts, and records."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results"
 MODEL = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
-SMOLLM2 = REPOSITORY / "data" / "smollm2" / "model"  # scripts/run_smollm2_cpu.sh puts it there
+SMOLLM2 = REPOSITORY / "data" / "smollm2" / "model"  # scripts/run_smollm2_cpu.sh makes it
 
 
 def parser(about: str, record: str) -> argparse.ArgumentParser:
-    """Options of a program: its docstring's first line, and where its record goes."""
+    """Return a parser with a program's first line as description and the option of its record."""
     made = argparse.ArgumentParser(description=about.splitlines()[0])
     made.add_argument("--output", type=Path, default=RESULTS / f"{record}.json")
     return made
 
 
 class UseSmolLM2(argparse.Action):
-    """The option `--smollm2`: another model, whose record does not replace the tiny model's."""
+    """The option `--smollm2`, which selects that model and another name of the record."""
 
     def __init__(self, option_strings: list[str], dest: str) -> None:
         super().__init__(
@@ -39,31 +39,35 @@ class UseSmolLM2(argparse.Action):
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A record that is there already; empty if there is none."""
+    """Return an existing record; empty if there is none."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def write_record(record: dict[str, Any], path: Path) -> None:
-    """Write a record as JSON; what is not finite has no place in it."""
+    """Write a record as JSON.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     print(f"written: {path}", flush=True)
 
 
 def turns(sides: Sequence[str], number: int) -> list[str]:
-    """The sides in the order of a round: rotated, so that none always follows the same other."""
+    """Return the sides in the order of a round; the order rotates."""
     turn = number % len(sides)
     return [*sides[turn:], *sides[:turn]]
 
 
 def quartiles(values: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles of a figure over rounds."""
+    """Return the median and the quartiles of values."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return {"median": median, "q1": low, "q3": high}
 
 
 def median_interval(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles, and the median's 95 % interval (order statistics, binomial)."""
+    """Return median, quartiles, and the median's 95 % interval (order statistics, binomial)."""
     from scipy.stats import binom
 
     ordered = sorted(values)
@@ -75,10 +79,10 @@ def median_interval(values: Sequence[float]) -> dict[str, float]:
 
 
 def load_prompts(count: int, seed: int = 2, model: Path = MODEL) -> list[list[int]]:
-    """Token ids of problems as a model is asked them: synthetic ones, or SmolLM2's word problems.
+    """Return the token ids of prompts: synthetic problems, or word problems for SmolLM2.
 
     Raises:
-        SystemExit: SmolLM2 is not there.
+        SystemExit: The model is missing.
     """
     from transformers import AutoTokenizer
 
@@ -101,7 +105,7 @@ def load_prompts(count: int, seed: int = 2, model: Path = MODEL) -> list[list[in
 def requests_of(
     prompts: Sequence[list[int]], siblings: int, step: int
 ) -> list[tuple[list[int], RequestIdentity]]:
-    """Every prompt as often as it has siblings, with who each request is in a step."""
+    """Repeat every prompt for its siblings, each with the request's identity in a step."""
     from sam_rollout.core.identity import identify
 
     return [
@@ -114,7 +118,7 @@ def requests_of(
 def vllm_requests(
     requests: Sequence[tuple[list[int], RequestIdentity]], **sampling: Any
 ) -> tuple[list[Any], list[Any]]:
-    """The same as prompts and `SamplingParams` of vLLM; `sampling` are arguments of the latter."""
+    """Turn requests into prompts and `SamplingParams` of vLLM, with the arguments `sampling`."""
     from vllm import SamplingParams, TokensPrompt
 
     prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in requests]

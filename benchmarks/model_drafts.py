@@ -1,19 +1,18 @@
-"""Acceptance of drafts that come from models, alone and beside drafts from texts.
+"""Measures the acceptance of drafts from models, alone and together with drafts from texts.
 
     python -m benchmarks.model_drafts [--rounds 5] [--output FILE]
 
-The tiny model's engine at T = 1 with the coupled sampler, gate always open, prompts that no side
-has seen: a round has prompts of its own, and every side answers them, in turns, each with a new
-engine. Texts have to be the same on all sides. Counted are tokens per verify step and request,
-those without a draft included.
+The tiny model's engine samples at T = 1 with the coupled sampler and an open gate. Every round has
+new prompts. All sides answer them in turns, each with a new engine, and have to sample the same
+texts. The program counts tokens per verify step and request, including requests without a draft.
 
-Sides: sources of texts, `recycling` (the model's own likeliest tokens), and `model`, the EAGLE-3
-head that is shipped beside the tiny model.
+The sides use sources of texts, `recycling` (the model's own likeliest tokens), and `model`, the
+EAGLE-3 head that is shipped with the tiny model.
 
-Then the ways of drafting with a head's distribution q for a target's p, over the texts of the first
-round, each position with the tokens before it given: the likeliest token of q, a token drawn with
-the noise that draws the target's (`coupled`), one drawn with noise of its own, and what
-rejection sampling with q accepts, 1 - TV(p, q).
+For the texts of the first round, the program also compares ways to draft from a head's distribution
+q for a target distribution p at each position: the likeliest token of q, a token drawn with the
+target's noise (`coupled`), a token drawn with other noise, and the acceptance of rejection sampling
+with q, 1 - TV(p, q).
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ SIDES = {
     "own + siblings, k = 8": ("own", "prompt"),
     "own + siblings + model, k = 8": ("own", "prompt", "model"),
 }
-LONG = "k = 8"  # sides that verify up to so many tokens; the head has K passes all the same
+LONG = "k = 8"  # sides that verify up to 8 tokens; the head still drafts K tokens
 HEAD = MODEL.parent / "tiny_qwen3_eagle3"
 TEMPERATURES = (0.6, 0.8, 1.0)
 
 
 def run(side: str, seed: int) -> tuple[float, list[list[int]]]:
-    """Answer a round's prompts with a side; tokens per verify step and request, and the texts."""
+    """Answer a round's prompts with a side; return tokens per step and request, and the texts."""
     gate = GateConfig("threshold", MAX_NUM_SEQS)
     sections = {entry.name: {"enabled": entry.name in SIDES[side]} for entry in SOURCES}
     sections["model"] |= {"path": str(HEAD), "max_tokens": K}
@@ -79,10 +78,10 @@ def run(side: str, seed: int) -> tuple[float, list[list[int]]]:
 
 
 def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
-    """Tokens per step of every side in every round.
+    """Measure the tokens per step of every side in every round.
 
     Raises:
-        RuntimeError: drafts changed a text.
+        RuntimeError: Drafts changed a text.
     """
     found: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(rounds):
@@ -90,7 +89,7 @@ def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
         for side in turns(sides, number):
             tokens, answered = run(side, seed=100 + number)
             if texts is not None and answered != texts:
-                raise RuntimeError(f"{side}: texts differ from those of the side before")
+                raise RuntimeError(f"{side}: texts differ from those of the previous side")
             texts = answered
             found[side].append(tokens)
             print(f"round {number + 1}: {side}: {tokens:.3f} tokens per step", flush=True)
@@ -98,13 +97,13 @@ def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
 
 
 def gains(found: dict[str, list[float]], side: str, against: str) -> dict[str, float]:
-    """What a side yields more than another, as a share; median of the rounds with its interval."""
+    """Return a side's relative gain over another one, as the median of rounds with its interval."""
     pairs = zip(found[side], found[against], strict=True)
     return median_interval([ours / theirs - 1 for ours, theirs in pairs])
 
 
 def ways_to_draft(seed: int) -> list[dict[str, float]]:
-    """By temperature: the share of a head's draft tokens that is accepted in each way."""
+    """Return the accepted share of a head's draft tokens for each temperature and way to draft."""
     import torch
 
     from sam_rollout.heads.hidden_states import Policy

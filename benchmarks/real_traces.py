@@ -1,13 +1,13 @@
-"""Rebuilds the sets of real responses that drafters are measured on, from public repositories.
+"""Rebuilds the sets of real responses for measuring drafters, from public repositories.
 
     git clone https://github.com/OWNER/NAME CLONES/NAME    # for each repository of `SOURCES`
     python -m benchmarks.real_traces CLONES --output FOLDER
     sam-rollout bench drafter --traces FOLDER --json benchmarks/results/drafter.json
 
-The sets themselves are not part of this project: licences differ, and what is cited can be made
-again, id by id. Texts are read at the commit that `SOURCES` names, whatever is checked out, and
-tokenized with tekken (131k tokens, a file of mistral-common), which is not the models' own
-tokenizer. Responses of `ta_r1distill` begin with the question, as in the repository's files.
+The sets are not part of this project, because licences differ. They can be rebuilt id by id. Texts
+are read at the commit that `SOURCES` names, independently of the checkout. They are tokenized with
+tekken (131k tokens, a file of mistral-common), which is not the models' own tokenizer. Responses of
+`ta_r1distill` begin with the question, as in the repository's files.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from typing import Any
 
 TOKENIZER = "tekken_240911.json"
 
-# A response: group, sibling, step, prompt in pieces that are tokenized one by one, text.
+# A response: group, sibling, step, parts of the prompt (each is tokenized separately), text.
 Response = tuple[str, int, int, tuple[str, ...], str]
 
 
 @dataclass(frozen=True)
 class Clone:
-    """A repository at one commit, whatever is checked out."""
+    """A repository at one commit, independently of its checkout."""
 
     folder: Path
     commit: str
 
     def load(self, path: str) -> Any:
-        """The content of a JSON file."""
+        """Return the content of a JSON file."""
         return json.loads(self._git("show", f"{self.commit}:{path}"))
 
     def paths(self) -> list[str]:
-        """All files."""
+        """Return the paths of all files."""
         return self._git("ls-tree", "-r", "--name-only", self.commit).splitlines()
 
     def _git(self, *arguments: str) -> str:
@@ -55,9 +55,9 @@ class Clone:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a set comes from, and how its responses are read."""
+    """The origin of a set, and the function that reads its responses."""
 
-    repository: str  # of GitHub
+    repository: str  # owner/name on GitHub
     commit: str
     files: str
     model: str
@@ -67,12 +67,12 @@ class Source:
 
 
 def _question(text: str) -> tuple[str, str]:
-    """A prompt of one question."""
+    """Return the parts of a prompt with one question."""
     return f"<|user|>\n{text}", "\n<|assistant|>\n"
 
 
 def _thought_anchors(clone: Clone) -> Iterator[Response]:
-    """Every twelfth problem."""
+    """Yield the responses to every twelfth problem."""
     numbers = [re.fullmatch(r"cots/problem_(\d+)/solutions\.json", path) for path in clone.paths()]
     for number in sorted(int(found[1]) for found in numbers if found)[::12]:
         folder = f"cots/problem_{number}"
@@ -82,7 +82,7 @@ def _thought_anchors(clone: Clone) -> Iterator[Response]:
 
 
 def _reasoning_gym(clone: Clone) -> Iterator[Response]:
-    """Every second problem, 16 completions of 50."""
+    """Yield 16 of 50 responses to every second problem."""
     folder = "reasoninggym-paper-experiments/math-evals/llama-3b-instruct"
     for step, run in ((400, "vllm_20250502_081607"), (800, "vllm_20250502_090637")):
         found = clone.load(f"{folder}/step_{step}/aime2024/{run}/results.json")
@@ -94,7 +94,7 @@ def _reasoning_gym(clone: Clone) -> Iterator[Response]:
 
 
 def _misguided_attention(clone: Clone) -> Iterator[Response]:
-    """Every third prompt."""
+    """Yield the responses to every third prompt."""
     found = clone.load("eval/results_long_eval/output_queries_q3_30ba3-think.json")
     for query in found["results"][::3]:
         prompt = _question(query["prompt"])
@@ -105,7 +105,7 @@ def _misguided_attention(clone: Clone) -> Iterator[Response]:
 
 
 def _tau_bench(clone: Clone) -> Iterator[Response]:
-    """Every fifth task; each turn of the agent is a response to all that was said before it."""
+    """Yield the agent's turns in every fifth task; a turn's prompt is the conversation so far."""
     for conversation in clone.load("historical_trajectories/gpt-4o-airline.json"):
         task, trial = conversation["task_id"], conversation["trial"]
         if task % 5:
@@ -121,7 +121,7 @@ def _tau_bench(clone: Clone) -> Iterator[Response]:
 
 
 def _turn(message: dict[str, Any]) -> str:
-    """What was said, or the tool call."""
+    """Return the text of a message, with its tool calls."""
     calls = [
         f'<tool_call>\n{{"name": "{call["function"]["name"]}", '
         f'"arguments": {call["function"]["arguments"]}}}\n</tool_call>'
@@ -156,23 +156,24 @@ SOURCES = {
 
 
 def load_tokenizer() -> Callable[[str], list[int]]:
-    """Text -> token ids, without a token that begins or ends it."""
+    """Return a function from text to token ids, without begin and end tokens."""
     try:
         import mistral_common
         from mistral_common.tokens.tokenizers.tekken import Tekkenizer
     except ImportError:
-        sys.exit("the tokenizer is not there: pip install --target DIR mistral-common, then run "
+        sys.exit("the tokenizer is missing: pip install --target DIR mistral-common, then run "
                  "with PYTHONPATH=DIR")  # fmt: skip
     file = Path(mistral_common.__file__).parent / "data" / TOKENIZER
     return partial(Tekkenizer.from_file(file).encode, bos=False, eos=False)
 
 
 def rebuild(source: Source, folder: Path, encode: Callable[[str], list[int]]) -> Iterator[str]:
-    """Lines of a set, as `sam_rollout.telemetry.traces` reads them.
+    """Yield the lines of a set in the format of `sam_rollout.telemetry.traces`.
 
     Args:
-        folder: a clone of the source's repository.
-        encode: text -> token ids.
+        source: The set's origin.
+        folder: A clone of the source's repository.
+        encode: Function from text to token ids.
     """
     for group, sibling, step, prompt, response in source.read(Clone(folder, source.commit)):
         entry = {
@@ -188,7 +189,7 @@ def rebuild(source: Source, folder: Path, encode: Callable[[str], list[int]]) ->
 def main() -> None:
     """Write one file per set."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("clones", type=Path, help="holds a clone of each repository")
+    options.add_argument("clones", type=Path, help="folder with a clone of each repository")
     options.add_argument("--output", type=Path, required=True, help="folder for the sets")
     arguments = options.parse_args()
     encode = load_tokenizer()

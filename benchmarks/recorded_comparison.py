@@ -1,8 +1,8 @@
-"""The comparison this repository publishes, made again from the runs that are stored with it.
+"""Repeats the published comparison from the runs that are stored in the repository.
 
-`benchmarks/dapo_ab.py` stores the light part of its runs and a record that names them; the tables
-of results/compare_tiny_cpu.md are written from what is compared here, and a test holds record and
-page against the runs.
+`benchmarks/dapo_ab.py` stores small copies of its runs and a record that names them. The tables of
+results/compare_tiny_cpu.md come from this comparison. A test compares record and page with the
+runs.
 """
 
 import json
@@ -23,7 +23,7 @@ FAIR, UNFAIR = "fair", "unfair"  # the two comparisons of the record
 
 @dataclass(frozen=True)
 class Recorded:
-    """The record as stored, and its two comparisons made again."""
+    """The stored record, and its two repeated comparisons."""
 
     content: dict[str, Any]
     comparisons: dict[str, Comparison]
@@ -36,7 +36,7 @@ def load_recorded(results: Path) -> Recorded:
 
 
 def compare_recorded(results: Path, pairs: dict[str, Any]) -> dict[str, Comparison]:
-    """The comparisons that `pairs` describes: name -> {base, sam: names of runs, skip_first}."""
+    """Compare the runs that `pairs` describes: name -> {base, sam: names of runs, skip_first}."""
     runs = results / RUNS
     return {
         name: compare_folders(
@@ -47,7 +47,7 @@ def compare_recorded(results: Path, pairs: dict[str, Any]) -> dict[str, Comparis
 
 
 def published(comparisons: dict[str, Comparison]) -> dict[str, str]:
-    """Markdown tables of the published page, by what they show."""
+    """Return the Markdown tables of the published page by their content."""
     fair, unfair = (tables(comparisons[name]) for name in (FAIR, UNFAIR))
     return {
         "times and gains": markdown(fair["gains"]),

@@ -1,6 +1,6 @@
-"""Stores the light part of a run folder in the repository: what a comparison reads, no more.
+"""Stores a small copy of a run folder in the repository, with only what a comparison reads.
 
-Paths of the machine are taken out of the configuration; names of hosts are in none of these files.
+The machine's paths are removed from the configuration. None of the files has names of hosts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sam_rollout.telemetry.records import RunFolder
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TABLES = ("engine_steps", "requests")
-# Decimals kept: durations are what is added up, times of day put rows in order.
+# Decimals that are kept. Durations are summed; times of day only order rows.
 DECIMALS = {
     "time_s": 2, "start_s": 2, "end_s": 2, "duration_s": 4, "drafter_us": 0, "sampler_us": 0,
 }  # fmt: skip
@@ -33,7 +33,7 @@ OF_DAY = {"time_s", "start_s", "end_s"}  # large numbers that differ in their la
 
 
 def store(run_dir: Path, target: Path, *, traces: bool = False) -> None:
-    """Write the light copy of ``run_dir`` to ``target``, in place of what was there."""
+    """Write the small copy of ``run_dir`` to ``target``, which is replaced."""
     shutil.rmtree(target, ignore_errors=True)
     source, root = RunFolder(run_dir), target / "sam"
     root.mkdir(parents=True)
@@ -51,7 +51,7 @@ def store(run_dir: Path, target: Path, *, traces: bool = False) -> None:
 
 
 def _write(table: pa.Table, folder: Path, replica: int) -> None:
-    """One file a replica, as small as it gets."""
+    """Write one small file per replica."""
     folder.mkdir(exist_ok=True)
     rounded = [name for name in DECIMALS if name in table.schema.names]
     for name in rounded:
@@ -69,7 +69,7 @@ def _write(table: pa.Table, folder: Path, replica: int) -> None:
 
 
 def scrub(value: Any, run_dir: Path) -> Any:
-    """A configuration without paths of this machine."""
+    """Return a configuration without paths of this machine."""
     if isinstance(value, dict):
         return {name: scrub(item, run_dir) for name, item in value.items()}
     if isinstance(value, list):

@@ -1,9 +1,9 @@
-"""Writes docs/results.md and a page of tables for each record, so that nothing is copied by hand.
+"""Writes docs/results.md and a page of tables for each record.
 
     python -m benchmarks.results_page
 
-``results_sections`` holds a template for each record below ``results``, and for docs/results.md
-``verdicts.md.j2``.
+The folder ``results_sections`` has a template for each record in ``results``. The template of
+docs/results.md is ``verdicts.md.j2``.
 """
 
 from __future__ import annotations
@@ -24,41 +24,42 @@ from sam_rollout.bench.draft_tables import pivot
 from sam_rollout.report.compare import TimeRow
 
 PAGE = REPOSITORY / "docs" / "results.md"
-# The READMEs' table of drafters: its rows, and what its figures are measured at.
+# The READMEs' table of drafters: its rows, and the sizes of its measurements.
 README_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.DEFAULT, sides.NGRAM_24,
                 sides.ARCTIC_4, sides.FIRST)  # fmt: skip
 README_K, README_CONTEXT, README_BATCHES = 3, 32_768, (32, 128)
 
-# Records below benchmarks/results that have a page of tables.
+# Records below benchmarks/results that have a page of tables, where they have been made.
 RECORDS = (
     "rollout_tiny_cpu", "rollout_models_tiny_cpu", "compare_tiny_cpu", "learning_tiny_cpu",
     "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu", "operators_tiny_cpu",
-    "sampler", "exactness", "drafter", "draft_trees", "gate", "device_idle",
+    "sampler", "exactness", "drafter", "draft_trees", "draft_shapes", "gate", "device_idle",
     "model_drafts_tiny_cpu", "head_training_tiny_cpu", "head_online_tiny_cpu",
+    "smollm2_cpu", "rollout_smollm2_cpu", "trajectories_smollm2_cpu",
 )  # fmt: skip
 
 
 def _spread(cell: dict[str, float] | None, low: str, high: str, median: str = "median") -> str:
     if cell is None:
         return ""
-    if cell[low] is None:  # of a single round
+    if cell[low] is None:  # there was a single round
         return _figure(cell[median])
     middle, first, last = (_figure(cell[name]) for name in (median, low, high))
     return f"{middle} [{first}, {last}]"
 
 
 def _ratio(cell: dict[str, float] | None) -> str:
-    """With the interval of the median, or with quartiles in records that have none."""
+    """Format a median with its interval, or with quartiles in records without intervals."""
     return _spread(cell, *(("low", "high") if cell and "low" in cell else ("q1", "q3")))
 
 
 def _figure(value: float) -> str:
-    """Three digits, or all before the point."""
+    """Format a number with three digits, or as a whole number from 1000 on."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def _raw_and_equal(row: TimeRow | None) -> str:
-    """What equal tokens leave of a row's gain; nothing where it has not both."""
+    """Return a sentence with a row's raw gain and its gain at equal tokens, if it has both."""
     if row is None or row.raw is None or row.equal_tokens is None:
         return ""
     raw, equal = (gain.speed_up_minus_one.value for gain in (row.raw, row.equal_tokens))
@@ -66,9 +67,9 @@ def _raw_and_equal(row: TimeRow | None) -> str:
 
 
 def over(rows: Sequence[Mapping[str, Any]], mode: str, other: str) -> list[tuple[float, float]]:
-    """Share of target steps at a mode's points, and accuracy there less that of another mode.
+    """Return a mode's shares of target steps, and its accuracies minus those of another mode.
 
-    The other one is interpolated between its own points and those of both models alone.
+    The other mode is interpolated between its own points and those of both models alone.
     """
     points = [(row["mode"], row["target_share"], row["accuracy"]["value"]) for row in rows]
     known = zip(*sorted(one[1:] for one in points if one[0] in (other, "draft", "target")),
@@ -82,7 +83,7 @@ def over(rows: Sequence[Mapping[str, Any]], mode: str, other: str) -> list[tuple
 
 
 def _render(name: str, **given: Any) -> str:
-    """A template filled in; paragraphs that it wraps are one line each."""
+    """Fill in a template; each wrapped paragraph becomes one line."""
     environment = Environment(
         loader=FileSystemLoader(REPOSITORY / "benchmarks" / "results_sections"),
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -101,7 +102,7 @@ def _render(name: str, **given: Any) -> str:
 
 
 def section(name: str, record: dict[str, Any]) -> str:
-    """The tables of a record."""
+    """Return the tables of a record as Markdown."""
     given: dict[str, Any] = {
         "record": record, "setting": record.get("setting"), "pivot": pivot,
         "raw_and_equal": _raw_and_equal, "sources": SOURCES, "sides_picture": SIDES_PICTURE,
@@ -114,7 +115,7 @@ def section(name: str, record: dict[str, Any]) -> str:
 
 
 def verdicts() -> str:
-    """The page that says what all records come to."""
+    """Return the page that summarises all records."""
     records = {name: read_record(RESULTS / f"{name}.json") for name in RECORDS}
     fair, unfair = (records["compare_tiny_cpu"]["comparisons"][name] for name in (FAIR, UNFAIR))
     row = {row["key"]: row for row in fair["times"]}
@@ -137,7 +138,7 @@ def verdicts() -> str:
 
 
 def _factor(gain: dict[str, Any]) -> str:
-    """How many times as fast, with its interval: 1.16 [1.1, 1.22]."""
+    """Format a gain as a factor with its interval: 1.16 [1.10, 1.22]."""
     faster = gain["speed_up_minus_one"]
     value, low, high = (f"{1 + faster[name]:.2f}" for name in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"
@@ -145,15 +146,15 @@ def _factor(gain: dict[str, Any]) -> str:
 
 def render() -> dict[Path, str]:
     """Every page that follows from the records, by its file."""
+    records = {name: read_record(RESULTS / f"{name}.json") for name in RECORDS}
     pages = {PAGE: verdicts()} | {
-        RESULTS / f"{name}.md": section(name, read_record(RESULTS / f"{name}.json"))
-        for name in RECORDS
+        RESULTS / f"{name}.md": section(name, record) for name, record in records.items() if record
     }
     return {path: f"{text}\n" for path, text in pages.items()}
 
 
 def drafter_figures(record: dict[str, Any]) -> list[list[str | None]]:
-    """Figures of the READMEs' table of drafters, row by row; None where there is none."""
+    """Return the numbers of the READMEs' table of drafters, row by row; None for a gap."""
     figures = {
         (row["data"], row["side"]): f"{row['mean_acceptance_length']:.2f}"
         for row in record["acceptance"]

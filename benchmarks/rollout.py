@@ -1,20 +1,20 @@
-"""One rollout, many ways, on the same prompts: without SAM, with a shut gate, with SAM.
+"""Measures rollouts of the same prompts without SAM, with a closed gate, and with SAM.
 
     python -m benchmarks.rollout [--rounds 6] [--epochs 2] [--sides off on own:3:16 run:8:auto ...]
     python -m benchmarks.rollout --smollm2 --sides stock matched on run:8:64 --max-tokens 256
 
-All engines are alive during the whole measurement and take turns, round after round, so that a
-drift of the speed hits every side. ``stock`` is the engine as it runs without us, ``off`` the same
-with our coupled sampler, ``matched`` our path with a gate that never opens (what the path costs),
-``on``, ``joined`` and ``article`` are the files of configs/sam (``article`` with the threshold of
-the tail), ``model`` is the head of ``joined`` alone, ``ngram`` the engine's own n-gram drafts.
-Any other side is named sources:k:gate: sources out of own, prompt, run and draws, joined by +,
-own text always; the gate ``auto`` or the number of a threshold.
+All engines run during the whole measurement and take turns, round after round, so that a changing
+speed of the machine affects all sides. ``stock`` is the engine without our code. ``off`` adds our
+coupled sampler. ``matched`` is our code with a gate that never opens, which measures its cost.
+``on``, ``joined`` and ``article`` are the files of configs/sam; ``article`` has the tail's
+threshold. ``model`` is the head of ``joined`` alone. ``ngram`` is the engine's own n-gram drafter.
+Any other side is named sources:k:gate. Its sources are prompt, run and draws, joined by +, in
+addition to own. Its gate is ``auto`` or a threshold.
 
-Every round brings new prompts, as a training step does. The next epoch repeats the prompts and
-samples other responses: that is where earlier steps serve. With the coupled sampler responses are
-the same on every side (``identical`` counts them), so that all do the same work. What ``stock``
-samples differs: there, times per token are the figures to compare.
+Every round has new prompts, like a training step. The next epoch repeats the prompts and samples
+other responses, so that texts of earlier steps can help. With the coupled sampler, all sides sample
+the same responses (``identical`` counts them) and do the same work. ``stock`` samples other
+responses: compare its times per token.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from sam_rollout.integrations.vllm.offline import (
     prepare_environment,
 )
 
-os.environ[MULTIPROCESSING_ENV] = "1"  # an engine's processor time is that of its process
-prepare_environment()  # before torch is imported, which the next line does
+os.environ[MULTIPROCESSING_ENV] = "1"  # measures an engine's processor time by its process
+prepare_environment()  # must precede torch, which the next line imports
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E402
 
 # As in experiment=tiny_cpu.
@@ -69,8 +69,8 @@ FIGURES = (
     "sam/draft/time_us_per_step",
 )
 STOCK, BASE = "stock", "off"
-ALL = {"prompt", "run", "draws"}  # sources of `on`, beside own text
-# Sources, k and gate. Every engine takes a gigabyte or two of memory.
+ALL = {"prompt", "run", "draws"}  # sources of `on` beside `own`
+# Every engine takes one or two gigabytes of memory.
 SIDES = (
     STOCK, BASE, "matched", "article", "own:8:auto", "prompt:8:auto", "run:3:16", "run:8:16",
     "run+draws:8:16", "run:8:auto", "on", "ngram", "model", "joined",
@@ -78,7 +78,7 @@ SIDES = (
 
 
 def drafting(name: str, folder: Path) -> Any:
-    """The group `sam` of a side; ended responses are kept below `folder`."""
+    """Return the group `sam` of a side; ended responses are kept below `folder`."""
     from sam_rollout.config import ARTICLE, GateConfig, SamConfig
 
     if name in (STOCK, BASE):
@@ -86,7 +86,7 @@ def drafting(name: str, folder: Path) -> Any:
     if name == "article":
         return replace(ARTICLE, gate=GateConfig("threshold", TAIL_THRESHOLD))
     if name in ("on", "matched"):
-        # What a run of these sizes decides (docs/configuration.md).
+        # A run of these sizes has the same sources (docs/configuration.md).
         config = with_sources(SamConfig(), ALL, folder)
         return config if name == "on" else replace(config, gate=GateConfig("closed"))
     if name in ("ngram", "model", "joined"):
@@ -101,7 +101,7 @@ def drafting(name: str, folder: Path) -> Any:
 
 
 def with_sources(config: Any, kinds: set[str], folder: Path) -> Any:
-    """A configuration with own text and these sources."""
+    """Return the configuration with the source `own` and these sources."""
     from sam_rollout.config import sources_of
 
     sources: Any = sources_of("own", *kinds)
@@ -111,7 +111,10 @@ def with_sources(config: Any, kinds: set[str], folder: Path) -> Any:
 
 
 def with_drafter(config: Any, name: str, folder: Path) -> Any:
-    """A drafter that the engine runs: the shipped head joined with texts or alone, or n-grams."""
+    """Return the configuration with a drafter of the engine.
+
+    It is the shipped head with texts ("joined") or alone ("model"), or n-grams ("ngram").
+    """
     from sam_rollout.config import sources_of
     from sam_rollout.sources.model import ModelSourceConfig
 
@@ -127,10 +130,10 @@ def with_drafter(config: Any, name: str, folder: Path) -> Any:
 
 
 class ClockedExtension(SamWorkerExtension):
-    """Knows how much processor time its engine has taken."""
+    """A worker that reports its engine's processor time."""
 
     def cpu_seconds(self) -> float:
-        """Of this process, all threads."""
+        """Return the processor time of this process, all threads, in seconds."""
         return time.process_time()
 
 
@@ -147,7 +150,7 @@ class Side:
     def rollout(
         self, requests: list[tuple[list[int], Any]], max_tokens: int
     ) -> tuple[dict[str, float], list[list[int]]]:
-        """Generate the responses of a round; returns the rollout's metrics and the responses."""
+        """Generate the responses of a round; return the rollout's metrics and the responses."""
         from sam_rollout.telemetry.aggregate import aggregate
 
         before = self._engine.collective_rpc("cpu_seconds")[0]
@@ -165,7 +168,7 @@ class Side:
 
 @contextmanager
 def running_sides(names: list[str], folder: Path, model: Path = MODEL) -> Iterator[dict[str, Side]]:
-    """All engines at once, each in a process of its own."""
+    """Start all engines, each in its own process."""
     from sam_rollout.config import RolloutSamplerConfig
 
     with ExitStack() as running:
@@ -190,7 +193,7 @@ def running_sides(names: list[str], folder: Path, model: Path = MODEL) -> Iterat
 
 
 def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    """Median and its interval by side and figure, and of the ratios off / side, round by round."""
+    """Return medians with intervals by metric and side, and of the ratios off / side per round."""
     summary: dict[str, Any] = {}
     for metric in FIGURES:
         values = {side: [one[side][metric] for one in rounds] for side in rounds[0]}
@@ -203,12 +206,12 @@ def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print the tables, and write the record."""
     options = parser(__doc__, "rollout_tiny_cpu")
-    options.add_argument("--rounds", type=int, default=6, help="of each epoch")
+    options.add_argument("--rounds", type=int, default=6, help="rounds per epoch")
     options.add_argument("--epochs", type=int, default=2)
-    options.add_argument("--sides", nargs="+", default=list(SIDES), help="off is always there")
-    options.add_argument("--prompts", type=int, default=PROMPTS, help="of a round")
+    options.add_argument("--sides", nargs="+", default=list(SIDES), help="off is always added")
+    options.add_argument("--prompts", type=int, default=PROMPTS, help="prompts per round")
     options.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
     options.add_argument("--smollm2", action=UseSmolLM2)
     arguments = options.parse_args()
@@ -234,7 +237,7 @@ def main() -> None:
 
 
 def identical(epochs: list[list[dict[str, dict[str, float]]]]) -> dict[str, float]:
-    """Share of each side's responses that are those of `off`, token for token."""
+    """Return the share of each side's responses that equal those of `off`, token for token."""
     rounds = [one for rounds in epochs for one in rounds]
     total = sum(one[BASE]["responses"] for one in rounds)
     return {side: sum(one[side]["identical"] for one in rounds) / total for side in rounds[0]}
@@ -243,12 +246,12 @@ def identical(epochs: list[list[dict[str, dict[str, float]]]]) -> dict[str, floa
 def measure(
     sides: list[str], arguments: Any, folder: Path
 ) -> list[list[dict[str, dict[str, float]]]]:
-    """By epoch, the rounds: figures by side."""
+    """Measure all rounds; return metrics by epoch, round and side."""
     prompts = load_prompts((arguments.rounds + 1) * arguments.prompts, model=arguments.model)
     per_round = [
         prompts[i : i + arguments.prompts] for i in range(0, len(prompts), arguments.prompts)
     ]
-    # The last prompts warm up.
+    # The last prompts are for the warm-up.
     warm_up, per_round = per_round[-1], per_round[:-1]
     with running_sides(sides, folder, arguments.model) as engines:
         one_round(engines, warm_up, 0, arguments.max_tokens)
@@ -266,7 +269,7 @@ def measure(
 def one_round(
     engines: dict[str, Side], prompts: list[list[int]], number: int, max_tokens: int
 ) -> dict[str, dict[str, float]]:
-    """All sides in turn on the responses of a training step; figures by side."""
+    """Run all sides in turn on one training step's requests; return metrics by side."""
     requests = requests_of(prompts, SIBLINGS, number)
     done = {
         side: engines[side].rollout(requests, max_tokens) for side in turns(list(engines), number)

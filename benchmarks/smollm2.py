@@ -1,15 +1,15 @@
-"""Whole DAPO runs of SmolLM2-135M-Instruct without and with SAM, and a short check of both.
+"""Trains whole DAPO runs of SmolLM2-135M-Instruct without and with SAM; has a short check.
 
     python -m benchmarks.smollm2 [--pairs 3] [--steps 6] [--work-dir outputs/smollm2_ab]
     python -m benchmarks.smollm2 --check    # one rollout, under 10 minutes, writes nothing
 
-`bash scripts/run_smollm2_cpu.sh --quick` fetches the model. The pairs are those of
-`benchmarks/dapo_ab.py`: alternating runs with the same prompts and random numbers, the first step
-left out. The record holds their comparison and, pair by pair, engine steps inside and outside the
-tail, which no other program of the machine disturbs.
+`bash scripts/run_smollm2_cpu.sh --quick` fetches the model. As in `benchmarks/dapo_ab.py`, runs
+alternate, have the same prompts and random numbers, and are compared without their first step. The
+record has their comparison and, for each pair, engine steps in the whole rollout and in the tail.
+Other programs on the machine do not affect these counts.
 
-``--check`` samples the word problems without SAM (`off`), with the adaptive gate (`on`) and with a
-gate that never opens (`matched`) in turns, and fails where a text differs or `on` takes longer.
+``--check`` samples the word problems in turns without SAM (`off`), with the adaptive gate (`on`)
+and with a gate that never opens (`matched`). It fails if a text differs or `on` takes longer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from benchmarks.training_run import read_cpu_s, train
 from sam_rollout.bench.machine_record import machine
 
 EXPERIMENT = "smollm2_cpu"
-TAIL = 16  # running requests, rollout_telemetry.tail_threshold of the experiment
-LEAST = 0.96  # of the time with a shut gate that `on` must reach in the check
+TAIL = 16  # most running requests in the tail, as in the experiment
+LEAST = 0.96  # least ratio of times, closed gate / `on`, in the check
 
 
 def run_pairs(work_dir: Path, count: int, steps: int) -> list[tuple[Path, Path]]:
-    """Train the pairs that are missing; returns the folders (off, on) of each."""
+    """Train the missing runs; return the folders (off, on) of each pair."""
     found = pairs(count)[FAIR]
     wanted = [*found["base"], *found["sam"]]
     for name, overrides in plan(count, steps, steps).items():
@@ -46,7 +46,7 @@ def run_pairs(work_dir: Path, count: int, steps: int) -> list[tuple[Path, Path]]
 
 
 def figures_of(run: Path) -> dict[str, float]:
-    """Sums over a run's training steps but the first."""
+    """Return sums over a run's training steps without the first one."""
     import pyarrow.compute as pc
 
     from sam_rollout.telemetry.records import RunFolder
@@ -63,7 +63,7 @@ def figures_of(run: Path) -> dict[str, float]:
 
 
 def record_pairs(arguments: Namespace) -> dict[str, Any]:
-    """Train, compare; returns the record."""
+    """Train and compare the pairs; return the record."""
     from sam_rollout.report.compare import compare_folders
     from sam_rollout.report.comparison_tables import markdown, tables
 
@@ -86,7 +86,7 @@ def record_pairs(arguments: Namespace) -> dict[str, Any]:
 
 
 def check() -> None:
-    """Fail where SAM changes a text, or where the open gate costs time."""
+    """Fail if SAM changes a text, or if the adaptive gate costs time."""
     from benchmarks.rollout import identical, measure, summarise
 
     sides = ["off", "on", "matched"]
@@ -97,13 +97,13 @@ def check() -> None:
     seconds = summarise(epochs[0])["sam/engine/rollout_s"]
     gain = seconds["matched"]["median"] / seconds["on"]["median"]
     print(f"texts the same as without SAM: on {same['on']:.1%}, matched {same['matched']:.1%}")
-    print(f"rollout, gate shut / auto, medians of three rounds: {gain:.2f}")
+    print(f"rollout, gate closed / auto, medians of three rounds: {gain:.2f}")
     if min(same.values()) < 1 or gain < LEAST:
         raise SystemExit(f"expected: all texts the same, and {LEAST} or more")
 
 
 def main() -> None:
-    """Check, or record."""
+    """Run the check, or write the record."""
     options = parser(__doc__, "smollm2_cpu")
     options.add_argument("--pairs", type=int, default=3)
     options.add_argument("--steps", type=int, default=6)

@@ -1,4 +1,4 @@
-"""Runs the recipe once in a process of its own and hands back what it recorded."""
+"""Runs the recipe once in a separate process, and measures its engine's processor time."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TINY = "tiny_cpu"
-# Where an experiment looks for its data.
+# Experiment -> folder of its data.
 DATA = {TINY: "synthetic", "smollm2_cpu": "word_problems"}
 CPU_FILE = "engine_cpu_s.json"
-ENGINE_PROCESS = "EngineCore"  # vLLM calls itself so
+ENGINE_PROCESS = "EngineCore"  # vLLM's name of the engine's process
 POLL_S = 0.5
 
 
 def train(run_dir: Path, *overrides: str, timeout_s: float, experiment: str = TINY) -> None:
     """Train an experiment; progress goes to the terminal, the log to ``run_dir/log.txt``.
 
-    Its problems are made first where they are missing.
+    Missing data is created first.
 
     Raises:
         RuntimeError: The run failed or took longer than ``timeout_s``.
-        CalledProcessError: The problems could not be made.
+        CalledProcessError: The data could not be created.
     """
     data = REPOSITORY / "data" / DATA[experiment]
     if not all((data / f"{part}.parquet").exists() for part in ("train", "test")):
@@ -48,7 +48,7 @@ def train(run_dir: Path, *overrides: str, timeout_s: float, experiment: str = TI
         try:
             command = [sys.executable, follower, run_dir, "--pid", str(process.pid)]
             subprocess.run(command, check=True)
-        except BaseException:  # an interrupt, too: never leave the run behind
+        except BaseException:  # an interrupt must end the run, too
             process.terminate()
             raise
         finally:
@@ -59,9 +59,9 @@ def train(run_dir: Path, *overrides: str, timeout_s: float, experiment: str = TI
 
 
 def _watch_engine(pid: int, run_dir: Path, ended: threading.Event) -> None:
-    """Write down the processor time of the run's engines after the first training step, seconds.
+    """Write the processor seconds of the run's engines after the first training step.
 
-    Looked at twice a second until the run ends. On a CPU an engine is one process.
+    The engines are polled twice a second until the run ends. On a CPU an engine is one process.
     """
     steps, engines, used, first = run_dir / "sam" / "train_steps.jsonl", {}, {}, None
     while not ended.wait(POLL_S):
@@ -73,7 +73,7 @@ def _watch_engine(pid: int, run_dir: Path, ended: threading.Event) -> None:
                 times = engine.cpu_times()
                 used[number] = times.user + times.system
         except psutil.Error:
-            continue  # it is ending, or the run is
+            continue  # the process has ended
         if first is None and steps.exists() and steps.stat().st_size:
             first = sum(used.values())
     if first is not None:
@@ -81,5 +81,5 @@ def _watch_engine(pid: int, run_dir: Path, ended: threading.Event) -> None:
 
 
 def read_cpu_s(run_dir: Path) -> float:
-    """Processor time that a finished run's engines took after its first training step, seconds."""
+    """Return a finished run's engine processor time after its first training step, seconds."""
     return json.loads((run_dir / CPU_FILE).read_text(encoding="utf-8"))

@@ -1,16 +1,17 @@
-"""Whole rollouts with the coupled sampler, speculation on against off: token for token.
+"""Compares whole rollouts of the coupled sampler with and without drafts, token for token.
 
     python -m benchmarks.trajectories [--output benchmarks/results/trajectories_tiny_cpu.json]
     python -m benchmarks.trajectories --smollm2  # another model, and a record of its own
 
-The same prompts and siblings are generated without speculation, with a gate that opens and closes,
-and with drafts at every step for every k, at T = 1 and until the model stops. In vLLM's
-asynchronous path (`tests/emulated_device.py`) they are generated without speculation, with drafts
-at every step, and as `sam=on` and `sam=joined` do. SmolLM2's
-word problems are generated in fewer ways: with chains and with draft trees at every step, and as
-`sam=on` does. Counted are identical responses; where two part, how far the other token lies behind
-the best one, noise added (rounding may decide only what is nearly a tie), and the first position of
-difference.
+The same requests are sampled at T = 1 until the model stops: without drafts, with a gate that opens
+and closes, and with drafts at every step for every k. In vLLM's asynchronous path
+(`tests/emulated_device.py`) they are sampled without drafts, with drafts at every step, and with
+`sam=on` and `sam=joined`. SmolLM2's word problems are sampled in fewer ways: with chains and with
+draft trees at every step, and with `sam=on`.
+
+The program counts identical responses. For two different ones it reports the first position of
+difference, and how far the other token's score with noise is below the best one. Rounding can only
+decide between nearly equal scores.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ASYNCHRONOUS = ", asynchronous"
 
 
 def settings(dtype: str, model: Path) -> dict[str, Any]:
-    """Name -> drafting of each engine; the first is the reference."""
+    """Return name -> group `sam` of each engine; the first one is the reference."""
     from sam_rollout.config import ARTICLE, GateConfig, SamConfig
 
     always = GateConfig("threshold", MAX_NUM_SEQS)
@@ -73,7 +74,7 @@ def generate(
     *,
     asynchronous: bool,
 ) -> dict[str, Any]:
-    """Run one engine on all requests; returns their token ids and what was accepted."""
+    """Run one engine on all requests; return their token ids and the number of accepted tokens."""
     from sam_rollout.config import RolloutSamplerConfig
     from tests.emulated_device import asynchronous_scheduling
 
@@ -97,17 +98,17 @@ def generate(
 
 
 def max_tokens_of(model: Path) -> int:
-    """Most tokens of a response, as in the model's experiment."""
+    """Return the most tokens of a response, as in the model's experiment."""
     return 160 if model == SMOLLM2 else MAX_TOKENS
 
 
 def distance_to_tie(
     model: Any, prompt: list[int], theirs: list[int], ours: list[int], key: int
 ) -> float:
-    """How far two responses to ``prompt`` are from a tie where they part.
+    """Return how far two responses to ``prompt`` are from a tie at their first difference.
 
-    That is how far either response's token lies behind the best one, in log-probability with noise;
-    infinitely far where one of them has ended.
+    This is the distance of either response's token from the best one, in log-probability with
+    noise. It is infinite if one response has ended there, and 0 for equal responses.
     """
     import torch
 
@@ -127,7 +128,7 @@ def compare(
     texts: list[list[int]],
     requests: list[tuple[list[int], Any]],
 ) -> dict[str, Any]:
-    """Count identical responses and explain the others."""
+    """Count identical responses, and measure the others' distances to a tie."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
@@ -141,14 +142,14 @@ def compare(
         "responses": len(texts),
         "identical": len(texts) - len(places),
         "first_difference": sorted(places),
-        # Of those that have one: JSON knows no infinity.
+        # Infinite distances are left out, because JSON has no infinity.
         "largest_distance_to_tie": max(filter(math.isfinite, distances), default=None),
         "ties": sum(distance < TIE for distance in distances),
     }
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print the counts, and write the record."""
     prepare_environment()
     options = parser(__doc__, "trajectories_tiny_cpu")
     options.add_argument("--smollm2", action=UseSmolLM2)

@@ -5,7 +5,7 @@ Only the packages under `integrations` import vLLM or verl.
 
 import logging
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Our warnings report failures that do not end a rollout. They must not vanish because a library
 # raised the root logger's level; one that comes with vLLM's API server sets it to ERROR. A level

@@ -1,4 +1,4 @@
-"""The command `sam-rollout`, which inspects runs and this machine.
+"""The command `sam-rollout`, which starts runs, and inspects runs and this machine.
 
 Heavy imports stay inside the commands, so that `sam-rollout version` answers at once.
 """
@@ -11,13 +11,20 @@ from sam_rollout.commands import (
     head_commands,
     machine_commands,
     report_commands,
+    run_commands,
 )
 
+__all__ = ["app"]
+
 app = typer.Typer(
-    help="Compare and inspect RL runs whose rollouts draft with suffix automata.",
+    help="Start, compare and inspect RL runs whose rollouts draft with suffix automata.",
     no_args_is_help=True,
     add_completion=False,
 )
+app.command(context_settings={**run_commands.PASSED_ON, "help_option_names": []})(
+    run_commands.install
+)
+app.command(context_settings=run_commands.PASSED_ON)(run_commands.train)
 app.command(cls=report_commands.CompareCommand)(report_commands.compare)
 app.command()(report_commands.dashboard)
 app.command()(report_commands.simulate)

@@ -16,6 +16,19 @@ from sam_rollout.core.settings import NEVER_FOR_ROLLOUTS, ConfigError, Section, 
 from sam_rollout.sources import SOURCES
 from sam_rollout.sources.support.responses import TextsConfig
 
+__all__ = [
+    "CompareConfig",
+    "ConfigError",
+    "DynamicSamplingConfig",
+    "GateConfig",
+    "RolloutSamplerConfig",
+    "RolloutTelemetryConfig",
+    "RunConfig",
+    "SamConfig",
+    "SentinelConfig",
+    "sources_of",
+]
+
 # Samplers with which drafts leave texts the same, token for token -> how they couple draws.
 COUPLINGS = {"coupled": "gumbel", "coupled_inversion": "inversion"}
 SAMPLERS = ("stock", "vectorised", *COUPLINGS)

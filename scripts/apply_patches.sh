@@ -9,7 +9,7 @@
 #   --target DIR      the package in this folder: site-packages, or the root of a source tree
 # All patches are tried on a copy first; the package is changed by all of them or not at all.
 set -euo pipefail
-export LC_ALL=C # tools are understood by their words
+export LC_ALL=C # the script reads the output of tools
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 PATCHES="$ROOT/patches"
@@ -52,7 +52,7 @@ else
     die "neither 'patch' nor 'git' was found on PATH; install one with the system's package manager"
 fi
 
-# Whatever ends the script between two files: all of them are put back.
+# If the script ends between two files, all files are restored.
 finish() {
     if [ -n "$REPLACING" ]; then
         replace_files "$WORK/before"
@@ -64,7 +64,7 @@ finish() {
 trap finish EXIT
 trap 'exit 130' HUP INT TERM
 
-# Names of the folders below patches/ without their versions, each once.
+# Prints the names of the folders in patches/ without versions, each once.
 upstreams() {
     local folder
     for folder in "$PATCHES"/*-[0-9]*/; do basename "${folder%-[0-9]*}"; done | sort -u
@@ -76,36 +76,36 @@ supported_versions() {
         | paste -s -d ' '
 }
 
-# File names of a list of checksums.
+# Prints the file names in a list of checksums.
 names() { cut -c 67- "$1"; }
 
-# A folder's patches in order.
+# Prints a folder's patches in order.
 series() { grep -v -e '^#' -e '^$' "$1/series"; }
 
-# Whether the files below a folder have the checksums of a list.
+# Succeeds if the files in a folder have the checksums of a list.
 matches() { (cd "$1" && sha256sum --check --status "$2" 2> /dev/null); }
 
-# Files below a folder that do not have the checksums of a list, one a line.
+# Prints the files in a folder that do not have the checksums of a list, one per line.
 differing() { (cd "$1" && sha256sum --check --quiet "$2" 2> /dev/null || true) | sed 's/: FAILED.*//'; }
 
 # Copies the files of a list of checksums to another folder.
 copy_files() { (cd "$1" && names "$2" | xargs -d '\n' cp -p --parents -t "$3"); }
 
-# Runs one patch forwards, or backwards with -R, on a copy; says nothing unless it fails.
+# Applies one patch to a copy, or reverts it with -R; prints only errors.
 run_patch() {
     local tree="$1" file="$2" direction=("${@:3}")
     if [ "$PATCH_TOOL" = patch ]; then
         patch --directory="$tree" --strip=1 --fuzz=0 --force --no-backup-if-mismatch --reject-file=- \
             ${direction[@]+"${direction[@]}"} --input="$file"
     else
-        # A repository further up would make git look for the files from its top.
+        # In a repository, git would resolve the paths from its top.
         GIT_CEILING_DIRECTORIES="$(dirname "$tree")" git -C "$tree" apply \
             ${direction[@]+"${direction[@]}"} "$file"
     fi > "$WORK/log" 2>&1
 }
 
-# Replaces the package's files by those of a tree, each in one go and under the same mode. A file in
-# site-packages may be a hard link into a package manager's cache, which must not change with it.
+# Replaces the package's files with those of a tree, each atomically and with the same mode. A file in
+# site-packages may be a hard link into a package manager's cache, which must not change.
 replace_files() {
     local tree="$1" file
     while read -r file; do
@@ -116,7 +116,7 @@ replace_files() {
     done <<< "$FILES"
 }
 
-# Sets FILES, and makes $WORK/before and $WORK/tree, copies of them.
+# Sets FILES, and copies them to $WORK/before and $WORK/tree.
 prepare() {
     local checksums="$1" file
     FILES="$(names "$checksums")"
@@ -130,8 +130,8 @@ prepare() {
     done
 }
 
-# Sets STATE: applied, unpatched, or changed (the files are neither what came with the package nor
-# what the patches made of it).
+# Sets STATE: applied, unpatched, or changed (the files are neither the package's nor the patched
+# ones).
 find_state() {
     local pristine="$FOLDER/pristine.sha256"
     [ ! -d "$RECORD" ] || pristine="$RECORD/pristine.sha256"
@@ -143,7 +143,7 @@ find_state() {
     fi
 }
 
-# Ends with one line for every file that somebody else changed.
+# Ends with one line for every file that was changed otherwise.
 refuse_changed() {
     local file patches lines=()
     local patches_in="$FOLDER" expected="$FOLDER/pristine.sha256" of="$NAME $VERSION"
@@ -181,7 +181,7 @@ apply() {
         say "would apply: $(series "$FOLDER" | wc -l) patches to $NAME $VERSION in $PACKAGE_ROOT"
         return
     fi
-    # The record comes first: files that fit it can be undone, whatever happens after.
+    # The record is written first, so that an interrupted change can be undone.
     rm -rf "$RECORD"
     mkdir "$RECORD"
     (cd "$FOLDER" && series . | xargs cp -t "$RECORD" pristine.sha256 series)
@@ -226,7 +226,7 @@ status() {
     [ "$STATE" = applied ]
 }
 
-# Sets what the functions above work on; fails where the package is not.
+# Sets the variables of the functions above; fails if the package is not found.
 find_package() {
     local found
     found="$("$PYTHON" "$LIB/find_package.py" "$NAME" ${TARGET:+"$TARGET"})" || return 1
@@ -235,7 +235,7 @@ find_package() {
     FOLDER="$PATCHES/$NAME-$VERSION"
     RECORD="$PACKAGE_ROOT/.sam_rollout-$NAME-$VERSION"
     [ -d "$FOLDER" ] && return
-    # What another checkout applied can be undone from its record.
+    # The record also allows to undo patches of another checkout.
     case "$ACTION" in undo | status) [ ! -d "$RECORD" ] || return 0 ;; esac
     die "$NAME $VERSION was found in $PACKAGE_ROOT; there are patches for" \
         "$NAME $(supported_versions)"

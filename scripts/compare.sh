@@ -1,33 +1,33 @@
 #!/usr/bin/env bash
-# Trains without and with SAM, in turn, several times each, and compares: the same seed within a pair,
-# another one in the next. In every pair the run without SAM goes first, as the other one shows its
-# figures beside those of the first: what only the first run on a machine pays (files read into memory,
-# caches of compiled code) counts in favour of SAM. The first step of all runs, which pays for most of
-# it, is therefore left out of the comparison.
+# Trains pairs of runs without and with SAM in turn, and compares them. Both runs of a pair have the
+# same seed; each pair has another one. The run without SAM is the first of a pair, because the other
+# run shows its metrics beside the first one's. The first run on a machine also pays for reading files
+# and for compiling, which would count in favour of SAM. Most of this time is in the first step, so the
+# comparison leaves out the first step of all runs.
 #
 #   scripts/compare.sh experiment=tiny_cpu                                  # three pairs of runs
 #   scripts/compare.sh experiment=tiny_cpu repeats=5 trainer.total_training_steps=20
 #   scripts/compare.sh --dry-run experiment=qwen3_32b_910c                  # print what would run
 #
-# Everything after the experiment but these two words is a Hydra override for all runs:
+# All other arguments are Hydra overrides for all runs, except for these two:
 #
-#   repeats=N      pairs of runs; 3
-#   skip_first=N   steps at the start of every run that are not compared; 1. Runs that are asked for with
-#                  trainer.total_training_steps=1 keep that step
+#   repeats=N      number of pairs; default 3
+#   skip_first=N   number of first steps that are not compared; default 1, or 0 with
+#                  trainer.total_training_steps=1
 #
-# Called again with the same words it goes on where it was interrupted: finished runs are kept, a run
-# with a checkpoint of verl's is resumed from it (trainer.save_freq), another one begins again in a fresh
-# folder. repeats and skip_first may change: then runs are added, or the same runs compared again.
+# The same command continues after an interruption. Finished runs are kept. A run with one of verl's
+# checkpoints (trainer.save_freq) is resumed from it. Another run starts again in a new folder. repeats
+# and skip_first may change: runs are then added, or the same runs are compared again.
 #
 # Variables:
-#   OUTPUT_DIR   where runs go: base-1, sam-1, base-2, ...; outputs/compare/<experiment>. wandb's group
-#                has the name of this folder
-#   LAUNCH       what starts a run; overrides are put behind it. For many nodes:
-#                LAUNCH="scripts/launch_multinode.sh --nodes hosts.txt --config". OUTPUT_DIR has to lie
-#                in a file system that this machine and the head share
-#   SEED         of the first pair, of prompts and rollouts; 1
-#   TIMEOUT_S    of one run; none
-#   PYTHON       a command or path; that of .venv, python3 where there is none
+#   OUTPUT_DIR   folder of the runs base-1, sam-1, base-2, ...; default outputs/compare/<experiment>.
+#                wandb's group has the name of this folder
+#   LAUNCH       command that starts a run; overrides are appended. For many nodes:
+#                LAUNCH="scripts/launch_multinode.sh --nodes hosts.txt --config". This machine and the
+#                head have to share OUTPUT_DIR
+#   SEED         seed of the first pair's prompts and rollouts; default 1
+#   TIMEOUT_S    time limit of one run; default none
+#   PYTHON       command or path; default .venv's, or python3
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
@@ -94,7 +94,7 @@ declare -A OPTION=([base]=off [sam]=on) # run folders are named by side, Hydra's
 RUNS=()
 for ((pair = 1; pair <= REPEATS; pair++)); do RUNS+=("base-$pair" "sam-$pair"); done
 
-# Sets STATE to what is to be done with a run: keep, resume, again or fresh.
+# Sets STATE, the action for a run: keep, resume, again or fresh.
 look_at() {
     local run_dir="$OUTPUT_DIR/$1"
     STATE=fresh
@@ -107,7 +107,7 @@ look_at() {
     fi
 }
 
-# Sets COMMAND to what trains a run.
+# Sets COMMAND to the command that trains a run.
 command_of() {
     local side="${1%-*}" pair="${1#*-}"
     local seed=$((SEED + pair - 1))
@@ -115,7 +115,7 @@ command_of() {
         "run_dir=$OUTPUT_DIR/$1" "data.seed=$seed" "actor_rollout_ref.rollout.seed=$seed"
         "compare.group=$(basename "$OUTPUT_DIR")"
         trainer.resume_mode=auto) # from the run's own checkpoints; a fresh folder has none
-    # Its figures step by step beside those of the pair's baseline, which is finished by then.
+    # The run logs metrics against its pair's baseline, which has finished by then.
     [ "$side" = base ] || COMMAND+=("compare.baseline_run=$OUTPUT_DIR/base-$pair")
     COMMAND+=(${OVERRIDES[@]+"${OVERRIDES[@]}"})
 }
@@ -138,7 +138,7 @@ show_plan() {
     [ -z "$DRY_RUN" ] || { compare_command; echo "    ${COMPARE_COMMAND[*]@Q}"; }
 }
 
-# Words that shape a run, so that a folder never mixes two comparisons. More repeats may be added.
+# Arguments that define the runs. A folder never mixes two comparisons, but repeats may be added.
 plan_text() { printf '%s\n' "experiment=$EXPERIMENT" "seed=$SEED" ${OVERRIDES[@]+"${OVERRIDES[@]}"}; }
 
 compare_command() {
@@ -167,7 +167,7 @@ train() {
     RUN_PID=$!
     "$PYTHON" "$ROOT/scripts/lib/follow_run.py" "$run_dir" --pid "$RUN_PID" &
     FOLLOWER_PID=$!
-    # An interrupted script must not leave the run behind: it would fight the next one for memory.
+    # An interrupted script must end the run, which would otherwise take the next run's memory.
     trap 'kill -TERM "$RUN_PID" "$FOLLOWER_PID" 2> /dev/null || true' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
@@ -184,7 +184,7 @@ train() {
 show_plan
 [ -z "$DRY_RUN" ] || exit 0
 mkdir -p "$OUTPUT_DIR"
-# Two at once would train into the same folders.
+# Two scripts at once would train in the same folders.
 exec 9> "$OUTPUT_DIR/.lock"
 flock -n 9 || die "another comparison is running in $OUTPUT_DIR"
 if [ -e "$PLAN" ] && [ "$(cat "$PLAN")" != "$(plan_text)" ]; then

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Trains on many nodes over ssh: starts Ray on each, runs the recipe on the first, shows its log, and
-# ends with its exit status and everything stopped.
+# Trains on many nodes over ssh: starts Ray on each node, runs the recipe on the first one, shows its
+# log, stops all processes at the end, and exits with the recipe's status.
 #
 #   scripts/launch_multinode.sh --nodes hosts.txt --config experiment=qwen3_32b_910c sam=on
 #
-# hosts.txt has one node a line, the head first: what ssh is given. Behind the head stands, where its
-# name does not lead there, its address on the network of training ("node-1 10.0.0.1"); the others'
-# addresses are not read. Every node needs the checkout, installed, under the same path. SSH is the command to use ("ssh -p 2222"). Options: --help, and
-# docs/clusters.md, also for Slurm and Kubernetes.
+# hosts.txt has one node per line, as ssh's destination; the head comes first. If the head's name does
+# not resolve to its address on the training network, add the address ("node-1 10.0.0.1"). Addresses of
+# other nodes are ignored. Every node needs the installed checkout at the same path. The variable SSH
+# replaces the command ssh ("ssh -p 2222"). See --help, and docs/clusters.md for Slurm and Kubernetes.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 

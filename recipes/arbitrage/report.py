@@ -47,22 +47,22 @@ def measure(
     setup: tuple[Any, ...],
     sides: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """Answer all problems at every point, and say what it took.
+    """Answer all problems at every point, and return accuracy and cost.
 
     Args:
-        problems: What to answer.
+        problems: The problems to answer.
         tried: Modes and thresholds.
-        judges: As for ``choice_of``.
-        setup: Models, sampling and engine arguments, as for ``authors``.
-        sides: Of ``engines.SIDES``.
+        judges: See ``choice_of``.
+        setup: Models, sampling and engine arguments, see ``authors``.
+        sides: Some of ``engines.SIDES``.
 
     Returns:
-        One row a point: accuracy, tokens and steps of its first answers; by side the ``seconds``,
-        and how many answers were ``identical`` to the first ones.
+        One row per point: accuracy, tokens and steps of the first side's answers, and by side the
+        ``seconds`` and the number of answers that are ``identical`` to the first side's.
     """
     rows = []
     with authors(*setup) as both:
-        for name in (DRAFT, TARGET):  # what engines do in their first steps only is not timed
+        for name in (DRAFT, TARGET):  # the engines' first steps are not timed
             _answer(problems[:4], (name, 0.0), judges, both, True)
         for point in tried:
             first: list[Solution] = []
@@ -85,7 +85,7 @@ def _answer(
     both: tuple[EngineAuthor, EngineAuthor],
     drafts: bool,
 ) -> tuple[list[Solution], float]:
-    """Answers at a point, and the seconds they took."""
+    """Answer all problems at a point; return the answers and the time in seconds."""
     solutions = [problem.start() for problem in problems]
     draft, target = both
     for author in both:
@@ -125,7 +125,7 @@ def _row(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """The rows for people."""
+    """Return the rows as a table for people."""
     return pd.DataFrame(
         {
             "mode": row["mode"],

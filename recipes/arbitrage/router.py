@@ -1,8 +1,9 @@
-"""The router of Arbitrage: would the target write a better step than the one at hand?
+"""The router of Arbitrage, which predicts whether the target would write a better step.
 
-As published: labels say whether the mean process reward of several target steps is higher, the more
-frequent label is sampled down, and the router reads who wrote each step so far. Pairs are tables:
-``problem``, ``text`` that the router reads, and process rewards ``draft`` and ``target``.
+It is trained as published. The labels say whether the mean process reward of several target steps
+is higher than the draft's. The more frequent label is sampled down. The router also reads the
+author of each earlier step. Pairs are tables with the columns ``problem``, ``text`` (that the
+router reads), and the process rewards ``draft`` and ``target``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ HELD_OUT, QUALITY = "held_out.jsonl", "router.json"  # beside the router's weigh
 
 
 def annotated(solution: Solution, step: Step) -> str:
-    """What the router reads of a solution and the step that might come next."""
+    """Return the router's text for a solution and a possible next step."""
     steps = "".join(f"[{one.author}] {one.text}" for one in [*solution.steps, step])
     return f"{solution.question}\n{steps}"
 
@@ -38,9 +39,9 @@ def collect(
     seed: int = 0,
     progress: Callable[[], object] = lambda: None,
 ) -> pd.DataFrame:
-    """Have both models write every step, and compare: one pair a step.
+    """Let both models write every step, and return one pair per step.
 
-    Answers go on from either model's step by the toss of a coin, so that the router sees both.
+    A coin decides from which model's step an answer continues, so that the router sees both.
 
     Args:
         solutions: Answers without steps; they are filled in.
@@ -48,7 +49,7 @@ def collect(
         target: The large model.
         reward: Process rewards of steps, in 0..1.
         samples: Steps of the target whose rewards are averaged.
-        seed: Of the coin.
+        seed: The coin's seed.
         progress: Called whenever an answer ends.
     """
     pairs = []
@@ -62,7 +63,7 @@ def collect(
         return coin.choice([drafted, written[0]])
 
     solve(solutions, draft, compare, [target, reward], progress)
-    # Which answer was faster does not matter.
+    # Sorted, so that the order does not depend on the answers' speed.
     return pd.DataFrame(sorted(pairs), columns=["problem", "text", "draft", "target"])
 
 
@@ -79,7 +80,7 @@ def split(pairs: pd.DataFrame, held_out: float = 0.2) -> tuple[pd.DataFrame, pd.
 
 
 def balance(pairs: pd.DataFrame) -> pd.DataFrame:
-    """As many pairs of either label, shuffled.
+    """Return equally many pairs of both labels, shuffled.
 
     Raises:
         ValueError: A label does not occur.
@@ -94,13 +95,13 @@ def train(pairs: pd.DataFrame, base: str, output: Path, **changes: Any) -> dict[
     """Train a router from a small language model, and write it with its answers to held-out pairs.
 
     Args:
-        pairs: What ``collect`` returned.
+        pairs: The result of ``collect``.
         base: Checkpoint folder or hub name.
         output: Folder of the router, in transformers' format.
         changes: Arguments of transformers' ``TrainingArguments``.
 
     Returns:
-        How many pairs it was ``trained`` on, and ``quality`` of the pairs held out.
+        The number of pairs it was ``trained`` on, and the ``quality`` on held-out pairs.
     """
     from datasets import Dataset
     from scipy.special import softmax
@@ -150,7 +151,7 @@ def train(pairs: pd.DataFrame, base: str, output: Path, **changes: Any) -> dict[
 
 
 def quality(pairs: pd.DataFrame) -> dict[str, float]:
-    """How good a router's ``chance`` is.
+    """Measure a router's predictions, the column ``chance``.
 
     Returns:
         The number of ``pairs``, the ``share`` in which the target is better, ``balanced_accuracy``
@@ -170,19 +171,19 @@ def quality(pairs: pd.DataFrame) -> dict[str, float]:
 
 
 def calibrate(pairs: pd.DataFrame, shares: Sequence[float]) -> dict[str, list[float]]:
-    """Thresholds ``tau`` that send such shares of the pairs' steps to the target.
+    """Return thresholds ``tau`` that send the given shares of the pairs' steps to the target.
 
     Args:
-        pairs: Held out, with the router's ``chance``.
+        pairs: Held-out pairs, with the router's ``chance``.
         shares: Each in 0..1.
 
     Returns:
-        For ``router`` and ``rsd``, in the order of ``shares``. Rewards that are often the same
-        leave ``rsd`` fewer different ones. The share that comes out depends on the steps that
-        answers go on from; the report says which it was.
+        The thresholds of ``router`` and ``rsd``, in the order of ``shares``. Where many rewards are
+        equal, ``rsd`` has fewer different thresholds. The real share depends on the steps from
+        which answers continue; the report has it.
     """
     router = pairs["chance"].quantile([1 - share for share in shares])
-    # Rewards are often the same: of the thresholds there are, those that come closest.
+    # Many rewards are equal, so the closest of the possible thresholds are taken.
     taus = np.append(np.sort(pairs["draft"].unique()), np.inf)
     sent = np.array([(pairs["draft"] < tau).mean() for tau in taus])
     rsd = [float(taus[np.abs(sent - share).argmin()]) for share in shares]

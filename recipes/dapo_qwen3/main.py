@@ -1,9 +1,10 @@
-"""Entry point: ``python -m recipes.dapo_qwen3.main [experiment=...] [sam=on|off] [key=value ...]``.
+"""Entry point: ``sam-rollout train [experiment=...] [sam=on|off] [key=value ...]``.
 
-Composes the configuration, checks what is ours before anything heavy is imported, and hands over to
-verl's trainer. With ``--dry-run`` it prints what would run, and whether it can, and starts nothing:
-neither data nor weights nor a device have to be there. With ``--check-only`` it ends after its own
-checks; scripts/node.sh asks for them before it starts a cluster.
+``python -m recipes.dapo_qwen3.main`` is the same. It composes the configuration, checks what is
+ours before anything heavy is imported, and hands over to verl's trainer. With ``--dry-run`` it
+prints what would run, and whether it can, and starts nothing: neither data nor weights nor a device
+have to be there. With ``--check-only`` it ends after its own checks; scripts/node.sh asks for them
+before it starts a cluster.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sam_rollout.config import ConfigError
 from sam_rollout.core.composition import ExperimentError, explain, prepare
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+FOLDER = Path(__file__).resolve().parent
 DRY_RUN, CHECK_ONLY = "--dry-run", "--check-only"
 # Hydra would make a run folder and a log file.
 LEAVE_NO_TRACE = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
@@ -31,13 +32,13 @@ LEAVE_NO_TRACE = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logg
 FULL_ERROR = "HYDRA_FULL_ERROR"
 Application = Callable[[DictConfig], None]
 hydra_main = hydra.main(
-    config_path=str(REPOSITORY / "configs"), config_name="dapo_qwen3", version_base="1.3"
+    config_path=str(FOLDER / "configs"), config_name="dapo_qwen3", version_base="1.3"
 )
 
 try:
-    prepare(REPOSITORY)
+    prepare(FOLDER)
 except ExperimentError as error:
-    sys.exit(f"{error}: run scripts/install.sh first")
+    sys.exit(f"{error}: {error.fix}")
 
 
 def _application(act: Application) -> Callable[[], None]:
@@ -79,14 +80,27 @@ def _refusals() -> Iterator[None]:
         sys.exit(f"Configuration error: {explain(error)}")
 
 
+def make_data(config: DictConfig) -> None:
+    """Make the recipe's own problems where a run names their folder and they are not there."""
+    file = Path(str(config.data.train_files))
+    if file.exists() or file.parent.parent != Path("data").absolute():
+        return
+    from recipes.dapo_qwen3.prepare_data import MADE, prepare
+
+    if file.parent.name in MADE:
+        prepare(file.parent.name, file.parent)
+
+
 @_application
 def main(config: DictConfig) -> None:
     """Run the composed experiment."""
-    from sam_rollout.integrations.verl.checks import check
+    from sam_rollout.integrations.verl.checks import check, settled
     from sam_rollout.integrations.verl.environment import export_environment
     from sam_rollout.integrations.verl.launch import launch, naming_the_first_error, prepare_run
 
     with _refusals():
+        settled(config)  # a setting that is wrong is said before anything is made
+        make_data(config)
         run = check(config)
         export_environment(config, run)
         prepare_run(config, run)

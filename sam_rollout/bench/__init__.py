@@ -1,1 +1,1 @@
-"""Measurements that an installed package can repeat on the machine at hand."""
+"""Measurements that an installed package can repeat on any machine."""

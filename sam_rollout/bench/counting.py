@@ -1,7 +1,7 @@
-"""What a call asks of its device: kernels launched, synchronisations, bytes read and written.
+"""Counts the kernels, synchronisations and bytes of a call.
 
-Counted from the operations that PyTorch dispatches, which are the same on every device. A pure
-read-out of shapes is no operation, and a view moves no bytes.
+The counts come from the operations that PyTorch dispatches, which are the same on every device.
+Reading a shape is no operation, and a view moves no bytes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# The host waits for the device to learn a value or a size.
+# For these operations, the host waits for a value or size from the device.
 _SYNCHRONISE = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "item"}
 _NO_KERNEL = {"empty", "empty_like", "new_empty", "empty_strided", "lift_fresh"}
-# Of their first argument they read as much as they return.
+# These operations read as much of their first argument as they return.
 _GATHER = {"index", "gather", "index_select"}
-# Their first argument is written where the others say, or is not read at all.
+# These operations write their first argument and do not read it.
 _WRITE = {"fill_", "zero_", "copy_", "exponential_", "uniform_", "scatter_", "index_put_"}
 
 
 @dataclass
 class Counts:
-    """Per call."""
+    """The counts of one call."""
 
     kernels: int = 0
     synchronisations: int = 0
@@ -51,7 +51,7 @@ class _Counter(TorchDispatchMode):
 
     @staticmethod
     def _synchronises(name: str, args: tuple, kwargs: dict) -> bool:
-        if name in ("index", "index_put_"):  # a mask's size is not known beforehand
+        if name in ("index", "index_put_"):  # the result's size depends on the mask
             return any(index.dtype == torch.bool for index in _tensors(args[1]))
         if name == "repeat_interleave":
             return kwargs.get("output_size") is None
@@ -59,7 +59,7 @@ class _Counter(TorchDispatchMode):
 
 
 def count(call: Callable[[], Any]) -> Counts:
-    """Count what one call does; call it once before, so that nothing is counted but the call."""
+    """Count one call; run it once before, so that initialisation is not counted."""
     with _Counter() as counter:
         call()
     return counter.counts
@@ -81,6 +81,6 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
-    """Bytes that hold its values: an expanded dimension repeats the same ones."""
+    """Return the bytes of a tensor's values; an expanded dimension takes no bytes."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return math.prod(size for size, stride in sizes if stride) * tensor.element_size()

@@ -1,4 +1,4 @@
-"""Time of drafters: calls as an engine makes them, the sides taking turns."""
+"""Measures the time of drafters, which are called as an engine calls them, in turns."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ from sam_rollout.bench.sides import ARCTIC_4, FIRST, Session, Side
 from sam_rollout.telemetry.traces import Trace
 
 K = 3
-BLOCK = 10  # calls that a side makes in a row
+BLOCK = 10  # number of calls that a side makes in a row
 
 
 @dataclasses.dataclass(frozen=True)
 class CostSizes:
-    """How much is measured; lengths in tokens."""
+    """The sizes of the measurement; lengths in tokens."""
 
     batches: tuple[int, ...] = (1, 8, 32, 128)
     contexts: tuple[int, ...] = (4_096, 32_768)
     steps: int = 100
-    slow_tokens: int = 1_100_000  # that slow sides (`SLOW`) are given at most
+    slow_tokens: int = 1_100_000  # most tokens for slow sides (`SLOW`)
 
     @property
     def longest(self) -> int:
-        """Tokens that each of the texts for calls needs."""
+        """Number of tokens that each text needs."""
         return max(self.contexts) + 4 * self.steps + 64
 
 
-# Beyond these, memory or patience ends: plain Python and Arctic's trees take many times as much of
-# both per token as the others.
+# Most tokens for the plain automaton. It and Arctic's trees take many times the time and memory of
+# the other sides.
 PLAIN_PYTHON_TOKENS = 131_072
 SLOW = (ARCTIC_4, FIRST)
 
 
 class Batch:
-    """Requests in rows that grow by two tokens a step on average.
+    """A batch of requests that grow by two tokens per step on average.
 
     Args:
-        texts: siblings of one prompt; rows beyond their number are groups of the same texts with
-            token ids of their own, so that one group finds nothing in another.
-        rows, context: requests, and the tokens each begins with.
-        steps: how often it will grow.
+        texts: Siblings of one prompt. Further rows repeat them with other token ids, as groups that
+            share no tokens with the first.
+        rows: Number of requests.
+        context: Tokens of each request at the beginning.
+        steps: Number of steps.
     """
 
     def __init__(self, texts: list[Trace], rows: int, context: int, steps: int) -> None:
@@ -67,14 +68,14 @@ class Batch:
         ]
 
     def start(self, session: Session) -> float:
-        """Let a session read the text before the first growth; returns the seconds that took."""
+        """Let a session read the first tokens; return the seconds it took."""
         for request_id, trace in zip(self.ids, self.traces, strict=True):
             session.admit(request_id, trace, 0)
         given = (self.ids, self.tokens, self.lengths, self._responses)
         return _wall_s(partial(session.propose, *given))
 
     def grow(self) -> list[list[int]]:
-        """One to three more tokens a row; returns them."""
+        """Add one to three tokens to each row; return them."""
         before = self.lengths.copy()
         self.lengths += 1 + (self._rows + self._step) % 3
         self._step += 1
@@ -85,12 +86,12 @@ class Batch:
 
 
 def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
-    """One long text: responses joined end to end, and again with other token ids at their end.
+    """Join responses to one long text, and repeat them with other token ids until it is full.
 
     Args:
-        known: responses.
-        tokens: of the text.
-        first: response that it begins with; texts that begin with others share most of theirs.
+        known: The responses.
+        tokens: Length of the text.
+        first: Index of the first response. Texts with different first responses share most tokens.
     """
     lap = np.concatenate([trace.response for trace in [*known[first:], *known[:first]]])
     laps = -(-tokens // len(lap))
@@ -107,7 +108,7 @@ def _regrouped(trace: Trace, group: int, vocabulary: int) -> Trace:
 
 
 def measure_calls(there: list[Side], texts: list[Trace], sizes: CostSizes) -> list[dict[str, Any]]:
-    """One call of every side at every size, the sides taking turns."""
+    """Measure the calls of every side at every size, with the sides in turns."""
     rows = []
     for context in sizes.contexts:
         for batch in sizes.batches:
@@ -125,10 +126,11 @@ def _most_tokens(side: Side, sizes: CostSizes) -> float:
 def _calls_at(
     there: list[Side], texts: list[Trace], batch: int, context: int, steps: int
 ) -> list[dict[str, Any]]:
-    """Calls of one size. Sides take turns in blocks.
+    """Measure calls of one size, with the sides in turns of several calls.
 
-    The first call of a block finds the caches full of what other sides read, as an engine's forward
-    pass leaves them. These cold calls are kept apart: what they cost depends on the others.
+    At the first call of a turn, the CPU's caches hold the other sides' data, as they do after an
+    engine's forward pass. The time of these cold calls depends on the other sides, so it is kept
+    separately.
     """
     work = Batch(texts, batch, context, steps)
     sessions = [side.open(K, batch, work.tokens.shape[1] + 64) for side in there]

@@ -1,4 +1,4 @@
-"""Tables of what `sam-rollout bench drafter` measured."""
+"""Prints the results of `sam-rollout bench drafter` as tables."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """Print everything."""
+    """Print all results."""
     console.print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
     for side, why in result["missing"].items():
-        console.print(f"not there: {side} ({why})", highlight=False)
+        console.print(f"missing: {side} ({why})", highlight=False)
     _show_sets(result["sets"], console)
     _show_acceptance(result["acceptance"], console)
     _show_calls(result["calls"], console)
@@ -31,9 +31,16 @@ def _table(title: str, *heads: str) -> Any:
 def pivot(
     rows: Iterable[dict[str, Any]], down: Sequence[str], across: Sequence[str]
 ) -> tuple[dict[tuple, dict[tuple, dict[str, Any]]], list[tuple]]:
-    """Rows of a result by what stands before a line and above a column, and all columns.
+    """Arrange rows of a result as a table.
 
-    Lines and columns are named by tuples of values and come in order of appearance.
+    Args:
+        rows: The rows.
+        down: Keys whose values name a line.
+        across: Keys whose values name a column.
+
+    Returns:
+        Line -> column -> row, and all columns. Lines and columns are tuples of values, in order of
+        appearance.
     """
     lines: dict[tuple, dict[tuple, dict[str, Any]]] = {}
     columns: dict[tuple, None] = {}

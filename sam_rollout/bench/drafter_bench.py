@@ -1,7 +1,7 @@
-"""`sam-rollout bench drafter`: how good drafts are and what they cost, ours beside every other.
+"""`sam-rollout bench drafter`: measures the acceptance and time of our drafter and of others.
 
-All sides see the same texts in the same order, in one process, and take turns wherever time is
-measured. Acceptance is greedy replay (`replay.py`) and does not depend on the machine; times do.
+All sides see the same texts in the same order, in one process. When time is measured, they take
+turns. Acceptance comes from greedy replay (`replay.py`) and does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sam_rollout.bench.sides import Side
 from sam_rollout.telemetry.traces import Trace, groups_of
 
 KS = (3, 8)
-SIBLINGS = 16  # texts of a group whose calls are timed
+SIBLINGS = 16  # texts per group in the timed calls
 TIMED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.DEFAULT, sides.FIRST,
                sides.NGRAM, sides.NGRAM_24, sides.ARCTIC_4)  # fmt: skip
 QUICK = CostSizes(steps=30, slow_tokens=65_536)
@@ -26,11 +26,11 @@ QUICK = CostSizes(steps=30, slow_tokens=65_536)
 
 @dataclass(frozen=True)
 class Episode:
-    """Texts sampled together, measured or only seen."""
+    """Texts that were sampled together."""
 
     traces: list[Trace]
     step: int = 0
-    measured: bool = True
+    measured: bool = True  # whether acceptance counts, or drafters only see the texts
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class Data:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest text."""
+        """Length of the longest text, tokens."""
         return max(len(trace.tokens) for episode in self.episodes for trace in episode.traces)
 
     @property
     def rows(self) -> int:
-        """Most requests at once."""
+        """Most requests that run at once."""
         return max(len(episode.traces) for episode in self.episodes)
 
     def size(self) -> dict[str, Any]:
-        """How much there is. JSON values."""
+        """Return the set's numbers of groups, responses and tokens, as JSON values."""
         drafted = [t for episode in self.episodes if episode.measured for t in episode.traces]
         read = [t for episode in self.episodes if not episode.measured for t in episode.traces]
         return {
@@ -66,9 +66,14 @@ class Data:
 
 @dataclass
 class Bench:
-    """One measurement: sets of texts, sizes, sides that are there.
+    """One measurement.
 
-    `progress` is called with the name of each part before it is measured.
+    Attributes:
+        sets: Name -> texts.
+        costs: Sizes of the timed calls.
+        there: Sides by name; by default all that are installed.
+        missing: Name of each missing side -> reason.
+        progress: Called with the name of each part before it is measured.
     """
 
     sets: dict[str, list[Trace]]
@@ -82,7 +87,7 @@ class Bench:
             self.there, self.missing = sides.available()
 
     def run(self) -> dict[str, Any]:
-        """Measure everything. JSON values."""
+        """Measure acceptance and times; return JSON values."""
         datasets = [Data(name, episodes_of(texts)) for name, texts in self.sets.items()]
         acceptance = self.acceptance(datasets)
         self.progress("calls")
@@ -99,7 +104,7 @@ class Bench:
         }
 
     def acceptance(self, datasets: list[Data]) -> list[dict[str, Any]]:
-        """Rows of every set, k and side."""
+        """Measure the acceptance of every set, k and side."""
         rows = []
         for data in datasets:
             self.progress(data.name)
@@ -112,7 +117,7 @@ class Bench:
 
 
 def accept(side: Side, data: Data, k: int) -> Replay:
-    """Replay all texts of a set."""
+    """Replay all texts of a set with one side."""
     result = Replay()
     session = side.open(k, data.rows, data.longest + 64)
     for episode in data.episodes:
@@ -122,11 +127,11 @@ def accept(side: Side, data: Data, k: int) -> Replay:
 
 
 def episodes_of(traces: list[Trace]) -> list[Episode]:
-    """Groups in order of their steps.
+    """Group texts into episodes, in order of their steps.
 
-    Where the same prompt comes back, its earlier responses are an earlier epoch, which serves every
-    side that remembers it, and is measured of none. Turns of one
-    conversation have prompts of their own, and all are measured.
+    If a prompt repeats, only its last episode is measured. The earlier ones are earlier epochs,
+    which help the sides that remember them. Turns of a conversation have different prompts, so all
+    of them are measured.
     """
     groups = groups_of(traces)
     prompts = [(group[0].group, group[0].prompt.tobytes()) for group in groups]

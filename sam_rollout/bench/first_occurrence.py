@@ -1,8 +1,8 @@
 """A suffix automaton in plain Python that drafts from first occurrences.
 
-How the reference recipe of the article "SAM投机推理" behaves, written from the textbook (Blumer et
-al. 1985): one dict of transitions per state, the longest suffix of the text that occurred before,
-and what followed it the first time. A yardstick, not a drafter.
+It drafts like the reference recipe of the article "SAM投机推理" and follows the textbook (Blumer et
+al. 1985), with one dict of transitions per state. It finds the longest suffix of the text that
+occurred before, and drafts the tokens after its first occurrence. It serves for comparison only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class FirstOccurrenceAutomaton:
         self._last = 0
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Read tokens."""
+        """Append tokens to the text."""
         for token in tokens:
             self._append(token)
 
@@ -48,7 +48,7 @@ class FirstOccurrenceAutomaton:
         self._last = new
 
     def _split(self, state: int, token: int, target: int) -> int:
-        """Give the strings of `target` that extend `state` a state of their own."""
+        """Move the strings of `target` that extend `state` to a new state; return it."""
         clone = len(self._length)
         self._next.append(dict(self._next[target]))
         self._length.append(self._length[state] + 1)
@@ -61,7 +61,7 @@ class FirstOccurrenceAutomaton:
         return clone
 
     def draft(self, k: int) -> list[int]:
-        """Up to k tokens that followed the first occurrence of the longest repeated suffix."""
+        """Return up to k tokens that followed the longest repeated suffix's first occurrence."""
         match = self._link[self._last]
         if match <= 0:
             return []

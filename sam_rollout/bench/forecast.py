@@ -1,4 +1,4 @@
-"""The command `simulate`: a run folder in, a table and JSON out."""
+"""The command `simulate`, which prints a forecast for a run folder as a table and JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,18 @@ if TYPE_CHECKING:
 
 
 def forecast(path: Path, steps: int | None, console: Console, output: Path | None) -> None:
-    """Tell what `sam=on` would have brought in a run; options as in the command's help."""
+    """Estimate the gain of `sam=on` for a run.
+
+    Args:
+        path: Folder of a run without drafts.
+        steps: Number of training steps; None takes all.
+        console: Prints the table.
+        output: File for the results as JSON; None writes none.
+
+    Raises:
+        BaselineError: The run cannot be replayed.
+        RunFolderError: The folder is no run folder.
+    """
     from rich.console import Console
     from rich.progress import Progress
 

@@ -1,4 +1,4 @@
-"""What a run without drafts recorded: how long its steps took, and who sampled which text when."""
+"""Reads the step times and the texts of a recorded run without drafts."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ import pandas as pd
 from sam_rollout.telemetry.records import RunFolder
 from sam_rollout.telemetry.traces import Trace
 
-SAME = 1.25  # steps whose numbers of tokens differ by less are alike
-MIN_STEPS = 3  # that are alike, to know what such a step takes
-MANY_TOKENS = 64  # of prompts, in a step that tells what computing takes
-DEFAULT_LIMIT = 256  # requests of an engine, where the configuration does not say
+SAME = 1.25  # steps are similar if their numbers of requests differ by less than this factor
+MIN_STEPS = 3  # least number of similar steps for an estimate
+MANY_TOKENS = 64  # least prompt tokens of a step that shows the cost of computing a token
+DEFAULT_LIMIT = 256  # most requests of an engine if the configuration does not say
 
 
 class BaselineError(ValueError):
-    """The run cannot be replayed; the text says what is missing."""
+    """The run cannot be replayed; the message says what is missing."""
 
 
 class StepTimes:
-    """Seconds of an engine step, from steps that only decode and steps that compute prompts.
+    """Estimates the time of an engine step from recorded steps.
 
-    Decoding takes what it took with the same number of requests: linear between recorded numbers,
-    never less with more, and beyond the largest as over its upper three quarters. A run without
-    drafts does not show what d draft tokens add to a step. Two prices are worked out, that of d
-    more requests and that of d more tokens of prompts, and the higher one counts.
+    The time of decoding depends on the number of requests. It is interpolated between recorded
+    numbers and never falls with more requests. Beyond the largest recorded number, it is
+    extrapolated with the slope of the upper three quarters. A run without drafts does not show the
+    time that d draft tokens add. The estimate takes the larger of the times of d more requests and
+    of d more prompt tokens.
 
     Args:
-        steps: engine steps of training, without drafts.
+        steps: Engine steps of training, without drafts.
 
     Raises:
-        BaselineError: too few steps.
+        BaselineError: There are too few steps.
     """
 
     def __init__(self, steps: pd.DataFrame) -> None:
@@ -47,19 +48,19 @@ class StepTimes:
         self._rows = means["scheduled"].to_numpy(float)
         self._seconds = np.maximum.accumulate(means["duration_s"].to_numpy(float))
         wide = decoding[decoding["scheduled"] >= self._rows[-1] / 4]
-        spread = wide["scheduled"].var() or np.inf  # of one number of requests: nothing is known
+        spread = wide["scheduled"].var() or np.inf  # no slope with a single number of requests
         self._slope = max(float(wide["scheduled"].cov(wide["duration_s"]) / spread), 0.0)
         prompts = steps[steps["prompt_tokens"] >= MANY_TOKENS]
         rates = prompts["duration_s"] / prompts["prompt_tokens"]
         self._prompt_s = 0.0 if rates.empty else float(rates.median())
 
     def __call__(self, requests: int, drafts: int = 0, prompts: int = 0) -> float:
-        """Return the seconds of a step, given its decoding requests, draft and prompt tokens."""
+        """Return the seconds of a step with these decoding requests, draft and prompt tokens."""
         wider, longer = self._decode(requests + drafts), self._decode(requests)
         return max(wider, longer + self._prompt_s * drafts) + self._prompt_s * prompts
 
     def _decode(self, requests: int) -> float:
-        if not requests:  # a step of prompts alone
+        if not requests:  # the step only computes prompts
             return 0.0
         beyond = max(requests - float(self._rows[-1]), 0.0)
         return float(np.interp(requests, self._rows, self._seconds)) + self._slope * beyond
@@ -67,7 +68,7 @@ class StepTimes:
 
 @dataclasses.dataclass(frozen=True)
 class Response:
-    """A recorded response, and the engine that sampled it."""
+    """A recorded response and the engine that sampled it."""
 
     trace: Trace
     engine: int
@@ -75,10 +76,12 @@ class Response:
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """One training step: its generation rounds, each in order of arrival.
+    """The rollout of one training step.
 
     Attributes:
-        recorded_s: what its slowest engine took, added up over the rounds.
+        step: Number of the training step.
+        rounds: Responses of each generation round, in order of arrival.
+        recorded_s: Recorded time of the slowest engine.
     """
 
     step: int
@@ -88,12 +91,14 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """A run without drafts.
+    """A recorded run without drafts.
 
     Attributes:
-        engines: that sampled its responses.
-        max_num_seqs: requests that one of them runs at once.
-        tail_threshold: with this number of running requests or fewer, a step is of the long tail.
+        times: Estimates the time of an engine step.
+        rollouts: The rollouts of its training steps.
+        engines: Number of engines.
+        max_num_seqs: Most requests that one engine runs at once.
+        tail_threshold: Most running requests of a step in the long tail.
     """
 
     times: StepTimes
@@ -104,7 +109,7 @@ class Baseline:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt with its response."""
+        """Length of the longest prompt with its response, tokens."""
         return max(
             len(response.trace.tokens)
             for rollout in self.rollouts
@@ -117,12 +122,12 @@ def read_baseline(path: Path, most: int | None = None) -> Baseline:
     """Read a run folder.
 
     Args:
-        path: the folder.
-        most: training steps, from the first on.
+        path: The run folder.
+        most: Number of training steps, from the first on; None takes all.
 
     Raises:
-        BaselineError: the run drafted, or recorded no texts or no steps.
-        RunFolderError: no run folder.
+        BaselineError: The run drafted, or has no recorded texts or steps.
+        RunFolderError: The folder is no run folder.
     """
     folder = RunFolder(path)
     config = folder.read_starts()[0].config
@@ -161,7 +166,7 @@ def read_baseline(path: Path, most: int | None = None) -> Baseline:
 
 
 def _rounds(rows: pd.DataFrame, engines: dict[int, int]) -> Iterator[tuple[Response, ...]]:
-    """Responses of a training step by generation round: one begins when all before have ended."""
+    """Yield the responses of each generation round; a round begins after all earlier ones ended."""
     rows = rows.sort_values("start_s", kind="stable")
     starts, ended = rows["start_s"].to_numpy(), np.maximum.accumulate(rows["end_s"].to_numpy())
     begins = np.flatnonzero(np.concatenate([[True], starts[1:] >= ended[:-1]]))

@@ -1,7 +1,7 @@
-"""Greedy replay: how many tokens a step yields when the model writes exactly the recorded text.
+"""Greedy replay: counts the tokens per step if the model writes exactly the recorded text.
 
-A draft is accepted up to its first mismatch, and one more token, the bonus token, always comes
-from the model. Every request begins with its prompt and one token known, as after prefill.
+A draft is accepted up to its first mismatch, and the model adds one bonus token. Every request
+begins with its prompt and one response token, as after prefill.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ class Replay:
     """Sums over all steps of all requests."""
 
     steps: int = 0
-    tokens: int = 0  # the first of each response, which no draft can save, left out
+    tokens: int = 0  # without the first token of each response, which cannot be drafted
     drafted: int = 0
     accepted: int = 0
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per step, bonus token included."""
+        """Tokens per step, with the bonus token; NaN without steps."""
         return self.tokens / self.steps if self.steps else float("nan")
 
     @property
     def drafted_per_step(self) -> float:
-        """Draft tokens per step."""
+        """Draft tokens per step; NaN without steps."""
         return self.drafted / self.steps if self.steps else float("nan")
 
     def book(self, drafted: int, accepted: int, remaining: int) -> int:
-        """Book one step of one request; returns how many tokens it yielded.
+        """Count one step of one request; return the number of its tokens.
 
         Args:
-            drafted, accepted: draft tokens.
-            remaining: tokens of the text not known yet, at least 1; the step yields no more.
+            drafted: Number of draft tokens.
+            accepted: Number of accepted draft tokens.
+            remaining: Number of tokens left in the text, at least 1; the step yields no more.
         """
         tokens = min(accepted + 1, remaining)
         self.steps += 1
@@ -50,13 +51,13 @@ class Replay:
 
 
 def replay(session: Session, traces: list[Trace], into: Replay, step: int = 0) -> None:
-    """Generate the traces together, every request one step at a time, and book it all.
+    """Replay traces together, one step of all requests at a time.
 
     Args:
-        session: whatever it has seen before stays.
-        traces: at least one response token each, or nothing is booked for them.
-        into: where to add.
-        step: number of the training step, for sources that look at earlier ones.
+        session: The drafter, which keeps the texts that it has seen before.
+        traces: The texts; those without response tokens are ignored.
+        into: The sums to add to.
+        step: Number of the training step, for sources that use earlier steps.
     """
     traces = [trace for trace in traces if len(trace.response) > 0]
     if not traces:
@@ -88,12 +89,12 @@ def replay(session: Session, traces: list[Trace], into: Replay, step: int = 0) -
             right = accepted_tokens(draft, text, n)
             known[row] += into.book(len(draft), right, len(text) - n)
             sampled[row] = text[n : known[row]]
-        ids = list(ids)  # a batch of its own each step, as the model runner hands it over
+        ids = list(ids)  # the model runner passes a new list in each step, too
     session.end_step()
 
 
 def accepted_tokens(draft: list[int], text: list[int], at: int) -> int:
-    """How many draft tokens are the text's from position `at` on."""
+    """Return how many first draft tokens equal the text from position `at` on."""
     for i, (drafted, true) in enumerate(zip(draft, text[at : at + len(draft)], strict=False)):
         if drafted != true:
             return i

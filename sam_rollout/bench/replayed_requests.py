@@ -1,4 +1,4 @@
-"""Who the requests of a replay are, as a session asks its engine."""
+"""The identities of a replay's requests, in the form that a session needs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from sam_rollout.telemetry.traces import Trace
 
 
 class ReplayedRequests(dict[str, RequestIdentity]):
-    """Identities of the requests that have not ended, by id (`session.adapter.Requests`)."""
+    """Request id -> identity of the running requests (`session.adapter.Requests`)."""
 
     @property
     def live(self) -> Collection[str]:
-        """Requests that have not ended."""
+        """The ids of running requests."""
         return self
 
     def identity(self, request_id: str) -> RequestIdentity:
-        """A request's group and sibling."""
+        """Return a request's identity."""
         return self[request_id]
 
     def takes_no_drafts(self, request_id: str) -> bool:
-        """All are drafted for."""
+        """Return False: all requests get drafts."""
         return False
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
-        """Tell who a request is, before its first step."""
+        """Add a request before its first step."""
         self[request_id] = RequestIdentity(trace.group, trace.sibling, step, TRAIN_SPLIT, key=0)

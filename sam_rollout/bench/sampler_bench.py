@@ -1,9 +1,9 @@
-"""What verifying drafts costs per call: our ways against the samplers in use.
+"""`sam-rollout bench sampler`: measures the time of verification, ours and other samplers'.
 
-Every request brings k drafts that the target accepts with probability 0.7 each, without a draft
-distribution (one-hot), at temperature > 0. Random numbers are part of every call. Samplers take
-turns, so that other work on the machine meets all of them; the time to read all target
-probabilities once, and to copy one row per request, is measured in the same turns.
+Every request has k draft tokens that the target accepts with probability 0.7 each. There is no
+draft distribution (one-hot), and the temperature is above 0. Every call draws its random numbers.
+Samplers take turns, so that other work on the machine affects all of them. For comparison, the same
+turns measure the time to read all target probabilities once, and to copy one row per request.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from sam_rollout.verification import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-ACCEPTANCE = 0.7  # of each draft
-DISTINCT_ROWS = 32  # contents repeat, memory does not: caches see every row's own
+ACCEPTANCE = 0.7  # probability that a draft token is accepted
+DISTINCT_ROWS = 32  # rows repeat these contents, but each row has its own memory
 MIN_REPEATS, MAX_REPEATS = 3, 31
 READ, COPY = "read all", "copy a row each"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Sizes and limits of a measurement."""
+    """The sizes and limits of a measurement."""
 
     batches: tuple[int, ...] = (1, 8, 32, 128)
     ks: tuple[int, ...] = (1, 3, 4, 8)
     vocabulary: int = 151_936  # Qwen3
     device: str = "cpu"
     threads: int = 1
-    budget_s: float = 3.0  # per sampler and size
+    budget_s: float = 3.0  # time per sampler and size
 
 
 @dataclass
 class Timing:
-    """One sampler at one size."""
+    """The result of one sampler at one size."""
 
     name: str
     source: str
@@ -61,14 +61,14 @@ class Timing:
     q1_ms: float
     q3_ms: float
     repeats: int
-    kernels: int | None  # None: not countable
+    kernels: int | None  # None if it cannot be counted
     synchronisations: int | None
     mb_touched: float | None
 
 
 @dataclass
 class Case:
-    """One size, and what the samplers are given."""
+    """One size with the samplers' inputs."""
 
     batch: int
     k: int
@@ -95,7 +95,7 @@ class Case:
 
 
 def make_case(batch: int, k: int, setting: Setting) -> Case:
-    """Random distributions whose draft has probability ``ACCEPTANCE``."""
+    """Make random distributions in which each draft token has probability ``ACCEPTANCE``."""
     device, vocabulary = setting.device, setting.vocabulary
     generator = torch.Generator().manual_seed(0)
     distinct = min(DISTINCT_ROWS, batch * (k + 1))
@@ -118,14 +118,14 @@ def make_case(batch: int, k: int, setting: Setting) -> Case:
 
 
 def _row_keys(case: Case, layout: DraftLayout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Key and position of every row: a request's rows are consecutive positions of its text."""
+    """Return the key and the position of every row; a request's rows have consecutive positions."""
     request = layout.request_of_row
     place = torch.arange(layout.num_rows, device=request.device) - layout.first_row[request]
     return case.keys[request], case.positions[request] + place
 
 
 def run_vectorised(case: Case) -> torch.Tensor:
-    """A whole call of the vectorised way."""
+    """Run the vectorised verification, with its random numbers."""
     layout = DraftLayout(case.cumulative, case.batch * case.k, case.k)
     keys, positions = _row_keys(case, layout)
     accept, draw = (keyed_bits(keys, positions, stream) for stream in range(2))
@@ -135,14 +135,14 @@ def run_vectorised(case: Case) -> torch.Tensor:
 
 
 def run_coupled(case: Case) -> torch.Tensor:
-    """A whole call of the coupled way, which needs no probabilities."""
+    """Run the coupled verification with Gumbel noise, which needs no probabilities."""
     layout = DraftLayout(case.cumulative, case.batch * case.k, case.k)
     tokens = draw_gumbel(case.logits, keyed_bits(*_row_keys(case, layout)))
     return verify_coupled(layout, case.draft_ids, tokens)
 
 
 def run_coupled_inversion(case: Case) -> torch.Tensor:
-    """A whole call of the coupled way by inversion."""
+    """Run the coupled verification by inversion."""
     layout = DraftLayout(case.cumulative, case.batch * case.k, case.k)
     tokens = draw_tokens(case.probabilities, keyed_bits(*_row_keys(case, layout)))
     return verify_coupled(layout, case.draft_ids, tokens)
@@ -158,7 +158,7 @@ OURS: dict[str, Callable[[Case], torch.Tensor]] = {
 def measure_case(
     case: Case, others: Iterable[stock_samplers.Stock], setting: Setting
 ) -> list[Timing]:
-    """Time all samplers in turns, slow ones fewer times; reading and copying come first."""
+    """Time reading, copying and all samplers in turns; slow samplers run fewer times."""
     called: list[tuple[str, str, Callable[[], Any], bool]] = [
         (READ, "torch", case.probabilities.sum, True),
         (COPY, "torch", lambda: case.scratch.copy_(case.probabilities[: case.batch]), True),
@@ -167,7 +167,7 @@ def measure_case(
     ]
     times_s: dict[str, list[float]] = {name: [] for name, *_ in called}
     for _, _, call, _ in called:
-        call()  # fills caches and the allocator
+        call()  # warms up caches and the allocator
     for _ in range(MAX_REPEATS):
         for name, _, call, _ in called:
             taken = times_s[name]
@@ -198,7 +198,7 @@ def _wait(device: str) -> None:
 
 
 def default_device() -> str:
-    """The accelerator of this machine, or its CPU."""
+    """Return "npu" or "cuda" if the machine has one, else "cpu"."""
     try:
         import torch_npu
     except (ImportError, OSError):
@@ -207,14 +207,14 @@ def default_device() -> str:
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """Every size. JSON values."""
+    """Measure all sizes; return JSON values."""
     torch.set_num_threads(setting.threads)
     others = stock_samplers.available(setting.device)
     cases = []
     for batch, k in itertools.product(setting.batches, setting.ks):
         case = make_case(batch, k, setting)
         cases.append(_describe(case, measure_case(case, others, setting)))
-        del case  # the next one needs the memory
+        del case  # frees the memory for the next one
     return {"machine": _machine(setting), "setting": asdict(setting), "cases": cases}
 
 
@@ -235,7 +235,7 @@ def _machine(setting: Setting) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """Print the measurement as one table."""
+    """Print the results as one table."""
     from rich.table import Table
 
     setting = result["setting"]

@@ -1,7 +1,7 @@
-"""The drafters that are measured: ours as configured, and every other one that is installed.
+"""The drafters (sides) to measure: ours in several configurations, and other installed ones.
 
-All are called as vLLM's model runner calls a proposer: once a step, with a batch of requests whose
-texts lie in the rows of one array. What is not there is named with the reason, never replaced.
+All are called as vLLM's model runner calls a proposer: once per step, with a batch of requests
+whose texts are the rows of one array. Missing drafters are named with the reason.
 """
 
 from __future__ import annotations
@@ -26,21 +26,16 @@ from sam_rollout.telemetry.traces import Int32Array, Trace
 
 # vLLM's defaults (SpeculativeConfig, read in 0.28).
 NGRAM_DEFAULT = (5, 5)
-NGRAM_SHORT = (2, 4)  # what its documentation's examples set
+NGRAM_SHORT = (2, 4)  # the setting in its documentation's examples
 ARCTIC_TREE_DEPTH, ARCTIC_CACHED_REQUESTS, ARCTIC_MIN_PROBABILITY = 24, 10_000, 0.1
 ARCTIC_SPEC_FACTOR = 1.0
 
 
 class Session:
-    """One drafter at work on one batch of requests after the other.
-
-    `propose` is given B requests in row order, int32[R >= B, L] whose row i begins with
-    the text of request i, int32[B] known tokens of each row, and each row's tokens since the last
-    call, at least one.
-    """
+    """A drafter that drafts for one batch of requests after the other."""
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
-        """Tell who a new request is, before its first call."""
+        """Add a new request before its first call."""
 
     def propose(
         self,
@@ -49,33 +44,43 @@ class Session:
         lengths: Int32Array,
         sampled: list[list[int]],
     ) -> list[list[int]]:
-        """Read what is new and draft."""
+        """Read the new tokens, and draft.
+
+        Args:
+            request_ids: The B requests in order of rows.
+            token_ids: int32 [R >= B, L]; row i begins with the text of request i.
+            lengths: int32 [B], known tokens of each row.
+            sampled: Each row's tokens since the last call, at least one.
+
+        Returns:
+            The draft of each row.
+        """
         raise NotImplementedError
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Forget requests that ended."""
+        """Remove requests that have ended."""
 
     def end_step(self) -> None:
-        """A training step has ended: all its requests are finished."""
+        """End a training step, after all its requests have ended."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """A drafter under the name that tables use.
-
-    `open(k, max_rows, max_length)` makes a session.
-    """
+    """A drafter and its name in tables."""
 
     name: str
-    open: Callable[[int, int, int], Session]
+    open: Callable[[int, int, int], Session]  # makes a session from k, max_rows and max_length
 
 
 class OwnSession(Session):
-    """Our drafter with own text and further sources, in a folder that ends with the session.
+    """Our drafter with the source `own` and further ones, in a temporary folder.
 
     Args:
-        sources: fields by source.
-        policy: `sam.draft_policy`.
+        sources: Settings of each further source.
+        policy: The setting `sam.draft_policy`.
+        k: Most draft tokens per request.
+        max_rows: Most requests at once.
+        max_length: Length of the longest text, tokens.
     """
 
     def __init__(
@@ -98,34 +103,34 @@ class OwnSession(Session):
 
     @property
     def drafter(self) -> SamDrafter:
-        """The session's; a failure must not pass for a drafter that finds nothing."""
+        """The session's drafter; raises if it failed, because it would then draft nothing."""
         if self._session.drafter is None:
             raise RuntimeError("the drafter failed; the log says why")
         return self._session.drafter
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
-        """The request's group and sibling."""
+        """Add the request with its group and sibling."""
         self._requests.admit(request_id, trace, step)
 
     def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
-        """A step with the gate open."""
+        """Run a step of the session; its gate is open."""
         gained = np.fromiter(map(len, sampled), np.int32, len(sampled))
         batch = self._session.step(request_ids, token_ids, lengths, gained)
         self.drafter.wait()
         return batch.to_lists()
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """As in an engine: the session notices."""
+        """Remove requests; the session notices it in the next step, as in an engine."""
         for request_id in request_ids:
             self._requests.pop(request_id, None)
 
     def end_step(self) -> None:
-        """As in an engine."""
+        """End the training step in the session."""
         self._session.end_step()
 
 
 class _FirstOccurrence(Session):
-    """One plain automaton a request."""
+    """One plain automaton per request."""
 
     def __init__(self, k: int, max_rows: int, max_length: int) -> None:
         self._k = k
@@ -141,13 +146,13 @@ class _FirstOccurrence(Session):
         return drafts
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Drop the automata."""
+        """Drop the requests' automata."""
         for request_id in request_ids:
             self._automata.pop(request_id, None)
 
 
 class _Ngram(Session):
-    """vLLM's proposer `ngram`, as installed."""
+    """vLLM's proposer `ngram` in the installed version."""
 
     def __init__(self, window: tuple[int, int], k: int, max_rows: int, max_length: int) -> None:
         from vllm.v1.spec_decode.ngram_proposer import NgramProposer
@@ -161,7 +166,7 @@ class _Ngram(Session):
         self._names = set(inspect.signature(self._proposer.propose).parameters)
 
     def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
-        """Versions differ in their arguments, not in what these mean."""
+        """Call the proposer with the arguments that its version has."""
         known = {
             "num_speculative_tokens": self._k,
             "sampled_token_ids": sampled,
@@ -176,12 +181,11 @@ class _Ngram(Session):
 
 
 class _Arctic(Session):
-    """vLLM's proposer `suffix`, which asks Arctic Inference if that can be imported.
+    """vLLM's proposer `suffix`, which uses Arctic Inference.
 
-    It registers itself with vLLM wherever it is installed, so put it beside the environment, not
-    into it, and run with `PYTHONPATH=DIR`. Of 0.3.0 only the suffix trees are needed, and the build
-    of the whole asks for torch. From its unpacked source distribution, with nanobind 2.9.2 in the
-    environment of PYTHON:
+    An installed Arctic Inference changes vLLM, so keep it outside the environment and run with
+    `PYTHONPATH=DIR`. Only the suffix trees of 0.3.0 are needed, and a full build needs torch. In
+    its unpacked source distribution, with nanobind 2.9.2 in the environment of PYTHON:
 
         cmake -S csrc/suffix_decoding -B build -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=PYTHON
         cmake --build build && cp build/_C*.so arctic_inference/suffix_decoding
@@ -209,11 +213,11 @@ class _Arctic(Session):
         self._prompt_length: dict[str, int] = {}
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
-        """The prompt goes into the request's own tree only."""
+        """Store the prompt's length; the proposer adds prompts to the request's own tree only."""
         self._prompt_length[request_id] = len(trace.prompt)
 
     def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
-        """With the part of vLLM's input batch that is looked at."""
+        """Call the proposer with the part of vLLM's input batch that it reads."""
         batch = SimpleNamespace(
             req_ids=request_ids,
             req_id_to_index={request_id: row for row, request_id in enumerate(request_ids)},
@@ -226,7 +230,7 @@ class _Arctic(Session):
 
 
 def _vllm_config(k: int, max_rows: int, max_length: int, **speculative: Any) -> SimpleNamespace:
-    """What vLLM's proposers look at in their configuration."""
+    """Make the part of vLLM's configuration that its proposers read."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=k, **speculative),
         model_config=SimpleNamespace(max_model_len=max_length),
@@ -235,15 +239,15 @@ def _vllm_config(k: int, max_rows: int, max_length: int, **speculative: Any) -> 
     )
 
 
-# Fields of the sources that stand beside own text.
-_SIBLINGS = {"prompt": {"earlier_steps": False}}  # of one training step
+# Settings of the sources beside `own`.
+_SIBLINGS = {"prompt": {"earlier_steps": False}}  # siblings of the same training step only
 _PROMPT: dict[str, dict[str, Any]] = {"prompt": {}}
 _RUN = {"run": {"when": "always"}}
 OWN = "own"
 OWN_SIBLINGS = "own + siblings"
 OWN_RUN = "own + run"
 ALL_SOURCES = "own + siblings + history"
-DEFAULT = "own + siblings + run + history"  # what sam=on is where several steps fit into memory
+DEFAULT = "own + siblings + run + history"  # sam=on, if several steps fit into memory
 FIRST = "first occurrence"
 NGRAM, NGRAM_24 = "vllm ngram", "vllm ngram [2,4]"
 ARCTIC, ARCTIC_4 = "arctic", "arctic, factor 4"
@@ -251,7 +255,7 @@ ADAPTIVE = "own, adaptive k"
 
 
 def all_sides() -> list[Side]:
-    """Every drafter that this program knows, there or not."""
+    """Return all known drafters, installed or not."""
     return [
         Side(OWN, partial(OwnSession, {}, "fixed")),
         Side(ADAPTIVE, partial(OwnSession, {}, "confidence")),
@@ -268,12 +272,12 @@ def all_sides() -> list[Side]:
 
 
 def available() -> tuple[dict[str, Side], dict[str, str]]:
-    """Sides by name, and why the others are missing."""
+    """Return the installed sides by name, and the reason why each other side is missing."""
     sides, missing = {}, {}
     for side in all_sides():
         try:
             side.open(1, 1, 16)
-        except Exception as error:  # absent, or a version that is made in another way
+        except Exception as error:  # not installed, or another version
             missing[side.name] = f"{type(error).__name__}: {error}"
         else:
             sides[side.name] = side

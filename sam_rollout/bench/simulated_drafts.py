@@ -1,4 +1,4 @@
-"""The drafter and the gate of `sam=on`, as an engine has them, by the clock of a simulation."""
+"""The drafter and the gate of `sam=on` in a simulated engine, with its simulated clock."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from sam_rollout.telemetry.traces import Trace
 
 
 class Drafts:
-    """One engine's drafting.
+    """The drafting of one simulated engine.
 
     Args:
-        folder: of ended responses.
-        name: of the engine.
-        max_rows: requests that run at once.
-        max_length: tokens of the longest text.
-        now_s: the engine's clock.
+        folder: Folder of ended responses.
+        name: Name of the engine.
+        max_rows: Most requests that run at once.
+        max_length: Length of the longest text, tokens.
+        now_s: The engine's clock, in seconds.
 
     Attributes:
-        k: most draft tokens of a request.
+        k: Most draft tokens per request.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Drafts:
         self._session.gate = GuardedGate(Timed(gate, now_s))
 
     def admit(self, request_id: str, trace: Trace) -> None:
-        """Tell who a request is, before its first step."""
+        """Add a request before its first step."""
         self._requests.admit(request_id, trace, trace.step)
 
     def finish(self, request_id: str) -> None:
-        """Forget a request."""
+        """Remove a request that has ended."""
         del self._requests[request_id]
 
     def step(
         self, request_ids: list[str], token_ids: np.ndarray, known: np.ndarray, gained: np.ndarray
     ) -> tuple[list[list[int]], float]:
-        """Drafts for the next step, and the seconds that this thread took to make them."""
+        """Draft for the next step; return the drafts, and the CPU seconds of this thread."""
         begun = time.thread_time()
         batch = self._session.step(request_ids, token_ids, known, gained)
         took = time.thread_time() - begun
@@ -66,11 +66,11 @@ class Drafts:
         return batch.to_lists(), took
 
     def exchange(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Read what other engines sample, and tell what is new here."""
+        """Read pieces that other engines sampled; return this engine's new pieces."""
         return self._session.exchange_texts(self._name, pieces)
 
     def end_step(self) -> None:
-        """A training step has ended."""
+        """End a training step."""
         self._session.end_step()
         if self._session.drafter is not None:
             self._session.drafter.wait()
@@ -85,7 +85,7 @@ class Timed:
 
     @property
     def is_trial(self) -> bool:
-        """As `Gate`."""
+        """Whether the gate makes a trial; see `Gate`."""
         return self._gate.is_trial
 
     @property

@@ -1,9 +1,8 @@
-"""An engine on paper: recorded responses, sampled again step by step, with drafts or without.
+"""A simulated engine that samples recorded responses again, with or without drafts.
 
-What is drafted and decided is no model: drafter and gate are those of a run, and with the coupled
-sampler a draft is accepted as far as it agrees with the recorded text. Only time is estimated: a
-step takes as long as the recorded ones that computed as many tokens, and what drafting takes on
-the machine that simulates.
+Drafter and gate are those of a real run. A draft is accepted as far as it agrees with the recorded
+text, as with the coupled sampler. Only time is estimated: a step takes the time of recorded steps
+that computed the same number of tokens, plus the drafter's time on this machine.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from sam_rollout.bench.replay import accepted_tokens
 from sam_rollout.bench.simulated_drafts import Drafts
 from sam_rollout.telemetry.traces import Trace
 
-EXCHANGE_S = 0.05  # between two exchanges of texts among engines, as in a run
+EXCHANGE_S = 0.05  # time between two exchanges of texts among engines, as in a run
 
 
 @dataclass
 class Totals:
-    """What an engine did."""
+    """The sums over an engine's steps."""
 
     steps: int = 0
     tail_s: float = 0.0
-    verified_rows: int = 0  # requests with a draft, added up over the steps
+    verified_rows: int = 0  # requests with a draft, summed over steps
     accepted: int = 0
 
 
 class Engine:
-    """A scheduler with continuous batching: who waits joins as soon as another one ends.
+    """A scheduler with continuous batching: a waiting request joins as soon as another one ends.
 
     Args:
-        run: times and limits.
-        folder: of the history that is drafted from; None drafts nothing.
-        name: that no other engine has.
+        run: The recorded run, with times and limits.
+        folder: Folder of ended responses; None drafts nothing.
+        name: A unique name.
     """
 
     def __init__(self, run: Baseline, folder: Path | None = None, name: str = "") -> None:
@@ -51,7 +50,7 @@ class Engine:
         self.drafts: Drafts | None = None
         self._waiting: deque[Trace] = deque()
         self._admitted = 0
-        # Of running requests, row by row.
+        # The running requests, by row.
         self._ids: list[str] = []
         self._texts: list[list[int]] = []
         self._proposed: list[list[int]] = []
@@ -63,15 +62,15 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether it has anything to do."""
+        """Whether the engine has requests."""
         return bool(self._ids or self._waiting)
 
     def submit(self, traces: Iterable[Trace]) -> None:
-        """Responses to sample, in order of arrival."""
+        """Add responses to sample, in order of arrival."""
         self._waiting.extend(trace for trace in traces if len(trace.response))
 
     def step(self) -> None:
-        """One forward pass; without drafts and newcomers all up to the next end of a response."""
+        """Run a step; without drafts and new requests, run all steps until a response ends."""
         decoding = len(self._ids)
         prompts = self._join()
         rows = len(self._ids)
@@ -94,7 +93,7 @@ class Engine:
         self.totals.tail_s += tail * (took_s + drafting_s)
 
     def _join(self) -> int:
-        """Start who may; returns the tokens of their prompts."""
+        """Start waiting requests while there is room; return the number of their prompt tokens."""
         prompts = 0
         while self._waiting and len(self._ids) < self._run.max_num_seqs:
             trace, row = self._waiting.popleft(), len(self._ids)
@@ -111,7 +110,7 @@ class Engine:
         return prompts
 
     def _verify(self, row: int) -> int:
-        """How many tokens a request's draft adds to the one of the model."""
+        """Return the number of accepted tokens of a request's draft."""
         draft, text, known = self._proposed[row], self._texts[row], int(self._known[row])
         accepted = min(accepted_tokens(draft, text, known), len(text) - known - 1)
         self.totals.verified_rows += bool(draft)
@@ -119,7 +118,7 @@ class Engine:
         return accepted
 
     def _draft(self, gained: np.ndarray) -> float:
-        """Take out who has ended, and draft for the others; returns what that took."""
+        """Remove ended requests and draft for the others; return the drafter's seconds."""
         for row in reversed(range(len(self._ids))):
             if self._known[row] == len(self._texts[row]):
                 gained[row] = gained[len(self._ids) - 1]
@@ -127,14 +126,14 @@ class Engine:
         rows = len(self._ids)
         if self.drafts is None or not rows:
             return 0.0
-        # A batch of its own each step, as the model runner hands it over.
+        # The model runner passes new lists and arrays in each step, too.
         batch = list(self._ids), self._tokens, self._known[:rows].copy(), gained[:rows].copy()
         self._proposed, took_s = self.drafts.step(*batch)
         self.clock_s += took_s
         return took_s
 
     def _leave(self, row: int) -> None:
-        """A request ends; the last row moves up, as in vLLM's batch."""
+        """Remove an ended request; the last row takes its place, as in vLLM's batch."""
         last = len(self._ids) - 1
         if self.drafts is not None:
             self.drafts.finish(self._ids[row])
@@ -148,11 +147,14 @@ class Engine:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rollout took: until its slowest engine had finished, round after round.
+    """The result of a simulated rollout; a round ends when its slowest engine has finished.
 
     Attributes:
-        tail_s: the long tails of the slowest engines.
-        verified_rows, accepted: requests with a draft, and their accepted tokens, over all steps.
+        rollout_s: Time of all rounds.
+        tail_s: Time of the slowest engines' long tails.
+        steps: Number of engine steps.
+        verified_rows: Number of verified drafts, over all steps.
+        accepted: Number of accepted draft tokens.
     """
 
     rollout_s: float
@@ -165,12 +167,12 @@ class Outcome:
 def sample(
     run: Baseline, *, drafts: bool, progress: Callable[[int], None] = lambda responses: None
 ) -> Iterator[Outcome]:
-    """Sample the rollouts of a run, one after the other.
+    """Simulate the rollouts of a run, one after the other.
 
     Args:
-        run: what was recorded.
-        drafts: with those of `sam=on`, which keep what earlier rollouts sampled.
-        progress: called with the responses of each round that is done.
+        run: The recorded run.
+        drafts: Whether the engines draft as with `sam=on`, also from earlier rollouts.
+        progress: Called with the number of responses after each round.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if drafts else None
@@ -207,7 +209,7 @@ def _sample(
 
 
 def _run(engines: Sequence[Engine]) -> None:
-    """Run until all have finished; the engine whose clock is behind takes the next step."""
+    """Run until all engines have finished; the one with the earliest clock takes the next step."""
     share = len(engines) > 1 and engines[0].drafts is not None
     next_s = 0.0
     while busy := [engine for engine in engines if engine.busy]:
@@ -219,9 +221,9 @@ def _run(engines: Sequence[Engine]) -> None:
 
 
 def _exchange(engines: Sequence[Engine]) -> None:
-    """Every engine hears what the others have sampled since the last time."""
+    """Send every engine the pieces that the others have sampled since the last exchange."""
     drafting = [engine.drafts for engine in engines if engine.drafts is not None]
-    told = [drafts.exchange([]) for drafts in drafting]
+    sampled = [drafts.exchange([]) for drafts in drafting]
     for number, drafts in enumerate(drafting):
-        others = [piece for i, pieces in enumerate(told) if i != number for piece in pieces]
+        others = [piece for i, pieces in enumerate(sampled) if i != number for piece in pieces]
         drafts.exchange(others)

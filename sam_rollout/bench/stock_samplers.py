@@ -1,11 +1,11 @@
-"""The samplers that are compared with ours: vLLM-Ascend's in PyTorch, vLLM's kernels for the CPU.
+"""The samplers to compare with ours: vLLM-Ascend's in PyTorch, and vLLM's kernels for the CPU.
 
-What is installed is used. Where vLLM-Ascend is not, the algorithm of its release 0.23
-(``vllm_ascend/sample/rejection_sampler.py``) stands here once more, for drafts without a
-distribution (one-hot) at temperature > 0, operation by operation in the same order, so that time,
-kernels and synchronisations are those of the original: whole-batch operations on ``[num_drafts,
-vocabulary]``. It draws a recovered token at every draft position as the argmax of p / q with
-exponential q, and takes the bonus token as given: its cost is not counted against it.
+Installed samplers are used. If vLLM-Ascend is not installed, this module has a copy of the
+algorithm of its release 0.23 (``vllm_ascend/sample/rejection_sampler.py``) for drafts without a
+distribution (one-hot) at temperature > 0. The copy runs the same operations in the same order, so
+it takes the same time, kernels and synchronisations. It works on ``[num_drafts, vocabulary]`` for
+the whole batch. At every draft position it draws a recovered token as the argmax of p / q with
+exponential q. The bonus token is an input, so its cost is not counted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True)
 class StockInput:
-    """What the rejection samplers of vLLM and vLLM-Ascend are called with.
+    """The input of the rejection samplers of vLLM and vLLM-Ascend.
 
     Attributes:
-        probabilities: float32 [num_drafts, vocabulary], rows of draft positions only.
+        probabilities: float32 [num_drafts, vocabulary], only for draft positions.
         draft_ids: int64 [num_drafts].
-        cumulative: int64 [batch], cumulative number of drafts.
+        cumulative: int64 [batch], cumulative number of draft tokens.
         bonus_ids: int64 [batch, 1].
-        max_drafts: The largest number of drafts a request has.
+        max_drafts: Most draft tokens of a request.
     """
 
     probabilities: torch.Tensor
@@ -48,17 +48,17 @@ class Stock:
     name: str
     source: str
     sample: Sampler  # -> int32 [batch, max_drafts + 1]
-    countable: bool = True  # False: PyTorch's dispatcher does not see all that it does
+    countable: bool = True  # False if PyTorch's dispatcher does not see all operations
 
 
 def available(device: str) -> list[Stock]:
-    """The samplers that can run here."""
+    """Return the samplers that can run on a device."""
     kernels = _vllm_cpu() if device == "cpu" else None
     return [_ascend_023(), *([kernels] if kernels else [])]
 
 
 def _draw_noise(given: StockInput) -> tuple[torch.Tensor, torch.Tensor]:
-    """The random numbers: exponential [batch, vocabulary], uniform float64 [num_drafts]."""
+    """Draw exponential [batch, vocabulary] and uniform float64 [num_drafts] random numbers."""
     shape = (len(given.cumulative), given.probabilities.shape[1])
     q = torch.empty(shape, dtype=torch.float32, device=given.probabilities.device).exponential_()
     uniform = torch.rand(len(given.draft_ids), dtype=torch.float64, device=q.device)
@@ -66,14 +66,14 @@ def _draw_noise(given: StockInput) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _new_output(given: StockInput) -> tuple[torch.Tensor, torch.Tensor]:
-    """Results to be filled in, and which requests are greedy: none."""
+    """Allocate the output, and a mask of greedy requests, of which there are none."""
     batch, device = len(given.cumulative), given.probabilities.device
     output = torch.full((batch, given.max_drafts + 1), NO_TOKEN, dtype=torch.int32, device=device)
     return output, torch.zeros(batch, dtype=torch.bool, device=device)
 
 
 def ascend_023(given: StockInput) -> torch.Tensor:
-    """Sample as the functions of the same names in vLLM-Ascend 0.23 do."""
+    """Sample with the algorithm of vLLM-Ascend 0.23; return int32 [batch, max_drafts + 1]."""
     q, uniform = _draw_noise(given)
     output, is_greedy = _new_output(given)
     recovered = _recover_at_once(given, q)
@@ -103,7 +103,7 @@ def ascend_023(given: StockInput) -> torch.Tensor:
 
 
 def _recover_at_once(given: StockInput, q: torch.Tensor) -> torch.Tensor:
-    """One recovered token per draft position, with temporaries of the size of all of them."""
+    """Draw a recovered token for every draft position at once, int64 [num_drafts]."""
     num_drafts = len(given.draft_ids)
     row = torch.arange(num_drafts, device=q.device)
     first = torch.cat([given.cumulative.new_zeros(1), given.cumulative[:-1]])
@@ -111,7 +111,7 @@ def _recover_at_once(given: StockInput, q: torch.Tensor) -> torch.Tensor:
     request = torch.where(owns.any(dim=1), torch.argmax(owns.int(), dim=1), 0)
     left = given.probabilities.clone()
     real = given.draft_ids != NO_TOKEN
-    left[row[real], given.draft_ids[real]] = 0  # masks: two synchronisations on a device
+    left[row[real], given.draft_ids[real]] = 0  # the masks cause two synchronisations
     noise = q[request]
     safe = torch.where(noise == 0, 1e-10, noise)
     safe = torch.where(torch.isinf(noise), 1e-10, safe)
@@ -121,7 +121,7 @@ def _recover_at_once(given: StockInput, q: torch.Tensor) -> torch.Tensor:
 
 
 def _ascend_023() -> Stock:
-    """Take vLLM-Ascend's own functions if it is installed."""
+    """Return vLLM-Ascend's own sampler if it is installed, else the copy."""
     try:
         from vllm_ascend.sample import rejection_sampler as theirs
 
@@ -133,7 +133,7 @@ def _ascend_023() -> Stock:
 
 
 def _vllm_cpu() -> Stock | None:
-    """Take vLLM's C++ kernels if they are installed."""
+    """Return vLLM's C++ kernels if they are installed."""
     try:
         import vllm
         import vllm._C
@@ -158,7 +158,7 @@ def _vllm_cpu() -> Stock | None:
 
 
 def _call(functions: tuple[Callable, Callable], given: StockInput, options: dict) -> torch.Tensor:
-    """Random numbers, recovered tokens, acceptance: the calls of both upstream samplers."""
+    """Draw random numbers, then call an upstream sampler's two functions."""
     recover, accept = functions
     q, uniform = _draw_noise(given)
     output, is_greedy = _new_output(given)

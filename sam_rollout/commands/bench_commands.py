@@ -16,7 +16,6 @@ from sam_rollout.core.json_values import dumps
 
 app = typer.Typer(help="Measure parts of the rollout on this machine.", no_args_is_help=True)
 
-TINY_TEXTS = Path("benchmarks/results/traces/tiny_qwen3.parquet")  # below the repository's root
 # Defaults of options that may be repeated.
 BATCHES, DRAFTS = [1, 8, 32, 128], [1, 3, 4, 8]
 
@@ -67,12 +66,13 @@ def drafter(
     """Measure drafts and their costs: ours, vLLM's n-grams, Arctic's suffix trees."""
     from sam_rollout.bench import draft_tables
     from sam_rollout.bench import drafter_bench as program
+    from sam_rollout.core.composition import ExperimentError, recipe_folder
     from sam_rollout.telemetry.traces import TraceError, read_sets
 
-    with one_line_errors(TraceError):
+    with one_line_errors(TraceError, ExperimentError):
         if json_path is not None and not json_path.parent.is_dir():  # fail before the measurement
             raise NotADirectoryError(f"{json_path}: {json_path.parent} is no folder")
-        texts = read_sets(traces or [TINY_TEXTS])
+        texts = read_sets(traces or [recipe_folder() / "tiny_qwen3.parquet"])
         costs = program.QUICK if quick else program.CostSizes()
         with wide_console().status("starting") as status:
             result = program.Bench(texts, costs, progress=status.update).run()

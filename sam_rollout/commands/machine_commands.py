@@ -14,12 +14,13 @@ from sam_rollout.commands.command_line import (
 )
 from sam_rollout.core.json_values import dumps, measured
 
-TINY_MODEL = "recipes/dapo_qwen3/tiny_qwen3"  # below the repository's root
 DRAFTS = [1, 3, 8]
 
 
 def check_operators(
-    model: Annotated[str, typer.Option(help="Checkpoint folder or hub name.")] = TINY_MODEL,
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint folder or hub name; the recipe's tiny model.")
+    ] = None,
     dtype: Annotated[
         str, typer.Option(help="float32 (fp32), bfloat16 (bf16) or float16 (fp16).")
     ] = "bfloat16",
@@ -38,22 +39,21 @@ def check_operators(
 
     Exit status 1: a difference exceeds the limit. 2: the check failed to run.
     """
+    from sam_rollout.core.composition import ExperimentError, recipe_folder
     from sam_rollout.integrations.vllm.operators import operator_check as program
 
     try:
         check = program.OperatorCheck(
-            model,
+            model or str(recipe_folder() / "tiny_qwen3"),
             program.SHORT_DTYPES.get(dtype, dtype),
             tuple(draft_tokens),
             max_tokens,
             prompts,
             tensor_parallel_size=tensor_parallel_size,
         )
-        if model == TINY_MODEL and not Path(model).is_dir():
-            raise ValueError(f"no folder {model}: run in the repository, or name a --model")
         result = program.run(check)
     except Exception as error:  # status 1 would mean that the limit was exceeded
-        if not isinstance(error, ValueError | OSError):
+        if not isinstance(error, ExperimentError | ValueError | OSError):
             traceback.print_exc()
         typer.echo(f"sam-rollout: {error}", err=True)
         raise typer.Exit(2) from error
@@ -85,6 +85,13 @@ def doctor(
         str | None, typer.Option(help="The cluster's address; by default RAY_ADDRESS or local.")
     ] = None,
     as_json: PrintJsonOption = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write versions, findings, settings and log there, for a bug report."),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run folder whose settings and log --report takes.")
+    ] = None,
 ) -> None:
     """Check whether this machine, or a cluster, is ready for a run.
 
@@ -99,6 +106,8 @@ def doctor(
         raise typer.BadParameter(f"{device}: one of {allowed}", param_hint="--device")
     if address is not None and not cluster:
         raise typer.BadParameter("only together with --cluster", param_hint="--address")
+    if run is not None and report is None:
+        raise typer.BadParameter("only together with --report", param_hint="--run")
     words = [*([f"{EXPERIMENT}{experiment}"] if experiment else []), *(overrides or [])]
     try:
         question, findings = ask(device, words, cluster)
@@ -114,6 +123,12 @@ def doctor(
         findings.extend(examine_cluster(question, address, progress))
     else:
         findings.extend(program.examine(question, progress))
+    if report is not None:
+        from sam_rollout.doctor import bug_report
+
+        with one_line_errors():
+            bug_report.write(report, question, findings, run)
+        typer.echo(f"... wrote {report}: please read it before you post it", err=True)
     if as_json:
         typer.echo(printed_checks.to_json(question.device, question.experiment, findings))
     else:

@@ -1,40 +1,66 @@
 """The composition of an experiment by Hydra, and one-line explanations of its errors.
 
-`configs/` is part of a checkout and completes verl's own configuration. That is located on disk
-without an import of verl, because verl decides on a device while it is imported, and the device is
-part of the configuration. Hydra is slow to import, so functions import it.
+A recipe registers an entry point of the group `sam_rollout.recipes`. The entry point's name is that
+of the root configuration in the folder `configs` beside its module, and its value runs the recipe.
+verl's own configuration completes the recipe's. It is located on disk without an import of verl,
+because verl decides on a device while it is imported, and the device is part of the configuration.
+Hydra is slow to import, so functions import it.
 """
 
 import importlib.util
 import os
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
 
-import sam_rollout
 from sam_rollout.core.settings import GONE, NEVER_FOR_ROLLOUTS, unknown
 
-CHECKOUT = Path(sam_rollout.__file__).resolve().parents[1]
-ROOT = "dapo_qwen3"
+GROUP, RECIPE = "sam_rollout.recipes", "dapo_qwen3"
 
 
 class ExperimentError(RuntimeError):
     """An experiment cannot be composed; the message says why in one line."""
 
-    fix = "scripts/install.sh, then run this from the checkout"
+    fix = "sam-rollout install cpu, cuda or ascend; in a checkout scripts/install.sh"
 
 
 class RefusedError(ExperimentError):
     """Hydra refuses an override, or a configuration file."""
 
-    fix = "correct the override; python -m recipes.dapo_qwen3.main --cfg job ... shows all settings"
+    fix = "correct the override; sam-rollout train --cfg job ... shows all settings"
 
 
 class UnknownExperimentError(ExperimentError):
     """There is no experiment of that name."""
 
 
-def prepare(checkout: Path) -> None:
-    """Make verl's configuration and the paths of a checkout known to Hydra.
+def recipe() -> EntryPoint:
+    """The entry point of the recipe.
+
+    Raises:
+        ExperimentError: It is not installed.
+    """
+    found = entry_points(group=GROUP, name=RECIPE)
+    if not found:
+        raise ExperimentError(f"no recipe {RECIPE} is installed (entry point of {GROUP})")
+    return next(iter(found))
+
+
+def recipe_folder() -> Path:
+    """The folder of the recipe's module, which is not imported.
+
+    Raises:
+        ExperimentError: It is not installed.
+    """
+    module = recipe().module
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ExperimentError(f"the recipe {module} is declared and not there")
+    return Path(spec.origin).parent
+
+
+def prepare(folder: Path) -> None:
+    """Make verl's configuration and a recipe's paths known to Hydra.
 
     Raises:
         ExperimentError: verl is missing.
@@ -49,10 +75,11 @@ def prepare(checkout: Path) -> None:
         raise ExperimentError(
             "verl is not installed in this environment, and its configuration is part of every run"
         )
-    folder = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
-    os.environ["VERL_CONFIG_DIR"] = str(folder)
-    # ${repo:path} is a path inside the checkout, independent of the working directory.
-    OmegaConf.register_new_resolver("repo", lambda path: str(checkout / path), replace=True)
+    config = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
+    os.environ["VERL_CONFIG_DIR"] = str(config)
+    # Paths below the recipe's folder, and below the working directory of the command.
+    OmegaConf.register_new_resolver("recipe", lambda path: str(folder / path), replace=True)
+    OmegaConf.register_new_resolver("here", lambda path: str(Path(path).absolute()), replace=True)
 
 
 def compose(*overrides: str) -> tuple[dict[str, Any], str]:
@@ -67,15 +94,10 @@ def compose(*overrides: str) -> tuple[dict[str, Any], str]:
     Raises:
         UnknownExperimentError: There is no such experiment; the message lists all.
         RefusedError: An override or a configuration file is wrong.
-        ExperimentError: `configs/` or verl is missing.
+        ExperimentError: The recipe or verl is missing.
     """
-    configs = CHECKOUT / "configs"
-    if not (configs / f"{ROOT}.yaml").is_file():
-        raise ExperimentError(
-            f"no configs/ beside the installed package ({CHECKOUT}): experiments are part of a "
-            "checkout, installed with scripts/install.sh or pip install -e"
-        )
-    prepare(CHECKOUT)
+    folder = recipe_folder()
+    prepare(folder)
 
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
@@ -83,8 +105,8 @@ def compose(*overrides: str) -> tuple[dict[str, Any], str]:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        with initialize_config_dir(str(configs), version_base="1.3"):
-            config = compose(ROOT, list(overrides), return_hydra_config=True)
+        with initialize_config_dir(str(folder / "configs"), version_base="1.3"):
+            config = compose(RECIPE, list(overrides), return_hydra_config=True)
         device = str(config.hydra.runtime.choices.device)
         # Hydra's own settings cannot be resolved outside a run.
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
@@ -138,4 +160,4 @@ def _explain_override(error: Any) -> str:
 
 def _groups() -> set[str]:
     """Return our Hydra groups; the composed configuration may lack some of these keys."""
-    return {path.name for path in (CHECKOUT / "configs").iterdir() if path.is_dir()}
+    return {path.name for path in (recipe_folder() / "configs").iterdir() if path.is_dir()}

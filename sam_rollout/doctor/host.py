@@ -55,7 +55,7 @@ def check_cpu(_question: Question) -> Iterator[Line]:
 
 def check_accelerators(question: Question) -> Iterator[Line]:
     """Let torch count devices and their memory, in a separate process because it may crash."""
-    fix = f"install the driver, then bash scripts/install.sh {question.profile}; a container needs "
+    fix = f"install the driver, then sam-rollout install {question.profile}; a container needs "
     fix += "the device files, an NPU CANN's set_env.sh"
     try:
         found = json.loads(run_python(TORCH_PROGRAMS[question.device]))
@@ -81,7 +81,7 @@ def check_kernels(_question: Question) -> Iterator[Line]:
     try:
         found = json.loads(run_python(WARM_UP))
     except ProbeError as error:
-        yield fail("kernels", error, "scripts/install.sh; llvmlite must support this machine")
+        yield fail("kernels", error, "sam-rollout install; llvmlite must support this machine")
         return
     how = f"{found['compiled']} compiled" if found["compiled"] else "all from the cache"
     yield ok("kernels", f"{found['seconds']:.1f} s, {how}")

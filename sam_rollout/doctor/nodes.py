@@ -6,6 +6,7 @@ Ray is imported inside functions, so that the doctor works without it.
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import os
 import platform
 import socket
@@ -15,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sam_rollout.core.composition import CHECKOUT
+import sam_rollout
+from sam_rollout.core.composition import recipe_folder
 from sam_rollout.doctor.examination import examine
 from sam_rollout.doctor.host import count_devices
 from sam_rollout.doctor.installation import all_versions
@@ -25,7 +27,7 @@ from sam_rollout.doctor.scope import Question
 GROUP = "cluster"
 START_RAY = "ray start --head on one node, ray start --address on the others; or --address"
 INSTALL = "install the same version of sam_rollout there, for the Python that runs ray start"
-SOURCES = ("sam_rollout/**/*.py", "recipes/**/*.py", "configs/**/*.yaml")
+SOURCES = ("**/*.py", "configs/**/*.yaml")
 CONNECT_LIMIT_S = 10
 CHECKS_LIMIT_S = 900  # the checks start Python twice, perhaps from a slow file system
 # Without this, Ray hides all devices from a task that asks for none.
@@ -43,9 +45,10 @@ def facts(question: Question, marker: str = "") -> Facts:
             has to be shared.
     """
     digest = hashlib.sha256()
-    for pattern in SOURCES:
-        for path in sorted(CHECKOUT.glob(pattern)):
-            digest.update(str(path.relative_to(CHECKOUT)).encode() + path.read_bytes())
+    package = Path(sam_rollout.__file__).resolve().parent
+    for source, pattern in itertools.product((package, recipe_folder()), SOURCES):
+        for path in sorted(source.glob(pattern)):
+            digest.update(str(path.relative_to(source)).encode() + path.read_bytes())
     folder = Path(marker).parent
     there = f"{folder}, shared" if Path(marker).exists() else f"{folder}, not shared"
     shared = {"folder of checkpoints": there} if marker else {}
@@ -54,8 +57,8 @@ def facts(question: Question, marker: str = "") -> Facts:
         "machine": platform.machine(),
         "devices": str(count_devices()),
         "code and configs": digest.hexdigest()[:12],
-        # Configurations name reward, model and data by path.
-        "path of the checkout": str(CHECKOUT),
+        # Configurations name reward and model by path.
+        "path of the package": str(package),
         **shared,
     }
 
@@ -78,7 +81,7 @@ def examine_cluster(
     try:
         import ray
     except ImportError as error:
-        fix = f"bash scripts/install.sh {question.profile}"
+        fix = f"sam-rollout install {question.profile}"
         yield Finding(GROUP, fail("ray", f"{type(error).__name__}: {error}", fix))
         return
     address = address or os.environ.get("RAY_ADDRESS") or "auto"
@@ -144,7 +147,7 @@ def _examine_connected(question: Question, progress: Callable[[str], None]) -> I
 @contextlib.contextmanager
 def marked(folder: str) -> Iterator[str]:
     """Return a context in which a marker file exists in a folder, which is created if needed."""
-    marker = CHECKOUT / folder / f".sam-rollout-doctor-{uuid.uuid4().hex}"
+    marker = Path(folder).absolute() / f".sam-rollout-doctor-{uuid.uuid4().hex}"
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
     try:
@@ -179,9 +182,9 @@ def compare(known: Mapping[str, Facts]) -> Iterator[Line]:
         if len(nodes_of) > 1:
             differ = True
             values = "; ".join(f"{value} on {_listed(names)}" for value, names in nodes_of.items())
-            yield fail(what, values, "make the nodes equal: one kind, one checkout, one path")
+            yield fail(what, values, "make the nodes equal: one kind, one version, one path")
     if known and not differ:
-        yield ok("equal nodes", "versions, code, path of the checkout, machine and devices")
+        yield ok("equal nodes", "versions, code, path of the package, machine and devices")
 
 
 def _listed(names: Sequence[str]) -> str:

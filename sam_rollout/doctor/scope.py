@@ -26,7 +26,7 @@ class Question:
 
     @property
     def profile(self) -> str:
-        """The device's extra of pyproject.toml, also the argument of scripts/install.sh."""
+        """The device's extra of pyproject.toml, also the argument of `sam-rollout install`."""
         return DEVICES[self.device]
 
     @property

@@ -47,8 +47,8 @@ _STALE = 512  # steps after which it has to be measured again
 # that was offered what would pay it tries them with the next decision.
 _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
 _LOOK_ROWS = 64  # requests that were looked at before anything is known about offers
-# By how much a chain has to lead to replace a tree, and a tree to replace a chain: a chain is
-# preferred where both are as good.
+# How far a chain has to lead to replace a tree, and a tree to replace a chain. Where both are as
+# good, drafts are chains.
 _SHAPE_LEADS = 1.01, 1.05
 # Steps from trials of the other shape to the next: twice as many after each that changed nothing.
 _SHAPE_AGAIN, _SHAPE_AT_LEAST_EVERY = 32, 512

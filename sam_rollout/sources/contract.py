@@ -20,6 +20,8 @@ from sam_rollout.core.limits import Limits
 from sam_rollout.core.metric import Metric
 from sam_rollout.core.settings import Section
 
+__all__ = ["Limits", "Piece", "Scored", "Source", "SourceEntry", "Usage"]
+
 if TYPE_CHECKING:
     from sam_rollout.sources.support.responses import Responses
 

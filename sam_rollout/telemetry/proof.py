@@ -1,4 +1,4 @@
-"""What came of sampling responses of the run again without drafts."""
+"""The results of sampling responses of a run again without drafts, as metrics and as a line."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Compared:
-    """A response beside the one that the same random numbers drew without drafts.
+    """A response compared with the one that the same random numbers drew without drafts.
 
     Attributes:
         tokens: Length of the response.
-        first_difference: First place where they differ, from 0; None if they are the same.
-        distance: How far that place is from a tie, in the terms of `verification.ties.TIE`;
-            infinite where nothing of that kind explains it, None where it was not looked at.
-        tie: Whether rounding explains the difference; None as for `distance`.
+        first_difference: First position where they differ, from 0; None if they are equal.
+        distance: Distance of that position from a tie, as in `verification.ties.TIE`. It is
+            infinite if no tie can explain the difference, and None if it was not computed.
+        tie: Whether rounding explains the difference; None if `distance` is None.
     """
 
     tokens: int
@@ -27,7 +27,7 @@ class Compared:
 
 
 def split_over(responses: int, replicas: int, step: int) -> list[int]:
-    """How many responses each replica samples again; others have more of them in another step."""
+    """Return how many responses each replica samples again; the order rotates with `step`."""
     return [
         len(range((place - step * responses) % replicas, responses, replicas))
         for place in range(replicas)
@@ -35,9 +35,10 @@ def split_over(responses: int, replicas: int, step: int) -> list[int]:
 
 
 def proof_metrics(found: Sequence[Compared], seconds: float) -> dict[str, float]:
-    """The metrics of a training step, without prefix.
+    """Return the metrics of a training step, without prefix.
 
-    Shares of nothing are left out: no response had drafts, none differs, or no place was looked at.
+    A metric without a base is left out: no response had drafts, no response differs, or no distance
+    was computed.
     """
     metrics = {"proof/time_s": seconds}
     if found:
@@ -45,13 +46,13 @@ def proof_metrics(found: Sequence[Compared], seconds: float) -> dict[str, float]
         metrics["proof/identical_share"] = 1 - len(places) / len(found)
         if places:
             metrics["proof/first_difference"] = float(median(places))
-        if looked_at := [one.tie for one in found if one.tie is not None]:
-            metrics["proof/ties_share"] = sum(looked_at) / len(looked_at)
+        if ties := [one.tie for one in found if one.tie is not None]:
+            metrics["proof/ties_share"] = sum(ties) / len(ties)
     return metrics
 
 
 def proof_line(found: Sequence[Compared], seconds: float) -> str:
-    """Say in a line what was found."""
+    """Describe the results in one line."""
     if not found:
         return "no response of this step had drafts: nothing to compare"
     differ = [one for one in found if one.first_difference is not None]
@@ -74,5 +75,5 @@ def proof_line(found: Sequence[Compared], seconds: float) -> str:
                 f"{far})"
             )
         if unknown:
-            line += f", {len(unknown)} not looked at"
+            line += f", {len(unknown)} not checked"
     return f"{line} ({seconds:.1f} s)"

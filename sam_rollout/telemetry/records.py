@@ -22,6 +22,18 @@ from sam_rollout.config import sampler_of_today
 from sam_rollout.core.json_values import dumps, loads, measured
 from sam_rollout.sources import NAMES
 
+__all__ = [
+    "SCHEMA_VERSION",
+    "VERSION_METRIC",
+    "RequestRecord",
+    "RunFolder",
+    "RunFolderError",
+    "RunInfo",
+    "StepRecord",
+    "TraceRecord",
+    "VersionError",
+]
+
 SCHEMA_VERSION = 4  # only folders of this version can be read
 # The metric that holds the version in every logger.
 VERSION_METRIC = "telemetry/schema_version"

@@ -23,6 +23,8 @@ from sam_rollout.telemetry.records import SCHEMA_VERSION, VERSION_METRIC
 from sam_rollout.telemetry.sentinel import FINDINGS
 from sam_rollout.telemetry.tables import ratio
 
+__all__ = ["GROUPS", "METRICS", "PREFIXES", "declared", "metric_name", "named"]
+
 PREFIXES = {"train": "sam", "val": "sam_val"}  # split -> first part of a metric's name
 
 GROUPS = {
@@ -50,7 +52,7 @@ GROUPS = {
     "unless `rollout_telemetry.sentinel.enabled` is false.",
     "proof": "Responses of the training step with verified drafts, sampled again without drafts "
     "from the same random numbers (`rollout_telemetry.proof`). No other metric counts these "
-    "samples, but timing_s/gen and timing_s/step contain their time.",
+    "samples, but timing_s/gen and timing_s/step include their time.",
     "telemetry": "The records themselves.",
     "compare": "A finished baseline's values at the same training step (`compare.baseline_run`), "
     "and this run's gains. They are absent at steps that the baseline lacks.",
@@ -272,17 +274,18 @@ _TRAINER = (
            "Share of right responses before any prompt was dropped. It rises if the policy learns.",
            STEP),
     Metric("proof/identical_share", "1",
-           "Share of them that are the same, token for token. Below 1: see ties_share.", STEP),
-    Metric("proof/first_difference", "tokens",
-           "Tokens of the response before the first difference, median of those that differ. Early "
-           "in every response: hardly rounding.", STEP),
-    Metric("proof/ties_share", "1",
-           "Share of the first differences, of those looked at, that are numerical ties "
-           "(`sam_rollout/verification/ties.py`). 1: rounding, and the distribution is right. "
-           "Below 1: the sentinel warns.", STEP),
-    Metric("proof/time_s", "s",
-           "Time that it took. Too much of timing_s/step: raise rollout_telemetry.proof.every.",
+           "Share of these responses that are equal, token for token. Below 1: see ties_share.",
            STEP),
+    Metric("proof/first_difference", "tokens",
+           "Median number of equal tokens before the first difference, over different responses. "
+           "If it is small, rounding is unlikely to be the cause.", STEP),
+    Metric("proof/ties_share", "1",
+           "Share of the checked first differences that are numerical ties "
+           "(`sam_rollout/verification/ties.py`). 1: rounding causes them, and the distribution is "
+           "right. Below 1: the sentinel warns.", STEP),
+    Metric("proof/time_s", "s",
+           "Time to sample these responses. If it is too large a part of timing_s/step, raise "
+           "rollout_telemetry.proof.every.", STEP),
     *(Metric(f"sentinel/{name}", "1", meaning, STEP) for name, meaning in FINDINGS.items()),
     Metric(VERSION_METRIC, "1",
            "Version of the records. From 4 on, counters are per step.",

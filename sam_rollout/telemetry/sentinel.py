@@ -40,8 +40,9 @@ FINDINGS = {
     "probabilities_differ": "The difference between the trainer's and the rollout's probabilities "
     "of sampled tokens is larger or smaller than in the baseline (compare.baseline_run) by more "
     "than the factor largest_ratio, over rollout_telemetry.sentinel.steps training steps.",
-    "texts_differ": "A response is another one without drafts, and rounding does not explain the "
-    "difference (rollout_telemetry.proof). It stands until a later comparison finds none.",
+    "texts_differ": "A response differs from the one without drafts, and rounding does not explain "
+    "the difference (rollout_telemetry.proof). The finding stays until a later comparison finds "
+    "none.",
 }
 _ADVICE = {
     "hardly_accepted": "Verifying them costs time and gains nothing: see which source drafts them "
@@ -61,9 +62,9 @@ _ADVICE = {
     "probabilities_differ": "Verification does not sample from the policy: stop and train "
     "with sam=off; 'sam-rollout check-operators' shows whether logits depend on the number of "
     "tokens scored, rollout_sampler=stock whether our sampler is the cause",
-    "texts_differ": "Drafts change what is sampled: stop and train with sam=off; the line 'Proof' "
-    "of that step says how far from a tie the texts part, 'sam-rollout check-operators' whether "
-    "logits depend on the number of tokens scored",
+    "texts_differ": "Drafts change the samples: stop and train with sam=off; the line 'Proof' of "
+    "that step says how far from a tie the texts differ, 'sam-rollout check-operators' shows "
+    "whether logits depend on the number of tokens scored",
 }
 # Failures that switch a part off. Every other counter `..._failures` counts errors survived.
 _SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures",

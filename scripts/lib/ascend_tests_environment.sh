@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv-ascend for tests/ascend: the Python code of vLLM and vllm-ascend on a CPU, without any
-# of their kernels. Called by scripts/test.sh ascend, after scripts/install.sh cpu; a second call does
-# nothing. Leaves vllm-ascend's source package in .cache/sdists, whose own tests are run, too.
+# Makes .venv-ascend for tests/ascend: the Python code of vLLM and vllm-ascend on a CPU, without their
+# kernels. scripts/test.sh ascend calls it, after scripts/install.sh cpu; a second call does nothing.
+# It keeps vllm-ascend's source package in .cache/sdists, whose own tests are run, too.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -14,7 +14,7 @@ LOG="$CACHE_DIR/ascend-tests-environment.log"
 
 pin() { grep "^$1==" "$CONSTRAINTS"; }
 
-# Runs a step with its output in the log; what goes wrong is said in one line.
+# Runs a step with its output in the log; reports an error in one line.
 step() {
     local name="$1"
     shift
@@ -37,15 +37,13 @@ mkdir -p "$CACHE_DIR"
 rm -rf "$SDISTS" "$VENV"
 step "making .venv-ascend" "$ROOT/.venv/bin/python" -m venv "$VENV"
 find_uv "$PYTHON"
-configure_uv
-INSTALL=("$UV" pip install --quiet --python "$PYTHON" --no-deps)
+INSTALL=("${UV[@]}" pip install --quiet --python "$PYTHON" --no-deps)
 
 say "installing $(grep -c == "$CONSTRAINTS") pinned packages from constraints/ascend-tests.txt"
 grep -v -E '^(vllm|vllm-ascend)==' "$CONSTRAINTS" > "$VENV/requirements.txt"
-step "installing packages" "${INSTALL[@]}" \
-    ${TORCH_SOURCE_ARGS[@]+"${TORCH_SOURCE_ARGS[@]}"} -r "$VENV/requirements.txt"
+CPU_TORCH=1 step "installing packages" "${INSTALL[@]}" -r "$VENV/requirements.txt"
 
-# Both are built with the packages just installed: an isolated build would fetch a CUDA torch.
+# Both are built with the installed packages, because an isolated build would fetch a CUDA torch.
 say "building $(pin vllm) and $(pin vllm-ascend) without kernels"
 export VLLM_TARGET_DEVICE=empty COMPILE_CUSTOM_KERNELS=0 SOC_VERSION=ascend910b1
 step "building vLLM" "${INSTALL[@]}" --no-build-isolation --no-binary vllm "$(pin vllm)"

@@ -1,10 +1,12 @@
-"""This node's part in a training run over many nodes; called by scripts/node.sh.
+"""Runs this node's part in a training run over many nodes; scripts/node.sh calls it.
 
-The head starts Ray, waits until every node is there, runs the recipe, and watches the nodes while
-it runs. A worker starts Ray, joins, and stays until the head is gone. Both end what they started,
-and nothing else (``ray symmetric-run`` ends every Ray of a machine, notices no lost node, and is
-unknown to the Ray of vllm-ascend's image). Exit status: the job's own; 3 if there was no cluster to
-run it on, 4 if a node was lost, 5 if the configuration is refused, 128 + n after signal n.
+The head starts Ray, waits until every node has joined, runs the recipe, and watches the nodes. A
+worker starts Ray, joins, and stays until the head is gone. Both end only the processes that they
+started. (``ray symmetric-run`` would end every Ray on a machine and does not notice a lost node.
+The Ray of vllm-ascend's image lacks it.)
+
+The exit status is the job's; 3 if the cluster was not complete, 4 if a node was lost, 5 if the
+configuration is refused, and 128 + n after signal n.
 """
 
 from __future__ import annotations
@@ -32,29 +34,29 @@ import psutil
 from cluster_common import POLL_S, ClusterError, pause, say, tail
 from cluster_processes import MARK, claim, end, end_all, of_cluster
 
-RAY_WITH_TOKEN = (2, 52)  # the first that reads RAY_AUTH_MODE
+RAY_WITH_TOKEN = (2, 52)  # the first version that reads RAY_AUTH_MODE
 RANK_LABEL = "sam-rollout/rank"
-REPORT_S = 10.0  # between two lines about the same state
-PROBE_S = 3.0  # for a connection to a node that may be down
-HEAD_GONE_PROBES = 3  # of a worker, before it takes the cluster for ended
+REPORT_S = 10.0  # time between two lines about the same state
+PROBE_S = 3.0  # limit of a connection to a node that may be down
+HEAD_GONE_PROBES = 3  # failed connections after which a worker considers the cluster ended
 RAY_STOP_S, JOB_STOP_S = 30.0, 15.0
-# How long Ray, told to end, lets Ray Serve move its replicas to other nodes: 30 s by default, which
-# a worker spends on asking a head that has ended before it.
+# Time for Ray Serve to move replicas when Ray ends. With the default of 30 s, a worker would spend
+# it on asking a head that has ended already.
 RAY_DRAIN_S = "0"
 RAY_STARTED = "Ray runtime started."
-RAY_ATTEMPTS, RAY_START_S = 3, 120.0  # a busy machine can be too slow for Ray's own limit of 30 s
-# verl's many small actors each ask for one logical CPU, and a small machine has too few.
+RAY_ATTEMPTS, RAY_START_S = 3, 120.0  # a busy machine may need longer than Ray's own limit of 30 s
+# Each of verl's many small actors needs one logical CPU, and a small machine has too few.
 CPU_DEVICE = ["--num-cpus=16", "--object-store-memory=500000000"]
 SHOWN_VARIABLES = ("ASCEND_", "GLOO_", "HCCL_", "LD_PRELOAD", "NCCL_", "RAY_", "TP_SOCKET_")
 
 
 def folder(port: int) -> Path:
-    """What the cluster with this port keeps on a node; for this user alone."""
+    """Return the folder of the cluster with this port; it belongs to this user."""
     return Path(tempfile.gettempdir()) / f"sam-ray-{os.getuid()}-{port}"
 
 
 def is_open(address: str, port: int) -> bool:
-    """Whether a program listens there."""
+    """Return whether a program listens on this port."""
     try:
         socket.create_connection((address, port), timeout=PROBE_S).close()
     except OSError:
@@ -63,7 +65,7 @@ def is_open(address: str, port: int) -> bool:
 
 
 class Part:
-    """What this node has to do, settled before anything is started."""
+    """The part of this node, which is settled before any process starts."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         common.check_options(options)
@@ -73,12 +75,12 @@ class Part:
             raise ClusterError("nothing to run: give --config experiment=... [overrides]")
         self.devices, self.resource = options.devices_per_node, common.RESOURCES[options.device]
         self.folder = folder(self.port)
-        # Short, because paths of sockets are limited; and Ray opens its own folder to every user.
+        # The path is short because sockets' paths are limited. Ray opens its folder to all users.
         self.ray_folder, self.ray_log = self.folder / "ray", self.folder / "ray-start.log"
 
     @cached_property
     def head(self) -> str:
-        """Address of the head, as a number: Ray would ask a name server for a name, and wait."""
+        """The head's numeric address; with a name, Ray would wait for a name server."""
         name, give = self.options.head_address, "give --head-address, or set MASTER_ADDR"
         try:
             address = socket.gethostbyname(name)
@@ -87,14 +89,14 @@ class Part:
         if not address.startswith("127.") or self.nodes == 1:
             return address
         if self.rank == 0:
-            # Some distributions let a machine's own name mean itself alone.
+            # On some distributions, a machine's own name resolves to a loopback address.
             for entry in psutil.net_if_addrs().get(self.options.interface, ()):
                 if entry.family == socket.AF_INET:
                     return entry.address
         raise ClusterError(f"the head's address {name} means this node itself ({address}): {give}")
 
     def ray_command(self) -> list[str]:
-        """``ray start`` of this node."""
+        """Return the command ``ray start`` of this node."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
         if self.rank == 0:
             command += ["--head", "--disable-usage-stats", f"--port={self.port}"]
@@ -113,10 +115,10 @@ class Part:
         return [*command, *common.split_words("--ray-options", self.options.ray_options)]
 
     def job_command(self) -> list[str]:
-        """The training run; the cluster's size goes in front, so that it can be overridden.
+        """Return the command of the training run, or of the doctor with ``--doctor``.
 
-        With ``--doctor`` the doctor, who looks at all nodes while no run holds their memory, and
-        is asked about the run that the same overrides would start.
+        The cluster's size comes first, so that overrides can change it. The doctor checks all nodes
+        for the run that the same overrides would start.
         """
         program = ["recipes.dapo_qwen3.main"]
         if self.options.doctor:
@@ -125,7 +127,7 @@ class Part:
         return [sys.executable, "-m", *program, *size, *self.options.config]
 
     def environment(self) -> dict[str, str]:
-        """Variables of every process that is started here."""
+        """Return the variables of every process that this node starts."""
         return {
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": RAY_DRAIN_S,
             **os.environ,
@@ -135,12 +137,12 @@ class Part:
         }
 
     def start(self, command: list[str], **streams: Any) -> subprocess.Popen:
-        """Start a process, in a session of its own: ctrl-C is for this program alone."""
+        """Start a process in its own session, so that ctrl-C only reaches this program."""
         streams = {"stdin": subprocess.DEVNULL, "cwd": common.REPOSITORY, **streams}
         return subprocess.Popen(command, env=self.environment(), start_new_session=True, **streams)
 
     def describe(self) -> str:
-        """All of it, for --print."""
+        """Describe this part for --print."""
         place = f"rank {self.rank} of {self.nodes}, head {self.options.head_address}:{self.port}"
         lines = [f"# {self.name}: {place}", f"# nodes: {', '.join(self.names)}"]
         lines += [
@@ -154,9 +156,9 @@ class Part:
 
 
 def write_nodes(address: str, resource: str, path: str) -> None:
-    """Write Ray's nodes to a file, every second.
+    """Write Ray's nodes to a file every second.
 
-    In a process of its own: Ray ends the processes that are connected to it when it breaks down.
+    This runs in a separate process: a failing Ray ends the processes that are connected to it.
     """
     import ray
 
@@ -178,7 +180,7 @@ def write_nodes(address: str, resource: str, path: str) -> None:
 
 
 class Watch:
-    """Looks at the nodes of the cluster, through a process that asks Ray."""
+    """Watches the nodes of the cluster through a process that asks Ray."""
 
     def __init__(self, part: Part) -> None:
         self._part, self._path = part, part.folder / "nodes.json"
@@ -186,7 +188,7 @@ class Watch:
         self._process: subprocess.Popen | None = None
 
     def look(self) -> dict[int, dict[str, Any]]:
-        """Return rank -> node as last seen; one that came back is alive, whatever was before."""
+        """Return rank -> last known state of the node; a node that rejoined is alive."""
         if self._process is None or self._process.poll() is not None:
             of = (self._part.environment()["RAY_ADDRESS"], self._part.resource, str(self._path))
             command = [sys.executable, __file__, "write-nodes", *of]
@@ -202,7 +204,7 @@ class Watch:
 
 
 def start_ray(part: Part) -> subprocess.Popen:
-    """Start Ray on this node and wait until it is up; one ``ray start --block`` keeps it."""
+    """Start Ray on this node with ``ray start --block``, and wait until it is up."""
     for attempt in range(1, RAY_ATTEMPTS + 1):
         with part.ray_log.open("wb") as log:
             ray = part.start(part.ray_command(), stdout=log, stderr=subprocess.STDOUT)
@@ -222,7 +224,7 @@ def start_ray(part: Part) -> subprocess.Popen:
 
 
 def progress(part: Part, nodes: dict[int, dict[str, Any]]) -> tuple[str, str]:
-    """How much of the cluster is there ("2/8 nodes, 32/128 NPU"), and who or what is missing."""
+    """Return the progress ("2/8 nodes, 32/128 NPU"), and the missing nodes and devices."""
     there = {rank: node["devices"] for rank, node in sorted(nodes.items()) if node["alive"]}
     absent = [name for rank, name in enumerate(part.names) if rank not in there]
     few = [
@@ -234,7 +236,11 @@ def progress(part: Part, nodes: dict[int, dict[str, Any]]) -> tuple[str, str]:
 
 
 def wait_until_complete(part: Part, ray: subprocess.Popen, watch: Watch) -> None:
-    """Wait until every node has joined with all its devices; a ClusterError names who did not."""
+    """Wait until every node has joined with all its devices.
+
+    Raises:
+        ClusterError: Some nodes or devices are missing after the time limit; names them.
+    """
     limit_s, started, told, told_s = part.options.timeout, time.monotonic(), ("", "all"), 0.0
     while told[1]:
         pause(POLL_S)
@@ -254,9 +260,10 @@ def wait_until_complete(part: Part, ray: subprocess.Popen, watch: Watch) -> None
 def watch_job(
     part: Part, job: subprocess.Popen, ray: subprocess.Popen, watch: Watch
 ) -> tuple[int, list[str]]:
-    """Wait for the job's end, and bring it about when a node is lost.
+    """Wait for the job's end; end the job if a node is lost.
 
-    Returns exit status, and names of lost nodes.
+    Returns:
+        Exit status, and names of lost nodes.
     """
 
     def lost_nodes(answers: Callable[[dict[str, Any]], bool]) -> list[str]:
@@ -265,7 +272,7 @@ def watch_job(
         return [part.names[r] for r, node in sorted(watch.look().items()) if not answers(node)]
 
     grace_s, deadline = part.options.loss_grace, 0.0
-    lost: list[str] = []  # when it was seen; by the job's end they may be back, the job is not
+    lost: list[str] = []  # nodes lost at any time; the job has failed even if they rejoin
     while job.poll() is None:
         pause(POLL_S)
         if lost and time.monotonic() > deadline:
@@ -278,13 +285,13 @@ def watch_job(
             say(f"lost {', '.join(lost)}; the job gets {grace_s} s to end by itself")
     if job.returncode == 0:
         return 0, []
-    # The job may have noticed a lost node before Ray did.
+    # The job may notice a lost node before Ray does.
     lost = lost_nodes(lambda node: node["alive"] and is_open(*node["socket"])) or lost
     return (common.EXIT_NODE_LOST if lost else common.shell_status(job.returncode)), lost
 
 
 def tell_loss(lost: list[str], part: Part) -> None:
-    """Say which nodes were lost, and how to go on."""
+    """Say which nodes were lost, and how to continue."""
     names = ", ".join(lost)
     common.tell_error(
         f"{names} left the cluster while the job ran: Ray there died, or cannot be reached. "
@@ -295,7 +302,7 @@ def tell_loss(lost: list[str], part: Part) -> None:
 
 
 def is_accepted(part: Part) -> bool:
-    """Let the recipe check its settings, which takes seconds and says what is wrong."""
+    """Return whether the recipe accepts its settings; it prints what is wrong."""
     job = part.start([*part.job_command(), "--check-only"])
     try:
         while job.poll() is None:
@@ -306,7 +313,7 @@ def is_accepted(part: Part) -> bool:
 
 
 def warn_of_open_cluster() -> None:
-    """Say that a Ray knows no token; nothing of a build under another name."""
+    """Warn if this version of Ray does not support tokens; skip builds with another name."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version("ray")
         if tuple(int(number) for number in version.split(".")[:2]) < RAY_WITH_TOKEN:
@@ -318,7 +325,7 @@ def warn_of_open_cluster() -> None:
 
 
 def run_head(part: Part) -> int:
-    """Check, start Ray, wait for the nodes, run the job; returns the exit status."""
+    """Check the settings, start Ray, wait for the nodes, and run the job; return its status."""
     if is_open(part.head, part.port):
         raise ClusterError(
             f"port {part.port} of {part.name} ({part.head}) is taken, not by a run of ours: "
@@ -344,8 +351,8 @@ def run_head(part: Part) -> int:
 
 
 def run_worker(part: Part) -> int:
-    """Join as soon as the head is up, stay until it is gone; returns the exit status."""
-    # By name: in Kubernetes it has an address only when its pod is up.
+    """Join when the head is up, and stay until it is gone; return the exit status."""
+    # The head's name is used, because in Kubernetes it has no address before its pod is up.
     head, limit_s = f"{part.options.head_address}:{part.port}", part.options.timeout
     started, told_s, missed = time.monotonic(), -REPORT_S, 0
     while not is_open(part.options.head_address, part.port):
@@ -371,7 +378,7 @@ def run_worker(part: Part) -> int:
 
 
 def follow_launcher() -> None:
-    """Read Ray's token from standard input, and take its end for the launcher's: it is ours."""
+    """Read Ray's token from standard input; when that closes, the launcher has ended: end, too."""
 
     def read() -> None:
         while os.read(0, 4096):
@@ -384,7 +391,7 @@ def follow_launcher() -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line; scripts/node.sh finds out before what was not given."""
+    """Read the command line, to which scripts/node.sh has added what was not given."""
     parser = common.make_parser(
         "scripts/node.sh", "One node's part in a training run over many nodes (docs/clusters.md)."
     )
@@ -399,7 +406,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Play this node's part; returns the exit status."""
+    """Run this node's part; return the exit status."""
     part = Part(options)
     if options.print:
         print(part.describe())
@@ -407,7 +414,7 @@ def run(options: argparse.Namespace) -> int:
     common.listen()
     if options.attached:
         follow_launcher()
-    claimed = claim(part.folder)  # noqa: F841 - until this process ends
+    claimed = claim(part.folder)  # noqa: F841 - stays open until this process ends
     if left := of_cluster(part.folder):
         say(f"ending {len(left)} processes that an earlier run left here")
         end_all(left)
@@ -418,7 +425,7 @@ def run(options: argparse.Namespace) -> int:
         said = stopped.reason
         raise
     finally:
-        # vLLM's engines are children of Ray's workers and may outlive them by a moment.
+        # vLLM's engines are children of Ray's workers and may outlive them briefly.
         end_all(of_cluster(part.folder), patience_s=JOB_STOP_S)
         if said:
             say(f"{part.name}: {said}; all processes of the run are ended")

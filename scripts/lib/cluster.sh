@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Shared by node.sh and scripts/env/*.sh; to be sourced after common.sh.
 
-# Device of this machine: what --device means where it is not given.
+# Prints this machine's device, the default of --device.
 detect_device() {
     if compgen -G "/dev/davinci[0-9]*" > /dev/null; then
         echo ascend_910c
@@ -12,7 +12,7 @@ detect_device() {
     fi
 }
 
-# How many dies, GPUs or logical devices this machine has; nothing where it cannot tell.
+# Prints the number of dies, GPUs or logical devices; prints nothing if it is unknown.
 detect_devices() {
     case "$1" in
         ascend_910c)
@@ -33,7 +33,7 @@ detect_devices() {
     esac
 }
 
-# Network interface of the default route, without the command ip, which containers lack.
+# Prints the interface of the default route, without the command ip, which containers lack.
 default_interface() {
     awk '$2 == "00000000" && $8 == "00000000" { print $1; exit }' "${1:-/proc/net/route}"
 }
@@ -43,7 +43,7 @@ set_default() {
     [ -n "${!1+set}" ] || export "$1=$2"
 }
 
-# Sources a vendor's script, which may use unset variables, if it is there.
+# Sources a vendor's script if it exists; it may use unset variables.
 source_if_there() {
     local status=0
     [ -f "$1" ] || return 0
@@ -52,11 +52,11 @@ source_if_there() {
     source "$1"
     status=$?
     set -eu
-    # No error: it may be the status of a last line such as "[ -f x ] && source x".
+    # A status is ignored: the last line may be a condition such as "[ -f x ] && source x".
     [ "$status" -eq 0 ] || say "$1 ended with status $status: look there if something is missing"
 }
 
-# As many open files as training needs: every node holds connections to all the others.
+# Raises the limit of open files: every node has connections to all the others.
 raise_open_files() {
     local wanted="$1" now
     now="$(ulimit -n)"
@@ -75,7 +75,7 @@ preload_first() {
     done
 }
 
-# The value of an option among the arguments, as "--name value" or "--name=value"; empty if absent.
+# Prints the value of an option, given as "--name value" or "--name=value"; empty if it is absent.
 option() {
     local name="$1"
     shift
@@ -88,13 +88,13 @@ option() {
     done
 }
 
-# Ends with the status of "there was no cluster to run it on".
+# Ends with the exit status for an incomplete cluster.
 no_cluster() {
     echo "error: $*" >&2
     exit 3
 }
 
-# The value of the first of these variables that is set.
+# Prints the value of the first of these variables that is set.
 first_number() {
     local name
     for name in "$@"; do
@@ -104,15 +104,14 @@ first_number() {
     done
 }
 
-# Ends unless a value is known: WHAT VALUE OPTION VARIABLE...
+# Ends if a value is unknown: WHAT VALUE OPTION VARIABLE...
 need() {
     local or="${*:4}"
     [ -n "$2" ] || no_cluster "$1 is not known: give $3, or set ${or// / or }"
 }
 
-# Sets OWN_RANK, NAMES and HEAD, this node's place in the cluster, from a role and its options, from
-# variables, or from names. Variables that count nodes come before RANK and WORLD_SIZE, which in some
-# environments count processes.
+# Sets OWN_RANK, NAMES and HEAD from a role and its options, from variables, or from names. Variables
+# that count nodes take precedence over RANK and WORLD_SIZE, which may count processes.
 find_place() {
     local own stem="" number="" nodes said domain n ask names=()
     local rank_variables=(NODE_RANK SLURM_NODEID JOB_COMPLETION_INDEX RANK)
@@ -169,7 +168,7 @@ find_place() {
     elif [ "$OWN_RANK" = 0 ]; then
         HEAD="$own"
     elif [ "$number" = "$OWN_RANK" ]; then
-        # Pods of a StatefulSet find each other through its headless service.
+        # Pods of a StatefulSet reach each other through its headless service.
         domain="$("$PYTHON" -c 'import socket; print(socket.getfqdn().partition(".")[2])')"
         HEAD="${domain:+$stem-0.$domain}"
     fi

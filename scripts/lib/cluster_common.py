@@ -1,4 +1,4 @@
-"""What the launcher and the nodes' parts share: options, what is said, signals, exit statuses."""
+"""Options, output, signals and exit statuses that the launcher and the nodes' parts share."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXIT_NO_CLUSTER, EXIT_NODE_LOST, EXIT_REFUSED = 3, 4, 5
-RESOURCES = {"ascend_910c": "NPU", "cuda": "GPU", "cpu": "GPU"}  # what verl asks Ray for
+RESOURCES = {"ascend_910c": "NPU", "cuda": "GPU", "cpu": "GPU"}  # verl requests these from Ray
 PORT, DASHBOARD_PORT = 6766, 8260  # verl's multi-node practice
-JOINED = "joined the cluster"  # the launcher looks for these words
+JOINED = "joined the cluster"  # the launcher searches for these words
 TAIL_LINES = 20
 POLL_S = 1.0
-SIGNAL_POLL_S = 0.1  # how late a signal may be noticed
+SIGNAL_POLL_S = 0.1  # most time until a signal is noticed
 
 
 class ClusterError(Exception):
-    """Something a user can put right; the text says what."""
+    """An error that the user can mend; the message says how."""
 
 
 class Stopped(SystemExit):
-    """A signal asks for the end of everything; with the exit status that a shell would give."""
+    """A signal ends the program, with the exit status that a shell would report."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
         self.reason = f"stopped by {signal.Signals(number).name}"
 
 
-signals: list[int] = []  # that came
+signals: list[int] = []  # received signals
 
 
 def listen() -> None:
-    """Take signals as the wish to end, which ``pause`` raises: nothing else is interrupted."""
+    """Record signals; only ``pause`` reacts to them, so nothing else is interrupted."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: signals.append(number))
 
 
 def pause(seconds: float) -> None:
-    """Sleep, but not past a signal, which raises ``Stopped``."""
+    """Sleep; raise ``Stopped`` as soon as a signal has arrived."""
     deadline = time.monotonic() + seconds
     while not signals and (left_s := deadline - time.monotonic()) > 0:
         time.sleep(min(left_s, SIGNAL_POLL_S))
@@ -52,13 +52,13 @@ def pause(seconds: float) -> None:
 
 
 def show(line: str, to: int = 1) -> None:
-    """Print a line, without a buffer that would break the end of a run whose reader is gone."""
-    with contextlib.suppress(OSError):  # read no more (``| head``): the run goes on
+    """Print a line without a buffer, which could not be flushed if the reader is gone."""
+    with contextlib.suppress(OSError):  # the reader has closed the pipe (``| head``)
         os.write(to, f"{line}\n".encode())
 
 
 def say(message: str) -> None:
-    """Announce a step; the launcher passes such lines of every node on."""
+    """Announce a step; the launcher shows such lines of every node."""
     show(f"==> {message}")
 
 
@@ -73,12 +73,16 @@ def tail(log: Path) -> str:
 
 
 def shell_status(status: int | None) -> int | None:
-    """Exit status of a process as a shell gives it: 128 + n after signal n."""
+    """Return a process's exit status as a shell reports it: 128 + n after signal n."""
     return 128 - status if status is not None and status < 0 else status
 
 
 def split_words(name: str, text: str) -> list[str]:
-    """Split a command line that was given as ``name``; ClusterError if a quote is not closed."""
+    """Split a command line that was given as ``name``.
+
+    Raises:
+        ClusterError: A quote is not closed.
+    """
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -86,7 +90,7 @@ def split_words(name: str, text: str) -> list[str]:
 
 
 def make_parser(program: str, description: str) -> argparse.ArgumentParser:
-    """Return a parser of the options that the launcher takes and hands to the nodes' parts."""
+    """Return a parser of the options that the launcher passes to the nodes' parts."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     add = parser.add_argument
     add("--config", nargs="+", default=[], metavar="OVERRIDE", help="of the recipe (head)")
@@ -96,7 +100,7 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     add("--port", type=int, default=PORT, help="of Ray on the head")
     add("--dashboard-port", type=int, default=DASHBOARD_PORT, help="on the head; 0: no dashboard")
     add("--timeout", type=int, default=600, help="s, for all nodes to join")
-    # The job's own error says more than ours, if it comes.
+    # The job's own error is more informative than ours.
     add("--loss-grace", type=int, default=30, help="s, for a job that lost a node to end")
     add("--ray-options", default="", help="more options for ray start")
     add("--doctor", action="store_true", help="look at all nodes instead of running the recipe")
@@ -105,7 +109,11 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuse, with a ClusterError, ports that Ray gives to its client server and its workers."""
+    """Refuse ports that Ray uses for its client server and its workers.
+
+    Raises:
+        ClusterError: A port is in their range, or a quote in an option is not closed.
+    """
     split_words("--ray-options", options.ray_options)
     for name in ("port", "dashboard_port"):
         if 10001 <= (port := getattr(options, name)) <= 19999:
@@ -116,7 +124,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def run_program(run: Callable[[], int]) -> None:
-    """End the program with the exit status of ``run``, or with the error that a user can mend."""
+    """End the program with the exit status of ``run``, or with a `ClusterError`'s message."""
     try:
         raise SystemExit(run())
     except ClusterError as error:

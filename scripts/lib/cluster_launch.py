@@ -1,7 +1,7 @@
-"""Runs scripts/node.sh on every node over ssh; called by scripts/launch_multinode.sh.
+"""Runs scripts/node.sh on every node over ssh; scripts/launch_multinode.sh calls it.
 
-The nodes' parts hang on their standard input: it brings them Ray's token, and its end, however it
-comes about, ends them. So nothing is left behind when this program is killed or the network fails.
+The nodes' parts read Ray's token from their standard input, and end when it closes. No process
+remains if this program is killed or the network fails.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import NamedTuple
 import cluster_common as common
 from cluster_common import EXIT_NO_CLUSTER, POLL_S, REPOSITORY, ClusterError, say, show, tell_error
 
-# Asks for no password where it would not be seen, and notices within a minute that a side is gone.
+# ssh must not ask for a password, and has to notice within a minute that the other side is gone.
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
-END_S = 90.0  # for a node's part to end when it is told to
-# Where model and data lie: the configuration reads them from the environment, on the head and, for
-# the model, on every node.
+END_S = 90.0  # limit for a node's part to end
+# Paths of model and data. The configuration reads these variables on the head and, for the model,
+# on every node.
 PASSED_ON = ("MODEL_PATH", "TRAIN_FILE", "TEST_FILE")
-SHOWN = ("==> ", "error: ")  # lines of workers that are shown as they come
+SHOWN = ("==> ", "error: ")  # beginnings of the workers' lines that are shown
 
 
 class Target(NamedTuple):
-    """A node as the launcher knows it: what ssh is given, its name, the head's address."""
+    """A node: ssh's destination, the node's name, and its address (needed for the head only)."""
 
     destination: str
     name: str
@@ -42,7 +42,11 @@ class Target(NamedTuple):
 
 
 def read_nodes(path: Path) -> list[Target]:
-    """Read the file of nodes; a ClusterError says what is wrong with it."""
+    """Read the file of nodes.
+
+    Raises:
+        ClusterError: The file cannot be read or is wrong.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -65,7 +69,11 @@ def read_nodes(path: Path) -> list[Target]:
 
 
 def resolve(name: str) -> str:
-    """Address of the head at which the other nodes can reach it."""
+    """Return the address at which the other nodes reach the head.
+
+    Raises:
+        ClusterError: The name is unknown, or resolves to a loopback address.
+    """
     address = "no address"
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(name)
@@ -78,19 +86,19 @@ def resolve(name: str) -> str:
 
 
 class Remote:
-    """A node's part, run over ssh; its output goes to a file, and line by line to ``show``."""
+    """A node's part that runs over ssh; its output goes to a file, and partly to the terminal."""
 
     def __init__(self, name: str, command: list[str], token: str, log: Path, head: bool) -> None:
         self.name, self.log, self.joined, self._head = name, log, False, head
-        log.touch()  # for tail(), however early it is asked
+        log.touch()  # tail() may be called before the first output
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # ctrl-C is for this program, which ends its parts in order
+            start_new_session=True,  # ctrl-C must only reach this program, which ends all parts
         )
-        with contextlib.suppress(BrokenPipeError):  # ended already; its output will say why
+        with contextlib.suppress(BrokenPipeError):  # the part has ended; its output says why
             self._process.stdin.write(f"{token}\n".encode())
             self._process.stdin.flush()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -109,16 +117,16 @@ class Remote:
 
     @property
     def status(self) -> int | None:
-        """Exit status, as a shell would give it; None while it runs."""
+        """The exit status as a shell reports it; None while the part runs."""
         return common.shell_status(self._process.poll())
 
     def tell_to_end(self) -> None:
-        """Close its standard input."""
+        """Close the part's standard input, which ends it."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end; end the connection if it takes too long."""
+        """Wait for the part's end; close the connection after the time limit."""
         try:
             self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -129,12 +137,12 @@ class Remote:
 
 
 def ssh_command() -> list[str]:
-    """What reaches a node: ssh with our options, or what SSH says."""
+    """Return the command that reaches a node: the variable SSH, or ssh with our options."""
     return common.split_words("SSH", os.environ.get("SSH") or SSH)
 
 
 def node_command(options: argparse.Namespace, targets: list[Target], rank: int) -> list[str]:
-    """The command line that starts one node's part."""
+    """Return the command line that starts one node's part."""
     part = ["bash", "scripts/node.sh", "head" if rank == 0 else "worker", "--attached"]
     part += [f"--node-rank={rank}", f"--num-nodes={len(targets)}"]
     part += [f"--names={','.join(target.name for target in targets)}"]
@@ -145,7 +153,7 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
             part.append(f"--{name.replace('_', '-')}={value}")
     if rank == 0:
         part += [*(["--doctor"] if options.doctor else []), "--config", *options.config]
-    # What --env says comes last, and counts.
+    # Variables of --env come last and win.
     given = [f"{name}={os.environ[name]}" for name in PASSED_ON if name in os.environ]
     words = shlex.join(["env", *given, *options.env, *part])
     remote = f"cd {shlex.quote(str(options.remote_dir))} && exec {words}"
@@ -153,9 +161,9 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
 
 
 def launch(options: argparse.Namespace, targets: list[Target]) -> int:
-    """Run all nodes' parts until the head's ends, or waiting is pointless; the exit status."""
+    """Run all nodes' parts until the head ends or a worker fails to join; return the status."""
     options.log_dir.mkdir(parents=True, exist_ok=True)
-    # A token of the user's own lets other programs of theirs in, such as the doctor.
+    # With the user's own token, the user's other programs, such as the doctor, can connect.
     token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     parts: list[Remote] = []
     try:
@@ -168,7 +176,7 @@ def launch(options: argparse.Namespace, targets: list[Target]) -> int:
         say(f"{stopped.reason}; ending all nodes' parts")
         raise
     finally:
-        # The job with the head first, so that no worker counts as lost.
+        # The head's part (with the job) ends first, so that no worker counts as lost.
         for some in (parts[:1], parts[1:]):
             for part in some:
                 part.tell_to_end()
@@ -178,7 +186,7 @@ def launch(options: argparse.Namespace, targets: list[Target]) -> int:
 
 
 def wait(head: Remote, *workers: Remote) -> int:
-    """Wait for the head's end, or that of a worker that did not join; returns the exit status."""
+    """Wait until the head ends, or a worker ends before it joined; return the exit status."""
     ended: set[Remote] = set()
     while head.status is None:
         common.pause(POLL_S)
@@ -230,7 +238,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Launch, or print what would be; returns the exit status."""
+    """Launch the run, or print its commands; return the exit status."""
     common.check_options(options)
     targets = read_nodes(options.nodes)
     if options.print:

@@ -1,9 +1,9 @@
-"""The processes of a cluster on this node: found again by what they carry, ended one by one.
+"""Finds and ends the processes of a cluster on this node.
 
-Every process a node starts inherits an environment variable that names its cluster, and writes its
-log into the cluster's folder; vLLM's engines and Ray's daemons do, too. So what is left of an
-earlier run can be told from other people's Ray, other clusters of the same user, and everything
-else. One sign is not enough: Ray's workers change their titles, and so lose their environments.
+Every process of a cluster, including vLLM's engines and Ray's daemons, inherits an environment
+variable that names its cluster, and writes its log into the cluster's folder. Both marks identify
+the remains of an earlier run among other users' and other clusters' processes. One mark is not
+enough: Ray's workers change their titles, which erases their environments.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import psutil
 from cluster_common import ClusterError
 
 MARK = "SAM_ROLLOUT_CLUSTER"
-TERMINATE_S = 10.0  # between asking a process to end and ending it
+TERMINATE_S = 10.0  # time between SIGTERM and SIGKILL
 
 
 def of_cluster(folder: Path) -> list[psutil.Process]:
-    """Processes of the cluster with this folder, this process and its parents left out."""
+    """Return the cluster's processes, without this process and its parents."""
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # ended meanwhile, or another user's
+        with contextlib.suppress(psutil.Error):  # the process has ended, or is another user's
             if process.pid in own or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             if process.environ().get(MARK) == str(folder) or any(
@@ -40,7 +40,7 @@ def of_cluster(folder: Path) -> list[psutil.Process]:
 
 
 def end_all(processes: Iterable[psutil.Process], patience_s: float = 0.0) -> None:
-    """End processes: after ``patience_s`` they are asked to, after ``TERMINATE_S`` more made to."""
+    """End processes: with SIGTERM after ``patience_s``, with SIGKILL after ``TERMINATE_S`` more."""
     _, alive = psutil.wait_procs(list(processes), timeout=patience_s)
     for ask in (psutil.Process.terminate, psutil.Process.kill):
         for process in alive:
@@ -50,7 +50,7 @@ def end_all(processes: Iterable[psutil.Process], patience_s: float = 0.0) -> Non
 
 
 def end(process: subprocess.Popen, patience_s: float) -> None:
-    """End a child, which ends its own children if it is given the time."""
+    """End a child with SIGTERM, or after ``patience_s`` with SIGKILL; it ends its own children."""
     process.terminate()
     try:
         process.wait(timeout=patience_s)
@@ -60,13 +60,14 @@ def end(process: subprocess.Popen, patience_s: float) -> None:
 
 
 def claim(folder: Path) -> TextIO:
-    """Take the right to run a cluster in a folder, which lasts as long as the file is open.
+    """Lock a cluster's folder; the lock lasts as long as the returned file is open.
 
-    Raises ClusterError if another process holds it, or if the folder is another user's.
+    Raises:
+        ClusterError: Another process holds the lock, or the folder is another user's.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-    status = folder.lstat()  # everybody can make a folder of this name in /tmp
+    status = folder.lstat()  # any user can create this folder in /tmp
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise ClusterError(f"{folder} is not ours: remove it, or choose another --port")
     file = (folder / "supervisor.pid").open("a+")

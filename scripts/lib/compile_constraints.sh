@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes constraints/{cpu,cuda,ascend,ascend-tests}.txt again from pyproject.toml (extras <profile>,
-# dashboard and dev; ascend-tests: extra dev and constraints/ascend-tests.in) and constraints/<profile>.overrides.txt.
-# Reads package metadata only; installs nothing.
+# Compiles constraints/{cpu,cuda,ascend,ascend-tests}.txt from constraints/<profile>.overrides.txt and
+# pyproject.toml (extras <profile>, dashboard and dev; for ascend-tests the extra dev and
+# constraints/ascend-tests.in). It reads package metadata only and installs nothing.
 #   scripts/lib/compile_constraints.sh [cpu|cuda|ascend|ascend-tests ...] [-- uv options, e.g. --upgrade]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -15,30 +15,29 @@ done
 [ ${#PROFILES[@]} -gt 0 ] || PROFILES=(cpu cuda ascend ascend-tests)
 
 find_uv "python$PYTHON_VERSION"
-configure_uv
 cd "$ROOT"
 
 for profile in "${PROFILES[@]}"; do
-    source_args=()
+    cpu_torch=""
     wanted=(pyproject.toml --extra "$profile" --extra dashboard --extra dev)
     case "$profile" in
-        cpu) platform="x86_64-manylinux_2_28"; source_args=(${TORCH_SOURCE_ARGS[@]+"${TORCH_SOURCE_ARGS[@]}"}) ;;
+        cpu) platform="x86_64-manylinux_2_28"; cpu_torch=1 ;;
         cuda) platform="x86_64-manylinux_2_28" ;;
         # Ascend servers have Arm hosts, and only there is the registry's torch 2.10 a CPU build.
         ascend) platform="aarch64-manylinux_2_34" ;;
         ascend-tests)
             platform="x86_64-manylinux_2_28"
-            source_args=(${TORCH_SOURCE_ARGS[@]+"${TORCH_SOURCE_ARGS[@]}"})
+            cpu_torch=1
             wanted=(pyproject.toml constraints/ascend-tests.in --extra dev)
             ;;
         *) die "unknown profile '$profile': cpu, cuda, ascend or ascend-tests" ;;
     esac
     say "constraints/$profile.txt for Python $PYTHON_VERSION on $platform"
-    "$UV" pip compile --quiet "${wanted[@]}" \
+    CPU_TORCH="$cpu_torch" "${UV[@]}" pip compile --quiet "${wanted[@]}" \
         --overrides "constraints/$profile.overrides.txt" \
         --python-version "$PYTHON_VERSION" --python-platform "$platform" \
         --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-        ${source_args[@]+"${source_args[@]}"} "$@" \
+        "$@" \
         --output-file "constraints/$profile.txt" > /dev/null
     {
         echo "# Python $PYTHON_VERSION, $platform; made by scripts/lib/compile_constraints.sh $profile"

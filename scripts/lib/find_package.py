@@ -1,9 +1,10 @@
-"""Find an installed package, or one in a source tree, without importing it.
+"""Find a package, installed or in a source tree, without importing it.
 
     python find_package.py <distribution> [<folder with the package>]
 
-Prints its version and the folder that holds it, on two lines; without a folder it looks where this
-interpreter would import it from. Exits with 1 and one line when there is none, or no version to it.
+The program prints the version and the folder that contains the package, on two lines. Without a
+folder it searches where this interpreter would import the package from. If there is no package or
+no version, it prints one line and exits with 1.
 """
 
 import re
@@ -15,17 +16,17 @@ from pathlib import Path
 
 
 def main(distribution: str, folder: str | None = None) -> None:
-    """Print what was found."""
+    """Print the package's version and folder."""
     package = distribution.replace("-", "_")
     if folder is not None:
         root = Path(folder).resolve() if Path(folder, package, "__init__.py").is_file() else None
     else:
         spec = find_spec(package)
-        # A folder that lost its __init__.py, as an uninstalled package may leave, has no origin.
+        # A folder without __init__.py, which an uninstalled package may leave, has no origin.
         root = Path(spec.origin).parents[1] if spec and spec.origin else None
     if root is None:
         sys.exit(f"no package {package} in {folder or sys.prefix}")
-    # The version from metadata beside the package, from inside it, or of the installed one.
+    # The version is in metadata beside the package, in the package, or in installed metadata.
     names = [(d.metadata["Name"] or "", d.version) for d in distributions(path=[str(root)])]
     found = dict((name.replace("-", "_").lower(), found) for name, found in names).get(package)
     generated = root / package / "_version.py"

@@ -1,7 +1,7 @@
-"""Shows where a training run stands, one line per event, until the run's process ends.
+"""Shows a training run's progress, one line per event, until the run's process ends.
 
-verl's log of a run is thousands of lines long; what a waiting person wants to know is which part of
-the start-up is under way and what every training step brought. Usage:
+verl's log of a run has thousands of lines. This program shows which part of the start-up is running
+and the results of every training step. Usage:
 
     python scripts/lib/follow_run.py RUN_DIR --pid PID
 
@@ -19,7 +19,7 @@ import psutil
 
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
-# What in the log announces the next part of the start-up.
+# Part of the start-up -> pattern in the log that announces it.
 MILESTONES = {
     "starting Ray": "ray init kwargs",
     "loading the trainer": "train and validate dataloader initialized",
@@ -48,11 +48,11 @@ class Follower:
         self._log, self._folder = run_dir / "log.txt", RunFolder(run_dir)
         self._started = time.monotonic()
         self._to_come = dict(MILESTONES)
-        self._shown = 0  # steps
+        self._shown = 0  # number of training steps shown
         self._complete = False
 
     def poll(self) -> None:
-        """Print what is new."""
+        """Print new milestones and training steps."""
         text = self._log.read_text(errors="replace")
         for message, pattern in list(self._to_come.items()):
             if match := re.search(pattern, text):
@@ -61,8 +61,8 @@ class Follower:
         try:
             steps = self._folder.read_train_steps()
         except RunFolderError:
-            return  # no step has ended yet
-        # None where the number of epochs decides.
+            return  # No step has ended yet.
+        # The number is None if the number of epochs decides.
         total = self._folder.read_starts()[-1].config["trainer"]["total_training_steps"]
         for step, metrics in sorted(steps.items())[self._shown :]:
             shown = (
@@ -75,7 +75,7 @@ class Follower:
         self._complete = total is None or max(steps) >= total
 
     def finish(self) -> None:
-        """Print what is left and, of a run that ended before its last step, the log's end."""
+        """Print the last events, and the end of the log if the run ended before its last step."""
         self.poll()
         if not self._complete:
             lines = self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
@@ -87,7 +87,7 @@ class Follower:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process still runs; one that ended but was not waited for does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

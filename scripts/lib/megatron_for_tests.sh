@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches Megatron-Core and mbridge into .cache/megatron, after scripts/install.sh cpu; a second call
-# does nothing. Not into .venv: verl would import them in every run on a CPU. Called by tests.
+# Fetches Megatron-Core and mbridge for tests into .cache/megatron, after scripts/install.sh cpu; a
+# second call does nothing. In .venv, verl would import them in every run on a CPU.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -9,12 +9,11 @@ TARGET="$CACHE_DIR/megatron"
 
 mkdir -p "$CACHE_DIR"
 exec 9> "$TARGET.lock"
-flock 9 # two runs of the tests in one checkout
+flock 9 # two runs of the tests may use one checkout
 cmp --quiet "$CONSTRAINTS" "$TARGET/pins.txt" && exit 0
 find_uv "$ROOT/.venv/bin/python"
-configure_uv
 rm -rf "$TARGET.new"
-"$UV" pip install --quiet --python "$ROOT/.venv/bin/python" --no-deps --target "$TARGET.new" \
+"${UV[@]}" pip install --quiet --python "$ROOT/.venv/bin/python" --no-deps --target "$TARGET.new" \
     -r "$CONSTRAINTS"
 cp "$CONSTRAINTS" "$TARGET.new/pins.txt"
 rm -rf "$TARGET"

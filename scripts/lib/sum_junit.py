@@ -1,4 +1,4 @@
-"""Print one closing line over all JUnit files of a folder, worded as pytest words its own.
+"""Print a summary of all JUnit files in a folder, in one line like pytest's own.
 
 python sum_junit.py <folder> <seconds> [part that failed ...]
 """
@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 
 def results_of(path: Path) -> Counter[str]:
-    """The counts of one file; one that cannot be read to its end is one failure.
+    """Return the counts of one file; an unreadable file counts as one failure.
 
-    A test that could not be set up counts as failed.
+    A test whose setup failed counts as failed.
     """
     found: Counter[str] = Counter()
     try:
@@ -29,14 +29,14 @@ def results_of(path: Path) -> Counter[str]:
 
 
 def closing_line(folder: Path, seconds: str, failed_parts: Iterable[str] = ()) -> str:
-    """The sums over every ``*.xml``, named by its part; no part fails without a failure.
+    """Return the sums over every ``*.xml``, which is named by its part.
 
-    Parts run side by side: their seconds do not add up to ``seconds``.
+    A failed part counts at least one failure. ``seconds`` is the time of all parts, which overlap.
     """
     results = {path.stem: results_of(path) for path in folder.glob("*.xml")}
     for part in failed_parts:
         own = results.setdefault(part, Counter())
-        own["failed"] = max(own["failed"], 1)  # stopped, killed, or it failed beside its tests
+        own["failed"] = max(own["failed"], 1)  # the part may have failed outside of its tests
     total = sum(results.values(), Counter())
     counts = ", ".join(f"{total[name]} {name}" for name in ("passed", "failed", "skipped"))
     return f"{counts} in {seconds}s"

@@ -4,10 +4,10 @@
 # Needs EXPERIMENT, OUTPUT_DIR and PYTHON. Arguments: further options of the group sam, then Hydra
 # overrides for all runs. TIMEOUT_S: most seconds of a run.
 
-# A run that hangs (a dead engine during weight sync, say) must not hang forever.
+# The time limit ends a run that hangs, for example with a dead engine during a weight sync.
 TIMEOUT_S=${TIMEOUT_S:-3600}
 
-# Nothing on the CPU profile needs a network, a tracker's account or telemetry.
+# Runs on a CPU need no network, no tracker's account and no telemetry.
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=${WANDB_MODE:-offline}
 export RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
 
@@ -21,7 +21,7 @@ train() {  # train <off|on> [overrides...]
         "$PYTHON" -m recipes.dapo_qwen3.main "experiment=$EXPERIMENT" "sam=$side" \
         "run_dir=$run_dir" "$@" >"$run_dir/log.txt" 2>&1 &
     RUN_PID=$!
-    # An interrupted script must not leave the run behind: it would fight the next one for memory.
+    # An interrupted script must end the run, which would otherwise take the next run's memory.
     trap 'kill -TERM "$RUN_PID" 2> /dev/null || true' EXIT
     "$PYTHON" scripts/lib/follow_run.py "$run_dir" --pid "$RUN_PID"
     wait "$RUN_PID"

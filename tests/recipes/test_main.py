@@ -5,9 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from omegaconf import OmegaConf
 
 from recipes.dapo_qwen3 import main as program
-from recipes.dapo_qwen3.main import REPOSITORY
+from tests.pages import ROOT
 
 REFUSED = [
     # What is typed, and what stands behind "Configuration error: ".
@@ -52,11 +53,26 @@ def test_one_line_says_what_is_wrong(flags, overrides, said, monkeypatch, tmp_pa
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(("folder", "made"), [("synthetic", True), ("other", False)])
+def test_the_recipes_own_problems_are_made_where_they_are_missing(
+    folder, made, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "data" / folder / "train.parquet"
+    config = OmegaConf.create({"data": {"train_files": str(file)}})
+    program.make_data(config)
+    assert file.exists() == made
+    if made:
+        first = file.stat().st_mtime_ns
+        program.make_data(config)
+        assert file.stat().st_mtime_ns == first
+
+
 def typed(*arguments: str, folder, **variables: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "recipes.dapo_qwen3.main", f"run_dir={folder}", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **variables},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
         capture_output=True,
         text=True,
         timeout=60,

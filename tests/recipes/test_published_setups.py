@@ -7,13 +7,11 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from recipes.dapo_qwen3.main import REPOSITORY
+from recipes.dapo_qwen3.main import FOLDER
 from tests.unit.test_configs import CONFIGS, composed
 
 PUBLISHED_PREFIXES = ("article_", "customer_", "reference_script_")
-LISTED = yaml.safe_load(
-    (REPOSITORY / "recipes" / "dapo_qwen3" / "published_setups.yaml").read_text(encoding="utf-8")
-)
+LISTED = yaml.safe_load((FOLDER / "published_setups.yaml").read_text(encoding="utf-8"))
 SETUPS = LISTED["setups"]
 
 

@@ -25,7 +25,7 @@ FLOORS = (
     ("gating", "drafting", "telemetry", "sizing"),
     ("config",),
     ("sources", "verification"),
-    ("core", "automaton"),
+    ("core", "automaton", "installer"),
 )
 MOST_ARGUMENTS = 8
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}

@@ -5,7 +5,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from recipes.dapo_qwen3.main import REPOSITORY
+from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.core import composition
 from sam_rollout.core.composition import (
     ExperimentError,
@@ -17,7 +17,7 @@ from sam_rollout.core.composition import (
 
 def test_an_experiment_is_composed_as_the_recipe_does():
     config, device = compose("experiment=tiny_cpu")
-    with initialize_config_dir(str(REPOSITORY / "configs"), version_base="1.3"):
+    with initialize_config_dir(str(FOLDER / "configs"), version_base="1.3"):
         theirs = hydra_compose("dapo_qwen3", ["experiment=tiny_cpu"])
     assert config == OmegaConf.to_container(theirs, resolve=True)
     assert device == "cpu"
@@ -65,18 +65,25 @@ def test_an_unknown_experiment_lists_the_known():
         compose("experiment=tiny_gpu")
 
 
-def test_without_a_checkout_the_reason_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(composition, "CHECKOUT", tmp_path)
-    with pytest.raises(ExperimentError, match="no configs/"):
+def test_without_a_recipe_the_reason_is_said(monkeypatch):
+    monkeypatch.setattr(composition, "RECIPE", "other")
+    with pytest.raises(ExperimentError, match="no recipe other is installed"):
         compose("experiment=tiny_cpu")
+
+
+def test_data_lie_where_a_run_is_started_and_the_model_beside_the_recipe(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    config, _ = compose("experiment=tiny_cpu")
+    assert config["data"]["train_files"] == str(tmp_path / "data/synthetic/train.parquet")
+    assert config["actor_rollout_ref"]["model"]["path"] == str(FOLDER / "tiny_qwen3")
 
 
 def test_a_broken_configuration_is_one_line(monkeypatch, tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "dapo_qwen3.yaml").write_text("defaults: [{device: none}]\n")
-    monkeypatch.setattr(composition, "CHECKOUT", tmp_path)
-    # Hydra is to know the paths of the real checkout in the tests that follow.
-    monkeypatch.setattr(composition, "prepare", lambda checkout: None)
+    monkeypatch.setattr(composition, "recipe_folder", lambda: tmp_path)
+    # Hydra is to know the paths of the real recipe in the tests that follow.
+    monkeypatch.setattr(composition, "prepare", lambda folder: None)
     with pytest.raises(RefusedError, match="device/none") as error:
         compose()
     assert "\n" not in str(error.value)

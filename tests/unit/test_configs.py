@@ -11,13 +11,14 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from recipes.dapo_qwen3.main import REPOSITORY
+from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import ARTICLE, ConfigError, RunConfig, SamConfig
 from sam_rollout.sizing import HardwareConfig, ModelShape
+from tests.pages import ROOT
 from tests.settings_checks import check
 
-CONFIGS = REPOSITORY / "configs"
-REFERENCE = (REPOSITORY / "docs" / "configuration.md").read_text()
+CONFIGS = FOLDER / "configs"
+REFERENCE = (ROOT / "docs" / "configuration.md").read_text()
 SECTIONS = {**RunConfig.groups(), "model_shape": ModelShape, "hardware": HardwareConfig}
 GROUP_OPTIONS = [
     f"{path.parent.relative_to(CONFIGS)}={path.stem}" for path in sorted(CONFIGS.glob("*/*.yaml"))

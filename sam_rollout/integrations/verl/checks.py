@@ -116,7 +116,7 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
 
 
 def _check_proof(config: DictConfig, run: RunConfig) -> None:
-    """Check that texts with and without drafts can be compared, and their differences judged."""
+    """Check that texts with and without drafts can be compared, and differences be explained."""
     every, mode = run.telemetry.proof.every, config.actor_rollout_ref.rollout.logprobs_mode
     if every and run.sam.enabled:
         coupled = (

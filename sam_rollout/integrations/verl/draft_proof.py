@@ -1,9 +1,9 @@
-"""In the user's own run: whether drafts change a text.
+"""Checks in the user's own run whether drafts change a text.
 
-Some responses of a training step are sampled again without drafts, by the engines that sampled
-them, before these give up their weights. Random numbers are keyed by response and position, so the
-same numbers come to the same places. What is sampled here goes nowhere: not into training, and the
-session is paused, so that its automata, gate and records see nothing of it.
+The engines sample some responses of a training step again without drafts, before they release
+their weights. Random numbers are keyed by response and position, so both texts draw the same
+numbers at the same positions. These samples are not used for training. The session is paused
+meanwhile, so that its automata, gate and records do not see them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sam_rollout.integrations.vllm.serving.engine_group import (
 from sam_rollout.telemetry.proof import Compared
 from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
 
-# Under other parameters (penalties, least lengths, grammars) the distribution at a place depends on
-# where the response began, and asking for what follows a text does not tell it.
+# With these parameters alone, the distribution after a text can be asked for. With others
+# (penalties, least lengths, grammars) it also depends on where the response began.
 _PLAIN = {
     "temperature", "top_p", "top_k", "repetition_penalty", "seed", "extra_args", "logprobs",
     "output_kind", "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output",
@@ -35,23 +35,23 @@ _PLAIN = {
 
 
 class Candidate(NamedTuple):
-    """A request that drafts were verified of, and all that it takes to make it again."""
+    """A request with verified drafts, and the data to sample it again."""
 
     request_id: str
-    key: int  # of its random numbers
+    key: int  # key of its random numbers
     prompt_ids: list[int]
     response_ids: list[int]
-    sampling: dict[str, Any]  # arguments of SamplingParams but for max_tokens
+    sampling: dict[str, Any]  # arguments of SamplingParams without max_tokens
 
 
 def candidates(
     shares: Iterable[Sequence[FinishedRequest]], records: Iterable[ReplicaRecords]
 ) -> list[Candidate]:
-    """Find the requests that can be compared.
+    """Return the requests that can be sampled again and compared.
 
     Args:
-        shares: Requests by engine, in the order of its records.
-        records: Engine by engine.
+        shares: Requests of each engine, in the order of its records.
+        records: Records of each engine.
     """
     drafted = [n for one in records for n in one.requests["drafted_tokens"].to_pylist()]
     finished = [request for share in shares for request in share]
@@ -62,26 +62,26 @@ def candidates(
         and one.identity is not None
         and one.sampling is not None
         and one.response_ids
-        and one.finish_reason == "completed"  # verl's word for whatever was not aborted
+        and one.finish_reason == "completed"  # verl's word for all that were not aborted
     ]
 
 
 def pick(found: Sequence[Candidate], count: int, seed: int) -> list[Candidate]:
-    """Some candidates at random; which ones does not depend on the order in which they ended."""
+    """Draw `count` candidates at random, independently of the order in which they ended."""
     ordered = sorted(found, key=lambda one: (one.key, len(one.prompt_ids)))
     return random.Random(seed).sample(ordered, min(count, len(ordered)))
 
 
 class DraftProof:
-    """Compares what a replica's engines sample with and without drafts.
+    """Compares texts of a replica's engines with and without drafts.
 
     Args:
         engine: An ``AsyncLLM`` whose ``max_logprobs`` is -1.
-        sampler: Its settings.
-        recorders: Of its steps; what is sampled here is dropped there.
+        sampler: The settings of its sampler.
+        recorders: The recorders of its steps; the steps of this comparison are dropped from them.
 
     Attributes:
-        candidates: What to choose from.
+        candidates: The requests to choose from.
     """
 
     def __init__(
@@ -91,9 +91,12 @@ class DraftProof:
         self.candidates: list[Candidate] = []
 
     async def compare(self, count: int, seed: int) -> list[Compared]:
-        """Sample some of the candidates again, and forget all of them.
+        """Sample `count` of the candidates again and compare; forget all candidates.
 
-        Must be called while no request is under way.
+        No request may run meanwhile.
+
+        Raises:
+            RuntimeError: A repeated response was aborted.
         """
         picked, self.candidates = pick(self.candidates, count, seed), []
         if not picked:
@@ -118,14 +121,14 @@ class DraftProof:
         await ask_engines(self._engine, "sam_pause", [(paused,)] * engine_count(self._engine))
 
     async def _ask(self, request: Candidate, text: list[int], **changes: Any) -> Any:
-        """Ask for what follows a text, with a request's identity and parameters, but for some."""
+        """Sample what follows a text, with a request's identity and changed parameters."""
         sampling = SamplingParams(**{**request.sampling, **changes})
         prompt = TokensPrompt(prompt_token_ids=text)
         name = f"sam-proof-{request.request_id}-{len(text)}"
         async for output in self._engine.generate(prompt, sampling, request_id=name):
             answer = output.outputs[0]
         if answer.finish_reason == "abort":
-            raise RuntimeError("a response that was sampled again was aborted")
+            raise RuntimeError("a repeated response was aborted")
         return answer
 
     async def _compared(self, request: Candidate, other: list[int]) -> Compared:
@@ -142,7 +145,7 @@ class DraftProof:
         sampling = request.sampling
         cuts = sampling.get("top_p", 1.0) < 1 or sampling.get("top_k", -1) > 0
         if cuts and any(token is not None and np.isneginf(logprobs[token]) for token in tokens):
-            return Compared(len(response), place)  # at the edge of a cut rounding decides, too
+            return Compared(len(response), place)  # rounding also decides at a cut's edge
         way = self._sampler.coupling if sampling.get("temperature", 1.0) else GREEDY
         distance = distance_from_tie(tokens, logprobs, way, request.key, len(before))
         tie = distance <= TIE[str(self._engine.model_config.dtype).removeprefix("torch.")]

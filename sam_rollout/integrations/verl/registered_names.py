@@ -2,7 +2,7 @@
 
 ROLLOUT_NAME = "sam_vllm"
 TRAINER_NAME, ASYNC_TRAINER_NAME = "sam_sync", "sam_colocate_async"
-# Our trainers -> the mode of verl's that each is built on.
+# Name of our trainer -> verl's mode that it is built on.
 TRAINER_MODES = {TRAINER_NAME: "sync", ASYNC_TRAINER_NAME: "colocate_async"}
 AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManager"
 SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"

@@ -46,7 +46,7 @@ class FinishedRequest:
     start_s: float
     end_s: float
     finish_reason: str
-    # Arguments of vLLM's SamplingParams but for max_tokens; None if it cannot be asked for again.
+    # Arguments of vLLM's SamplingParams without max_tokens; None if it cannot be sampled again.
     sampling: dict[str, Any] | None = None
 
     def _who_and_when(self) -> dict[str, Any]:

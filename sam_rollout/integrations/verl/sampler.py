@@ -60,7 +60,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self.failures = FailureWatch([])  # the trainer replaces it once it has agent loops
         self.failed_validation_responses = 0  # the trainer resets it
         self._order: dict[str, int] = {}
-        self._counted: set[str] = set()  # groups of earlier steps that were not trained on yet
+        self._counted: set[str] = set()  # groups of earlier steps that wait for training
         self._outcomes: dict[str, list[float]] = {}
         self._filtered: set[str] = set()
         self._failed: set[str] = set()
@@ -145,7 +145,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
-        """Take groups in dataset order, those of earlier steps first."""
+        """Take groups in dataset order, and groups of earlier steps first."""
         steps = self.prompt_global_steps[partition_id]
         ordered = sorted(
             sampleable_keys, key=lambda uid: (steps.get(uid, 0), self._order.get(uid, 0))
@@ -222,7 +222,7 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
 
 
 class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
-    """The same over verl's asynchronous buffer, which keeps groups for later steps."""
+    """verl's refill with its asynchronous buffer, which keeps groups for later steps."""
 
 
 class RoundsReplayBuffer(_ObservedReplayBuffer):

@@ -57,7 +57,7 @@ from sam_rollout.telemetry.progress import EngineProgress, total
 from sam_rollout.telemetry.proof import Compared
 
 WARM_UP_TOKENS = 16
-# Of generate: what a prompt holds beside its tokens.
+# Arguments of `generate` for prompts with more than tokens.
 MEDIA = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "kv_transfer_params")
 ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 
@@ -89,7 +89,7 @@ class SamHttpServer(vLLMHttpServer):
     _failed_call = ""  # the error of the training side's last failed call
     _probe: DrafterProbe | None = None  # checks a drafting model before the first response
     _sharing: TextSharing | None = None
-    _under_way = 0  # requests
+    _under_way = 0  # number of running requests
 
     def _get_worker_extension_cls(self) -> str:
         return worker_extension(get_device_name())
@@ -215,7 +215,7 @@ class SamHttpServer(vLLMHttpServer):
                 start_s=start_s,
                 end_s=time.time(),
                 finish_reason=str(output.stop_reason),
-                # verl has filled in its defaults. Pictures and the like are not kept.
+                # verl has filled in its defaults. Prompts with media cannot be sampled again.
                 sampling=None if any(kwargs.get(n) is not None for n in MEDIA) else sampling_params,
             )
         )
@@ -264,7 +264,7 @@ class SamHttpServer(vLLMHttpServer):
         Args:
             step: Training step of the records.
             split: ``"train"`` or ``"val"``.
-            keep: Whether `check_drafts` follows.
+            keep: Whether `check_drafts` follows, which needs the requests.
         """
         asked_s = time.monotonic()
         answers = await ask_engines(self.engine, "sam_drain")
@@ -292,10 +292,10 @@ class SamHttpServer(vLLMHttpServer):
         return records
 
     async def check_drafts(self, count: int, seed: int) -> list[Compared]:
-        """Sample some of the requests that were just drained again, without drafts.
+        """Sample `count` of the requests that were just drained again, without drafts.
 
         Raises:
-            RuntimeError: Requests are under way, which would lose their drafts.
+            RuntimeError: Requests are running, which would lose their drafts.
         """
         if self._under_way:
             raise RuntimeError(f"{self._under_way} requests are under way")

@@ -20,6 +20,8 @@ from sam_rollout.automaton.interface import places_of
 from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.data_checks import data_files
 from sam_rollout.integrations.verl.layouts import rollout_layout
+from sam_rollout.integrations.verl.policy_model import read_config
+from sam_rollout.integrations.vllm.hybrids import WITHOUT_DRAFTS, is_hybrid
 from sam_rollout.sizing import DraftTexts, RolloutRound
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
@@ -44,6 +46,8 @@ def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
     """
     sam, lines = _settled(config, run)
     decisions = tuple(lines) if run.sam.enabled else ()
+    if run.sam.enabled and is_hybrid(read_config(config) or {}):
+        sam, decisions = replace(sam, enabled=False), (WITHOUT_DRAFTS,)
     return replace(run, sam=sam, decisions=decisions)
 
 

@@ -73,7 +73,7 @@ class StepRecords:
         )
 
     def prove(self, step: int, compare: Callable[[], Sequence[Compared]]) -> dict[str, float]:
-        """Say what `compare` finds of a training step's texts; returns its metrics."""
+        """Print the results of `compare` for a training step's texts; return their metrics."""
 
         def measured() -> dict[str, float]:
             began_s = time.perf_counter()

@@ -49,7 +49,7 @@ from sam_rollout.telemetry.schema import metric_name, named
 
 
 class _RecordingTrainer(PPOTrainer):
-    """A PPO/DAPO trainer that records what its rollouts did; mixed into trainers of verl's."""
+    """A mixin for verl's PPO/DAPO trainers that records their rollouts."""
 
     _step_s = 0.0  # time of the previous training step
     _head_s = 0.0  # time of the head's training in the current step
@@ -236,7 +236,7 @@ class _RecordingTrainer(PPOTrainer):
         return self._records.collect(self.global_steps, split, lambda: self._drained(split, keep))
 
     def _compared(self, responses: int) -> list[Compared]:
-        """Have the replicas sample `responses` responses again without drafts, each its share."""
+        """Let each replica sample its share of `responses` responses again without drafts."""
         step, servers = self.global_steps, [*self._servers().values()]
         counts = split_over(responses, len(servers), step)
         asked = [
@@ -255,17 +255,17 @@ class _RecordingTrainer(PPOTrainer):
 
 @register_trainer(TRAINER_NAME)
 class SamTrainerSync(_RecordingTrainer, PPOTrainerSync):
-    """Trains on what the step's own weights sampled."""
+    """The trainer that trains on responses of the step's own weights."""
 
 
 @register_trainer(ASYNC_TRAINER_NAME)
 class SamTrainerColocateAsync(_RecordingTrainer, PPOTrainerColocateAsync):
-    """Interrupts responses that are not needed yet, and goes on with them after the update.
+    """The trainer that interrupts unneeded responses and continues them after the update.
 
-    An interrupted response keeps its identity, and so its random numbers by position.
+    An interrupted response keeps its identity, and therefore its random numbers by position.
     """
 
     def on_sample_end(self) -> None:
-        """Interrupt what still runs first: its tokens belong to the records of this step."""
+        """Interrupt running responses first, because their tokens belong to this step's records."""
         self.checkpoint_manager.abort_replicas()
         super().on_sample_end()

@@ -17,7 +17,7 @@ from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from sam_rollout.telemetry.records import ASKED
 
 ASKED_SAM = f"{ASKED}.sam"
-# Under a synchronous trainer.
+# The classes for a synchronous trainer.
 SAMPLER_CLASSES = {
     "rounds": "RoundsReplayBuffer",
     "refill": "RefillReplayBuffer",
@@ -51,7 +51,7 @@ def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     settings = EngineSettings(sam, run.sampler, run.telemetry.record_traces)
     arguments = settings.arguments()
     if run.sam.enabled and run.telemetry.proof.every:
-        arguments["max_logprobs"] = -1  # a tie is told from those of the whole vocabulary
+        arguments["max_logprobs"] = -1  # finding a tie needs the whole vocabulary
     rollout.engine_kwargs.vllm = OmegaConf.merge(rollout.engine_kwargs.vllm, arguments)
     if sizes := capture_sizes(config, run.sam):
         asked = sorted(rollout.cudagraph_capture_sizes)

@@ -76,7 +76,7 @@ def offline_engine(
     from vllm.platforms import current_platform
 
     from sam_rollout.integrations.vllm.drafting.startup_check import check_drafters, check_samplers
-    from sam_rollout.integrations.vllm.engine_settings import engine_arguments
+    from sam_rollout.integrations.vllm.engine_settings import engine_arguments, settings_of
     from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
 
     keep_rules_with_drafts()  # the entry points, which call it, may not be installed
@@ -102,7 +102,7 @@ def offline_engine(
         engine = LLM(**arguments)
         reports = engine.collective_rpc("sam_bind", kwargs={"record": record})
         if "speculative_config" not in overrides:
-            check_drafters(reports, sam)
+            check_drafters(reports, settings_of(engine.llm_engine.vllm_config).sam)
         check_samplers(reports, sampler)
         yield engine
     finally:

@@ -1,4 +1,4 @@
-"""vllm-ascend: its sampler and rejection sampler. Builds on the integration of vLLM."""
+"""The integration of vllm-ascend, which builds on that of vLLM."""
 
 # The names of vllm-ascend that modules here wrap, each a row of tests/contracts/contract.py.
 WRAPPED = (

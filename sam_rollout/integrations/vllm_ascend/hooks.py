@@ -1,4 +1,4 @@
-"""What vllm-ascend's model runner has to call, so that it drafts and samples with ours.
+"""The functions that vllm-ascend's model runner calls to draft and sample with our code.
 
 vllm-ascend 0.23 does not support custom drafters: it refuses vLLM's method ``custom_class`` and
 distinguishes its own drafters by class. The plugin (``plugin.py``) wraps its runner so that these
@@ -15,7 +15,7 @@ from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS, has_se
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
 LATE_BINDING = "sam_rollout.integrations.vllm_ascend.scheduling.late_binding:AscendLateBinding"
-# Methods of a drafter that NPUModelRunner calls whether it has them or not.
+# Methods that NPUModelRunner calls on every drafter, even if it lacks them.
 CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
 
 
@@ -28,7 +28,7 @@ def make_drafter(vllm_config: Any, runner: Any) -> Any:
 
     Raises:
         UnsupportedVersionError: vllm-ascend is of another release.
-        WrongDrafterError: Our class was asked for, and something else was made.
+        WrongDrafterError: Our class was asked for, but vLLM made another one.
     """
     asked = vllm_config.speculative_config.model
     require_supported([f"speculative_config.model = {asked!r}"])
@@ -51,33 +51,33 @@ def make_drafter(vllm_config: Any, runner: Any) -> Any:
 
 
 def _do_nothing(*_args: Any, **_kwargs: Any) -> None:
-    """Stand for a method that a drafter without a model does not have."""
+    """Replace a method that a drafter without a model does not have."""
 
 
 def propose_drafts(runner: Any, sampled_token_ids: list[list[int]]) -> list[list[int]]:
-    """Ask the runner's drafter of method ``custom_class`` for the next step's draft tokens.
+    """Return the next step's draft tokens of the runner's ``custom_class`` drafter.
 
     Args:
         runner: vllm-ascend's ``NPUModelRunner``.
-        sampled_token_ids: What each row of its batch just sampled, nothing for a prompt chunk.
+        sampled_token_ids: The tokens that each row just sampled, empty for a prompt chunk.
     """
     batch = runner.input_batch
     return runner.drafter.propose(sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu)
 
 
 def install_samplers(runner: Any) -> None:
-    """Install the samplers that ``additional_config`` asks for; without our configuration nothing.
+    """Install the samplers that ``additional_config`` asks for, if our configuration is there.
 
-    Whatever the kind, log-probabilities are then those that ``logprobs_mode`` asks for. Call it
-    when the runner is complete; a second call changes nothing.
+    With every kind, log-probabilities then follow ``logprobs_mode``. The runner has to be complete.
+    A second call changes nothing.
 
     Args:
         runner: vllm-ascend's ``NPUModelRunner``.
 
     Raises:
-        UnsupportedVersionError: vllm-ascend is of another release, and something of ours is asked
-            for.
-        ConfigError: The engine is configured for something our samplers do not do.
+        UnsupportedVersionError: vllm-ascend is of another release, and our drafter or samplers are
+            asked for.
+        ConfigError: The engine's configuration needs something that our samplers lack.
     """
     if not has_settings(runner.vllm_config):
         return
@@ -85,7 +85,7 @@ def install_samplers(runner: Any) -> None:
     if not settings.ours and not is_supported():
         return
     require_supported(settings.ours)
-    # Late: importing vllm-ascend's samplers settles on a device.
+    # The import of vllm-ascend's samplers decides on a device, so it comes late.
     from sam_rollout.integrations.vllm_ascend.sampling.samplers import (
         heed_logprobs_mode,
         install_sampler,

@@ -1,7 +1,7 @@
-"""Lets vllm-ascend's model runner draft and sample with ours, without a change to its source.
+"""Our drafter and samplers in vllm-ascend's model runner, without a change to its source.
 
-vLLM loads plugins before it knows which device it runs on, so the runner is wrapped when its module
-is imported, by whoever imports it. Every process that vLLM starts does this anew.
+vLLM loads plugins before it knows its device, so the runner is wrapped when its module is imported.
+Every process that vLLM starts does this anew.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
 RUNNER_MODULE = "vllm_ascend.worker.model_runner_v1"
-# A source tree of vllm-ascend that calls hooks.py by itself says so in that module.
+# A patched source tree of vllm-ascend, which calls hooks.py itself, sets this flag in that module.
 PATCHED_FLAG = "SAM_ROLLOUT_PATCHED"
 WRAPPED_FLAG = "sam_rollout_wrapped"
 METHOD = "custom_class"
 
 
 def register() -> None:
-    """Wrap the runner now, or when its module is imported; harmless when repeated."""
+    """Wrap the runner now, or when its module is imported; safe to call repeatedly."""
     if RUNNER_MODULE in sys.modules:
         wrap(sys.modules[RUNNER_MODULE])
     elif not any(isinstance(finder, _RunnerFinder) for finder in sys.meta_path):
@@ -33,14 +33,14 @@ def register() -> None:
 
 
 class _RunnerFinder(importlib.abc.MetaPathFinder):
-    """Finds the runner's module as it would be found, and has it wrapped after its execution."""
+    """Finds the runner's module in the usual way, and wraps it after its execution."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name != RUNNER_MODULE:
             return None
-        sys.meta_path.remove(self)  # the others are asked
+        sys.meta_path.remove(self)  # the other finders look for it
         try:
             spec = importlib.util.find_spec(name)
         finally:
@@ -54,16 +54,16 @@ class _RunnerFinder(importlib.abc.MetaPathFinder):
             execute(module)
             wrap(module)
 
-        spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]  # of this one
+        spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
         return spec
 
 
 def wrap(module: ModuleType) -> None:
-    """Wrap the runner class of its module, unless that or a patch of the source was done before."""
+    """Wrap the module's runner class, unless it is wrapped or its source is patched."""
     if is_supported():
         from sam_rollout.integrations.vllm_ascend.model_drafts.drafter_weights import share_weights
 
-        share_weights()  # patches leave drafters alone
+        share_weights()  # the patches do not touch drafters
     runner = module.NPUModelRunner
     if way_in() is not None:
         return
@@ -77,7 +77,7 @@ def wrap(module: ModuleType) -> None:
 
 
 def way_in() -> str | None:
-    """Tell how ours got into the runner: ``"patched"`` source, ``"plugin"``, or not (None)."""
+    """Return how our code got into the runner: by ``"patched"`` source, ``"plugin"``, or None."""
     module = sys.modules.get(RUNNER_MODULE)
     if getattr(module, PATCHED_FLAG, False):
         return "patched"
@@ -123,7 +123,7 @@ def _then_install_samplers(original: Any) -> Any:
 
 
 def _unless_asked_for_ours(original: Any) -> Any:
-    """For releases that are not wrapped: an engine without ours is left alone."""
+    """Wrap a constructor to refuse our settings in an unsupported release, and nothing else."""
 
     @functools.wraps(original)
     def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which releases of vllm-ascend drafter and samplers are for."""
+"""The releases of vllm-ascend that drafter and samplers support."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 from packaging.version import Version
 
-SUPPORTED_RELEASE = (0, 23)
+from sam_rollout.core.upstream import MADE_FOR
+
+SUPPORTED_RELEASE = Version(MADE_FOR["vllm_ascend"][0]).release[:2]
 
 
 class UnsupportedVersionError(RuntimeError):
-    """Drafts or samplers of ours are asked for in a vllm-ascend that they are not made for."""
+    """The installed vllm-ascend is not supported, but our drafter or samplers are asked for."""
 
 
 def is_supported() -> bool:
@@ -21,7 +23,7 @@ def is_supported() -> bool:
 
 
 def installed() -> str | None:
-    """The installed version; None for a source tree without package metadata."""
+    """Return the installed version; None for a source tree without package metadata."""
     try:
         return version("vllm-ascend")
     except PackageNotFoundError:
@@ -29,13 +31,13 @@ def installed() -> str | None:
 
 
 def require_supported(asked: Sequence[str]) -> None:
-    """Refuse another release.
+    """Refuse an unsupported release of vllm-ascend.
 
     Args:
-        asked: The settings that need it, for the message.
+        asked: The settings that need the supported release, for the message.
 
     Raises:
-        UnsupportedVersionError: Names what was found, what is supported and what to do.
+        UnsupportedVersionError: The message names both releases and says what to do.
     """
     if is_supported():
         return
@@ -43,6 +45,6 @@ def require_supported(asked: Sequence[str]) -> None:
     found = installed() or "without package metadata"
     raise UnsupportedVersionError(
         f"vllm-ascend {found} is installed, and {' and '.join(asked)} needs "
-        f"vllm-ascend {supported}.x. Install that release (scripts/install.sh ascend), or run "
+        f"vllm-ascend {supported}.x. Install that release (sam-rollout install ascend), or run "
         "without: sam=off rollout_sampler=stock"
     )

@@ -17,10 +17,10 @@ ENGINE_DRAFTER = (
 
 
 class SamAscendWorkerExtension(SamWorkerExtension):
-    """As on other devices, with samplers that follow vllm-ascend's rules on logits."""
+    """The worker extension with vllm-ascend's samplers and draft models."""
 
     def sam_bind(self, record: bool = True) -> dict[str, Any]:
-        """As the parent's; ``way_in`` tells how ours got into vllm-ascend's runner."""
+        """Bind like the parent, and report how our code got into the runner (``way_in``)."""
         from sam_rollout.integrations.vllm_ascend.plugin import way_in
 
         return super().sam_bind(record) | {"way_in": way_in()}

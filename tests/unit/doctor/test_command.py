@@ -17,7 +17,7 @@ def doctor(monkeypatch):
 
     def run(lines, *options):
         monkeypatch.setattr(examination, "checks_of", lambda device: [("group", lambda _: lines)])
-        return CliRunner().invoke(app, ["doctor", *options])
+        return CliRunner().invoke(app, ["doctor", *map(str, options)])
 
     return run
 
@@ -38,6 +38,14 @@ def test_json_is_all_there_is_on_stdout(doctor):
     assert result.exit_code == 1
 
 
+def test_the_report_of_no_run_is_a_line(doctor, tmp_path):
+    result = doctor([ok("a", "b")], "--report", tmp_path / "r", "--run", tmp_path / "nowhere")
+    assert result.exit_code == 2 and "sam-rollout: " in result.stderr
+    assert "Traceback" not in result.output
+    assert doctor([ok("a", "b")], "--report", tmp_path / "r").exit_code == 0
+    assert "ok    a: b" in (tmp_path / "r").read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -45,6 +53,7 @@ def test_json_is_all_there_is_on_stdout(doctor):
         (["--experiment", "tiny_gpu"], "tiny_cpu"),
         (["experiment=tiny_gpu"], "tiny_cpu"),
         (["--address", "auto"], "--cluster"),
+        (["--run", "x"], "--report"),
     ],
 )
 def test_wrong_usage_is_status_2(doctor, options, said):

@@ -2,7 +2,7 @@
 
 from sam_rollout.doctor import nodes
 
-SAME = {"version of torch": "2.10.0", "path of the checkout": "/opt/sam", "devices": "16"}
+SAME = {"version of torch": "2.10.0", "path of the package": "/opt/sam", "devices": "16"}
 
 
 def test_what_differs_is_named_with_its_nodes():
@@ -26,7 +26,7 @@ def test_checkpoints_have_to_lie_where_all_nodes_see_them(question, tmp_path):
 
 
 def test_the_digest_follows_the_code(question, monkeypatch, tmp_path):
-    monkeypatch.setattr(nodes, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(nodes, "recipe_folder", lambda: tmp_path)
     (tmp_path / "configs").mkdir()
     digests = set()
     for text in ("a: 1", "a: 2"):

@@ -31,7 +31,8 @@ def test_the_shells_variables_win(monkeypatch):
 def test_overrides_count_as_for_a_run():
     """As scripts/node.sh puts them: the cluster's size in front, the user's own words last."""
     pytest.importorskip("verl")
-    assert {path.stem for path in composition.CHECKOUT.glob("configs/device/*.yaml")} == {*DEVICES}
+    devices = (composition.recipe_folder() / "configs" / "device").iterdir()
+    assert {path.stem for path in devices} == {*DEVICES}
     words = ["trainer.nnodes=4", "trainer.n_gpus_per_node=8", "experiment=qwen3_235b_910c"]
     words += ["trainer.n_gpus_per_node=16", "run_dir=/data/run"]
     about, (finding,) = ask(None, words, cluster=True)
@@ -53,11 +54,11 @@ def test_a_wrong_override_is_a_failure_that_names_it(word, named):
     assert named in finding.line.found and "\n" not in finding.line.found
 
 
-def test_without_a_checkout_the_reason_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(composition, "CHECKOUT", tmp_path)
+def test_without_a_recipe_the_reason_is_said(monkeypatch):
+    monkeypatch.setattr(composition, "RECIPE", "other")
     about, (finding,) = ask("cuda", ["experiment=tiny_cpu"], cluster=False)
     assert (about.device, about.config, finding.line.status) == ("cuda", None, "fail")
-    assert "configs/" in finding.line.found
+    assert "no recipe other" in finding.line.found
 
 
 def test_another_device_than_the_experiments_is_a_warning():

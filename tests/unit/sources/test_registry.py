@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import sam_rollout
-from recipes.dapo_qwen3.main import REPOSITORY
 from sam_rollout.sources import NAMES
+from tests.pages import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # may have to compile kernels
 
@@ -89,7 +89,7 @@ print(json.dumps(found))
 
 def toy() -> str:
     """The first program of the walk."""
-    walk = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## Add a draft source\n")[2]
+    walk = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add a draft source\n")[2]
     return textwrap.dedent(re.search(r" *```python\n(.*?)```", walk, re.DOTALL)[1])
 
 
@@ -101,7 +101,7 @@ def found(tmp_path_factory) -> dict:
     shutil.copytree(package, folder / "sam_rollout")  # with the kernels that are compiled beside it
     (folder / "sam_rollout" / "sources" / "toy.py").write_text(toy())
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, str(REPOSITORY / "docs" / "configuration.md")],
+        [sys.executable, "-c", PROBE, str(ROOT / "docs" / "configuration.md")],
         env={**os.environ, "PYTHONPATH": str(folder)},
         cwd=folder,
         capture_output=True,

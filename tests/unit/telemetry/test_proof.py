@@ -39,7 +39,7 @@ def test_shares_of_nothing_are_left_out(found, metrics):
         ([SAME, SAME], "2 of 2 responses (200 tokens) are the same", "differ"),
         ([SAME, TIE], "1 differ, 1 of them first at a numerical tie", "NOT"),
         ([TIE, STRAY, UNKNOWN], "1 NOT (one at token 7 of the response: 3.5 from a tie), 1 not "
-                                "looked at", "distance"),
+                                "checked", "distance"),
         ([ENDED], "no distance explains it", "inf"),
     ],
 )  # fmt: skip

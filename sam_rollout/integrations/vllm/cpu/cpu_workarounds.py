@@ -34,6 +34,7 @@ def apply_cpu_workarounds() -> None:
         return
     if Version(Version(vllm.__version__).public) not in AFFECTED_VERSIONS:
         return
+    _leave_out_amx()
     _keep_linear_weights()
     _survive_a_scan()
     import vllm.utils.cpu_triton_utils as kernels
@@ -56,7 +57,6 @@ def _keep_linear_weights() -> None:
 
     @functools.wraps(original)
     def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
-        _leave_out_amx()
         original(layer, remove_weight=False)
 
     dispatch.__dict__["keeps_weights"] = True
@@ -64,21 +64,33 @@ def _keep_linear_weights() -> None:
 
 
 def _leave_out_amx() -> None:
-    """Keep an engine with a coupled sampler from kernels whose rounding depends on the batch.
+    """Keep engines with a coupled sampler from kernels that round by the number of rows.
 
-    With AMX, vLLM computes up to four rows of a small bfloat16 layer by another kernel than five
-    rows. oneDNN does the same up to about 36 rows of larger layers. So a verify step would have
-    other logits than plain decoding. The kernels without AMX give a row the same bits in every
-    batch. oneDNN reads its variable when the first layer is made.
+    With AMX, vLLM computes up to four rows of a small bfloat16 layer by another kernel than five,
+    and oneDNN does so up to about 36 rows of larger ones. So a verify step would have other logits
+    than plain decoding. The kernels without AMX give each row the same bits in any company.
+
+    Layers ask for AMX while they are made, experts before they have weights. From the first layer
+    of such an engine on, the answer is no in this process. oneDNN reads its variable after that.
     """
     from vllm.config import get_current_vllm_config_or_none
 
-    config = get_current_vllm_config_or_none()
-    if config is None or not has_settings(config) or not torch.cpu._is_amx_tile_supported():
+    original = torch.cpu._is_amx_tile_supported
+    if getattr(original, "sam_rollout", False) or not original():
         return
-    if settings_of(config).sampler.kind.startswith("coupled"):
-        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-        torch.cpu._is_amx_tile_supported = lambda: False
+    left_out = False
+
+    def is_supported() -> bool:
+        nonlocal left_out
+        config = None if left_out else get_current_vllm_config_or_none()
+        if config is not None and has_settings(config):
+            left_out = settings_of(config).sampler.kind.startswith("coupled")
+            if left_out:
+                os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+        return not left_out
+
+    is_supported.__dict__["sam_rollout"] = True
+    torch.cpu._is_amx_tile_supported = is_supported
 
 
 def scan_breaks_on(value: object) -> bool:

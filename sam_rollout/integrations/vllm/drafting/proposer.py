@@ -1,7 +1,7 @@
 """The draft proposer that vLLM's model runner calls after every engine step.
 
 vLLM's ``custom_class`` interface (vLLM >= 0.23) hands over rows of the input batch: token ids,
-lengths and what was just sampled. ``SamProposer`` turns them into a step of a ``DraftSession``,
+lengths and the tokens just sampled. ``SamProposer`` turns them into a step of a ``DraftSession``,
 which decides everything. Ranks whose drafts vLLM ignores have no session, and so keep no state.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROOMS = "sam_rollout.integrations.vllm"
-# Of a runner whose drafter is vLLM's own: ours beside it.
+# Attribute of a runner with vLLM's own drafter that holds our proposer.
 PROPOSER_ATTRIBUTE = "sam_rollout_proposer"
 
 
@@ -59,30 +59,31 @@ def is_output_rank() -> bool:
 
 
 class RunnerRequests:
-    """What a model runner of vLLM knows of its requests.
+    """The requests of a model runner of vLLM.
 
     Args:
-        runner: vLLM's.
+        runner: vLLM's model runner.
     """
 
     def __init__(self, runner: Any) -> None:
         from vllm.v1.structured_output import StructuredOutputManager
 
         self._runner = runner
-        # A grammar would have to see drafts that are bound late. Where it cannot begin in the
-        # middle of a step (vLLM 0.23, 0.24), it never sees what followed the end of thinking there;
-        # whether a request thinks is not asked.
+        # A grammar would have to see drafts before they are verified, so it does not work with
+        # drafts that are bound late. In vLLM 0.23 and 0.24 a grammar cannot begin in the middle of
+        # a step either, and so misses the tokens behind the end of thinking there. All requests
+        # with a grammar then go without drafts, thinking or not.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
         ahead = getattr(runner, "use_async_scheduling", False)
         self._no_grammars = ahead or not begins
 
     @property
     def live(self) -> Collection[str]:
-        """Preempted and paused requests leave the batch but stay in ``runner.requests``."""
+        """Ids of live requests; preempted and paused ones stay in ``runner.requests``, too."""
         return self._runner.requests
 
     def identity(self, request_id: str) -> RequestIdentity:
-        """The identity it carries or, in plain vLLM use, the one its prompt gives it."""
+        """Return the identity that a request carries or, in plain vLLM, one from its prompt."""
         request = self._runner.requests[request_id]
         identity = RequestIdentity.from_extra_args(request.sampling_params.extra_args)
         if identity is not None:
@@ -91,7 +92,7 @@ class RunnerRequests:
         return identify(prompt_ids, seed=0, step=OUTSIDE_TRAINING, sibling=0, split=TRAIN_SPLIT)
 
     def takes_no_drafts(self, request_id: str) -> bool:
-        """Whether it asks to be sampled without drafts, or can have none."""
+        """Whether a request asks to be sampled without drafts, or can have none."""
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
         if sampling is None:
             return False
@@ -99,7 +100,10 @@ class RunnerRequests:
         return has_grammar or bool((sampling.extra_args or {}).get(WITHOUT_DRAFTS_KEY))
 
     def takes_trees(self, request_id: str) -> bool:
-        """Whether its drafts may be trees: grammars and budgets of thinking read one text."""
+        """Whether a live request's drafts may be trees.
+
+        Grammars and thinking budgets read its draft tokens as one text, which trees are not.
+        """
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
         if sampling is None:
             return True
@@ -115,11 +119,11 @@ class SamProposer:
 
     Raises:
         ConfigError: The configuration is not valid, k differs from the engine's
-            ``num_speculative_tokens``, or the corpus is not the model's.
+            ``num_speculative_tokens``, or the corpus has tokens that the model lacks.
 
     Attributes:
-        late_binding, engine_drafter: The class that binds drafts late, and the one that takes those
-            of a model; set others before ``bind`` if the runner needs it.
+        late_binding, engine_drafter: Names of the class that binds drafts late, and of the one that
+            takes a draft model's drafts; a runner that needs others sets them before ``bind``.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -139,7 +143,7 @@ class SamProposer:
             vocab_size=vllm_config.model_config.get_vocab_size(),
             max_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         )
-        # On every rank, whether its drafts are used or not: all of a group send the same tensors.
+        # Every rank joins, even if its drafts are not used: all must send tensors of one shape.
         self.exchange: DpExchange | None = None
         if steps_in_lockstep(vllm_config):
             self.exchange = join_group(vllm_config.parallel_config)
@@ -156,10 +160,10 @@ class SamProposer:
         self._why_no_trees = ""
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
-        """There is no draft model; the runners for CPU and NPU call this unconditionally."""
+        """Do nothing: there is no draft model. The runners for CPU and NPU always call this."""
 
     def dummy_run(self, *_args: Any, **_kwargs: Any) -> None:
-        """There is nothing to warm up or capture; the runner for NPU calls this unconditionally."""
+        """Do nothing: there is nothing to warm up or capture. The runner for NPU calls this."""
 
     def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
         """Begin a session for the requests of a runner; once per engine.
@@ -168,11 +172,11 @@ class SamProposer:
             model_runner: The runner that owns this proposer.
             drafts_are_used: False on tensor-parallel ranks whose drafts vLLM never reads (it
                 takes them from the output rank only); such a rank has no session.
-            record: Keep per-step and per-request records; someone must then call ``drain``.
+            record: Keep per-step and per-request records; the caller must then call ``drain``.
 
         Raises:
-            ConfigError: A model is to draft in an engine that schedules a step ahead, and not by
-                our scheduler.
+            ConfigError: A model is to draft in an engine that schedules a step ahead without our
+                scheduler.
         """
         late = getattr(model_runner, "use_async_scheduling", False)
         if late and self.config.drafts_with_model and not has_places(self._vllm_config):
@@ -199,7 +203,7 @@ class SamProposer:
             self._engine_drafter = pkgutil.resolve_name(self.engine_drafter)(
                 model_runner,
                 self.config.sources.model,
-                # Engines that share experts run the same passes, idle ones too: vLLM's number.
+                # Engines that share experts must all run vLLM's number of passes, even idle ones.
                 self.config.sources.model.max_tokens
                 if self.exchange is None
                 else self.config.max_draft_tokens,
@@ -254,7 +258,7 @@ class SamProposer:
             hooks["heard"] = self._scored.take
         if self._engine_drafter is not None:
             hooks["made"] = self._engine_drafter.take
-            # Passes are scheduled two steps after they were asked for, where that is done ahead.
+            # With scheduling ahead, passes follow two steps after they were asked for.
             hooks["made_after"] = 3 if has_places(self._vllm_config) else 1
         requests = RunnerRequests(self._runner)
         if self._trees is not None:
@@ -288,10 +292,10 @@ class SamProposer:
                 "collective_rpc('sam_bind') before the first request"
             )
         if self._late_binding is not None:
-            return []  # what was sampled is not on the host yet
+            return []  # the sampled tokens are not on the host yet
         if self.session is None:
             return [[]] * rows
-        # A row without sampled tokens is a prompt chunk: its text is not complete yet.
+        # A row without sampled tokens is a prompt chunk, whose text is not complete yet.
         sampled = np.fromiter(map(len, sampled_token_ids), np.int32, rows)
         request_ids = self._runner.input_batch.req_ids
         batch = self.session.step(request_ids, token_ids_cpu, num_tokens_no_spec[:rows], sampled)
@@ -303,10 +307,10 @@ class SamProposer:
         if self._engine_drafter is not None:
             wanted = self.session.wants_made or self._engine_drafter.is_probed
             self._with_output.wants_made = wanted or self.exchange is not None
-        return []  # nothing is left to be fetched
+        return []  # the drafts travel with the output instead
 
     def _choose_drafts(self, sampled_token_ids: list[list[int]]) -> None:
-        """After a step in which a model drafted: what the next one shall verify."""
+        """Choose the next step's drafts after a step in which a model drafted."""
         batch = self._runner.input_batch
         drafts = self.propose(sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu)
         if self._with_output is None:  # vLLM's own way to its scheduler
@@ -314,7 +318,7 @@ class SamProposer:
             self._runner._draft_token_req_ids = batch.req_ids.copy()
 
     def _graph_of(self, num_tokens: int, uniform: bool) -> str:
-        """The graph that vLLM's own dispatcher would run a step in: a name of CUDAGraphMode."""
+        """Return the graph of a step by vLLM's own dispatcher, a name of CUDAGraphMode."""
         dispatcher = getattr(self._runner, "cudagraph_dispatcher", None)
         if dispatcher is None:
             return NO_GRAPH
@@ -322,7 +326,7 @@ class SamProposer:
         return mode.name
 
     def describe(self) -> dict[str, Any]:
-        """Name what is really running, for the start-up check."""
+        """Report what is really running, for the start-up check."""
         return {
             "proposer": f"{type(self).__module__}.{type(self).__qualname__}",
             "sam": self.config.to_mapping(),
@@ -336,10 +340,11 @@ class SamProposer:
         }
 
     def probe(self, begin: bool) -> tuple[int, int] | None:
-        """Begin or end a probe of the drafter that vLLM runs; None where it is not read.
+        """Begin or end a probe of the drafter that vLLM runs.
 
         Returns:
-            As `EngineDrafter.end_probe`.
+            The result of `EngineDrafter.end_probe`, zeros at the beginning, None where the drafts
+            are not read.
         """
         if self._engine_drafter is None or self.session is None:
             return None
@@ -366,11 +371,11 @@ class SamProposer:
         return "the engine was started so, or the package's entry points are not installed"
 
     def exchange_texts(self, origin: str, pieces: list) -> list[Piece]:
-        """What ``DraftSession.exchange_texts`` returns; nothing on ranks without a session."""
+        """Exchange texts with other engines; ranks without a session return nothing."""
         return self.session.exchange_texts(origin, pieces) if self.session else []
 
     def drain(self) -> dict[str, Any] | None:
-        """What ``DraftSession.drain`` returns; None on ranks without a session."""
+        """Return the record of ``DraftSession.drain``; None on ranks without a session."""
         if self.session is None:
             return None
         report = self.session.drain()

@@ -1,10 +1,10 @@
-"""What the model said at every position that it scored, for sources that ask.
+"""The model's tokens at every position that it scored, for the sources `recycling` and `draws`.
 
 vLLM's runner hands the logits of a step to `_sample`. Before the samplers change them, the
-likeliest token of each row is found on the device; after they ran, the token that each row drew is
-taken from our sampler, rows behind a rejected draft included. Both are copied to the host behind
-the step, beside the tokens that are sampled. Nothing waits for that copy: it is read once it is
-there. While the gate is closed nothing is looked for.
+likeliest token of each row is found on the device. After they ran, the token that each row drew is
+taken from our sampler, rows behind a rejected draft token included. Both are copied to the host
+after the step, beside the sampled tokens. Nothing waits for that copy; it is read once it is there.
+While the gate is closed, nothing is noted.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from sam_rollout.sources import Scored
 
 logger = logging.getLogger(__name__)
 
-_MOST_STEPS = 4  # that are kept until they are read
+_MOST_STEPS = 4  # steps that are kept until they are read
 
 
 class _Step(NamedTuple):
     """A step's positions, on their way to the host."""
 
     request_ids: list[str]
-    widths: np.ndarray  # int32[requests]
-    parents: np.ndarray  # int32[N], as in `Scored`
-    columns: torch.Tensor  # int32[2 to 4, N]: tokens, positions, and what was asked for
-    there: Any  # an event; None on a CPU
+    widths: np.ndarray  # int32[requests], see `Scored`
+    parents: np.ndarray  # int32[N], see `Scored`
+    columns: torch.Tensor  # int32[2 to 4, N]: tokens, positions, likeliest tokens, drawn tokens
+    there: Any  # the event of the copy; None on a CPU
 
 
 class ScoredPositions:
     """Stands between a runner and its samplers.
 
     Args:
-        runner: vLLM's; its `_sample` is wrapped.
+        runner: vLLM's model runner, whose `_sample` is wrapped.
         likeliest: whether the likeliest token of each position is wanted.
-        row_parents: tells the nodes that rows of a step with trees follow; None where all drafts
-            are chains.
-        drawn: whether the token that was drawn there is wanted; the runner's sampler keeps it
-            (`KeyedRejectionSampler.row_tokens`). Steps without drafts tell none.
+        drawn: whether the drawn token of each position is wanted. The runner's sampler keeps it
+            (`KeyedRejectionSampler.row_tokens`), except in steps without drafts.
+        row_parents: returns `Scored.parents` of a step with trees, None where all drafts are
+            chains.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ScoredPositions:
     def _noting(self, logits: torch.Tensor | None, metadata: Any) -> Any:
         if logits is None or not self._wanted or (metadata is None and not self._likeliest):
             return self._sample(logits, metadata)
-        # Before sampling, which overwrites logits.
+        # Sampling overwrites the logits.
         likeliest = logits.argmax(-1) if self._likeliest else None
         output = self._sample(logits, metadata)
         try:
@@ -76,8 +76,7 @@ class ScoredPositions:
         except Exception:
             self.detach()
             logger.warning(
-                "What the model says at scored positions cannot be noted any more; sampling goes "
-                "on.",
+                "The tokens at scored positions cannot be noted any more; sampling goes on.",
                 exc_info=True,
             )
         return output
@@ -111,10 +110,10 @@ class ScoredPositions:
         self._steps.append(_Step(request_ids, widths, parents, table, there))
 
     def take(self, wanted: bool) -> Scored | None:
-        """What steps that are on the host told.
+        """Return the positions of steps that have reached the host; None if there are none.
 
         Args:
-            wanted: whether to go on.
+            wanted: whether to note the next steps.
         """
         self._wanted = wanted
         found = []

@@ -1,4 +1,4 @@
-"""Proof that the configured drafter is the one that runs.
+"""The check at the start of a run that the configured drafter and sampler really run.
 
 A published integration maps its method name into vLLM's n-gram branch, and its benchmarks then
 measure the n-gram proposer. A run of ours refuses to start in that case.
@@ -15,14 +15,14 @@ from sam_rollout.session.padding import NO_PADDING
 
 
 class WrongDrafterError(RuntimeError):
-    """The engine instantiated another drafter than the configuration asks for."""
+    """The engine runs another drafter than the configured one."""
 
 
 def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
     """Compare every worker's report (``sam_bind``) with the configuration.
 
     Returns:
-        One line that names what runs, for the log.
+        A line for the log that names the running drafter.
 
     Raises:
         WrongDrafterError: A worker runs another drafter class or another configuration.
@@ -56,8 +56,8 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
         line += f"; chains, not trees: {reason}"
     elif "tree" in (shapes := ours[0]["draft_shapes"]):
         line += "; trees" if len(shapes) == 1 else "; chains or trees, as the gate measures"
-    # Left out where there is nothing to tell: an engine that decides alone, one without graphs, or
-    # one that knows the method custom_class by itself.
+    # These parts are left out for an engine that decides alone, one without graphs, and one that
+    # knows the method custom_class by itself.
     if ours[0]["deciding_engines"] > 1:
         line += f", agreed on by {ours[0]['deciding_engines']} engines"
     if any(report["padding"] != NO_PADDING for report in ours):
@@ -72,55 +72,55 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
 
 
 class DeadDrafterError(RuntimeError):
-    """A model that drafts says what chance would."""
+    """The draft model's drafts are no better than chance."""
 
 
-# Tokens of a probe, and the share of first draft tokens that have to be right: weights at random
-# are right about once in as many tokens as there are in the vocabulary.
+# Tokens of a probe, and the least share of right first draft tokens. Random weights are right about
+# once per vocabulary size.
 PROBE_TOKENS = 64
 _LEAST_RIGHT = 0.1
 
 
 def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) -> str:
-    """See whether the model that drafts knows the model it drafts for.
+    """Check that the draft model fits the model that it drafts for.
 
     Args:
-        answers: of every worker (``sam_probe``); None where drafts are not read.
-        config: The model source is enabled in it.
+        answers: the result of every worker's ``sam_probe``, None where its drafts are not read.
+        config: a configuration with the model source enabled.
 
     Returns:
-        One line for the log.
+        A line for the log.
 
     Raises:
-        DeadDrafterError: It does not, or it was never asked.
+        DeadDrafterError: The drafts were no better than chance, or there were none.
     """
     model = config.sources.model
     told = [answer for answer in answers if answer is not None]
     judged, right = (sum(answer[i] for answer in told) for i in (0, 1))
     if not judged:
         raise DeadDrafterError(
-            f"sam.sources.model ({model.method}) said nothing in a probe of {PROBE_TOKENS} tokens: "
-            "see the engine's log for why"
+            f"sam.sources.model ({model.method}) drafted nothing in a probe of {PROBE_TOKENS} "
+            "tokens: the engine's log says why"
         )
     found = f"of {judged} first draft tokens {right} were right"
     if right < _LEAST_RIGHT * judged:
         raise DeadDrafterError(
-            f"sam.sources.model.path = {model.path!r} ({model.method}): {found}, as by chance. The "
-            "files belong to another model, or their weights were not read; "
+            f"sam.sources.model.path = {model.path!r} ({model.method}): {found}, no better than "
+            "chance. The files belong to another model, or their weights were not read; "
             "docs/draft_models.md says how to check a head."
         )
     return f"sam_rollout: {model.method} drafts; in a probe {found}"
 
 
 class WrongSamplerError(RuntimeError):
-    """The engine samples with something else than the configuration asks for."""
+    """The engine runs another sampler than the configured one."""
 
 
 def check_samplers(reports: Sequence[dict[str, Any]], config: RolloutSamplerConfig) -> str:
     """Compare every worker's report (``sam_bind``) with the configuration.
 
     Returns:
-        One line that names what runs, for the log.
+        A line for the log that names the running sampler.
 
     Raises:
         WrongSamplerError: A worker has another sampler, or other kernels.

@@ -1,4 +1,4 @@
-"""Drafts of a model that vLLM runs: its passes, its weights, and whether it fits the policy."""
+"""Draft models that vLLM runs: their passes, their weights, and checks that they fit the policy."""
 
 # The names of vLLM that modules here wrap or replace, each a row of tests/contracts/contract.py.
 WRAPPED = (

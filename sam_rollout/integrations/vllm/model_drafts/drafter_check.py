@@ -1,4 +1,4 @@
-"""Refuses a model that drafts and was made for another policy, before weights are loaded."""
+"""The check that a draft model fits the policy, before weights are loaded."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ logger = logging.getLogger(__name__)
 def check_drafter(
     model: ModelSourceConfig, policy: Mapping[str, Any], config: Mapping[str, Any] | None = None
 ) -> None:
-    """Compare a model that drafts with the policy.
+    """Compare a draft model with the policy.
 
     Args:
-        model: enabled.
-        policy: of its `config.json`; what it lacks is not compared.
-        config: of the drafter's `config.json`; None: its folder is read, and of a head the sizes of
-            its weights, too.
+        model: settings of an enabled source.
+        policy: content of the policy's `config.json`; missing keys are not compared.
+        config: content of the drafter's `config.json`. If None, its folder is read, and the weight
+            sizes of an EAGLE-3 head are compared, too.
 
     Raises:
-        ConfigError: it was made for another model, drafts fewer tokens than it is asked for, or its
-            folder cannot be read.
+        ConfigError: the drafter was made for another model, cannot draft `max_tokens` tokens, or
+            its folder cannot be read.
     """
     field = f"{model.PATH}.path"
     if config is None:
@@ -36,7 +36,7 @@ def check_drafter(
             return
     made_for = {"hidden_size": config.get("target_hidden_size") or config.get("hidden_size")}
     if model.method == "draft_model":
-        made_for = {}  # it has hidden states of its own
+        made_for = {}  # a small model has hidden states of its own
     if not model.options.get("use_heterogeneous_vocab"):
         made_for["vocab_size"] = config.get("vocab_size")
     for key, value in made_for.items():
@@ -50,9 +50,9 @@ def check_drafter(
 
 
 def positions_note(model: ModelSourceConfig, positions: int | None, max_model_len: int) -> str:
-    """What to say of a drafter that knows fewer positions than texts may have; empty if enough.
+    """Return a warning if the drafter has fewer positions than texts may have; empty otherwise.
 
-    Read in vLLM 0.24, 0.28 and 0.31: `_input_fits_in_drafter`.
+    The reason is vLLM's `_input_fits_in_drafter` (read in 0.24, 0.28 and 0.31).
     """
     if positions is None or positions >= max_model_len:
         return ""
@@ -66,31 +66,31 @@ def positions_note(model: ModelSourceConfig, positions: int | None, max_model_le
 def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     """Compare an engine's drafter with its policy, and warn of texts that are too long for it.
 
-    A Medusa head is told to draft no more than `max_tokens`.
+    A Medusa head is limited to `max_tokens` tokens.
 
     Args:
-        model: enabled.
-        vllm_config: vLLM's, of the engine or of its drafter.
+        model: settings of an enabled source.
+        vllm_config: vLLM's configuration of the engine or of its drafter.
 
     Raises:
-        ConfigError: as `check_drafter`.
+        ConfigError: the drafter does not fit, see `check_drafter`.
     """
     speculation = vllm_config.speculative_config
     policy, drafter = speculation.target_model_config, speculation.draft_model_config
-    if not model.path:  # layers of the policy, or none at all
+    if not model.path:  # the method uses layers of the policy, or no model
         return
-    # From the hub vLLM has the configuration alone so far.
+    # From the hub, vLLM has fetched only the configuration so far.
     config = drafter.hf_config.to_dict() if model.folder is None else None
     check_drafter(model, policy.hf_text_config.to_dict(), config)
     if model.method == "medusa":
-        # vLLM makes an output layer for each token of a draft (0.31), and has no weights for those
-        # beyond the head's, where texts go on.
+        # vLLM 0.31 makes an output layer for each draft token, and has no weights for layers that
+        # the head lacks. Tokens beyond `max_tokens` may come from texts.
         drafter.hf_config.num_lookahead_tokens = model.max_tokens
     if note := positions_note(model, drafter.max_model_len, policy.max_model_len):
         parallel = vllm_config.parallel_config
         shares = parallel.enable_expert_parallel or getattr(policy, "is_moe", False)
         if parallel.data_parallel_size > 1 and shares:
-            # An engine that leaves its drafter out would wait for those that do not.
+            # Engines in lockstep would wait forever for one that leaves its drafter out.
             allowed = f"{note}; with engines that step together the former must not be fewer"
             raise ConfigError(f"{model.PATH}.path", model.path, allowed)
         logger.warning("%s", note)

@@ -1,8 +1,8 @@
-"""The weights of a model that drafts: what is the policy's follows it, the rest stays as read.
+"""The weights of a draft model in an engine that a trainer sends weights to.
 
-A trainer starts engines with random weights and sends the policy's afterwards. The drafter's come
-from its files alone. vLLM shares the policy's embedding with a head whose files repeat it only if
-both are equal, which they are not before the policy's weights are there; a head that keeps its own
+A trainer starts engines with random weights and sends the policy's afterwards. The drafter's own
+weights come from its files. If these repeat the policy's embedding, vLLM lets a head share it only
+if both are equal, and they differ until the policy's weights arrive. A head that kept its copy
 would fall behind a policy that is trained.
 """
 
@@ -13,15 +13,15 @@ from typing import Any
 
 from sam_rollout.integrations.vllm.engine_settings import has_model
 
-_HEADS = ("eagle", "eagle3")  # that read the embedding of the policy
-_READ_AGAIN = ("draft_model", "medusa")  # that vLLM loads like the policy
+_HEADS = ("eagle", "eagle3")  # methods that use the policy's embedding
+_READ_AGAIN = ("draft_model", "medusa")  # methods whose weights vLLM loads like the policy's
 _RANDOM = "dummy"  # load_format of engines that a trainer sends weights to
 
 
 def share_embeddings(loader: Any = None) -> None:
-    """Have heads of our engines take the policy's embedding; harmless when repeated.
+    """Make heads of our engines use the policy's embedding; safe to call repeatedly.
 
-    Before anything is captured, hence not when the engine has started.
+    It has to come before graphs are captured, so an engine that has started is too late.
 
     Args:
         loader: The class that loads drafters; by default vLLM's.
@@ -29,7 +29,7 @@ def share_embeddings(loader: Any = None) -> None:
     if loader is None:
         try:
             from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-        except ImportError:  # a release that no model drafts in
+        except ImportError:  # this release has no draft models
             return
         loader = SpecDecodeBaseProposer
     original = loader._maybe_share_embeddings
@@ -47,7 +47,7 @@ def share_embeddings(loader: Any = None) -> None:
 
 
 def reads_policy(drafter: Any) -> bool:
-    """Whether a drafter of vLLM's is a head on the policy's hidden states, of an engine of ours."""
+    """Whether one of vLLM's drafters is a head on the policy's hidden states, in our engine."""
     config = drafter.vllm_config
     return has_model(config) and drafter.method in _HEADS
 
@@ -55,10 +55,10 @@ def reads_policy(drafter: Any) -> bool:
 def read_again(runner: Any) -> bool:
     """Read a small model's weights from its files, if the engine began with random ones.
 
-    vLLM reads heads by a load format of their own, which it does not ask for a model of any kind.
+    vLLM reads heads by a load format of their own, but has none for other draft models.
 
     Returns:
-        Whether they were read.
+        Whether the weights were read.
     """
     config = runner.vllm_config
     speculation = config.speculative_config
@@ -71,6 +71,6 @@ def read_again(runner: Any) -> bool:
     model, draft_config = runner.drafter.model, speculation.draft_model_config
     with set_current_vllm_config(config):
         get_model_loader(LoadConfig(load_format="auto")).load_weights(model, draft_config)
-        # A CPU's layers keep packed copies, which are what is computed with.
+        # On a CPU, layers compute with packed copies of their weights.
         process_weights_after_loading(model, draft_config, runner.device)
     return True

@@ -1,24 +1,25 @@
-"""Drafts of a model, which vLLM makes, for a session that chooses between them and texts.
+"""Drafts of a model that vLLM runs, for a session that chooses between them and texts.
 
-vLLM runs the drafter: it loads it, gives it the target's hidden states, keeps its cache, captures
-its graphs. Once per step it asks its runner to propose. That method is wrapped: what is proposed is
-kept for the session, as one source among others, and what the session hands out is what the next
-step verifies. The drafter's first pass runs over every token of the step with the target's true
-hidden states, so that its cache does not depend on whose drafts were verified.
+vLLM loads the drafter, gives it the target's hidden states, keeps its cache and captures its
+graphs. Once per step its runner proposes drafts. That method is wrapped: the proposals become one
+source of the session among others, and the next step verifies the drafts that the session chooses.
+The drafter's first pass runs over every token of the step with the target's true hidden states. So
+its cache does not depend on which drafts were verified.
 
-How many passes a step has travels with its schedule, the same for every rank of an engine
-(`drafts_with_output.py`): as many as the source may draft, or the first one alone where the gate is
-closed, which keeps the cache right. A drafter that fails is not asked again; drafts from texts go
-on. Where several processes run it together, it ends the engine instead.
+A step's number of passes travels with its schedule, so it is the same for every rank of an engine
+(`drafts_with_output.py`). With an open gate there are as many passes as the source may draft. With
+a closed gate only the first pass runs, which keeps the cache right. A drafter that fails is not run
+again, and drafts from texts go on. Where several processes run it together, it ends the engine
+instead.
 
-Where the engine schedules a step ahead, nobody waits for what is proposed. It is copied to the host
-in the stream that made it, before the copy of what was sampled begins, and so is there when that
-is: `late_binding.py`, which waits for the sampled tokens, hands both to the session.
+Where the engine schedules a step ahead, nothing waits for the proposals. They are copied to the
+host in the stream that made them, before the sampled tokens are. `late_binding.py` waits for the
+sampled tokens and hands both to the session.
 
-A draft token is the likeliest one, or (`sampled`) drawn with the noise that will draw the token of
-its position: the nearer the drafter is to the target, the more often both draw the same. Either way
-verification takes the token as it is: which of several drafts a row follows depends on all of them,
-so that no distribution could be told for it.
+A draft token is the likeliest one or, with `sampled`, drawn with the noise that will draw the
+position's final token. The closer the drafter is to the target, the more often both draw the same
+token. Verification treats both kinds as one-hot drafts. Which of several drafts a row follows
+depends on all of them, so a drafter's distribution would not be that of its verified tokens.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ _ROWS_AT_ONCE = 128
 
 
 class Made(NamedTuple):
-    """What was proposed in a step of B rows.
+    """The proposals of a step of B rows.
 
     Attributes:
         tokens: [B, passes], -1 where a draft has ended.
-        chances: [B, passes], of the tokens; None where the drafter does not tell.
+        chances: [B, passes], the drafter's probabilities of the tokens; None if unknown.
     """
 
     tokens: torch.Tensor
@@ -55,19 +56,21 @@ class EngineDrafter:
     """Stands between a runner and its drafter; one per rank of an engine.
 
     Args:
-        runner: vLLM's, with a drafter of vLLM's; `propose_draft_token_ids` and `sample_tokens` are
-            wrapped, and the drafter's choice of likeliest tokens.
-        config: of the source.
-        passes: most passes of a step; those of engines that step together are the same.
-        alone: whether no other process takes part in its passes. A drafter that fails then costs
-            its drafts alone; with others it ends the engine.
-        drafted: is called after every step with the tokens sampled in it, by row; None on ranks
-            whose drafts nobody reads, and where the engine schedules a step ahead.
-        ahead: whether it does, and drafts are read here: `launched` and `arrived` are called.
+        runner: vLLM's model runner with a drafter of vLLM's. Its `propose_draft_token_ids` and
+            `sample_tokens` are wrapped, and the drafter's choice of likeliest tokens.
+        config: settings of the source.
+        passes: most passes of a step, the same for engines in lockstep.
+        alone: whether no other process takes part in its passes. A drafter that fails then loses
+            only its drafts; otherwise it ends the engine.
+        drafted: called after every step with the step's sampled tokens by row; None on ranks whose
+            drafts are not read, and where the engine schedules a step ahead.
+        ahead: whether the engine schedules a step ahead and this rank's drafts are read. Then
+            `launched` and `arrived` are called.
 
     Attributes:
-        failed: whether the drafter did; it is asked no more.
-        is_probed: drafts are asked for whatever the gate says, and compared with what is sampled.
+        failed: whether the drafter has failed; it is then run no more.
+        is_probed: whether the drafter runs whatever the gate says, and its first tokens are
+            compared with the sampled ones.
     """
 
     def __init__(
@@ -80,13 +83,13 @@ class EngineDrafter:
         ahead: bool = False,
     ) -> None:
         self.failed = False
-        self._failures, self._spent_s = 0, 0.0  # not told yet
+        self._failures, self._spent_s = 0, 0.0  # since the last `take_counters`
         self.is_probed = False
         self._told: dict[str, int] = {}  # first draft token by request, while it is probed
         self._judged = self._right = 0
         self._runner = runner
         self._most, self._passes, self._alone = config.max_tokens, passes, alone
-        # These draft in one go, and refuse any other number than the engine's.
+        # These methods draft in one pass, and accept only the engine's number of tokens.
         self._whole = config.method in IN_ONE_GO
         self._drafted, self._ahead = drafted, ahead
         self._made: Made | None = None
@@ -97,8 +100,8 @@ class EngineDrafter:
         runner.sample_tokens = self._sample
         self._noise = shared_noise(runner) if config.sampled else None
         self._sampling: Any = None  # vLLM's metadata of the step
-        self._position = torch.zeros(0)  # of the next draft token in each text
-        self._likeliest: Any = None  # the drafter's own choice, where it is wrapped
+        self._position = torch.zeros(0)  # position of the next draft token in each text
+        self._likeliest: Any = None  # the drafter's own choice, if it is wrapped
         self._wrap_choice()
 
     def detach(self) -> None:
@@ -108,7 +111,7 @@ class EngineDrafter:
         self._runner.drafter.__dict__.pop("_greedy_sample", None)
 
     def take(self) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """What was proposed in this step, as `Source.receive` takes it; None for nothing."""
+        """Return this step's proposals as arguments of `Source.receive`; None without any."""
         made, self._made = self._made, None
         if made is None:
             return None
@@ -116,7 +119,7 @@ class EngineDrafter:
         return made.tokens.cpu().numpy().astype(np.int32), chances
 
     def launched(self) -> Made | None:
-        """Hand over what the step under way proposed: it is on its way to the host."""
+        """Return the proposals of the step under way, while they are copied to the host."""
         made, self._made = self._made, None
         return made
 
@@ -128,15 +131,15 @@ class EngineDrafter:
         rows: np.ndarray | None,
         count: int,
     ) -> None:
-        """What a step proposed and sampled is on the host; `take` has it from now on.
+        """Keep a step's proposals, which have reached the host, for `take`.
 
         Args:
-            made: what `launched` returned then.
+            made: the step's result of `launched`.
             request_ids: B ids in the step's row order.
             sampled: int32[B], first token that each row sampled; -1 for none.
-            rows: int[B], place of each in the batch of now, -1 where it has left; None where
-                nothing has changed.
-            count: rows of that batch.
+            rows: int[B], each row's place in the present batch, -1 if it has left; None if the
+                batch has not changed.
+            count: rows of the present batch.
         """
         if self.is_probed:
             self._judge(request_ids, sampled.tolist(), made)
@@ -150,29 +153,29 @@ class EngineDrafter:
         self._made = made
 
     def take_counters(self) -> dict[str, float]:
-        """What it cost since the last call, by metric without `sam/`."""
+        """Return its failures and host time since the last call, by metric without `sam/`."""
         counters = {"draft/model_failures": self._failures, "draft/model_s": self._spent_s}
         self._failures, self._spent_s = 0, 0.0
         return counters
 
     def begin_probe(self) -> None:
-        """Compare the drafter's first tokens with what is sampled from now on."""
+        """Begin to compare the drafter's first tokens with the sampled ones."""
         self.is_probed = not self.failed
         self._judged = self._right = 0
         self._told = {}
 
     def end_probe(self) -> tuple[int, int]:
-        """First tokens of drafts that were judged since, and how many of them were right."""
+        """End the probe; return the number of judged first draft tokens, and of right ones."""
         self.is_probed = False
         return self._judged, self._right
 
     def _judge(self, request_ids: list[str], sampled: list[int], made: Made | None) -> None:
-        """Compare each row's first sampled token with what it was told before; note what it is now.
+        """Compare each row's first sampled token with its last draft, and note its new draft.
 
         Args:
             request_ids: B ids in row order.
             sampled: first tokens, -1 where a row sampled none.
-            made: in this step.
+            made: the new drafts.
         """
         for request_id, token in zip(request_ids, sampled, strict=True):
             told = self._told.pop(request_id, None)
@@ -187,13 +190,13 @@ class EngineDrafter:
     # --- wrapped around runner and drafter ------------------------------------------------------
 
     def _wrap_choice(self) -> None:
-        """Have drafters that choose tokens by a method of their own choose by ours."""
+        """Replace the drafter's method that chooses tokens, if it has one."""
         self._likeliest = getattr(self._runner.drafter, "_greedy_sample", None)
         if self._likeliest is not None:
             self._runner.drafter._greedy_sample = self._choose
 
     def _keep(self, *args: Any, **kwargs: Any) -> list[list[int]]:
-        """Have the drafter propose; nothing is left for vLLM to hand to its scheduler."""
+        """Run the drafter and keep its proposals; return none for vLLM's scheduler."""
         self._made, self._chances = None, []
         if self.failed:
             return []
@@ -202,18 +205,18 @@ class EngineDrafter:
             self._made = self._collect(self._ask(*args, **kwargs))
         except Exception:
             if not self._alone:
-                raise  # others wait for its passes: they would hang, or take the next ones for them
+                raise  # other processes wait for its passes, and would hang or mix them up
             self.failed, self._failures = True, 1
             logger.warning(
-                "The model that drafts failed and is not asked any more; the rollout continues "
-                "with drafts from texts.",
+                "The draft model failed and is not run any more; the rollout continues with drafts "
+                "from texts.",
                 exc_info=True,
             )
         self._spent_s += time.perf_counter() - started_s
         return []
 
     def _collect(self, tokens: Any) -> Made | None:
-        """What was proposed, and how likely it is; None for nothing."""
+        """Return the proposals with their probabilities; None without any."""
         chances, self._chances = self._chances, []
         if isinstance(tokens, list):
             drafts = np.full((len(tokens), max(map(len, tokens), default=0)), -1)
@@ -230,7 +233,7 @@ class EngineDrafter:
         return Made(tokens, told)
 
     def _ask(self, *args: Any, **kwargs: Any) -> Any:
-        """Have the drafter propose, with as many passes as the step shall have."""
+        """Run the drafter with the step's number of passes."""
         scheduler_output, sampled, sampling, _hidden, _sample_hidden, _aux, metadata, *_ = args
         self._find_positions(sampled, sampling, metadata)
         asked = scheduler_output.num_spec_tokens_to_schedule
@@ -243,7 +246,7 @@ class EngineDrafter:
             scheduler_output.num_spec_tokens_to_schedule = asked
 
     def _find_positions(self, sampled: Any, sampling: Any, metadata: Any) -> None:
-        """Where in their texts the first draft tokens will stand: behind what was sampled."""
+        """Compute the first draft tokens' positions in their texts, behind the sampled tokens."""
         if self._noise is None:
             return
         runner, self._sampling = self._runner, sampling
@@ -251,7 +254,7 @@ class EngineDrafter:
             counts = torch.tensor([len(tokens) for tokens in sampled])
         else:
             counts = ((sampled >= 0) & (sampled < runner.input_batch.vocab_size)).sum(dim=1)
-        # The last scheduled token that is no draft; what is sampled after it comes next.
+        # Each row's last scheduled token that is no draft token; the sampled tokens follow it.
         last = runner.query_start_loc.gpu[1 : len(counts) + 1] - 1
         if metadata is not None:
             drafts = metadata.cu_num_draft_tokens.diff(prepend=last.new_zeros(1))
@@ -259,7 +262,7 @@ class EngineDrafter:
         self._position = runner.positions[last] + counts.to(last.device) + 1
 
     def _choose(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """A token for each row, in place of vLLM's; its probability is kept."""
+        """Choose a token for each row in place of vLLM's method, and keep its probability."""
         drafter = self._runner.drafter
         ways = ("use_local_argmax_reduction", "use_heterogeneous_vocab")
         if any(getattr(drafter, way, False) for way in ways):
@@ -267,14 +270,14 @@ class EngineDrafter:
         return self._pick(drafter.model.compute_logits(hidden_states))
 
     def _pick(self, logits: torch.Tensor) -> torch.Tensor:
-        """A token for each row of [requests, vocabulary]; its probability is kept."""
+        """Choose a token for each row of [requests, vocabulary], and keep its probability."""
         if self._noise is None:
             tokens = logits.argmax(dim=-1)
         else:
             copied = logits.to(torch.float32, copy=True)
             tokens = self._noise.draw_drafts(copied, self._sampling, self._position)
             self._position = self._position + 1
-        # In pieces: the engine has not reckoned with a second vocabulary of floats for each row.
+        # A few rows at a time: the engine's memory profile has no room for a float32 copy.
         scores = logits.gather(1, tokens.unsqueeze(1)).squeeze(1).float()
         pieces = logits.split(_ROWS_AT_ONCE)
         sums = torch.cat([piece.float().logsumexp(dim=-1) for piece in pieces])
@@ -293,5 +296,5 @@ class EngineDrafter:
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host that is there when what was launched before it has ended."""
+    """Start a copy to the host, which is done before later work of the stream."""
     return tensor.to("cpu", non_blocking=True)

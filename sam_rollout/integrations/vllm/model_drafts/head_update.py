@@ -1,8 +1,8 @@
-"""Weights of a draft head that arrive with the policy's, in a sync of verl's.
+"""The update of a draft head's weights together with the policy's, in verl's weight sync.
 
-A head that the run trains (`sam.sources.model.train`) is sent behind the policy, its tensors under
-the names its file has, behind `PREFIX`. Embedding and output matrix are not among them: those are
-the policy's, and follow it.
+A head that the run trains (`sam.sources.model.train`) is sent after the policy. Its tensors are
+named as in its file, with `PREFIX` in front. Embedding and output matrix are not sent, because the
+head shares the policy's.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ PREFIX = "sam_head."
 
 
 class HeadUpdates:
-    """Mixed into verl's worker extension, before its own class."""
+    """A mixin for verl's worker extension, before verl's own class."""
 
-    # Of the worker that vLLM mixes the extension into.
+    # Attributes of the worker that vLLM mixes the extension into.
     model_runner: Any
     vllm_config: Any
     device: Any
 
     def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
-        """Take in a sync; layers that compute with copies of their weights make new ones."""
+        """Receive a sync; layers that compute with copies of their weights then make new ones."""
         self._head_came = False
         super().update_weights_from_ipc(*args, **kwargs)  # type: ignore[misc]
         if not self._head_came:
@@ -32,7 +32,7 @@ class HeadUpdates:
         process_weights_after_loading(self.model_runner.drafter.model, draft_config, self.device)
 
     def _update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
-        """Take in a bucket: the head's tensors here, the policy's as verl does."""
+        """Load a bucket: the head's tensors here, the policy's by verl's method."""
         weights = list(weights)
         head = [(name[len(PREFIX) :], t) for name, t in weights if name.startswith(PREFIX)]
         if head:

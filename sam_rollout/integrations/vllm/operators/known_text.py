@@ -1,9 +1,9 @@
-"""Leads an engine along texts that are known beforehand, and keeps what the model thought of them.
+"""An engine that is led along known texts, and keeps the model's scores of their tokens.
 
-Drafts are the text itself, and after the forward pass the logits of every scored position are
-replaced by ones that allow the text's token only. So no draft is ever rejected, whatever the
-sampler, and every token of a text is scored in a verify step of exactly the asked width: also where
-rounding would have made the model choose another token and the texts would have parted.
+The drafts are the text itself. After the forward pass, the logits of every scored position are
+replaced by ones that allow only the text's token. So no draft token is ever rejected, whatever the
+sampler. Every token of a text is scored in a verify step of exactly the asked width, even where
+rounding would have made the model choose another token.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def known_text_arguments(
     """Return ``SamplingParams.extra_args`` of a request that is led along ``token_ids``.
 
     Args:
-        number: What the text's scores are filed under.
+        number: The key of the text's scores.
         token_ids: The response.
-        draft_tokens: Drafts a step; 0 scores one token at a time.
+        draft_tokens: Draft tokens per step; 0 scores one token at a time.
     """
     known = {"number": number, "token_ids": list(token_ids), "draft_tokens": draft_tokens}
     return {EXTRA_ARGS_KEY: known}
@@ -38,7 +38,7 @@ def _known_text_of(request: Any) -> dict[str, Any]:
 
 
 class KnownTextProposer(SamProposer):
-    """Drafts what is known to come."""
+    """Drafts the known text."""
 
     def propose(
         self,
@@ -60,10 +60,10 @@ class KnownTextProposer(SamProposer):
 
 
 class KnownTextExtension(SamWorkerExtension):
-    """Worker methods for leading requests along known texts."""
+    """Worker methods that lead requests along known texts."""
 
     def known_text_install(self) -> None:
-        """Stand between the model and the sampler; every request must come with a known text."""
+        """Wrap the runner's sampling; every request must then come with a known text."""
         runner = self.model_runner
         self._scores = TextScores()
         sample = runner._sample
@@ -80,18 +80,18 @@ class KnownTextExtension(SamWorkerExtension):
         runner._sample = led
 
     def known_text_drain(self) -> dict[int, dict[str, list]]:
-        """Return and forget the scores by text number: ``TextScores.drain``."""
+        """Return and reset the scores by text number, see ``TextScores.drain``."""
         return self._scores.drain()
 
 
 class TextScores:
-    """What the model gave the tokens of known texts."""
+    """The model's scores of the tokens of known texts."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, dict[str, list]] = {}
 
     def lead(self, logits: torch.Tensor, requests: Sequence[Any], widths: Sequence[int]) -> None:
-        """Note how each position's known token scores, then allow that token only, in place.
+        """Note the score of each position's known token, then allow only that token, in place.
 
         Args:
             logits: [rows, vocabulary]; the rows of a request follow each other, as do requests.
@@ -120,9 +120,9 @@ class TextScores:
             first += width
         row = torch.tensor(rows, dtype=torch.int64, device=logits.device)
         token = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
-        # As vLLM computes raw log-probabilities: what is compared must differ in the model only.
+        # This is vLLM's way to raw log-probabilities, so that differences come from the model only.
         logprobs = logits[row].log_softmax(dim=-1, dtype=torch.float32)
-        # topk, not argmax: of exactly equal tokens vLLM's log-probabilities name topk's first.
+        # vLLM's log-probabilities use topk, which may choose another of equal tokens than argmax.
         top = logprobs.topk(1, dim=-1).indices.squeeze(1).tolist()
         values = logprobs.gather(1, token.unsqueeze(1)).squeeze(1).tolist()
         # Chunks of a long prompt note the first position again and again; the last one is right.
@@ -134,10 +134,11 @@ class TextScores:
         logits[row, token] = 0.0
 
     def drain(self) -> dict[int, dict[str, list]]:
-        """Return and forget, by text number, a value per token.
+        """Return and reset the scores, by text number and column, with a value per token.
 
-        ``logprobs`` of the known token, natural logarithm; ``top``, the likeliest token;
-        ``widths``, how many positions of the request that engine step scored (0: never scored).
+        The columns are ``logprobs`` (natural logarithm of the known token's probability), ``top``
+        (the likeliest token) and ``widths`` (how many positions of the request that engine step
+        scored, 0 if the token was never scored).
         """
         drained, self._by_number = self._by_number, {}
         return drained

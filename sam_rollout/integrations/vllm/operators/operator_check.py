@@ -1,11 +1,11 @@
-"""Does verifying k + 1 tokens at a time give the log-probabilities of decoding one at a time?
+"""The check that verifying k + 1 tokens at a time gives the log-probabilities of plain decoding.
 
-Speculation is lossless as far as the model's operators are: attention over one query and attention
-over k + 1 queries run other kernels, or other code of one kernel, and a wrong mask there changes
+Speculation is only as lossless as the model's operators. Attention over k + 1 queries runs another
+kernel than attention over one query, or other code of the same kernel. A wrong mask there changes
 what is sampled without any error. The check (section 2.1 of the article on speculation in RL
 training) samples texts without drafts, verifies the same texts with themselves as drafts, and
-compares each token's log-probability by context length. Rounding differs, too, so the verdict is
-the size: compare it with the row "decoded again", with another dtype, and over the lengths.
+compares each token's log-probability by context length. Rounding differs, too, so the size of a
+difference decides. Compare it with the row "decoded again", with another dtype, and over lengths.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIRST_BUCKET = 128  # tokens; every following bucket of context lengths is twice as long
-DECODED_AGAIN = 0  # drafts per step where texts are only decoded once more
-# By name: importing the module imports vLLM, which must not happen before its environment is set.
+DECODED_AGAIN = 0  # draft tokens per step where texts are only decoded once more
+# These are names, because an import would import vLLM before its environment is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
-# Of a text, with a value for each token: "logprobs", "top" and "widths" as `TextScores.drain` says.
+# A text's columns "logprobs", "top" and "widths", with a value per token (`TextScores.drain`).
 Scores = dict[str, list]
 
 
@@ -42,16 +42,16 @@ class OperatorCheckError(RuntimeError):
 
 @dataclass(frozen=True)
 class OperatorCheck:
-    """What is checked.
+    """The settings of a check.
 
     Attributes:
         model: Checkpoint folder or hub name.
-        dtype: Of the engine, one of ``DTYPES``.
-        draft_tokens: Numbers of drafts per step, each in an engine of its own.
+        dtype: The engine's dtype, one of ``DTYPES``.
+        draft_tokens: Numbers of draft tokens per step, each checked in an engine of its own.
         max_tokens: Length of every text; the end-of-text token does not end it.
-        prompts: How many texts, all at once.
-        seed: Of the sampled texts.
-        tensor_parallel_size: Devices that share the model.
+        prompts: Number of texts, which run all at once.
+        seed: Seed of the sampled texts.
+        tensor_parallel_size: Number of devices that share the model.
     """
 
     model: str
@@ -79,23 +79,24 @@ class OperatorCheck:
 def differences(
     contexts: Sequence[int], reference: Sequence[Scores], verified: Sequence[Scores], width: int
 ) -> list[dict[str, Any]]:
-    """Compare two scorings of the same texts by length of context; the last entry is the whole.
+    """Compare two scorings of the same texts by length of context.
 
-    Only tokens that ``verified`` scored ``width`` at a time count, and never a text's first token:
-    both sides score it in the prefill.
+    Only tokens that ``verified`` scored ``width`` at a time count. A text's first token never
+    counts, because both sides score it in the prefill.
 
     Args:
         contexts: Tokens of each text's prompt.
-        reference, verified: Of each text, as ``TextScores.drain`` returns them.
+        reference, verified: The scores of each text (``TextScores.drain``).
         width: Positions that were scored together.
 
     Returns:
-        For each range ``low <= tokens before the scored one < high`` how many ``positions`` were
-        compared, ``maximum`` and ``mean`` of the absolute differences of log-probabilities (natural
-        logarithm), and in ``top_differs`` where another token is the likeliest.
+        For each range ``low <= tokens before the scored one < high``, and last for the whole: the
+        number of compared ``positions``, ``maximum`` and ``mean`` of the absolute differences of
+        log-probabilities (natural logarithm), and ``top_differs``, the number of positions with
+        another likeliest token.
 
     Raises:
-        OperatorCheckError: There is no such token.
+        OperatorCheckError: No token counts.
     """
     columns = []
     for context, one, other in zip(contexts, reference, verified, strict=True):
@@ -131,7 +132,7 @@ def differences(
 
 
 def prompts_of(model: str, count: int) -> list[list[int]]:
-    """Token ids of ``count`` questions that any chat model answers at length, in its format."""
+    """Return token ids of ``count`` questions, in the model's chat format."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)

@@ -1,9 +1,9 @@
 """The random bits of every row that vLLM samples from, keyed by request and position.
 
-vLLM tells samplers neither which request a row belongs to nor where in its text the row stands. The
-first is looked up when the batch changes, which vLLM tells logits processors; the second is read
-from the positions the model was just run with, which are right whatever was chunked, preempted,
-drafted or scheduled asynchronously.
+vLLM's samplers know neither a row's request nor its position in the text. The request is looked up
+when the batch changes, which vLLM reports to logits processors. The position is read from the
+positions that the model was just run with. These are right with chunked prompts, preemption, drafts
+and asynchronous scheduling.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate
 from sam_rollout.core.identity import OUTSIDE_TRAINING, RequestIdentity, group_of, key_of
 from sam_rollout.verification import keyed_bits
 
-# Prompts whose arrivals are counted, for requests that come without an identity.
+# Requests without an identity are numbered by prompt, for at most this many prompts.
 REMEMBERED_PROMPTS = 100_000
 
 
 class RowKeys(LogitsProcessor):
-    """Holds the key of the request in each row; changes no logits.
+    """Holds the key of the request in each row, and changes no logits.
 
-    A request's key is that of the identity it carries (which must then be its own: ``n = 1``), or
-    follows from its ``SamplingParams.seed`` and prompt, or else from the engine's seed and number
-    (of several behind one front end), the prompt, and the number of requests with this prompt that
-    came before.
+    A request's key is that of the identity that it carries, which must be its own (``n = 1``).
+    Without an identity it follows from ``SamplingParams.seed`` and the prompt. Without a seed it
+    follows from the engine's seed, the engine's number behind the front end, the prompt, and the
+    number of earlier requests with this prompt.
 
     Args:
         model_runner: The runner whose batch is followed.
@@ -39,7 +39,7 @@ class RowKeys(LogitsProcessor):
         config = model_runner.vllm_config
         self._runner = model_runner
         self._seed = config.model_config.seed or 0
-        # Engines of a dense model all have the rank 0: vLLM runs them as if each were alone.
+        # All engines of a dense model have the rank 0, since vLLM runs them apart.
         parallel = config.parallel_config
         self._engine = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
         max_rows = config.scheduler_config.max_num_seqs
@@ -49,7 +49,7 @@ class RowKeys(LogitsProcessor):
         self._arrivals: OrderedDict[str, int] = OrderedDict()
 
     def is_argmax_invariant(self) -> bool:
-        """Nothing is changed, least of all the likeliest token."""
+        """Return True, since no logits are changed."""
         return True
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
@@ -57,22 +57,22 @@ class RowKeys(LogitsProcessor):
         return logits
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow rows; called by vLLM whenever the batch changes."""
+        """Follow the rows; vLLM calls this whenever the batch changes."""
         if not batch_update:
             return
-        # Fresh, pageable memory: staged at once, so that nothing can change what is being copied.
+        # Pageable memory is staged at once, so nothing can change it during the copy.
         keys = torch.tensor(self.keys_of(self._runner.input_batch.req_ids), dtype=torch.int64)
         self.keys[: len(keys)].copy_(keys, non_blocking=True)
 
     def keys_of(self, request_ids: Sequence[str]) -> list[int]:
-        """Return the keys of live requests; those of requests that ended are forgotten."""
-        live = self._runner.requests  # preempted ones, too, which keep their keys
+        """Return the keys of live requests, and forget those of requests that ended."""
+        live = self._runner.requests  # preempted ones included, which keep their keys
         known = self._key_by_request
-        # An id may come again, as another request.
+        # An id may come again for another request.
         for name in [name for name, (request, _) in known.items() if live.get(name) is not request]:
             del known[name]
         joined = set(request_ids).difference(known)
-        if joined:  # in their order of arrival, whichever rows they have
+        if joined:  # in their order of arrival, not of their rows
             for name, request in live.items():
                 if name in joined:
                     known[name] = request, self._key_of(request)
@@ -86,10 +86,10 @@ class RowKeys(LogitsProcessor):
         return self._key_outside_training(params.seed, request.prompt_token_ids or [])
 
     def _key_outside_training(self, seed: int | None, prompt_ids: list[int]) -> int:
-        """Key a request of plain vLLM: by its seed, or else by its prompt's order of arrival."""
+        """Return the key of a request without identity, by its seed or its order of arrival."""
         group = group_of(prompt_ids)
         if seed is not None:
-            # The sibling of no request without a seed, should the engine's be the same.
+            # -1 differs from all requests without a seed, in case the engine's seed is the same.
             return key_of(seed, OUTSIDE_TRAINING, group, sibling=-1)
         sibling = self._arrivals.pop(group, 0)
         self._arrivals[group] = sibling + 1
@@ -99,10 +99,10 @@ class RowKeys(LogitsProcessor):
 
 
 class KeyedRows:
-    """Gives samplers the random bits of the rows of the step at hand.
+    """Gives samplers the random bits of the present step's rows.
 
     Args:
-        model_runner: The runner whose batch is sampled from; its logits processors are extended.
+        model_runner: The runner whose batch is sampled; its logits processors are extended.
     """
 
     def __init__(self, model_runner: Any) -> None:
@@ -122,9 +122,9 @@ class KeyedRows:
         """Return the bits of a verify step.
 
         Args:
-            logits_indices: Integer [rows], place of each row among the step's scheduled tokens.
-            request_of_row: int64 [rows].
-            stream: Which of a position's independent numbers.
+            logits_indices: Integer [rows], each row's index among the step's scheduled tokens.
+            request_of_row: int64 [rows], each row's request.
+            stream: Number of the stream of independent bits.
 
         Returns:
             int64 [rows].
@@ -133,13 +133,13 @@ class KeyedRows:
         return keyed_bits(keys, self._sampled_positions(logits_indices), stream)
 
     def _sampled_positions(self, scheduled: torch.Tensor) -> torch.Tensor:
-        """Position, in its request's text, of the token that each scheduled token predicts."""
+        """Return the positions, in their texts, of the tokens that scheduled tokens predict."""
         return self._runner.positions[scheduled] + 1
 
     def draft_bits(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the bits that will draw a token of each request: int64 [requests].
+        """Return the bits that will draw a token of each request, int64 [requests].
 
         Args:
-            positions: int64 [requests], of the token in its request's text.
+            positions: int64 [requests], the tokens' positions in their texts.
         """
         return keyed_bits(self._row_keys.keys[: len(positions)], positions)

@@ -1,8 +1,8 @@
-"""How long the engine's samplers keep the host busy, ours and the engine's own alike.
+"""The host time in the engine's samplers, ours and the engine's own alike.
 
-Nothing waits for the device on this account. On an accelerator the figure is the time to launch the
-samplers' kernels; where a sampler itself waits for the device (reads a number back), what it waits
-for is in it, the model's forward included.
+The measurement does not wait for the device. On an accelerator it is the time to launch the
+samplers' kernels. If a sampler itself waits for the device (to read a number back), that wait
+counts, too, even for the model's forward pass.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 class SamplerClock:
     """Times every call of a runner's samplers.
 
-    Their `forward` is wrapped: PyTorch's hooks would take several times as long as that. A
-    rejection sampler calls the plain one for bonus tokens: only the outermost call counts.
+    It wraps `forward`, because PyTorch's hooks take several times as long. A rejection sampler
+    calls the plain sampler for bonus tokens, so only the outermost call counts.
 
     Args:
-        model_runner: The runner; one without samplers, as in tests, has none to time.
+        model_runner: The runner; in tests it may have no samplers.
     """
 
     def __init__(self, model_runner: Any) -> None:
@@ -38,7 +38,7 @@ class SamplerClock:
             sampler.forward = forward
 
     def take_us(self) -> float:
-        """Microseconds since the last call of this method."""
+        """Return the time since the last call of this method, in microseconds."""
         spent_ns, self._spent_ns = self._spent_ns, 0
         return spent_ns / 1000
 

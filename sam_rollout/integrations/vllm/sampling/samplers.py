@@ -1,9 +1,8 @@
-"""Our samplers inside vLLM: for steps without drafts and for verify steps.
+"""Our samplers inside vLLM, for steps without drafts and for verify steps.
 
-Both sides of a comparison sample through here, so that a response depends on its key and its logits
-alone. What happens to the logits before (penalties, temperature, cuts) is vLLM's business, and its
-code is used for it. Requests with min-p or a logit bias are refused by vLLM itself when it
-speculates; custom logits processors at start-up.
+Both sides of a comparison sample here, so that a response depends only on its key and its logits.
+vLLM's own code applies penalties, temperature, top-k and top-p to the logits. While it speculates,
+vLLM refuses requests with min-p or a logit bias, and custom logits processors at start-up.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from sam_rollout.verification import (
     verify_vectorised,
 )
 
-ACCEPT_STREAM = 1  # of a position's random numbers; number 0 draws its token
+ACCEPT_STREAM = 1  # the stream that tests draft tokens; stream 0 draws tokens
 GREEDY_TEMPERATURE = 0.0
 
 
@@ -41,15 +40,16 @@ def _invert(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     return draw_tokens(logits.softmax(dim=-1, dtype=torch.float32), bits)
 
 
-# How each kind draws tokens, int64 [rows], from logits, float32 [rows, vocabulary], and bits.
+# The function of each kind that draws int64 [rows] from logits, float32 [rows, vocabulary], and
+# bits, int64 [rows].
 DRAW = {"vectorised": _invert, "coupled": draw_gumbel, "coupled_inversion": _invert}
 
 
 def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
-    """Replace the runner's samplers by ours; ``stock`` leaves them alone.
+    """Replace the runner's samplers by ours; ``stock`` keeps them.
 
     Raises:
-        ConfigError: The engine is configured for something our samplers do not do.
+        ConfigError: The engine's configuration needs something that our samplers lack.
     """
     if config.kind == "stock":
         return
@@ -72,20 +72,20 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
 
 
 def shared_noise(model_runner: Any) -> KeyedTopKTopPSampler | None:
-    """The runner's sampler, if a model that drafts can draw with its noise."""
+    """Return the runner's sampler, if a draft model can draw with its noise, else None."""
     drawing = getattr(getattr(model_runner, "sampler", None), "topk_topp_sampler", None)
     shares = isinstance(drawing, KeyedTopKTopPSampler) and drawing.config.kind == "coupled"
     return drawing if shares else None
 
 
 def keeps_draws(model_runner: Any) -> bool:
-    """Whether the runner's verify steps keep what every row drew (`row_tokens`)."""
+    """Whether the runner's verify steps keep the token that every row drew (`row_tokens`)."""
     verifying = getattr(model_runner, "rejection_sampler", None)
     return isinstance(verifying, KeyedRejectionSampler) and verifying.config.is_coupled
 
 
 def installed_sampler(model_runner: Any) -> str:
-    """Name the ``rollout_sampler.kind`` that is really installed, for the start-up check."""
+    """Return the ``rollout_sampler.kind`` that is really installed, for the start-up check."""
     sampler = getattr(model_runner, "sampler", None)
     drawing = getattr(sampler, "topk_topp_sampler", None)
     if not isinstance(drawing, KeyedTopKTopPSampler):
@@ -97,19 +97,19 @@ def installed_sampler(model_runner: Any) -> str:
 
 
 def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
-    """Cut by top-k and top-p as vLLM does; on GPUs never by sorting.
+    """Apply top-k and top-p like vLLM, but never by sorting on GPUs.
 
-    On GPUs vLLM 0.23 and 0.24 sort where there are fewer than 8 rows, and search for the edge where
-    there are more. What they keep at the edge may differ, and a verify step has more rows than a
-    step without drafts. vLLM 0.31 always searches, up to 64 rows in another way than beyond.
+    On GPUs vLLM 0.23 and 0.24 sort fewer than 8 rows, and search for the threshold with more rows.
+    The two may keep different tokens at the threshold, and a verify step has more rows than a step
+    without drafts. vLLM 0.31 always searches, but in another way beyond 64 rows.
 
     Args:
         logits: float32 [rows, vocabulary]; may be overwritten.
-        k: integer [rows], None for no cut by number.
-        p: float [rows], None for no cut by probability.
+        k: integer [rows], None without top-k.
+        p: float [rows], None without top-p.
 
     Returns:
-        float32 [rows, vocabulary], minus infinity where a token is cut.
+        float32 [rows, vocabulary], minus infinity for excluded tokens.
     """
     search = getattr(topk_topp_sampler, "apply_top_k_top_p_triton", None)
     if search is None or logits.device.type != "cuda" or (k is None and p is None):
@@ -118,12 +118,12 @@ def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) ->
 
 
 class KeyedTopKTopPSampler(TopKTopPSampler):
-    """Draws the tokens of steps without drafts, from keyed random numbers.
+    """Draws the tokens of steps without drafts, with keyed random numbers.
 
     Args:
-        logprobs_mode: vLLM's; decides what is returned for log-probabilities.
+        logprobs_mode: vLLM's mode; it decides what is returned for log-probabilities.
         rows: Random bits of the step's rows.
-        config: What was asked for; without drafts ``vectorised`` draws as ``coupled_inversion``.
+        config: The sampler's kind; without drafts ``vectorised`` draws like ``coupled_inversion``.
     """
 
     _cut = staticmethod(cut)
@@ -141,7 +141,7 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
         k: torch.Tensor | None,
         p: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Cut, draw, and return what log-probabilities are to be taken from, if processed ones."""
+        """Draw tokens; return them with the processed logits or log-probabilities, if wanted."""
         logits = self._cut(logits, k, p)
         bits = self._rows.decode_bits(logits.shape[0])
         tokens = DRAW[self.config.kind](logits.to(torch.float32), bits)
@@ -157,15 +157,15 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     ) -> torch.Tensor:
         """Draw draft tokens from a model's own distribution with the noise of their positions.
 
-        Penalties and the like are left to verification: a draft may be wrong.
+        Penalties are left to verification, because a draft token may be wrong.
 
         Args:
-            logits: float32 [requests, vocabulary] of the model that drafts; overwritten.
-            sampling: Temperature and cuts of the requests.
-            positions: int64 [requests], of the tokens in their texts.
+            logits: float32 [requests, vocabulary] of the draft model; overwritten.
+            sampling: Temperature, top-k and top-p of the requests.
+            positions: int64 [requests], the tokens' positions in their texts.
 
         Returns:
-            int64 [requests], token ids; the likeliest ones where nothing is drawn.
+            int64 [requests], token ids; greedy requests get the likeliest ones.
         """
         if sampling.all_greedy:
             return logits.argmax(dim=-1)
@@ -179,13 +179,13 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
 
 
 class KeyedRejectionSampler(RejectionSampler):
-    """Verifies drafts, from keyed random numbers.
+    """Verifies drafts with keyed random numbers.
 
     Args:
-        sampler: vLLM's sampler of steps without drafts, for its rules on logits.
-        spec_config, device: As vLLM's rejection sampler takes them.
+        sampler: vLLM's sampler of steps without drafts, for its logits processors.
+        spec_config, device: Arguments of vLLM's rejection sampler.
         rows: Random bits of the step's rows.
-        config: Any kind but ``stock``.
+        config: The sampler's kind, any but ``stock``.
 
     Raises:
         ConfigError: The engine asks for a synthetic acceptance rate, which only the stock sampler
@@ -194,7 +194,7 @@ class KeyedRejectionSampler(RejectionSampler):
 
     _cut = staticmethod(cut)
     _scratch: torch.Tensor | None = None  # made when it is first needed
-    # int64 [rows], what each row of the last verify step drew; None where a kind draws otherwise.
+    # int64 [rows], the token that each row of the last verify step drew; None with other kinds.
     row_tokens: torch.Tensor | None = None
 
     def __init__(
@@ -222,13 +222,13 @@ class KeyedRejectionSampler(RejectionSampler):
         logits: torch.Tensor,
         sampling_metadata: SamplingMetadata,
     ) -> SamplerOutput:
-        """Verify one step's drafts; arguments and result as vLLM's own.
+        """Verify one step's drafts; arguments and result are those of vLLM's method.
 
         Args:
-            metadata: The step's drafts and where their rows are.
+            metadata: The step's drafts and the indices of their rows.
             draft_probs: [num_drafts, vocabulary] of a draft model, or None.
             logits: [num_drafts + batch, vocabulary]; may be overwritten.
-            sampling_metadata: Temperature, cuts, penalties of every request.
+            sampling_metadata: Sampling parameters of every request.
         """
         layout = DraftLayout(
             metadata.cu_num_draft_tokens, len(metadata.draft_token_ids), metadata.max_spec_len
@@ -259,7 +259,7 @@ class KeyedRejectionSampler(RejectionSampler):
         sampling: SamplingMetadata,
         layout: DraftLayout,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tokens, int32 [batch, max_drafts + 1], and those by row, int64 [rows]."""
+        """Return the tokens by request, int32 [batch, max_drafts + 1], and by row, int64 [rows]."""
         drafts = metadata.draft_token_ids
         if sampling.all_greedy:
             row_tokens = logits.argmax(dim=-1)
@@ -294,11 +294,11 @@ class KeyedRejectionSampler(RejectionSampler):
     def _keep(
         self, layout: DraftLayout, drafts: torch.Tensor, row_tokens: torch.Tensor
     ) -> torch.Tensor:
-        """Keep the drafts that equal what their rows drew."""
+        """Keep the draft tokens that equal their rows' draws."""
         return verify_coupled(layout, drafts, row_tokens)
 
     def _scratch_for(self, batch: int, probabilities: torch.Tensor) -> torch.Tensor:
-        """Room for a row of probabilities per request, kept from step to step."""
+        """Return a buffer for a row of probabilities per request, kept from step to step."""
         if self._scratch is None or len(self._scratch) < batch:
             self._scratch = probabilities.new_empty(batch, probabilities.shape[1])
         return self._scratch
@@ -310,7 +310,7 @@ class KeyedRejectionSampler(RejectionSampler):
         row_tokens: torch.Tensor,  # int64 [rows]
         layout: DraftLayout,
     ) -> LogprobsTensors:
-        """Gather log-probabilities and ranks by row, laid out as vLLM filters them."""
+        """Gather log-probabilities and ranks by row, in the layout that vLLM filters."""
         gathered = self.sampler.gather_logprobs(logprobs, count, row_tokens)
         rows = self._kept_rows(layout).flatten()
         return LogprobsTensors(
@@ -330,17 +330,17 @@ class KeyedRejectionSampler(RejectionSampler):
         sampling: SamplingMetadata,
         layout: DraftLayout,
     ) -> torch.Tensor:
-        """Turn logits, float32 [rows, vocabulary], into those that are sampled from, in place."""
+        """Apply all sampling parameters to logits, float32 [rows, vocabulary], in place."""
         if _changes_logits(sampling):
             sampling, min_tokens = _without_min_tokens(sampling)
-            # Draft and bonus rows differ in what text precedes them, so vLLM has a way for each.
+            # Draft and bonus rows follow different texts, so vLLM has a method for each.
             draft_rows, bonus_rows = metadata.target_logits_indices, metadata.bonus_logits_indices
             bonus = self.sampler.apply_logits_processors(logits[bonus_rows], sampling, True)
             drafts = self.apply_logits_processors(logits[draft_rows], sampling, metadata)
             logits[bonus_rows] = bonus
             logits[draft_rows] = drafts
             if min_tokens is not None:
-                # vLLM would hold a bonus token to the minimum as if no draft came before it.
+                # For a bonus token vLLM would ignore the draft tokens before it.
                 places = [count + 1 for count in metadata.num_draft_tokens]
                 logits = min_tokens.apply_with_spec_decode(logits, places)
         if sampling.all_greedy:
@@ -358,7 +358,7 @@ class KeyedRejectionSampler(RejectionSampler):
 def _without_min_tokens(
     sampling: SamplingMetadata,
 ) -> tuple[SamplingMetadata, MinTokensLogitsProcessor | None]:
-    """Take the rule on minimum lengths out of a batch's rules on logits."""
+    """Take the processor for minimum lengths out of a batch's logits processors."""
     others, found = [], None
     for rule in sampling.logitsprocs.all:
         if isinstance(rule, MinTokensLogitsProcessor):
@@ -369,7 +369,7 @@ def _without_min_tokens(
 
 
 def _changes_logits(sampling: SamplingMetadata) -> bool:
-    """Tell whether anything but temperature and cuts applies to this batch."""
+    """Whether anything but temperature, top-k and top-p applies to this batch."""
     budget = getattr(sampling, "thinking_budget_state_holder", None)
     return (
         not sampling.no_penalties

@@ -1,26 +1,26 @@
-"""Drafts bound late: our drafter beside vLLM's asynchronous scheduling, in the worker.
+"""The worker's half of late binding: our drafter with vLLM's asynchronous scheduling.
 
 vLLM's scheduler runs one step ahead. It schedules step n + 1 while step n is on the device, with
-places for k draft tokens a request or with none (`async_scheduler.py`). What fills the places
-cannot be known yet, since it follows from the tokens of step n. There are three ways:
+places for k draft tokens per request or with none (`async_scheduler.py`). The drafts follow from
+the tokens of step n, so they are not known yet. There are three ways to run such a step:
 
-* **No places.** The step is launched at once; what the step before sampled is read while it runs.
-  Nothing waits.
+* **No places.** The step is launched at once. The tokens of the step before are read while it runs,
+  so nothing waits.
 * **Prepared ahead**, while few requests run. Every place gets a token. So the shape of the step is
-  known, and it is prepared while step n runs; positions are put right on the device, as vLLM does
+  known, and it is prepared while step n runs. Positions are corrected on the device, as vLLM does
   for drafts of a model. Right before the forward pass the worker waits for the tokens of step n,
-  drafts, and writes the drafts into the input. Places without a draft hold tokens that are wrong.
-* **Bound**, while many do and a token has its price. Before the step is prepared the worker waits
-  for the tokens of step n, writes them into the host's arrays, as vLLM does when it schedules
-  synchronously, drafts, and puts drafts and real lengths into its own copy of the step. Places
-  without a draft are taken out.
+  drafts, and writes the drafts into the input. Places without a draft hold wrong tokens.
+* **Bound**, while many requests run and every token costs time. Before the step is prepared, the
+  worker waits for the tokens of step n and writes them into the host's arrays, as vLLM does when it
+  schedules synchronously. It drafts, and puts drafts and real lengths into its own copy of the
+  step. Places without a draft are taken out.
 
-Whether drafts are wanted travels back with a step's output, where the scheduler finds it.
+The worker's wish for drafts travels to the scheduler with a step's output.
 
-Where a model drafts, too (`engine_drafter.py`), its passes for step n + 1 run on the device at the
-end of step n. What it proposes is on the host when the tokens of step n are, and is handed to the
-session with them: nothing more is waited for. How many passes a step has is told with its schedule,
-which the worker's last word on it reaches two steps later, as it does the places they are for.
+The passes of a draft model (`engine_drafter.py`) for step n + 1 run on the device at the end of
+step n. Its drafts reach the host together with the tokens of step n, so the session waits for
+nothing more. A step's schedule holds its number of passes. The worker's wish changes that number
+two steps later, just like the places.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from sam_rollout.session.session import DraftSession
 if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter, Made
 
-# Up to so many scored tokens a step is prepared ahead, and its places are filled: an accelerator
-# that waits for its memory computes as many in about the time of one.
+# A step with at most this many scored tokens is prepared ahead, and its places are filled. An
+# accelerator that waits for its memory scores them in about the time of one token.
 SCORED_AHEAD = 256
-_PATIENCE_S = 0.1  # of the thread that waits for a launch
+_PATIENCE_S = 0.1  # longest wait for the next launch
 _NAP_S = 2e-5
 
 
 class Launched:
-    """A step that is on the device; B rows.
+    """A step of B rows that is on the device.
 
     Args:
-        output: of the runner: vLLM's `AsyncGPUModelRunnerOutput`.
+        output: the runner's output, vLLM's `AsyncGPUModelRunnerOutput`.
         start: int32[B], length of each text before the step.
-        places: whether the scheduler counts places for drafts in it.
+        places: whether the scheduler gave the step places for drafts.
         whole: whether every place holds a token.
-        made: what a model proposed in it; there when its tokens are.
+        made: the draft model's drafts, which arrive together with the step's tokens.
 
     Attributes:
         request_ids: B ids in row order.
-        start, places, whole, made: as above.
+        start, places, whole, made: the arguments.
     """
 
     def __init__(
@@ -72,54 +72,56 @@ class Launched:
         self.start, self.places, self.whole, self.made = start, places, whole, made
         self._tokens = output.sampled_token_ids_cpu  # [B, most tokens], -1 where there is none
         self._arrived = output.async_copy_ready_event
-        self._not_sampled: list[int] = output._invalid_req_indices  # prompts that are not through
-        self._urgent = False  # the device will have nothing to do until the next step is launched
+        self._not_sampled: list[int] = output._invalid_req_indices  # unfinished prompts
+        self._urgent = False  # the device idles until the next step is launched
         self._over = threading.Event()
         output.async_copy_ready_event = self
 
     def synchronize(self) -> None:
-        """In place of the event, for the thread that hands the tokens to the scheduler.
+        """Replace the event's method for the thread that hands the tokens to the scheduler.
 
-        It would take the interpreter's lock when the worker needs it most. The scheduler needs the
-        tokens for the step after the next.
+        While the device idles, that thread waits until the worker has launched the next step,
+        because it would compete for the interpreter's lock. The scheduler needs the tokens only for
+        the step after the next.
         """
         self._arrived.synchronize()
         if self._urgent:
             self._over.wait(_PATIENCE_S)
 
     def launched_next(self) -> None:
-        """The next step is on its way to the device."""
+        """Note that the next step was launched."""
         self._over.set()
 
     def wait(self, *, urgent: bool = False) -> np.ndarray:
         """Wait until the tokens are on the host.
 
         Args:
-            urgent: the next step cannot be launched before; say so with `launched_next`.
+            urgent: whether the next step's launch waits for them; it is then noted by
+                `launched_next`.
 
         Returns:
-            int32[B, most tokens]; a row's tokens end at the first that is no token.
+            int32[B, most tokens]; a row's tokens end at the first invalid token id.
         """
         self._urgent = urgent
-        if urgent:  # who sleeps until the event wakes up late
+        if urgent:  # a thread that sleeps until the event would wake up late
             while not self._arrived.query():
                 time.sleep(_NAP_S)
         else:
             self._arrived.synchronize()
         tokens = np.ascontiguousarray(self._tokens.numpy(), np.int32)
         if self._not_sampled:
-            tokens[self._not_sampled] = -1  # vLLM passes these rows over
+            tokens[self._not_sampled] = -1  # vLLM ignores these rows
         return tokens
 
 
 class LateBinding:
-    """Stands between a runner's worker and a runner; one per engine.
+    """Stands between a worker and its model runner; one per engine.
 
     Args:
-        runner: vLLM's, which schedules asynchronously; some of its methods are wrapped.
-        session: None on ranks whose drafts vLLM does not read: they get those of the first rank.
-        group: the tensor-parallel group, None if it is one rank.
-        drafter: of vLLM's, that the session takes drafts of; None where there is none, and on ranks
+        runner: vLLM's model runner with asynchronous scheduling; some of its methods are wrapped.
+        session: None on ranks whose drafts vLLM does not read; they get those of the first rank.
+        group: the tensor-parallel group, None if it has a single rank.
+        drafter: the draft model whose drafts the session takes; None without one, and on ranks
             without a session.
     """
 
@@ -136,15 +138,15 @@ class LateBinding:
         self._group = group
         self._drafter = drafter
         self._k: int = runner.num_spec_tokens
-        self._newest: Launched | None = None  # on the device, and not yet read
-        # Of the step that is being prepared:
-        self._places: Mapping[str, list[int]] = {}  # by request, as scheduled
-        self._bound: Mapping[str, int] = {}
-        self._gone: Collection[str] = ()  # requests whose last tokens are nobody's
+        self._newest: Launched | None = None  # a launched step whose tokens were not read yet
+        # The step that is being prepared:
+        self._places: Mapping[str, list[int]] = {}  # its places by request, as scheduled
+        self._bound: Mapping[str, int] = {}  # its draft tokens by request
+        self._gone: Collection[str] = ()  # requests whose last tokens are not needed
         self._ahead: Launched | None = None  # the step before, if this one is prepared ahead
-        self._metadata: Any = None  # vLLM's, of the drafts
+        self._metadata: Any = None  # vLLM's metadata of its drafts
         self._awaited: Launched | None = None  # the step before, if this one waits for its tokens
-        self._lengths: np.ndarray | None = None  # int32[B], of the texts, where vLLM's are not
+        self._lengths: np.ndarray | None = None  # int32[B], real lengths where vLLM's are wrong
         self._filling = runner._make_buffer(SCORED_AHEAD, dtype=torch.int32)
         self._wrapped = {
             name: getattr(runner, name)
@@ -192,8 +194,8 @@ class LateBinding:
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
         sampled = sampler_output.sampled_token_ids
         if sampled.shape[-1] > 1 and self._runner.valid_sampled_token_count_gpu is None:
-            # What a drafter on the device tells, for a step that is prepared ahead; here there is
-            # none, or it has failed.
+            # A step that is prepared ahead needs these counts on the device. A drafter there would
+            # provide them, but there is none, or it has failed.
             valid = (sampled >= 0) & (sampled < self._runner.input_batch.vocab_size)
             counts = valid.sum(dim=1, dtype=torch.int32)
             last = sampled.gather(1, (counts - 1).clamp(min=0).long().unsqueeze(1)).squeeze(1)
@@ -203,20 +205,20 @@ class LateBinding:
     # --- before a step ------------------------------------------------------------------------
 
     def _fits_ahead(self, rows: int) -> bool:
-        """Whether a step of so many requests is small enough to be filled; prompts apart."""
+        """Whether a step of `rows` requests is small enough to be filled, prompts not counted."""
         return rows * (1 + self._k) <= SCORED_AHEAD
 
     def _before(self, step: Any) -> Any:
-        """What the runner shall make of a scheduled step."""
+        """Return the step that the runner shall execute in place of a scheduled one."""
         runner, before = self._runner, self._newest
         self._places, self._bound = step.scheduled_spec_decode_tokens, {}
-        # Of requests that ended, and of those whose last step the scheduler has dropped.
+        # Requests that ended, and requests whose last step the scheduler has dropped.
         self._gone = {*step.finished_req_ids, *step.scheduled_cached_reqs.resumed_req_ids}
         self._lengths = self._awaited = None
         idle = not step.total_num_scheduled_tokens
         if before is not None and self._can_prepare_ahead(step, before):
             self._ahead = self._awaited = before
-            # Or vLLM would look for drafts on the device.
+            # Otherwise vLLM would look for drafts on the device.
             runner._draft_token_ids = runner._draft_token_req_ids = None
             self._bound = {name: len(places) for name, places in self._places.items()}
             return step
@@ -235,11 +237,11 @@ class LateBinding:
             changes = self._bind(step, drafts)
         if before is not None and before.places:
             changes["scheduled_cached_reqs"] = self._with_lengths(step, before)
-        # A copy: without a process of its own the worker shares the scheduler's.
+        # The worker may share the scheduler's process and object, so it changes a copy.
         return dataclasses.replace(step, **changes) if changes else step
 
     def _can_prepare_ahead(self, step: Any, before: Launched) -> bool:
-        """Whether a step has places, and the shape and the positions that vLLM thinks it has."""
+        """Whether a step has places and can be prepared before the tokens of the step before."""
         batch = self._runner.input_batch
         return (
             bool(self._places)
@@ -247,26 +249,26 @@ class LateBinding:
             and (before.whole or not before.places)
             and self._places.keys() <= set(before.request_ids)
             and not step.has_structured_output_requests
-            # Penalties and the like are worked out on the host, from lengths and from drafts.
+            # Penalties and similar processors need lengths and drafts on the host.
             and not batch.sampling_metadata.output_token_ids
             and not any(map(is_active, batch.logitsprocs.non_argmax_invariant))
             and not self._anybody_leaves(step, before)
         )
 
     def _anybody_leaves(self, step: Any, before: Launched) -> bool:
-        """Whether a row is gone with this step, and its last tokens are still to be read."""
+        """Whether a request leaves the batch with this step before its last tokens were read."""
         scheduled, gone = step.num_scheduled_tokens, self._gone
         return any(name not in scheduled and name not in gone for name in before.request_ids)
 
     def _land(self, before: Launched, *, room: bool) -> Mapping[str, list[int]]:
-        """Bring the tokens of the step before into the host's arrays, and draft.
+        """Write the tokens of the step before into the host's arrays, and draft.
 
         Args:
-            before: its rows are those of the batch.
+            before: the step before; its rows are those of the batch.
             room: whether drafts can be verified in the next step.
 
         Returns:
-            Draft tokens by request, on the rank that drafts.
+            Draft tokens by request on the rank that drafts, nothing on others.
         """
         runner, batch = self._runner, self._runner.input_batch
         lengths, gained = self._follow(
@@ -277,10 +279,10 @@ class LateBinding:
             ends, counts, starts = lengths.tolist(), gained.tolist(), before.start.tolist()
             for row, request_id in enumerate(before.request_ids):
                 request = runner.requests[request_id]
-                request.prev_num_draft_len = 0  # or vLLM would take all drafts for accepted
+                request.prev_num_draft_len = 0  # otherwise vLLM would count all drafts as accepted
                 if counts[row]:
                     known, done = request.output_token_ids, starts[row] - request.num_prompt_tokens
-                    # Where the first request with penalties joins vLLM cuts others' placeholders.
+                    # vLLM cuts placeholders when the first request with penalties joins.
                     known += [-1] * (done - len(known))
                     known[done:] = batch.token_ids_cpu[row, starts[row] : ends[row]].tolist()
         # The next step takes its input from the host's arrays.
@@ -319,10 +321,10 @@ class LateBinding:
         }
 
     def _with_lengths(self, step: Any, before: Launched) -> Any:
-        """The running requests of a step, with the lengths that they really have by now."""
+        """Return a step's running requests with their real lengths."""
         running = step.scheduled_cached_reqs
         computed = list(running.num_computed_tokens)
-        batch = self._runner.input_batch  # which has still the rows of the step before
+        batch = self._runner.input_batch  # it still has the rows of the step before
         lengths = dict(zip(before.request_ids, batch.num_tokens_no_spec.tolist(), strict=False))
         for place, request_id in enumerate(running.req_ids):
             if request_id in lengths and request_id not in running.resumed_req_ids:
@@ -332,9 +334,9 @@ class LateBinding:
     # --- in a step that is prepared -----------------------------------------------------------
 
     def _fill(self, before: Launched) -> None:
-        """Draft from what the step before sampled, and write the drafts into the input."""
+        """Draft after the tokens of the step before, and write the drafts into the input."""
         runner, batch, metadata = self._runner, self._runner.input_batch, self._metadata
-        # All that can be worked out before the tokens are there.
+        # Everything that does not need the tokens comes first.
         request_ids = batch.req_ids
         rows = len(metadata.num_draft_tokens)
         is_place = np.arange(self._k) < np.array(metadata.num_draft_tokens)[:, np.newaxis]
@@ -342,9 +344,9 @@ class LateBinding:
         filled = metadata.draft_token_ids
         host, drafts = self._filling.cpu[: len(filled)], self._filling.np[: len(filled)]
         lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec, urgent=True)
-        drafts.fill(0)  # not earlier: now the step before has read what it was filled with
+        drafts.fill(0)  # the step before, which used this buffer, has read it by now
         self._lengths = lengths
-        # vLLM leaves the accepted tokens out here; its placeholder belongs behind the text.
+        # vLLM does not count accepted tokens here, and its placeholder belongs behind the text.
         batch.num_tokens_no_spec[: len(lengths)] = lengths
         self._newest = None
         if self._session is not None:
@@ -361,13 +363,13 @@ class LateBinding:
     def _follow(
         self, step: Launched, request_ids: list[str], known: np.ndarray, *, urgent: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Write a step's tokens behind the texts of a batch that may have changed since.
+        """Append a step's tokens to the texts of a batch that may have changed since.
 
         Args:
-            step: not yet read.
-            request_ids: of the batch, in row order; B rows.
-            known: int32[R >= B], tokens of the texts of requests that were not in the step.
-            urgent: as `Launched.wait`.
+            step: a step whose tokens were not read yet.
+            request_ids: B ids of the batch in row order.
+            known: int32[R >= B], lengths of the texts of requests that were not in the step.
+            urgent: see `Launched.wait`.
 
         Returns:
             Length of each text and tokens gained in the step, int32[B] each.
@@ -395,12 +397,12 @@ class LateBinding:
     # --- after a step was launched ------------------------------------------------------------
 
     def _after(self, output: Any) -> None:
-        """Keep a step that was launched, and read the one before if that is still to be done."""
+        """Keep a step that was launched, and read the one before if that was not done yet."""
         batch = self._runner.input_batch
         before, rows = self._newest, len(output._model_runner_output.req_ids)
         start = self._lengths
         if start is None:
-            start = batch.num_tokens_no_spec[:rows] - 1  # a placeholder for what is sampled
+            start = batch.num_tokens_no_spec[:rows] - 1  # vLLM counts a placeholder for the sample
             start[output._invalid_req_indices] += 1
         places = {name: len(one) for name, one in self._places.items()}
         self._newest = newest = Launched(

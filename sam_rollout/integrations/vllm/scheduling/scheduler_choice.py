@@ -27,6 +27,7 @@ from sam_rollout.integrations.vllm.engine_settings import (
     has_model,
     settings_of,
 )
+from sam_rollout.integrations.vllm.hybrids import leave_out_drafts
 from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_engines_drafter
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
 from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
@@ -156,7 +157,7 @@ def choose_schedulers() -> None:
 
     @functools.wraps(original)
     def check(self: Any) -> None:
-        if not drafts_here(self):
+        if not drafts_here(self) or leave_out_drafts(self):
             original(self)
             return
         mark_as_ours(self.speculative_config)

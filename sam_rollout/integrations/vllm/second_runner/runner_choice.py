@@ -1,10 +1,10 @@
-"""Lets an engine with our drafter run in vLLM's second model runner, if that is asked for by name.
+"""vLLM's second model runner for an engine with our drafter, if the environment asks for it.
 
-vLLM knows two model runners. From 0.29 on it takes the second by itself, but not for drafters of
-others: it has a list of methods that make it take the first, and a function that makes the second
-one's drafters, without a place for more. So ours is taken off the list and added to the function,
-in engines started with ``VLLM_USE_V2_MODEL_RUNNER=1``. This can go when vLLM has a way for drafters
-of others.
+vLLM has two model runners. From 0.29 on it takes the second by itself, but not with a plug-in's
+drafter: a list of methods makes it take the first, and the function that makes the second runner's
+drafters knows no plug-ins. So our method is taken off the list and added to the function, in
+engines started with ``VLLM_USE_V2_MODEL_RUNNER=1``. This can go when vLLM's second runner accepts
+plug-ins' drafters.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from packaging.version import Version
 
 from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, drafts_here
 
-# Releases that the contract rows of the second runner are checked against.
+# Releases for which the contract rows of the second runner are checked.
 SECOND_RUNNER_RELEASES = ((0, 31),)
 _RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
 _REFUSED = "speculative method 'custom_class'"
 
 
 def asks_for_second_runner() -> bool:
-    """Whether this process is to take the second runner, whatever vLLM would."""
+    """Whether the environment asks for the second runner."""
     return os.environ.get(MODEL_RUNNER_ENV) == "1"
 
 
@@ -35,7 +35,7 @@ def is_second_runner(runner: Any) -> bool:
 
 
 def allow_second_runner() -> None:
-    """Have our drafter made in the second runner, where that is asked for; may be repeated."""
+    """Let the second runner make our drafter, if it is asked for; safe to call repeatedly."""
     if not asks_for_second_runner():
         return
     import vllm

@@ -1,12 +1,11 @@
 """Our drafter and sampler inside vLLM's second model runner (``vllm/v1/worker/gpu``); a trial.
 
-That runner keeps texts and lengths of all requests on the device (in host memory that the device
-can reach, where there is such memory), and reads drafts from there, too. Each request has a slot
-for as long as it runs. `SamSpeculator` waits for a step's tokens, has them drafted from, and leaves
-the drafts in the slots; the scheduler is told how many each request has. `KeyedSampling` draws from
-the random bits that the first runner's samplers draw from.
+That runner keeps texts and lengths of all requests on the device, or in host memory that the device
+can reach, and reads drafts from there, too. Each request has a slot while it runs. `SamSpeculator`
+waits for a step's tokens, drafts, leaves the drafts in the slots, and reports their numbers to the
+scheduler. `KeyedSampling` uses the same random bits as the first runner's samplers.
 
-What else there is to it: docs/architecture.md.
+docs/architecture.md has the rest.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from sam_rollout.verification import (
     verify_coupled,
 )
 
-KEYED = "sam_rollout_sampling"  # attribute of the runner's sampler that holds ours
+KEYED = "sam_rollout_sampling"  # attribute of the runner's sampler that holds our sampler
 
 
 class SamSpeculator(BaseSpeculator):
     """Takes the place of a draft model in the second runner.
 
     Args:
-        vllm_config: The engine's, with our settings.
-        device: Where the runner wants the drafts.
+        vllm_config: The engine's configuration, with our settings.
+        device: The device for the drafts.
 
     Raises:
         ConfigError: The settings are not valid, several ranks would have to agree on the drafts, or
@@ -48,7 +47,7 @@ class SamSpeculator(BaseSpeculator):
     """
 
     supports_mm_inputs = False
-    draft_logits = None  # every draft token is certain
+    draft_logits = None  # all drafts are one-hot
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         ranks = vllm_config.parallel_config.world_size
@@ -72,7 +71,7 @@ class SamSpeculator(BaseSpeculator):
         self._offered: DraftTokenIds | None = None
 
     def attach(self, runner: Any) -> None:
-        """Connect it with the runner that it was made for."""
+        """Connect it with its runner."""
         self._states = runner.req_states
         runner.drafter = self.proposer
         runner.take_draft_token_ids = self._take_draft_token_ids
@@ -90,7 +89,7 @@ class SamSpeculator(BaseSpeculator):
         slot_mappings: Any,
         last_hidden_states: Any,
         aux_hidden_states: Any,
-        num_sampled: torch.Tensor,  # int32 [batch]; 0 for a prompt that is computed in parts
+        num_sampled: torch.Tensor,  # int32 [batch]; 0 for an unfinished prompt
         *_others: Any,
         dummy_run: bool = False,
         **_options: Any,
@@ -104,7 +103,7 @@ class SamSpeculator(BaseSpeculator):
                 "the drafter is not bound to the model runner: call collective_rpc('sam_bind') "
                 "before the first request"
             )
-        order = np.argsort(input_batch.idx_mapping_np)  # slots: the same order in every step
+        order = np.argsort(input_batch.idx_mapping_np)  # by slot, the same order in every step
         slots = input_batch.idx_mapping_np[order]
         lengths = self._states.total_len.gpu.cpu().numpy()[slots]  # waits for the step
         sampled = num_sampled.cpu().numpy()[order]
@@ -117,22 +116,22 @@ class SamSpeculator(BaseSpeculator):
         return drafts.copy_(torch.from_numpy(tokens))
 
     def _take_draft_token_ids(self) -> DraftTokenIds | None:
-        """In place of the runner's, which says that every request has k drafts."""
+        """Replace the runner's method, which reports k draft tokens for every request."""
         offered, self._offered = self._offered, None
         return offered
 
 
 def attach(runner: Any) -> None:
-    """Prepare vLLM's second runner for what is bound to it; harmless when repeated."""
+    """Prepare vLLM's second runner for our drafter and sampler; safe to call repeatedly."""
     follow_requests(runner)
     if isinstance(runner.speculator, SamSpeculator):
         runner.speculator.attach(runner)
 
 
 def follow_requests(runner: Any) -> None:
-    """Keep what the scheduler said of each request until it ends, as the first runner does.
+    """Keep the scheduler's data of each request until it ends, as the first runner does.
 
-    The second one forgets a request that is preempted, and keeps no sampling parameters.
+    The second runner forgets a request that is preempted, and keeps no sampling parameters.
     """
     if hasattr(runner, "requests"):
         return
@@ -154,15 +153,15 @@ def follow_requests(runner: Any) -> None:
 
 
 def _on_host(tensor: Any) -> np.ndarray:
-    """The texts, int32[slots, max_model_len], as the host sees them."""
+    """Return the texts on the host, int32[slots, max_model_len]."""
     buffer = getattr(tensor, "_uva_buf", None)
     if buffer is not None:
         return buffer.np
-    return tensor.gpu.cpu().numpy()  # on a CPU the tensor itself
+    return tensor.gpu.cpu().numpy()  # on a CPU this copies nothing
 
 
 class KeyedSampling:
-    """Draws and verifies tokens from the random bits of request and position.
+    """Draws and verifies tokens with the random bits of request and position.
 
     Args:
         runner: The second runner; some methods of its samplers are replaced.
@@ -198,12 +197,12 @@ class KeyedSampling:
     def _draw(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Draw a token for each row: int64 [rows].
+        """Draw a token for each row, int64 [rows].
 
         Args:
-            logits: [rows, vocabulary], ready to be sampled from.
-            slots: Integer [rows], of each row's request.
-            positions: Integer [rows], of the token in front of the one that is drawn.
+            logits: [rows, vocabulary], after all sampling parameters.
+            slots: Integer [rows], the slot of each row's request.
+            positions: Integer [rows], the position of the token before the drawn one.
         """
         bits = keyed_bits(self._row_keys.keys[slots], positions + 1)
         tokens = draw_gumbel(logits.to(torch.float32), bits)
@@ -227,21 +226,22 @@ class KeyedSampling:
         self,
         logits: torch.Tensor,  # [rows, vocabulary]
         _draft_logits: Any,
-        input_ids: torch.Tensor,  # int [rows]: in front of each request's drafts its last token
+        input_ids: torch.Tensor,  # int [rows], each request's last token, then its draft tokens
         positions: torch.Tensor,  # int [rows]
         cu_num_rows: torch.Tensor,  # int [batch + 1]
         slots_of_requests: torch.Tensor,  # int [batch]
         slots_of_requests_np: np.ndarray,
         slots: torch.Tensor,  # int [rows]
-        places: torch.Tensor,  # int [rows], of each row among those of its request
+        places: torch.Tensor,  # int [rows], each row's index among its request's rows
         *others: Any,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Verify drafts: processed logits, tokens [batch, k + 1], and how many each gained."""
+        """Verify drafts; return processed logits, tokens [batch, k + 1], and numbers of tokens."""
         logits = self._sampler.apply_sampling_params(
             logits, slots, slots_of_requests, slots_of_requests_np, positions, input_ids, places,
             others[0],
         )  # fmt: skip
-        verified = others[1] if len(others) > 1 else input_ids  # without drafts a grammar forbids
+        # The second of the others lacks draft tokens that a grammar forbids.
+        verified = others[1] if len(others) > 1 else input_ids
         batch = len(slots_of_requests)
         ends = cu_num_rows[1:] - torch.arange(1, batch + 1, device=cu_num_rows.device)
         layout = DraftLayout(ends, len(logits) - batch, self._max_drafts)
@@ -252,20 +252,20 @@ class KeyedSampling:
 
 
 def _rows_of_drafts(layout: DraftLayout) -> torch.Tensor:
-    """The rows that hold a draft token, int64 [num_drafts], without asking the device."""
+    """Return the rows of draft tokens, int64 [num_drafts], without a wait for the device."""
     requests = torch.arange(layout.batch, device=layout.counts.device)
     request = requests.repeat_interleave(layout.counts, output_size=layout.num_drafts)
-    # One row more of each request in front, its last token's.
+    # Each request has one row in front of its draft tokens, for its last token.
     return torch.arange(layout.num_drafts, device=request.device) + request + 1
 
 
 def installed_sampler(runner: Any) -> str:
-    """Name the ``rollout_sampler.kind`` that is really installed, for the start-up check."""
+    """Return the ``rollout_sampler.kind`` that is really installed, for the start-up check."""
     return KeyedSampling.kind if hasattr(runner.sampler, KEYED) else "stock"
 
 
 def install_sampler(runner: Any, config: RolloutSamplerConfig) -> None:
-    """Draw as the first runner's coupled sampler does.
+    """Install a sampler that draws like the first runner's coupled sampler.
 
     Raises:
         ConfigError: Another of our samplers is asked for.

@@ -1,4 +1,4 @@
-"""The process in front of an engine: records of its steps, weight syncs, an engine that dies."""
+"""The front-end process of an engine: records of its steps, weight syncs, a dead engine."""
 
 # The names of vLLM that modules here wrap or replace, each a row of tests/contracts/contract.py.
 WRAPPED = (

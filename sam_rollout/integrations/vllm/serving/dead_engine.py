@@ -1,8 +1,8 @@
-"""Ends calls that wait for an engine which has died, and says what it died of.
+"""The end of calls that wait for a dead engine, and the cause of its death.
 
-vLLM notices that an engine's process has died, and refuses what is asked of it from then on. A call
-that waits for an answer already (a weight sync, a drain) waits for ever, and what the engine died
-of stands in its own log alone.
+vLLM notices that an engine's process has died, and refuses later calls. But a call that waits for
+an answer already (a weight sync, a drain) waits forever, and only the engine's own log has the
+cause. Here such calls end with an error that names the cause.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-# Names the file for what an engine died of; set by who starts the engine, read by its processes.
+# The name of the file for the cause of death. The process that starts the engine sets it.
 CAUSE_ENV = "SAM_ENGINE_CAUSE_FILE"
-# Releases read or run by us whose calls wait for an engine that has died.
+# Releases, read or run by us, whose calls wait for a dead engine.
 WAITING_VERSIONS = SpecifierSet(">=0.23,<0.32", prereleases=True)
-LOOK_S = 1.0  # between two looks at an engine while its answer is waited for
-_OURS = "sam_rollout"  # on what is wrapped already
-# vLLM logs these with the exception that ends the process, the worker's before the engine's.
+LOOK_S = 1.0  # between two checks that the engine lives, while a call waits
+_OURS = "sam_rollout"  # the mark on our wrappers
+# vLLM logs these messages with the exception that ends the process, the worker's before the
+# engine's.
 _SPEAKERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
 _LAST_WORDS = (
     "WorkerProc failed to start.",
@@ -35,27 +36,27 @@ _LAST_WORDS = (
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Return the error in whose handling this one was raised, a failing clean-up say."""
+    """Return the original error, if this one was raised while it was handled."""
     while error.__context__ is not None and error.__cause__ is None:
         error = error.__context__
     return error
 
 
 class _CauseKeeper(logging.Handler):
-    """Writes what ends an engine's process to the file of `CAUSE_ENV`, the first of all."""
+    """Writes the first exception that ends an engine's process to the file of `CAUSE_ENV`."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the exception of a record, if that is the end."""
+        """Write a record's exception, if it ends the process."""
         path, error = os.environ.get(CAUSE_ENV), record.exc_info and record.exc_info[1]
         if not path or error is None or str(record.msg) not in _LAST_WORDS:
             return
         text = "".join(traceback.format_exception_only(first_of(error))).strip()
-        with contextlib.suppress(OSError), Path(path).open("x") as file:  # not if there is one
+        with contextlib.suppress(OSError), Path(path).open("x") as file:  # the first one stays
             file.write(text)
 
 
 def keep_causes() -> None:
-    """Keep what this process dies of, should it be an engine's; harmless when repeated."""
+    """Keep the cause if this is an engine's process and it dies; safe to call repeatedly."""
     for name in _SPEAKERS:
         speaker = logging.getLogger(name)
         if not any(isinstance(handler, _CauseKeeper) for handler in speaker.handlers):
@@ -63,7 +64,7 @@ def keep_causes() -> None:
 
 
 def cause_of_death() -> str:
-    """What the engine that this process has started died of, in words."""
+    """Return the cause of death of the engine that this process has started, in words."""
     with contextlib.suppress(KeyError, OSError):
         if cause := " ".join(Path(os.environ[CAUSE_ENV]).read_text().split()):
             return cause
@@ -71,9 +72,9 @@ def cause_of_death() -> str:
 
 
 def answer_or_die() -> None:
-    """Have calls that wait for an engine's answer end when it dies; harmless when repeated.
+    """Make calls that wait for an engine's answer end when it dies; safe to call repeatedly.
 
-    In the process that asks, which is not that of the engine.
+    The calling process has to do this, not the engine's.
     """
     import vllm
     from vllm.v1.engine.core_client import AsyncMPClient

@@ -1,7 +1,7 @@
 """The engines behind one front end: one, or several with data parallelism.
 
 Under data parallelism every rank has a scheduler, a batch and a KV cache of its own; only experts
-are shared. Gate and long tail are about a scheduler's requests, so each rank is told apart here.
+are shared. Gate and long tail depend on one scheduler's requests, so each rank counts as an engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecord
 
 
 def engine_count(engine: Any) -> int:
-    """Engines behind an ``AsyncLLM``."""
+    """Return the number of engines behind an ``AsyncLLM``."""
     return len(engine.engine_core.core_engines)
 
 
@@ -25,16 +25,16 @@ async def ask_engines(
 ) -> list[list[Any]]:
     """Call a method of every worker of every engine.
 
-    ``AsyncLLM.collective_rpc`` reaches all engines too, but under data parallelism it returns the
-    answers of the first alone (read in vLLM 0.23 to 0.28, ``DPLBAsyncMPClient``).
+    ``AsyncLLM.collective_rpc`` reaches all engines, too, but under data parallelism it returns only
+    the first engine's answers (read in vLLM 0.23 to 0.28, ``DPLBAsyncMPClient``).
 
     Args:
         engine: An ``AsyncLLM``.
-        method: Of the worker or its extension.
-        arguments: Of the call, engine by engine; by default there are none.
+        method: Name of a method of the worker or its extension.
+        arguments: The method's arguments, engine by engine; by default there are none.
 
     Returns:
-        Per engine the answers of its workers.
+        The answers of each engine's workers.
     """
     engines = engine_count(engine)
     arguments = [()] * engines if arguments is None else arguments
@@ -61,13 +61,13 @@ class EngineRecorders(StatLoggerBase):
         self._engine_of: dict[str, int] = {}
 
     def log_engine_initialized(self) -> None:
-        """Nothing to announce."""
+        """Do nothing: there is nothing to announce."""
 
     def work_arrived(self) -> None:
         """Start the clocks of idle engines.
 
-        Which engine a request goes to is decided later. One that gets its first later than another
-        is charged for the time between; a round's requests arrive within milliseconds.
+        A request's engine is chosen later. An engine that gets its first request later than another
+        counts as busy in between, but a round's requests arrive within milliseconds.
         """
         for recorder in self.recorders:
             recorder.work_arrived()
@@ -79,23 +79,23 @@ class EngineRecorders(StatLoggerBase):
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        """Called by vLLM once per step of each engine."""
+        """Record a step; vLLM calls this once per step of each engine."""
         self.recorders[engine_idx].record(scheduler_stats, iteration_stats)
         if len(self.recorders) > 1 and iteration_stats is not None:
             for request in iteration_stats.finished_requests:
                 self._engine_of[request.request_id] = engine_idx
 
     def forget(self) -> None:
-        """Drop what was recorded since the last drain: it belongs to no rollout."""
+        """Drop the records since the last drain, because they belong to no rollout."""
         for recorder in self.recorders:
             recorder.drain(step=-1, split="", replica=-1, session_steps=None)
         self._engine_of.clear()
 
     def share_out(self, finished: Iterable[Any]) -> list[list[Any]]:
-        """Sort requests by the engine that ran them; unknown ones go to the first.
+        """Sort requests by the engine that ran them; unknown ones go to the first engine.
 
         Args:
-            finished: Each with the ``request_id`` that was given to the engine.
+            finished: Finished requests, each with the ``request_id`` that the engine knows.
         """
         shares: list[list[Any]] = [[] for _ in self.recorders]
         for request in finished:

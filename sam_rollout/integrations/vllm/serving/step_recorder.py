@@ -1,10 +1,10 @@
 """One record per engine step, taken in the server process for baseline and SAM alike.
 
-vLLM's own logger prints averages over ten seconds; the long tail needs every step. The session's
-half of a step (gate, time, what was verified) is noted in the worker process and joined here in
-order; both read the host's monotonic clock, so that a step without a note is recognised. Recording
-takes about 5 us a step with both halves alone, and 34 us (0.2 % of the time) in a run of the tiny
-model, whose caches are used by others meanwhile.
+vLLM's own logger prints averages over ten seconds, but the long tail needs every step. The worker
+process notes the session's half of a step (gate, time, verified tokens), which is joined here in
+order. Both processes read the host's monotonic clock, so a step without a note is recognised.
+Recording takes about 5 us per step by itself, and 34 us (0.2 % of the time) in a run of the tiny
+model, where the processor's caches are cold.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import pyarrow as pa
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import NOTE_COLUMNS, DraftNote, StepRecord, table_of
 
-# Of a step that the session did not see: the engine skipped it, and verified nothing of ours.
+# The note of a step that the session did not see, because the engine verified no drafts in it.
 SKIPPED = DraftNote(gate_open=False, draft_budget=0, draft_trees=False)
 
 
 class EngineStepRecorder:
-    """Collects a ``StepRecord`` per engine step until drained; `EngineRecorders` has them taken."""
+    """Collects a ``StepRecord`` per engine step until it is drained."""
 
     def __init__(self) -> None:
         self._records: list[StepRecord] = []
@@ -36,13 +36,13 @@ class EngineStepRecorder:
             self._last_s = time.monotonic()
 
     def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
-        """Take down an engine step from what vLLM tells of it."""
+        """Record an engine step from vLLM's statistics."""
         if scheduler_stats is None:
             return
         now = time.monotonic()
         spec = scheduler_stats.spec_decoding_stats
         record = StepRecord(
-            step=-1,  # who drains knows step, split and replica
+            step=-1,  # `drain` fills in step, split and replica
             split="",
             replica=-1,
             time_s=now,
@@ -60,7 +60,7 @@ class EngineStepRecorder:
         self._last_s = None if idle else now
 
     def progress(self) -> EngineProgress:
-        """Return where the engine stands since the last drain, without changing anything."""
+        """Return the engine's progress since the last drain, without a change of the records."""
         if not self._records:
             return EngineProgress()
         last = self._records[-1]
@@ -77,22 +77,22 @@ class EngineStepRecorder:
     def drain(
         self, *, step: int, split: str, replica: int, session_steps: dict[str, list] | None
     ) -> pa.Table:
-        """Hand over what was recorded since the last call, joined with the session's notes.
+        """Return and reset the records since the last call, joined with the session's notes.
 
         Args:
             step: Training step the records belong to.
             split: ``"train"`` or ``"val"``.
             replica: Rank of this engine among the rollout's replicas.
-            session_steps: ``DraftSession.drain()["steps"]``; None without a session, when what
-                vLLM counts as drafts (another drafter's) stands as it is.
+            session_steps: ``DraftSession.drain()["steps"]``; None without a session. Then vLLM's
+                own counts of drafts (by another drafter) stay.
         """
         records, self._records = self._records, []
         if not records:
-            self._last_s = None  # work was announced, and went to another engine
-        clock_offset_s = time.time() - time.monotonic()  # moves when the host's time is set
+            self._last_s = None  # the announced work went to another engine
+        clock_offset_s = time.time() - time.monotonic()  # changes when the host's time is set
         if session_steps is not None:
-            # The session counts what was verified of its drafts, without what only filled steps up;
-            # vLLM's statistics, which know no such difference, give way to it.
+            # The session counts drafts without padding. vLLM's statistics do not tell them apart,
+            # so the session's numbers replace them.
             for record, note in zip(records, _notes(records, session_steps), strict=True):
                 for name in NOTE_COLUMNS:
                     setattr(record, name, getattr(note, name))
@@ -103,7 +103,7 @@ class EngineStepRecorder:
 
 
 def _requests_and_tokens(iteration_stats: Any) -> dict[str, Any]:
-    """Requests and tokens of a step; all zero where no request got a token (prompt chunks)."""
+    """Return requests and tokens of a step, all zero where no request got a token."""
     if iteration_stats is None:
         return {"scheduled": 0}
     # A request that joins or decodes shows up in exactly one of the two lists.
@@ -117,14 +117,15 @@ def _requests_and_tokens(iteration_stats: Any) -> dict[str, Any]:
 
 
 def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
-    """Return the steps of ``DraftSession.drain()`` by the clock of this process.
+    """Return the steps of ``DraftSession.drain()`` with times by this process's clock.
 
-    Engines of one server may run on several hosts, each with a clock of its own. Steps of another
-    host come out early by what the request took to get there; late would part them from theirs.
+    Engines of one server may run on several hosts, each with a clock of its own. The time that the
+    call took to reach another host makes that host's steps look earlier. That is harmless, while
+    later times would be matched with the wrong records.
 
     Args:
-        drained: What the worker returned.
-        asked_s: This process's ``time.monotonic()`` when it asked.
+        drained: The worker's answer.
+        asked_s: This process's ``time.monotonic()`` at the call.
     """
     steps = drained["steps"]
     if drained["host"] == platform.node():
@@ -134,10 +135,10 @@ def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
 
 
 def _notes(records: list[StepRecord], session_steps: dict[str, list]) -> Iterator[DraftNote]:
-    """Find each engine step's note; ``SKIPPED`` where none was taken.
+    """Yield each engine step's note, ``SKIPPED`` where there is none.
 
-    The worker notes its half before the front end hears of the step, and both in order. The front
-    end may lag by more than a step, so the nearest time would be the wrong match.
+    The worker notes a step before the front end hears of it, and both are in order. The front end
+    may lag by more than a step, so the nearest time would be the wrong match.
     """
     columns = (session_steps[name] for name in ("noted_s", *NOTE_COLUMNS))
     noted = zip(*columns, strict=True)

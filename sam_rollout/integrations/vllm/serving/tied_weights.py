@@ -1,9 +1,9 @@
 """Tied weights in a weight sync of several buckets.
 
 A model with tied embeddings has one matrix under two names, and verl sends it under both. vLLM 0.31
-loads the first and skips the second, and refuses to skip it in a call that did not load the first:
-right for a checkpoint, which comes in one call, and wrong for a sync, in which every bucket is a
-call of its own. Here the same is asked once, of all buckets together.
+loads the first and skips the second. It raises an error if it skips the second in a call that did
+not load the first. That is right for a checkpoint, which comes in one call, but wrong for a sync,
+where every bucket is a call of its own. Here the check is made once, for all buckets together.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ CHECK = "_check_skipped_aliases"
 
 @contextlib.contextmanager
 def ties_over_buckets() -> Iterator[None]:
-    """Ask of all calls within this context together whether a tied matrix was loaded.
+    """Check for all calls within this context together that a tied matrix was loaded.
 
     Raises:
-        ValueError: With vLLM's words: it was not.
+        ValueError: It was not; the message is vLLM's.
     """
     from vllm.model_executor.models.utils import AutoWeightsLoader
 
     check = getattr(AutoWeightsLoader, CHECK, None)
-    if check is None:  # up to vLLM 0.24
+    if check is None:  # vLLM up to 0.24 has no such check
         yield
         return
-    skipping: dict[int, Any] = {}  # by module: its first loader that skipped
-    loaded: dict[int, set[str]] = {}
+    skipping: dict[int, Any] = {}  # module -> its first loader that skipped a name
+    loaded: dict[int, set[str]] = {}  # module -> names
 
     def note(loader: Any, names: set[str]) -> None:
         module = id(loader.module)

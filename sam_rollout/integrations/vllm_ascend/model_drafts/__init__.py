@@ -1,1 +1,1 @@
-"""Drafts of a model that vllm-ascend runs."""
+"""Draft models that vllm-ascend runs."""

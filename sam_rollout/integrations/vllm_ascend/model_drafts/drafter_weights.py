@@ -1,4 +1,4 @@
-"""What of a drafter's weights is the policy's, in vllm-ascend, which loads drafters by itself."""
+"""The weights that a draft head shares with the policy in vllm-ascend, which has its own loader."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from sam_rollout.integrations.vllm.model_drafts.drafter_weights import (
 
 
 def share_weights() -> None:
-    """Have heads of our engines take the policy's embedding and output layer; may be repeated.
+    """Make heads of our engines use the policy's embedding and output layer.
 
-    Call it when vllm-ascend's runner has been imported: its drafters settle on a device, too.
+    It is safe to call repeatedly, but only after vllm-ascend's runner was imported, because the
+    import of its drafters decides on a device, too.
     """
     from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBaseProposer
 
@@ -23,11 +24,11 @@ def share_weights() -> None:
 
 
 def share_output_layer(loader: Any) -> None:
-    """Have EAGLE-3 heads whose files hold no output layer take the policy's.
+    """Make EAGLE-3 heads whose files hold no output layer use the policy's.
 
-    vllm-ascend 0.23 to 0.26 give it to the methods `eagle` and `dflash` alone, so that such a head
-    of `eagle3` keeps what memory held. Needed until `_maybe_share_lm_head` asks the head, as vLLM's
-    does.
+    vllm-ascend 0.23 to 0.26 share the layer with the methods `eagle` and `dflash` only, so such a
+    head of `eagle3` would compute with uninitialised memory. This can go when its
+    `_maybe_share_lm_head` asks the head, as vLLM's does.
 
     Args:
         loader: The class that loads drafters.

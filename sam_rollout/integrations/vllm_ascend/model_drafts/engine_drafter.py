@@ -1,10 +1,9 @@
 """Drafts of a model that vllm-ascend runs, for a session that chooses between them and texts.
 
-It does what the module of the same name for vLLM does, for a runner that gives its drafter other
-arguments. vllm-ascend's drafters take the likeliest token of `compute_logits` themselves, as many
-times as their `num_speculative_tokens` says: both are replaced for as long as they draft. Passes
-that are captured in one graph stay as they were captured, all of them, and nothing is drawn or told
-there.
+It does the same as the module of the same name for vLLM, for a runner that gives its drafter other
+arguments. vllm-ascend's drafters take the likeliest token of `compute_logits` themselves, once per
+`num_speculative_tokens`. Both are replaced while they draft. If all passes are captured in one
+graph, none can be left out, no token can be drawn with noise, and probabilities are unknown.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from sam_rollout.sources.model import ModelSourceConfig
 class AscendEngineDrafter(EngineDrafter):
     """Stands between vllm-ascend's runner and its drafter; one per rank of an engine.
 
-    Args: as `EngineDrafter`.
+    The arguments are those of `EngineDrafter`.
 
     Raises:
-        ConfigError: drafts are to be drawn where no noise can reach them, or the drafter knows
-            fewer positions than the policy.
+        ConfigError: draft tokens shall be drawn but the drafter's passes are captured, or the
+            drafter has fewer positions than the policy.
     """
 
     def __init__(
         self, runner: Any, config: ModelSourceConfig, *others: Any, **options: Any
     ) -> None:
         drafter = runner.drafter
-        # Those that search in the text, and heads for every position, have no passes.
+        # Methods that search in the text, and heads for every position, have no passes.
         passes_one_by_one = hasattr(drafter, "_run_merged_draft") and not drafter.parallel_drafting
         self._is_open = passes_one_by_one and drafter._runnable == drafter._run_merged_draft
         if config.sampled and not self._is_open:
@@ -49,7 +48,7 @@ class AscendEngineDrafter(EngineDrafter):
         super().__init__(runner, config, *others, **options)
 
     def _wrap_choice(self) -> None:
-        """Not for good: vllm-ascend's drafters choose in the middle of their passes."""
+        """Do nothing: `_ask` replaces the choice while vllm-ascend's drafter runs."""
 
     def _ask(self, *args: Any, **kwargs: Any) -> Any:
         sampled, sampling, scheduler_output, metadata, *_others = args
@@ -60,7 +59,7 @@ class AscendEngineDrafter(EngineDrafter):
         self._find_positions(sampled, sampling, metadata)
         self._rows, self._compute_logits = len(sampled), model.compute_logits
         model.compute_logits = self._with_choice
-        asked = getattr(scheduler_output, "num_spec_tokens_to_schedule", most)  # our scheduler's
+        asked = getattr(scheduler_output, "num_spec_tokens_to_schedule", most)  # by our scheduler
         drafter.num_speculative_tokens = max(1, min(asked, self._passes))
         try:
             return self._propose(*args, **kwargs)
@@ -69,16 +68,19 @@ class AscendEngineDrafter(EngineDrafter):
             del model.compute_logits
 
     def _with_choice(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Logits whose likeliest token is the one we choose; its probability is kept."""
+        """Return logits whose likeliest token is the chosen one, and keep its probability."""
         logits = self._compute_logits(*args, **kwargs)
-        tokens = self._pick(logits[: self._rows])  # filled up with rows of nobody
+        tokens = self._pick(logits[: self._rows])  # padding rows follow
         if self._noise is not None:
             logits[: self._rows].scatter_(1, tokens.unsqueeze(1), torch.inf)
         return logits
 
 
 def _check_positions(runner: Any, config: ModelSourceConfig) -> None:
-    """VLLM leaves its drafter out where a text is longer; here it would read beyond its table."""
+    """Refuse a drafter with too few positions, which would read beyond its table.
+
+    vLLM leaves the drafter out where a text is too long for it; vllm-ascend does not.
+    """
     drafting = runner.speculative_config.draft_model_config  # None: it searches in the text
     needed = runner.model_config.max_model_len
     if drafting is not None and drafting.max_model_len < needed:

@@ -1,1 +1,1 @@
-"""Samplers that follow vllm-ascend's rules on logits."""
+"""Our samplers with vllm-ascend's processing of logits."""

@@ -1,4 +1,4 @@
-"""vllm-ascend's own options that our samplers do not go together with."""
+"""The check of vllm-ascend's own options that do not work with our samplers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REFUSED = {
 
 
 def check_options(ascend_config: Any) -> None:
-    """Refuse what would go unnoticed, or change what is sampled.
+    """Refuse options that would be ignored silently, or would change what is sampled.
 
     Args:
         ascend_config: vllm-ascend's ``get_ascend_config()``.

@@ -1,8 +1,8 @@
-"""Our samplers inside vllm-ascend: those of vLLM, with vllm-ascend's own rules on logits.
+"""Our samplers inside vllm-ascend, with vllm-ascend's own processing of logits.
 
-vllm-ascend replaces vLLM's samplers by subclasses of them, and ours replace those. Penalties, the
-replacement of NaN and infinite logits, and the cuts by top-k and top-p are vllm-ascend's;
-everything after that is as on other devices.
+vllm-ascend replaces vLLM's samplers by subclasses, and ours replace those. vllm-ascend's code
+applies penalties, replaces NaN and infinite logits, and applies top-k and top-p. Everything after
+that is the same as on other devices.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from sam_rollout.verification import DraftLayout
 
 
 def heed_logprobs_mode(model_runner: Any) -> None:
-    """Give the runner samplers that return the log-probabilities its engine was asked for.
+    """Give the runner samplers that follow the engine's ``logprobs_mode``.
 
-    vllm-ascend 0.23 to 0.26 create their samplers without ``logprobs_mode``, so that processed
-    log-probabilities are silently raw ones. Needed until ``NPUModelRunner`` passes it on.
+    vllm-ascend 0.23 to 0.26 create their samplers without ``logprobs_mode``, so processed
+    log-probabilities are silently raw ones. This can go when ``NPUModelRunner`` passes it on.
 
     Args:
         model_runner: vllm-ascend's ``NPUModelRunner``.
@@ -46,14 +46,14 @@ def heed_logprobs_mode(model_runner: Any) -> None:
 
 
 def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
-    """Replace the runner's samplers by ours; ``stock`` leaves them alone.
+    """Replace the runner's samplers by ours; ``stock`` keeps them.
 
     Args:
         model_runner: vllm-ascend's ``NPUModelRunner``.
-        config: What was asked for.
+        config: The sampler's kind.
 
     Raises:
-        ConfigError: The engine is configured for something our samplers do not do.
+        ConfigError: The engine's configuration needs something that our samplers lack.
     """
     if config.kind == "stock":
         return
@@ -81,24 +81,24 @@ def _check_positions_are_whole(parallel_config: Any) -> None:
 
 
 class AscendKeyedTopKTopPSampler(KeyedTopKTopPSampler):
-    """Replaces ``AscendTopKTopPSampler`` and cuts by top-k and top-p as it does."""
+    """Replaces ``AscendTopKTopPSampler``, with its top-k and top-p."""
 
     _cut = staticmethod(apply_top_k_top_p)
 
 
 class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler):
-    """Replaces ``AscendRejectionSampler`` and processes logits as it does.
+    """Replaces ``AscendRejectionSampler``, with its processing of logits.
 
     Args:
         sampler: vllm-ascend's sampler of steps without drafts.
         rows: Random bits of the step's rows.
-        config: Any kind but ``stock``.
+        config: The sampler's kind, any but ``stock``.
     """
 
     _cut = staticmethod(apply_top_k_top_p)
 
     def __init__(self, sampler: Any, rows: KeyedRows, config: RolloutSamplerConfig) -> None:
-        # Its constructor takes the sampler alone.
+        # vllm-ascend's constructor takes only the sampler.
         AscendRejectionSampler.__init__(self, sampler)
         self.config = config
         self._rows = rows
@@ -111,8 +111,8 @@ class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler)
         repeat_indices: torch.Tensor,
         output_token_ids: list[list[int]],
     ) -> torch.Tensor:
-        # Without Triton, vllm-ascend's own assumes one row per request when it applies penalties
-        # to rows of drafts, and fails. vLLM's finds the request of each row.
+        # Without Triton, vllm-ascend's method assumes one row per request for the rows of drafts,
+        # and fails. vLLM's method finds the request of each row.
         kind = AscendRejectionSampler if HAS_TRITON else RejectionSampler
         return kind.apply_penalties(
             logits, sampling_metadata, metadata, repeat_indices, output_token_ids

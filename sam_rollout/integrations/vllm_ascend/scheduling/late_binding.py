@@ -1,9 +1,9 @@
-"""Drafts bound late in vllm-ascend's runner, which has an asynchronous path of its own.
+"""Late binding in vllm-ascend's runner, which has an asynchronous path of its own.
 
-Of the three ways that the module of the same name for vLLM has, it takes two: steps have no places,
-or drafts are bound to them. None is prepared ahead. The attention there reads the lengths of texts
-on the host, so that the runner waits for what was sampled while it prepares a step; a step that is
-filled instead of bound would start little earlier, and pay for every place.
+The module of the same name for vLLM has three ways to run a step. Here steps have no places, or
+drafts are bound to them; no step is prepared ahead. The attention on NPUs reads the lengths of
+texts on the host, so the runner waits for the sampled tokens while it prepares a step. A step that
+is filled instead of bound would start hardly earlier, and pay for every place.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class AscendLateBinding(LateBinding):
         return False
 
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
-        """Leave the sampled tokens to the next step, which vllm-ascend expects of a drafter.
+        """Leave the sampled tokens on the device for the next step, as drafters of vllm-ascend do.
 
-        A step that had places is read before the next one is prepared, from the host's arrays.
+        The tokens of a step with places are read on the host before the next step is prepared.
         """
         sampled = sampler_output.sampled_token_ids  # [B, most tokens]
         one_each = sampled.shape[-1] == 1

@@ -1,4 +1,4 @@
-"""Which engines of vllm-ascend may schedule asynchronously with our drafter."""
+"""The rules for asynchronous scheduling of vllm-ascend's engines with our drafter."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from packaging.version import Version
 from sam_rollout.integrations.vllm.engine_settings import settings_of
 from sam_rollout.integrations.vllm_ascend.versions import installed
 
-# What the contract rows of late binding are checked against: vllm-ascend, vLLM.
+# Releases of vllm-ascend and vLLM for which the contract rows of late binding are checked.
 KNOWN_VERSION, KNOWN_VLLM = "0.23.0", (0, 23)
-# Those of other devices and of xlite have runners of their own.
+# Workers of other devices and of xlite have runners of their own.
 WORKERS = ("auto", "vllm_ascend.worker.worker.NPUWorker")
 
 
 def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
-    """Say why an engine cannot, beyond what holds on every device; empty if it can."""
+    """Return why an engine cannot schedule asynchronously on NPUs in particular, or nothing."""
     version = installed()
     public = version and Version(version).public  # builds may add to it
     if public != KNOWN_VERSION or Version(vllm_version).release[:2] != KNOWN_VLLM:

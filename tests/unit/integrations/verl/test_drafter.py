@@ -6,7 +6,7 @@ import shutil
 import pytest
 from omegaconf import OmegaConf, open_dict
 
-from recipes.dapo_qwen3.main import REPOSITORY
+from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import ConfigError
 from sam_rollout.heads import check_belongs, read_head
 from sam_rollout.integrations.verl.graphs import capture_sizes, covered_requests
@@ -21,7 +21,7 @@ from sam_rollout.integrations.verl.run_config import read_run_config
 from tests.settings_checks import check
 from tests.unit.test_configs import changed
 
-RECIPE = REPOSITORY / "recipes" / "dapo_qwen3"
+RECIPE = FOLDER
 POLICY, HEAD = RECIPE / "tiny_qwen3", RECIPE / "tiny_qwen3_eagle3"
 TINY = ("experiment=tiny_cpu", "sam=joined")
 GPUS = ("experiment=qwen3_32b_cuda", "sam=joined")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from verl.workers.rollout.vllm_rollout import ServerAdapter
 
-from recipes.dapo_qwen3.main import REPOSITORY
+from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import SamConfig
 from sam_rollout.heads import online, read_head
 from sam_rollout.heads.hidden_states import Policy
@@ -20,7 +20,7 @@ from sam_rollout.integrations.verl.server_adapter import SamServerAdapter
 from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from sam_rollout.integrations.vllm.model_drafts.head_update import PREFIX
 
-POLICY = REPOSITORY / "recipes" / "dapo_qwen3" / "tiny_qwen3"
+POLICY = FOLDER / "tiny_qwen3"
 HEAD = Path(f"{POLICY}_eagle3")
 SHARE_S = 12.0
 

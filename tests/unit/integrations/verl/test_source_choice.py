@@ -5,6 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl import source_choice
+from sam_rollout.integrations.verl.checks import settled
+from sam_rollout.integrations.vllm.hybrids import WITHOUT_DRAFTS
 from tests.settings_checks import check
 from tests.unit.integrations.verl.test_checks import composed
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
@@ -142,3 +145,23 @@ def test_draws_need_a_coupled_sampler(kind):
     run = check(composed(f"rollout_sampler.kind={kind}"))
     told = [line for line in run.decisions if line.startswith("sam.sources.draws")]
     assert run.sam.sources.draws.enabled is run.sampler.is_coupled is not bool(told)
+
+
+@pytest.mark.parametrize(
+    ("model", "drafts"),
+    [
+        ({"layer_types": ["linear_attention", "full_attention"]}, False),
+        ({"text_config": {"layer_types": ["linear_attention", "full_attention"]}}, False),
+        ({"linear_key_head_dim": 128}, False),
+        ({"mamba_d_state": 16}, False),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, True),
+        ({}, True),
+    ],
+)
+def test_hybrids_run_without_drafts_and_the_run_says_so(model, drafts, monkeypatch):
+    monkeypatch.setattr(source_choice, "read_config", lambda _config: model)
+    run = settled(composed("sam=on"))
+    assert run.sam.enabled == drafts
+    assert (WITHOUT_DRAFTS in run.decisions) != drafts
+    without = settled(composed("sam=off"))
+    assert not without.sam.enabled and without.decisions == ()

@@ -154,7 +154,7 @@ def test_dynamic_sampling_becomes_a_replay_buffer(overrides, sampler, metric):
 def test_nothing_is_left_to_resolve_in_other_processes():
     """Ray's processes do not know our resolvers."""
     text = OmegaConf.to_yaml(translated())
-    assert "${repo:" not in text and "${data." not in text
+    assert "${recipe:" not in text and "${here:" not in text and "${data." not in text
 
 
 @pytest.fixture

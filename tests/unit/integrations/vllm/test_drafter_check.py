@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipes.dapo_qwen3.main import REPOSITORY
+from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import ConfigError, SamConfig, SourcesConfig
 from sam_rollout.heads import read_head
 from sam_rollout.heads.checkpoint import LLAMA
@@ -15,7 +15,7 @@ from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_draft
 from sam_rollout.integrations.vllm.scheduling.scheduler_choice import settle_for_model
 from sam_rollout.sources.model import ModelSourceConfig
 
-RECIPE = REPOSITORY / "recipes" / "dapo_qwen3"
+RECIPE = FOLDER
 POLICY, HEAD = RECIPE / "tiny_qwen3", RECIPE / "tiny_qwen3_eagle3"
 SIZES = json.loads((POLICY / "config.json").read_text())
 REFUSED = r"^sam\.sources\.model\.path = .*"

@@ -26,7 +26,7 @@ def refresh_shim() -> str:
     named_vllm = _installed("vllm")
     shims = [d for d in named_vllm if _is_shim(d)]
     for shim in shims:
-        shutil.rmtree(shim.locate_file(f"vllm-{shim.version}.dist-info"))
+        shutil.rmtree(str(shim.locate_file(f"vllm-{shim.version}.dist-info")))
     if len(shims) < len(named_vllm):
         return "vllm itself is installed, no metadata shim needed"
     try:
@@ -35,7 +35,7 @@ def refresh_shim() -> str:
         return f"{CPU_DISTRIBUTION} is not installed, no metadata shim written"
 
     version = f"{cpu.version}+cpu"
-    folder = Path(cpu.locate_file(f"vllm-{version}.dist-info"))
+    folder = Path(str(cpu.locate_file(f"vllm-{version}.dist-info")))
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
     (folder / "INSTALLER").write_text(f"{MARKER}\n")

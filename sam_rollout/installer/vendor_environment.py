@@ -2,6 +2,7 @@
 
     python vendor_environment.py <profile> <pyproject.toml> <requirements out> <overrides out>
 
+Without a checkout the second argument is empty, and the installed package's metadata is read.
 ``requirements`` is what this project needs besides the engine; ``overrides`` names every installed
 distribution at its installed version, so that the resolver can add packages but replace none.
 Exits with 1 and one line per problem when a version is outside what the profile supports.
@@ -9,15 +10,15 @@ Exits with 1 and one line per problem when a version is outside what the profile
 
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from pathlib import Path
 
 try:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 except ModuleNotFoundError:  # an image with nothing but pip, which carries a copy
-    from pip._vendor.packaging.requirements import Requirement
-    from pip._vendor.packaging.utils import canonicalize_name
+    from pip._vendor.packaging.requirements import Requirement  # type: ignore[assignment]
+    from pip._vendor.packaging.utils import canonicalize_name  # type: ignore[assignment]
 
 PROJECT = "sam_rollout"
 
@@ -30,24 +31,31 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def split_requirements(pyproject: Path, profile: str) -> tuple[list, list]:
-    """The profile's engine (named in its extra directly) and everything else the project needs."""
-    project = tomllib.loads(pyproject.read_text())["project"]
-    extras = project["optional-dependencies"]
-    others = [Requirement(line) for line in project["dependencies"]]
-    engine = []
-    for requirement in map(Requirement, extras[profile]):
-        if canonicalize_name(requirement.name) != canonicalize_name(PROJECT):
-            engine.append(requirement)
-            continue
-        for name in requirement.extras:  # of a reference to our own extras, sam_rollout[train]
-            others += map(Requirement, extras[name])
-    return engine, others
+def declared(pyproject: str, profile: str) -> tuple[list, list]:
+    """The project's requirements: those for everything, and what the extra of a profile names."""
+    if pyproject:
+        project = tomllib.loads(Path(pyproject).read_text())["project"]
+        extras = project["optional-dependencies"]
+        always = [Requirement(line) for line in project["dependencies"]]
+        named = [Requirement(line) for line in extras[profile]]
+        # A reference to our own extras, sam_rollout[train].
+        ours = [one for one in named if canonicalize_name(one.name) == canonicalize_name(PROJECT)]
+        always += [Requirement(line) for one in ours for e in one.extras for line in extras[e]]
+        return always, [one for one in named if one not in ours]
+    # There a reference to our own extras is written out.
+    found: dict[str, list] = {"": [], "train": [], profile: []}
+    for one in map(Requirement, requires(PROJECT) or []):
+        marker, one.marker = one.marker, None
+        of = [extra for extra in found if marker is None or marker.evaluate({"extra": extra})]
+        if of:
+            found[of[0]].append(one)
+    always = found[""] + found["train"]
+    return always, [one for one in found[profile] if one not in found["train"]]
 
 
 def main(profile: str, pyproject: str, requirements_out: str, overrides_out: str) -> int:
     """Write the two files; returns the exit status."""
-    engine, others = split_requirements(Path(pyproject), profile)
+    others, engine = declared(pyproject, profile)
     problems = []
     for requirement in engine + others:
         name, found = requirement.name, installed_version(requirement.name)

@@ -1,0 +1,8 @@
+"""The releases of verl, vLLM and vllm-ascend that this release is made for (`upstream.toml`)."""
+
+import tomllib
+from pathlib import Path
+
+FILE = Path(__file__).with_name("upstream.toml")
+#: Import name of a package -> its releases, oldest first.
+MADE_FOR: dict[str, list[str]] = tomllib.loads(FILE.read_text(encoding="utf-8"))

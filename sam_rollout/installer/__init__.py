@@ -1,0 +1,17 @@
+"""Install a device's pinned packages, into a checkout's `.venv` or the environment that runs.
+
+The files of this folder run before anything is installed: each is a program of its own, takes the
+standard library alone, and imports none of the others.
+"""
+
+from pathlib import Path
+
+PROGRAM = Path(__file__).with_name("install.py")
+#: Pinned versions, one file for each device; `scripts/lib/compile_constraints.sh` makes them.
+CONSTRAINTS = Path(__file__).with_name("constraints")
+
+
+def pins_of(profile: str) -> dict[str, str]:
+    """Name -> version of everything that a profile pins."""
+    lines = (CONSTRAINTS / f"{profile}.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if "==" in line and line[0] != "#")

@@ -1,0 +1,72 @@
+"""Run uv with pip's settings: the uv on PATH, the one fetched earlier, or a fresh one.
+
+    python run_uv.py [--cache FOLDER] pip install ...
+
+Without uv on PATH, pip fetches it into the folder, so that no environment is changed for it. uv
+does not read pip's variables:
+
+* PIP_INDEX_URL becomes UV_DEFAULT_INDEX, and PIP_FIND_LINKS becomes UV_FIND_LINKS.
+* The wheels of PIP_FIND_LINKS include the CPU build of torch. Without that variable, and with
+  CPU_TORCH=1, uv takes this build from where PyTorch keeps it. The pin ends in +cpu, which the
+  plain registry does not have: no CUDA build can slip in.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+PYTHON_VERSION = "3.11"
+CPU_TORCH = "CPU_TORCH"
+
+
+def find_uv(folder: Path) -> str:
+    """Return a usable uv; without one, fetch it into a folder."""
+    found = shutil.which("uv") or shutil.which("uv", path=str(folder / "bin"))
+    if found:
+        return found
+    print(f"==> fetching uv into {folder}", file=sys.stderr)
+    # A virtual environment made by uv has no pip: then the interpreter on PATH.
+    for python in (sys.executable, f"python{PYTHON_VERSION}", "python3"):
+        pip = [python, "-m", "pip"]
+        if not shutil.which(python) or subprocess.run([*pip, "-V"], capture_output=True).returncode:
+            continue
+        fetch = ["install", "--quiet", "--disable-pip-version-check", "--target", str(folder), "uv"]
+        if subprocess.run([*pip, *fetch]).returncode:
+            sys.exit(f"error: '{' '.join(pip)}' could not fetch uv")
+        return str(folder / "bin" / "uv")
+    sys.exit("error: neither uv nor a Python with pip was found on PATH")
+
+
+def settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of uv for the environment of this process."""
+    variables = {name: value for name, value in given.items() if name != CPU_TORCH}
+    if index := given.get("PIP_INDEX_URL"):
+        variables.setdefault("UV_DEFAULT_INDEX", index)
+    if links := given.get("PIP_FIND_LINKS"):
+        # pip separates several places by spaces, uv by commas
+        variables.setdefault("UV_FIND_LINKS", ",".join(links.split()))
+    elif given.get(CPU_TORCH):
+        variables.setdefault("UV_TORCH_BACKEND", "cpu")
+    # Images often forbid Python to keep what it compiled. Each process of a run, about ten on a
+    # node, then compiles what it imports anew, which takes longer than all the rest of its start.
+    if given.get("PYTHONDONTWRITEBYTECODE"):
+        variables["UV_COMPILE_BYTECODE"] = "1"
+    return variables
+
+
+def main(words: list[str]) -> int:
+    """Run uv with these words; return its exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        if words[:1] == ["--cache"]:
+            folder, words = words[1], words[2:]
+        return subprocess.run([find_uv(Path(folder)), *words], env=settings(os.environ)).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

