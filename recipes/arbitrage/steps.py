@@ -56,7 +56,7 @@ class Author(Protocol):
     """A model that writes steps."""
 
     def work(self) -> None:
-        """Do what is next for those that wait for it; nothing if nobody does."""
+        """Serve the requests that wait, if there are any."""
 
     async def write(self, solution: Solution, sample: int = 0) -> Step:
         """Write a solution's next step; ``sample`` numbers independent tries."""

@@ -352,7 +352,7 @@ def _run(options: argparse.Namespace) -> int:
             for number, group in enumerate(problems)
             for sample, response in enumerate(group)
         ]
-        # As `sam-rollout head train` and `bench` read texts.
+        # `sam-rollout head train` and `bench` read these columns.
         table = pd.DataFrame(rows).rename(columns={"prompt_ids": "prompt", "token_ids": "response"})
         table.to_json(options.responses, orient="records", lines=True)
     if options.output is not None:

@@ -231,7 +231,7 @@ def prepare(
 ) -> list[Path]:
     """Write every split of data set ``name`` to ``output_dir`` and return the files' paths.
 
-    ``limit`` keeps the first so many problems of each split. Existing files are kept unless
+    ``limit`` is the number of problems to keep of each split. Existing files are kept unless
     ``force``. Raises ``PreparationError`` with a message for the user.
     """
     splits = tuple(MADE[name][0].SPLIT_SIZES) if name in MADE else PUBLIC_SETS[name].splits

@@ -27,7 +27,7 @@ from typing import Any
 FIGURES = ("acc", "score")
 #: Sources whose answers have exactly one way of being written.
 EXACT_SOURCES = frozenset({"synthetic_math"})
-#: Only so many characters at the end of a response are searched for the answer.
+#: Characters at the end of a response that are searched for the answer.
 TAIL_CHARACTERS = 1000
 #: Longer answers are not handed to the symbolic comparison.
 MAX_SYMBOLIC_CHARACTERS = 200

@@ -123,7 +123,7 @@ def build_tokenizer(seed: int = 0, corpus_size: int = 3000) -> PreTrainedTokeniz
     )
     core.train_from_iterator(corpus(), trainer)
     core.add_special_tokens([AddedToken(mark, special=True) for mark in (PAD, START, END)])
-    # As in Qwen3 the thinking marks stay visible when special tokens are skipped in decoding.
+    # Like in Qwen3, the thinking marks stay visible when special tokens are skipped in decoding.
     core.add_tokens([AddedToken(mark, special=False) for mark in ("<think>", "</think>")])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
