@@ -126,7 +126,7 @@ def test_command_judges_and_writes(check_operators, limit, status, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [(["--dtype", "int8"], "int8"), ([], "no folder recipes"), (["--max-tokens", "5"], "at least")],
+    [(["--dtype", "int8"], "int8"), (["--max-tokens", "5"], "at least")],
 )
 def test_command_names_mistakes_in_one_line(check_operators, words, named):
     result = check_operators(*words)
