@@ -83,4 +83,4 @@ def test_nodes_are_compared(answer):
     status, found = answer
     assert (status == 0) == (found["status"] != "fail")
     assert [row["status"] for row in of(found, "nodes")] == ["ok"]
-    assert [(row["status"], row["node"]) for row in of(found, "nodes alike")] == [("ok", "")]
+    assert [(row["status"], row["node"]) for row in of(found, "equal nodes")] == [("ok", "")]

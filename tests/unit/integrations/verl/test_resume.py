@@ -151,10 +151,10 @@ def test_who_wrote_the_checkpoint_decides_not_who_came_last(tmp_path):
 
 def test_a_run_folder_may_move(tmp_path, monkeypatch):
     history = "sam.sources.prompt.earlier_steps=true"
+    monkeypatch.chdir(tmp_path)  # where the data lie
     left_by(tmp_path / "run", at(1), "sam=on", history, folder="/old/run")
     checkpoint(tmp_path / "run" / "checkpoints", 40, at(2))
     check(composed("sam=on", history, f"run_dir={tmp_path}/run", RESUME))
-    monkeypatch.chdir(tmp_path)
     check(composed("sam=on", history, "run_dir=run", RESUME))
     elsewhere = "sam.texts.path=/elsewhere"
     with pytest.raises(ConfigError, match=r"texts\.path: <run_dir>/sam/texts there"):

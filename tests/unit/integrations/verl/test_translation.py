@@ -158,7 +158,8 @@ def test_nothing_is_left_to_resolve_in_other_processes():
 
 
 @pytest.fixture
-def baseline(tmp_path) -> Path:
+def baseline(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)  # where the data lie
     config = OmegaConf.to_container(translated("sam=off"), resolve=True)
     folder = RunFolder(tmp_path / "base")
     folder.write_start(RunInfo("sam=off", config, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
@@ -166,8 +167,7 @@ def baseline(tmp_path) -> Path:
     return folder.path
 
 
-def test_a_baseline_is_read_and_held_against_the_run(baseline, capsys, monkeypatch):
-    monkeypatch.chdir(baseline.parent)
+def test_a_baseline_is_read_and_held_against_the_run(baseline, capsys):
     config = translated("compare.baseline_run=base")
     assert capsys.readouterr().out == ""
     assert config.compare.baseline_run == str(baseline)
