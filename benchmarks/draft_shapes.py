@@ -140,7 +140,7 @@ def measure(traces: list[Trace], side: str, device: str) -> dict[str, float]:
 
 
 def first_of(traces: list[Trace]) -> list[Trace]:
-    """As many of each training step's responses as make up the tokens of a set."""
+    """Return the first responses of every training step, up to a set's number of tokens."""
     steps = sorted({trace.step for trace in traces})
     chosen = []
     for step in steps:

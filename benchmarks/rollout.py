@@ -51,7 +51,7 @@ os.environ[MULTIPROCESSING_ENV] = "1"  # measures an engine's processor time by 
 prepare_environment()  # must precede torch, which the next line imports
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E402
 
-# As in experiment=tiny_cpu.
+# The sizes of experiment=tiny_cpu.
 PROMPTS = 8
 SIBLINGS = 8
 MAX_TOKENS = 1024

@@ -90,14 +90,14 @@ class Timed:
 
     @property
     def least_chance(self) -> float:
-        """As `Gate`."""
+        """Return the wrapped gate's least chance."""
         return self._gate.least_chance
 
     @property
     def shape(self) -> int:
-        """As `Gate`."""
+        """Return the wrapped gate's shape of drafts."""
         return self._gate.shape
 
     def observe(self, step: EngineStep) -> None:
-        """As `Gate`, at the simulated time."""
+        """Let the wrapped gate learn from a step at the simulated time."""
         self._gate.observe(step._replace(now_ns=round(1e9 * self._now_s())))

@@ -120,7 +120,7 @@ class DraftPolicy:
         self.votes = votes or Votes(sources, max_rows)
         # How many drafted tokens there were, and how many were right, by class and by sum alone.
         self._chances_of = np.zeros((2, _CHANCE_CLASSES + SUMS))
-        # Of the drafts in flight.
+        # Votes and chances of the drafts in flight.
         most_votes = max(sources, 1) * LEVELS * VOTES_PER_LEVEL
         self._votes = np.zeros((max_rows, positions, VOTES + 2 * most_votes), np.int32)
         self._chances = np.zeros((max_rows, positions), np.float32)  # of being accepted

@@ -24,12 +24,12 @@ class GuardedGate:
 
     @property
     def least_chance(self) -> float:
-        """As `Gate`, for the last budget."""
+        """The least chance of the last budget, as in `Gate`."""
         return self._gate.least_chance
 
     @property
     def shape(self) -> int:
-        """As `Gate`, for the last budget."""
+        """The shape of drafts of the last budget, as in `Gate`."""
         return self._gate.shape
 
     def next_budget(self, step: EngineStep, *, whole: bool = False, room: bool = True) -> int:
