@@ -6,7 +6,7 @@ Recorded responses (sets of ``benchmarks.real_traces``) are sampled again, eight
 session of a run: its drafter and the gate ``auto``. With the coupled sampler a text is given, so
 that tokens and steps are exact. The device is on paper: a step takes 20 ms up to 256 scored tokens
 and grows in proportion from there (``flat``), or it grows with every token (``dear``). Drafting
-takes what it takes on this machine. What a tree costs in an engine besides is not in it.
+takes what it takes on this machine. Other costs of a tree in an engine are not included.
 """
 
 from __future__ import annotations

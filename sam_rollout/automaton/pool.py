@@ -28,8 +28,8 @@ _GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2
 # edge that has no place in a clone, and the table is at most four fifths full.
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
-# Suffix links along which each token's continuation is noted. More of them take longer, and fewer
-# draft tokens are accepted: with 8, 0.2 to 0.4 % fewer tokens per step on real texts.
+# Suffix links along which each token's continuation is noted. Following more links takes longer and
+# also lowers acceptance: with 8, 0.2 to 0.4 % fewer tokens per step on real texts.
 MAX_LINK_UPDATES = 2
 
 # Blocks in an automaton's first directory, for prefixes and for clones each.

@@ -31,10 +31,11 @@ _SECRET_WORD = (
 )
 _SECRET_KEY = re.compile(rf"(?:^|[\W_]){_SECRET_WORD}$", re.IGNORECASE)
 _RULES = (
-    # name=value, name: value, "name": "value", --name value
+    # name=value, name: value, "name": "value", JSON inside a string, --name value
     (
         re.compile(
-            rf"""((?:\b|_){_SECRET_WORD}\b["']?\s*[=:]\s*)(?:"[^"]*"|'[^']*'|(?:Bearer\s+)?[^\s,}}]+)"""
+            rf"""((?:\b|_){_SECRET_WORD}\b\\*["']?\s*[=:]\s*)(?:(?:Bearer|Basic|Token)\s+)?"""
+            r"""(?:\\*"[^"\\]*\\*"|\\*'[^'\\]*\\*'|[^\s"'}]*[^\s"'},])"""
             rf"|(--[\w-]*{_SECRET_WORD}[ =])\S+",
             re.IGNORECASE,
         ),
@@ -44,7 +45,7 @@ _RULES = (
     (
         re.compile(
             r"\b(?:hf_[A-Za-z0-9]{20,}"
-            r"|(?:gh[opusr]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|eyJ)[\w.-]{10,})"
+            r"|(?:gh[opusr]_|github_pat_|glpat-|sk-|xox[abp]-|wandb_v1_|AKIA|eyJ)[\w.-]{10,})"
             r"|\b[0-9a-f]{32,}\b"
         ),
         SECRET,
@@ -117,7 +118,9 @@ def redact(text: str, hosts: Iterable[str] = ()) -> str:
         text: The text.
         hosts: Names of hosts beside this machine's.
     """
-    text = text.replace(str(Path.home()), "~")
+    home = Path.home()
+    if len(home.parts) > 1:  # a user of a container may have the home /
+        text = re.sub(rf"{re.escape(str(home))}(?![\w.-])", "~", text)
     for pattern, put in _RULES:
         text = pattern.sub(put, text)
     names = {socket.gethostname(), *hosts, *(os.environ.get(name, "") for name in _ADDRESSES)}

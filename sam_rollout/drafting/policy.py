@@ -8,9 +8,10 @@ tokens add up, as if their votes failed independently (a noisy or), and the toke
 sum is drafted. So sources need no order of precedence, and a source is as good as it proves to be.
 
 Texts fail together: they copy the same places. Among themselves that changes little, but their sum
-would outvote a model's draft that is right more often. So beside one they have a single vote, for
-the token with their largest sum, of a class by that sum and by whether the model agrees; and the
-class of the model's vote tells whether texts name its token, too, and as theirs. Joined so, texts
+would outvote a model's draft that is right more often. So where a model drafts too, all texts
+together cast one vote, for the token with their largest sum. Its class depends on that sum and on
+whether the model names the same token. The class of the model's vote tells whether no text names
+the model's token, some text does, or it is the first choice of the texts. Joined so, texts
 lost nothing beside emulated heads of 2 to 3.6 tokens a step, on responses of real models.
 
 Length: a draft goes on while its next token's chance to be accepted is at least what the gate asks

@@ -313,7 +313,7 @@ def _grow(
             i, parent, number, token = heap[0, 0], heap[0, 1], heap[0, 2], heap[0, 3]
             size = _drop_first(heap, heap_chances, size)
             grown = counts[i] + held_back[i]
-            # A row that drafts holds one token back, a row that only looks holds all of them back.
+            # A row that drafts holds one token back. A row that only looks holds all tokens back.
             if grown >= budget[i] or (counts[i] > 0 and held_back[i] > 0):
                 continue
             if not 0 <= token < vocab_size:

@@ -38,8 +38,8 @@ from sam_rollout.automaton.interface import (
 from sam_rollout.automaton.kernels import _inlined
 from sam_rollout.drafting.in_flight import NO_SOURCE
 
-# Votes of a class that was never seen: their share of right ones rises with the suffix's length;
-# that of drafts made elsewhere is what they say of themselves.
+# The assumed share of right votes in a class that was never seen. For votes from texts it rises
+# with the suffix's length. For drafts of a model it is the chance that they state themselves.
 _FIRST_SHARES = np.linspace(0.35, 0.8, LENGTH_CLASSES)
 _SAID = np.convolve([0.0, *SHARES, 1.0], [0.5, 0.5], "valid")
 _FIRST_WEIGHT = 4.0  # in votes

@@ -121,7 +121,7 @@ class AutoGate:
         self._told_s = 0.0, 0.0  # time passed and lost until then
 
     def observe(self, step: EngineStep) -> None:
-        """Learn what the step before cost and what it brought."""
+        """Learn the cost and the yield of the previous step."""
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         if step.wasted:  # tells nothing of steps without drafts, and is part of a trial's cost
             self._unseen += 1

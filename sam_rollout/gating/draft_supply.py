@@ -92,7 +92,8 @@ class Supply:
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        # Lists: with cold caches a short loop takes less time than a dozen functions of numpy.
+        # These are lists, not arrays: with cold caches a short loop takes less time than a dozen
+        # calls of numpy.
         self._tokens = [0.0] * len(CHANCES)  # by class
         self._spread = [0.0] * len(CHANCES)  # by level: variance of a step's tokens / requests
         self.rows = 0.0

@@ -197,8 +197,9 @@ class StepTimes:
         moment = keep * self._moment + features.sum(axis=0)
         if len(fresh) == _FIT_EVERY:
             self._gram, self._moment, self._recent = gram, moment, []
-        # Where data do not tell features apart, the ridge shares their time out. That of draft
-        # tokens is what one costs more than any other scored token: nothing, until it is measured.
+        # Where data do not tell features apart, the ridge shares their time out. The feature of
+        # draft tokens holds only the extra time of a draft token over any other scored token; it is
+        # zero until it is measured.
         scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
         ridged = gram / np.outer(scale, scale) + np.diag(_RIDGE)
         a, b, c, d = np.linalg.solve(ridged, moment / scale) / scale

@@ -152,7 +152,7 @@ def repeats(case: Case) -> _Found:
 
 @_rule
 def descriptions(case: Case) -> _Found:
-    """Compares settings, versions and machines of both sides; each kind is a finding's name."""
+    """Compares settings, versions and machines; findings are named after the kind of difference."""
     yield from _differing(case.base[0], case.sam[0], ("BASE", "SAM"))
 
 

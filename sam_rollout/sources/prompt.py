@@ -75,9 +75,9 @@ class PromptSourceConfig(Section):
 class PromptTexts(GroupedTexts[GroupKey]):
     """One automaton per prompt, kept until its training step is over and its requests have ended.
 
-    A request without identity has no automaton here. Once a group was given up, requests that
-    would join it in the same training step have none either. Requests of validation or outside
-    training steps draft from no earlier step.
+    A request without identity has no automaton here. Once a group has been given up, later requests
+    of this group in the same training step get no automaton either. Requests of validation or
+    outside training steps draft from no earlier step.
 
     Args:
         config: the source's settings.

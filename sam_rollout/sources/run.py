@@ -118,8 +118,8 @@ class RunTexts(GroupedTexts[str]):
     A request without identity uses the automaton of training.
 
     Args:
-        config: the source's settings. `max_bytes` covers automata and kept texts. Beyond it,
-            replaced automata are given up first.
+        config: the source's settings. `max_bytes` limits automata and kept texts together. Beyond
+            it, replaced automata are given up first.
         limits: of the engine.
         responses: the record of the engine's responses.
 

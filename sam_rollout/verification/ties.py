@@ -1,6 +1,7 @@
 """Whether rounding explains that two texts with the same random numbers differ.
 
-Texts drawn with the same random numbers part only where these make a tie of two tokens. The
+Two texts drawn with the same random numbers diverge only where these numbers leave two tokens tied,
+apart from rounding. The
 distribution at the place where they part says how far from a tie it is.
 """
 
@@ -57,7 +58,7 @@ def distance_from_tie(
 def distance_of_draw(
     probabilities: np.ndarray, uniform: float, tokens: Iterable[int | None]
 ) -> float:
-    """How far ``uniform`` would have to move for each of ``tokens`` to be drawn; the largest.
+    """Return the largest distance that ``uniform`` would have to move to draw each of ``tokens``.
 
     ``probabilities``, [vocabulary], are in the order of token ids. None stands for a response that
     has ended: it cannot be drawn, the distance is infinite.

@@ -138,7 +138,9 @@ class DraftProof:
             return Compared(len(response), place)
         tokens = [text[place] if place < len(text) else None for text in (response, other)]
         before = [*request.prompt_ids, *response[:place]]
-        answer = await self._ask(request, before, max_tokens=1, logprobs=-1, detokenize=False)
+        # vLLM wants detokenized text for stop strings, which one token does not need.
+        changes = {"detokenize": False, "stop": None, "include_stop_str_in_output": False}
+        answer = await self._ask(request, before, max_tokens=1, logprobs=-1, **changes)
         logprobs = np.full(max(answer.logprobs[0]) + 1, -np.inf)
         for token, value in answer.logprobs[0].items():
             logprobs[token] = value.logprob

@@ -57,10 +57,15 @@ class FinishedRequest:
             "end_s": self.end_s,
         }
 
+    def _place(self, place: Place) -> dict[str, Any]:
+        """Return the columns of the place; training may go on while a policy is validated."""
+        split = self.identity.split if self.identity else place.split
+        return {**place._asdict(), "split": split}
+
     def record(self, place: Place, totals: RequestTotals) -> RequestRecord:
         """Return the row of `sam/requests`: lengths, times, and the totals of its drafts."""
         return RequestRecord(
-            **place._asdict(),
+            **self._place(place),
             **self._who_and_when(),
             **totals._asdict(),
             prompt_tokens=len(self.prompt_ids),
@@ -71,7 +76,7 @@ class FinishedRequest:
     def trace(self, place: Place) -> TraceRecord:
         """Return the row of `sam/traces`, which has the token ids."""
         return TraceRecord(
-            **place._asdict(),
+            **self._place(place),
             **self._who_and_when(),
             prompt_ids=self.prompt_ids,
             response_ids=self.response_ids,

@@ -14,6 +14,7 @@ verl loads the classes through ``trainer.v1.sampler.custom_sampler``.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from typing import Any
@@ -60,6 +61,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self.failures = FailureWatch([])  # the trainer replaces it once it has agent loops
         self.failed_validation_responses = 0  # the trainer resets it
         self._order: dict[str, int] = {}
+        self._numbers = itertools.count()
         self._counted: set[str] = set()  # groups of earlier steps that wait for training
         self._outcomes: dict[str, list[float]] = {}
         self._filtered: set[str] = set()
@@ -69,7 +71,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
     def note_submitted(self, uids: list[str]) -> None:
         """Store the dataset order of prompts; the trainer calls this when it submits them."""
         for uid in uids:
-            self._order.setdefault(uid, len(self._order))
+            self._order.setdefault(uid, next(self._numbers))
 
     def _begin_step(self, global_steps: int) -> None:
         # An asynchronous trainer keeps groups that it does not need yet.
@@ -192,8 +194,12 @@ class _ObservedReplayBuffer(ReplayBuffer):
         means = np.array([np.mean(values) for values in self._outcomes.values() if values])
         if len(means):
             values["accuracy_unfiltered"] = float(means.mean())
-        self._order.clear()
+        self._forget_order()
         return {metric_name(TRAIN_SPLIT, f"rounds/{name}"): v for name, v in values.items()}
+
+    def _forget_order(self) -> None:
+        """Forget the order of the step's groups, none of which is used later."""
+        self._order.clear()
 
 
 class RefillReplayBuffer(_ObservedReplayBuffer):
@@ -223,6 +229,11 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
 
 class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
     """verl's refill with its asynchronous buffer, which keeps groups for later steps."""
+
+    def _forget_order(self) -> None:
+        kept = self.pending_keys, self.running_keys, self.finished_keys
+        later = set().union(*(keys[TRAIN_SPLIT] for keys in kept)) - set(self._trained)
+        self._order = {uid: number for uid, number in self._order.items() if uid in later}
 
 
 class RoundsReplayBuffer(_ObservedReplayBuffer):

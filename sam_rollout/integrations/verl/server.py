@@ -285,7 +285,8 @@ class SamHttpServer(vLLMHttpServer):
             )
         ]
         self._proof.candidates = candidates(shares, records) if keep else []
-        # The sentinel reports engines without counters (they have no session), so these stay empty.
+        # Engines without a session keep empty counters, because the sentinel reports engines that
+        # have none.
         counting = next((one for one in records if one.drafter_counters), None)
         if self._sharing is not None and counting is not None:
             counting.drafter_counters |= self._sharing.take_counters()

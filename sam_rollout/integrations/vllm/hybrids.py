@@ -25,9 +25,12 @@ WITHOUT_DRAFTS = (
     "vLLM continues from a wrong state after drafts of different lengths (vLLM issues 39273 and "
     "40875)"
 )
-_STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent"}
+_STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "short_conv"}
+_ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention"}
 # Keys of config.json that models with such layers have, also where the layers are not listed.
-_STATE_KEYS = ("linear_conv_kernel_dim", "linear_key_head_dim", "hybrid_override_pattern")
+_STATE_KEYS = (
+    "linear_conv_kernel_dim", "linear_key_head_dim", "hybrid_override_pattern", "conv_L_cache",
+)  # fmt: skip
 
 
 def is_hybrid(config: Mapping[str, Any]) -> bool:
@@ -38,6 +41,8 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
         layers = part.get("layer_types") or part.get("layers_block_type") or ()
         if not _STATE_LAYERS.isdisjoint(layers):
             return True
+        if layers and _ATTENTION_LAYERS.issuperset(layers):
+            continue  # such as Granite 4 micro, whose config.json has keys of Mamba
         if any(key in _STATE_KEYS or key.startswith("mamba_") for key in part):
             return True
     return False

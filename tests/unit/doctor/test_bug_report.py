@@ -21,6 +21,9 @@ HOME = f"/{'home'}/ann"
         ("WANDB_API_KEY=0a1b2c", "WANDB_API_KEY=<secret>"),
         ("{'hf_token': 'abc def'}", "{'hf_token': <secret>}"),
         ("Authorization: Bearer abc.def", "Authorization: <secret>"),
+        ("Authorization: Basic dXNlcjpwYXNz", "Authorization: <secret>"),
+        (r"{\"WANDB_API_KEY\": \"abc\"}", r"{\"WANDB_API_KEY\": <secret>}"),
+        ("password=ab,cd, step 3", "password=<secret>, step 3"),
         ("login --api-key abc", "login --api-key <secret>"),
         (f"key hf_{'a' * 34} and {'0f' * 20}", "key <secret> and <secret>"),
         ("cloning https://ann:pw@git.corp.example/x.git now", "cloning <address> now"),
@@ -40,6 +43,13 @@ HOME = f"/{'home'}/ann"
 def test_what_belongs_to_somebody_is_left_out(text, left, monkeypatch):
     monkeypatch.setattr(getpass, "getuser", lambda: "root")
     assert redact(text) == (text if left is None else left)
+
+
+def test_a_home_that_is_the_root_leaves_paths_alone(monkeypatch):
+    monkeypatch.setattr(Path, "home", lambda: Path("/"))
+    assert (
+        redact("/data/models/q and http://ann:pw@h.example:80/x") == "/data/models/q and <address>"
+    )
 
 
 def test_this_machine_its_nodes_and_its_user_are_left_out(monkeypatch):

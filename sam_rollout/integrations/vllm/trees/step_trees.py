@@ -33,7 +33,7 @@ class StepTrees(NamedTuple):
 
 @kernel(INT32, INT32_2D, INT32_2D, INT32_2D, written(types.boolean, 3), INT32)
 def _shape(counts, token_parents, parents, depths, ancestors, branches):
-    """Fill nodes' parents, their depths and ancestors, and whether a row is no chain."""
+    """Fill in each node's parent, depth and ancestors, and mark the rows that branch."""
     most = parents.shape[1]
     ancestors[:] = False
     for i in range(counts.size):
