@@ -164,6 +164,9 @@ _DRAFT = (
     Metric("draft/texts_failures", "failures",
            "Errors that switched off the folder of ended responses. Mend the disk and resume the "
            "run to switch it on again."),
+    Metric("draft/exchange_failures", "failures",
+           "Failed exchanges of texts with other engines. They cost acceptance, nothing else; the "
+           "log has the first cause."),
     Metric("draft/bytes", "bytes",
            "Memory of the drafter's state at the end of the step. If it grows without end, lower "
            "the sources' max_bytes."),
