@@ -235,7 +235,7 @@ def test_texts_are_the_same_where_requests_come_and_go(name, engine_of, one_by_o
 
 @pytest.mark.parametrize("name", ["k = 8", "tree", "ahead, k = 8"])
 def test_an_interrupted_response_goes_on_as_if_it_had_not_been(name, engine_of, reference, prompts):
-    """As verl's asynchronous trainers ask: with what was sampled so far behind the prompt."""
+    """verl's asynchronous trainers ask this way: the text sampled so far follows the prompt."""
     engine, chance = engine_of(name), random.Random(5)
     asked, parameters = requests(prompts, SIBLINGS, max_tokens=lengths(prompts))
     said: list[list[int]] = [[] for _ in asked]

@@ -25,10 +25,7 @@ MAX_TEXT_BYTES = 1_000_000
 FORBIDDEN = {
     # Index pages and file hosts, whoever runs them, by the shape of their addresses.
     "package registry": re.compile(r"https?://\S+/(simple|whl|packages)\b"),
-    # Where a container's root finds the keys of its host is no path of a machine.
-    "absolute machine path": re.compile(
-        r"(?<![\w.~}])(?<!~/\.ssh:)/(home|root|work|Users)/|/opt/(wheels|pypi)"
-    ),
+    "absolute machine path": re.compile(r"(?<![\w.~}])/(home|root|work|Users)/|/opt/(wheels|pypi)"),
 }
 
 

@@ -153,7 +153,7 @@ def test_requests_without_any_draft_count_for_the_gate():
 
 
 def test_tokens_that_prove_right_as_often_as_expected_say_so():
-    """Of a text that goes on at random among what followed before, at every depth."""
+    """A text goes on at random with one of its earlier continuations, at every depth."""
     drafter, rng = drafter_of(k=12, gate="auto"), np.random.default_rng(1)
     text, told = [1, 2, 3, 4] * 2, np.zeros(4)
     for step in range(700):

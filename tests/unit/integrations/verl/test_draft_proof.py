@@ -130,7 +130,7 @@ OTHER = [4, 5, 1, 7]
 
 
 def logprobs(gap: float, coupling: str) -> np.ndarray:
-    """Of a place where tokens 6 and 1 are the best two, and so far apart."""
+    """Return log-probabilities of a place whose best two tokens are 6 and 1, that far apart."""
     noise = np.zeros(VOCABULARY)
     if coupling == "gumbel":
         noise = noise_of(IDENTITY.key, len(PROMPT) + PLACE, VOCABULARY)
