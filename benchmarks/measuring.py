@@ -86,20 +86,17 @@ def load_prompts(count: int, seed: int = 2, model: Path = MODEL) -> list[list[in
     """
     from transformers import AutoTokenizer
 
+    from recipes.dapo_qwen3 import synthetic_math, word_problems
+
     if not model.exists():
         raise SystemExit(f"{model} is missing: `bash scripts/run_smollm2_cpu.sh --quick` makes it")
     tokenizer = AutoTokenizer.from_pretrained(model)
     if model == SMOLLM2:
-        from recipes.dapo_qwen3.word_problems import draw_split
-
-        chats = [problem.chat for problem in draw_split("test")[:count]]
-        return [
-            tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
-            for chat in chats
-        ]
-    from recipes.dapo_qwen3.synthetic_math import draw_problems, prompts_of
-
-    return prompts_of(draw_problems(seed=seed, count=count), tokenizer)
+        problems = word_problems.draw_split("test")[:count]
+        return synthetic_math.prompts_of(problems, tokenizer)
+    return synthetic_math.prompts_of(
+        synthetic_math.draw_problems(seed=seed, count=count), tokenizer
+    )
 
 
 def requests_of(

@@ -171,12 +171,8 @@ def _public_rows(name: str, split: str, source: Path | None) -> list[Row]:
 
 
 def _synthetic_row(problem: synthetic_math.Problem) -> Row:
-    # The question asks for the box itself, in words the tiny model knows.
-    return Row(
-        [{"role": "user", "content": problem.question}],
-        problem.answer,
-        {"family": problem.family, "operands": len(problem.operands)},
-    )
+    details = {"family": problem.family, "operands": len(problem.operands)}
+    return Row(problem.chat, problem.answer, details)
 
 
 def _word_problem_row(problem: word_problems.WordProblem) -> Row:

@@ -125,6 +125,11 @@ class Problem:
     task: str
     answer: str
 
+    @property
+    def chat(self) -> list[dict[str, str]]:
+        """The question, which asks for the box itself in words the tiny model knows."""
+        return [{"role": "user", "content": self.question}]
+
 
 @dataclass(frozen=True)
 class Demonstration:
@@ -197,12 +202,10 @@ def draw_problems(seed: int, count: int, exclude: Sequence[str] = ()) -> list[Pr
     return problems
 
 
-def prompts_of(problems: Iterable[Problem], tokenizer: Any) -> list[list[int]]:
-    """Token ids of problems as a model is asked them; ``tokenizer`` is one of transformers."""
+def prompts_of(problems: Iterable[Any], tokenizer: Any) -> list[list[int]]:
+    """Return the token ids of problems, whose ``chat`` is asked; ``tokenizer`` is transformers'."""
     return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": problem.question}], add_generation_prompt=True
-        )["input_ids"]
+        tokenizer.apply_chat_template(problem.chat, add_generation_prompt=True)["input_ids"]
         for problem in problems
     ]
 
