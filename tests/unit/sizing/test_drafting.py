@@ -17,15 +17,7 @@ def test_each_source_has_what_its_texts_need():
     texts = TextsConfig(max_responses_per_prompt=5)
     sam = SamConfig(sources=sources_of("own", "prompt"), texts=texts)
     assert TEXTS.response_tokens_of_engine == 384 * 1000
-    assert TEXTS.bytes_of(sam) == {
-        "own": 128 * 1100 * 60,
-        "prompt": (384 + 96 * 5) * 1000 * 60,
-    }
-
-
-def test_what_a_run_shares_grows_to_its_limit():
-    sam = SamConfig(sources=sources_of("run"))
-    assert TEXTS.bytes_of(sam) == {"run": sam.sources.run.max_bytes}
+    assert TEXTS.bytes_of(sam) == {"own": 128 * 1100 * 60, "prompt": (384 + 96 * 5) * 1000 * 60}
 
 
 def test_no_source_takes_more_than_it_may():
