@@ -14,13 +14,11 @@ def take_in(tokens, vocab_size, start, rows, token_ids, is_token_ids, lengths, s
 
     Args:
         tokens: int32[S, most tokens], the step's samples; a row ends at the first invalid token id.
-        vocab_size: number of tokens in the model's vocabulary.
         start: int32[S], length of each text before the step.
         rows: int64[S], each text's row in the present batch, -1 if it has none.
         token_ids: int32[R, L], row i begins with the text of request i; written to.
         is_token_ids: bool[R, L], which places hold tokens; written to.
-        lengths, sampled: int32[B], written to for these rows: length of the text, and tokens
-            gained.
+        lengths, sampled: int32[B], filled with lengths of texts, and numbers of tokens gained.
     """
     longest = token_ids.shape[1]
     for i in range(rows.size):

@@ -25,18 +25,14 @@ class Bookkeeping:
     Args:
         limits: of the engine.
         sources: names of the drafter's sources.
-        sampler_us: returns the host time in the samplers since its last call, in microseconds.
+        sampler_us: see `EngineHooks`.
         record: whether steps are noted and `drain` is called.
-
-    Attributes:
-        failures: errors in noting engine steps.
-        ledger: totals by request and by length of context.
     """
 
     def __init__(
         self, limits: Limits, sources: Sequence[str], sampler_us: Callable[[], float], record: bool
     ) -> None:
-        self.failures = 0
+        self.failures = 0  # in noting engine steps
         self.ledger = RequestLedger(limits, len(sources))
         self._k = limits.k
         self._places = [NAMES.index(name) for name in sources]
@@ -97,9 +93,9 @@ class Bookkeeping:
         }
 
     def _columns(self) -> dict[str, list[Any]]:
-        """Return the columns of `DraftNote` since the last call, and the time of each note.
+        """Return the columns of `DraftNote` since the last call, and `noted_s`.
 
-        `noted_s` is CLOCK_MONOTONIC in seconds, which all processes of a host share.
+        `noted_s` is each note's CLOCK_MONOTONIC in seconds, which all processes of a host share.
         """
         notes, self._notes = self._notes, []
         if not notes:

@@ -59,18 +59,15 @@ class DraftSession:
     """Drafts for the requests of one engine.
 
     Args:
-        config: the validated configuration, with speculation enabled.
+        config: validated, with speculation enabled.
         requests: the engine's requests.
         limits: of the engine.
         exchange: the channel to engines that run in lockstep with this one; None if it runs alone.
-        record: whether to keep per-step and per-request records; the caller must then call
-            `drain`.
+        record: whether to keep per-step and per-request records; the caller then has to `drain`.
         hooks: functions of the engine that the session calls.
 
     Attributes:
         gate, drafter: its parts; `drafter` is None once it has failed.
-        failures: number of the drafter's failures.
-        exchange_failures: number of failed exchanges with other engines.
         wants_drafts: whether the next step needs room for drafts or padding.
 
     Raises:
@@ -158,13 +155,12 @@ class DraftSession:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
             num_tokens: int32[B], known tokens of each row.
             sampled: int32[B], tokens that each row gained in this step, bonus token included; 0 for
-                a prompt that is still being computed. It is read again in the next step, so it has
-                to be a new array each time.
+                a prompt that is still being computed. It has to be a new array in each step,
+                because the next step reads it again.
             room: whether the engine's next step can verify drafts. Without room there are none;
                 `wants_drafts` says whether the step after should have room.
-            whole: whether a step with room has exactly k draft tokens for each request. If so, they
-                are drafted or filled up by the gate's last decision, and the gate decides again in
-                `settle`.
+            whole: whether a step with room has exactly k draft tokens for each request. If so, the
+                gate's last decision counts, and the gate decides again in `settle`.
 
         Returns:
             The drafts with their padding, valid until the next call.
@@ -204,14 +200,8 @@ class DraftSession:
             drafter.hear(heard)
         if (made := self._made.take()) is not None:
             drafter.receive(*made)
-        step = EngineStep(
-            started_ns,
-            verified,
-            num_tokens,
-            same_batch=same_batch,
-            offered=drafter.offered(verified) if same_batch and self._gate_open else None,
-            wasted=self._wasted,
-        )
+        possible = drafter.offered(verified) if same_batch and self._gate_open else None
+        step = EngineStep(started_ns, verified, num_tokens, same_batch, possible, self._wasted)
         drafted, filled = self._batch.pending, room and whole
         budget, least_chance = self._k * self._may_open, 0.0
         if not filled:
@@ -328,27 +318,20 @@ class DraftSession:
         self._paused, self.wants_drafts = paused, False
         self._heard(False)
 
-    def end_step(self) -> None:
-        """End a training step; live requests go on."""
-        self._end_and_count()
-
-    def _end_and_count(self) -> tuple[dict[str, int], dict[str, int]]:
-        """End a training step; return the drafter's counters and levels, if it works."""
+    def end_step(self) -> tuple[dict[str, int], dict[str, int]]:
+        """End a training step; return the drafter's counters and levels, empty if it has failed."""
         self.settle()
         if self.drafter is not None:
             try:
-                self._end_step(self.drafter)
+                # The training step's last requests have ended since the last batch.
+                live = self._requests.live
+                self._follow(self.drafter, [one for one in self._request_ids if one in live])
+                self._made.end_step()
+                self.drafter.end_step()
                 return self.drafter.counters(), self.drafter.levels()
             except Exception:
                 self._switch_off()
         return {}, {}
-
-    def _end_step(self, drafter: SamDrafter) -> None:
-        # The training step's last requests have ended since the last batch.
-        live = self._requests.live
-        self._follow(drafter, [one for one in self._request_ids if one in live])
-        self._made.end_step()
-        drafter.end_step()
 
     def _switch_off(self) -> None:
         """Go on without a drafter; called while its exception is handled."""
@@ -368,12 +351,12 @@ class DraftSession:
         """End a training step; return and reset the record since the last call.
 
         Returns:
-            A dict of ``steps`` (the columns of ``Bookkeeping``), ``clock_s`` and ``host`` (the
-            present time by the clock of the steps' times, and the host that has it), ``requests``
-            (the fields of ``RequestTotals`` per request id), and ``counters`` (by metric without
-            ``sam/``, counted since the last call; levels as they stand).
+            ``steps`` (the columns of ``Bookkeeping``), ``clock_s`` and ``host`` (the present time
+            by the clock of the steps' times, and the host that has it), ``requests`` (the fields of
+            ``RequestTotals`` by request id), and ``counters`` (by metric without ``sam/``, counted
+            since the last call; levels as they stand).
         """
-        totals, levels = self._end_and_count()
+        totals, levels = self.end_step()
         totals |= {
             "draft/failures": self.failures,
             "draft/record_failures": self._books.failures,
