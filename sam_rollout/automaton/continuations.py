@@ -143,8 +143,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
 
     Args:
         lanes, tasks: addresses of the tables above.
-        asked: int64[count], numbers of the lanes.
-        count: number of the lanes.
+        asked, count: int64[count], numbers of the lanes.
         waiting: int64[count or more], scratch space.
     """
     looking = 0
@@ -219,9 +218,9 @@ def _append_other(lane, states, length, total, target, token, tokens, classes, c
 def take_other_votes(lanes, tasks, number, tokens, classes, count):
     """Append votes for a lane's other continuations, for branches; return the count.
 
-    For each suffix that `vote_lanes` found these are up to OTHER_VOTES continuations beyond the
-    most frequent and the latest one: first the edges in the state itself, then the newest edges of
-    the table.
+    For each suffix that `vote_lanes` found there are up to OTHER_VOTES of them, beyond the most
+    frequent and the latest continuation. The edges in the state itself come first, then the newest
+    edges of the table.
     """
     lane = lane_at(lanes, number)
     header = live._int64_pointer(lane[LANE_HEADER])
@@ -264,16 +263,13 @@ def take_other_votes(lanes, tasks, number, tokens, classes, count):
 
 @njit(nogil=True)
 def vote(kind, address, state, length, first, tokens, classes, count):
-    """Append the votes of a place of any kind but LIVE, for which there is `vote_lanes`.
+    """Append the votes of a place of any kind but LIVE; return the number of votes now.
 
     Args:
         kind, address, state, length: columns of the place.
         first: the first class number of the source.
         tokens, classes: the votes, to which this appends.
         count: number of votes so far.
-
-    Returns:
-        The number of votes now.
     """
     if kind == READY:
         if state < length:
@@ -304,10 +300,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
 
 @njit(nogil=True)
 def follow(kind, address, state, length, token):
-    """Return the state and length of a place after a token was added to the text.
-
-    A draft made elsewhere ends where the token is not the draft's.
-    """
+    """Return a place's state and length after a token; a ready draft ends at another token."""
     if kind == READY:
         goes_on = state < length and (
             live._int32_pointer(address + 8 * state)[DRAFT_TOKEN] == token

@@ -57,7 +57,7 @@ DRAWN_WIDTH = 5
 
 
 def write_places(out_places: Int64Array, kind: Any, header: Any, state: Any, length: Any) -> None:
-    """Write int64[rows, PLACE_WIDTH], all but PLACE_TEXT; each value is an int or int[rows]."""
+    """Write all columns but PLACE_TEXT of int64[rows, PLACE_WIDTH]; values are int or int[rows]."""
     out_places[:, PLACE_KIND] = kind
     out_places[:, PLACE_HEADER] = header
     out_places[:, PLACE_STATE] = state

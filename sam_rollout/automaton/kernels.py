@@ -86,10 +86,10 @@ from sam_rollout.automaton import compilation
 from sam_rollout.automaton.compilation import (
     GIVEN_INT32,
     GIVEN_INT32_2D,
+    INT64,
     INT64_2D,
     WarmUp,
     kernel,
-    written,
 )
 from sam_rollout.automaton.interface import (
     BLOCK_SHIFT,
@@ -578,13 +578,8 @@ def _clone(header, arena, parent, token, edge, state):
     """Split the strings that extend `parent` off `state` into a clone.
 
     The clone is what a new prefix shares with earlier text, so it inherits the latest end of the
-    state.
-
-    Args:
-        edge: address of the target of the edge from `parent` to `state`.
-
-    Returns:
-        The clone and DONE, or 0 and the reason why there is none.
+    state. `edge` is the address of the target of the edge from `parent` to `state`. Returns the
+    clone and DONE, or 0 and the reason why there is none.
     """
     states = header[STATES]
     source = _at(states, state)
@@ -658,9 +653,8 @@ def _clone(header, arena, parent, token, edge, state):
 def _target_of(header, arena, state, token):
     """Find the state that `token` leads to from `state`, and split it if it has longer strings.
 
-    Returns:
-        The state and DONE; 0 and DONE if the token never followed; 0 and the reason if there is no
-        room for the split.
+    Returns the state and DONE; 0 and DONE if the token never followed; 0 and the reason if there is
+    no room for the split.
     """
     states = header[STATES]
     if state >= 0 and _at(states, state)[NEXT_TOKEN] == token:
@@ -861,10 +855,9 @@ def _append(header, arena, text, token, max_link_updates):
 def _text_changed(text, token_ids, row, length):
     """Whether the row cannot be a continuation of the text read so far.
 
-    A request id may be reused, or its text cut, between two calls. Comparing everything would cost
-    as much as drafting does. A comparison of the length and the last few tokens finds practically
-    every such row. A row that slips through costs acceptance, never correctness, since drafts are
-    verified.
+    A request id may be reused, or its text cut, between two calls. A comparison of the length and
+    the last few tokens finds practically every such row, at a fraction of the cost of comparing
+    everything. A row that slips through costs acceptance only, since drafts are verified.
     """
     read = text[LENGTH]
     if length < read:
@@ -966,9 +959,8 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
     Reading a token waits for memory many times: each suffix link of a chain leads to a state, a
     position and perhaps an edge, all far apart. Here all rows follow one link at a time and
     prefetch what the next one needs, so that their waits overlap. First all rows look for where
-    their tokens lead, token by token. Then they follow the rest of the chains. Nothing is written
-    but the scratch space `lanes`, so the rows can be read one after the other afterwards, even if
-    they share automata.
+    their tokens lead, token by token. Then they follow the rest of the chains. Only the scratch
+    space `lanes` is written to, so rows that share automata can be read one by one afterwards.
     """
     row_of, position_of = _pointer_of_row(lanes, 0), _pointer_of_row(lanes, 1)
     header_of, token_of = _pointer_of_row(lanes, 2), _pointer_of_row(lanes, 3)
@@ -1067,12 +1059,10 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
 
 # --- what Python calls ------------------------------------------------------------------------
 
-_INT64 = written(types.int64)
-
 
 @kernel(
-    INT64_2D, INT64_2D, _INT64, GIVEN_INT32, GIVEN_INT32, GIVEN_INT32_2D, GIVEN_INT32, types.int64,
-    types.int64, _INT64, INT64_2D,
+    INT64_2D, INT64_2D, INT64, GIVEN_INT32, GIVEN_INT32, GIVEN_INT32_2D, GIVEN_INT32, types.int64,
+    types.int64, INT64, INT64_2D,
 )  # fmt: skip
 def extend_rows(
     automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, first, progress,
@@ -1117,13 +1107,13 @@ def place_rows(automata, texts, slots, out_places):
         place[PLACE_TEXT] = text[TEXT_WRITER]
 
 
-@kernel(_INT64, _INT64)
+@kernel(INT64, INT64)
 def free_blocks(header, arena):
     """Give an automaton's blocks back to the arena."""
     _free_all(_pointer_of(header), _pointer_of(arena))
 
 
-@kernel(_INT64, _INT64, types.int64, types.int64)
+@kernel(INT64, INT64, types.int64, types.int64)
 def begin_table(header, arena, directory, slots):
     """Give an automaton its first edge table; `directory` is the address of a zeroed directory."""
     header[EDGES] = directory
@@ -1132,7 +1122,7 @@ def begin_table(header, arena, directory, slots):
         _add_edge_block(_pointer_of(header), _pointer_of(arena))
 
 
-@kernel(_INT64, types.int64, types.int64)
+@kernel(INT64, types.int64, types.int64)
 def begin_moving(header, directory, slots):
     """Begin to move edges to a larger table, some slots per token read."""
     header[OLD_EDGES] = header[EDGES]
@@ -1144,7 +1134,7 @@ def begin_moving(header, directory, slots):
     header[EDGE_BLOCKS] = 0
 
 
-@kernel(_INT64, _INT64)
+@kernel(INT64, INT64)
 def finish_moving(header, arena):
     """Move all remaining edges, for a token that adds more than gradual moving has room for."""
     _move_edges(_pointer_of(header), _pointer_of(arena), header[OLD_EDGE_SLOTS])
@@ -1155,11 +1145,5 @@ KERNELS = extend_rows, place_rows, free_blocks, begin_table, begin_moving, finis
 
 
 def warm_up() -> WarmUp:
-    """Compile the kernels, or load them from numba's disk cache, and forbid compiling later.
-
-    It takes seconds the first time on a machine and about one afterwards. A pool calls it when it
-    is made, so that no engine step waits for the compiler. The cache lies beside this file or,
-    where that is read-only, in numba's user-wide folder or NUMBA_CACHE_DIR. Where none of them can
-    be used, every process compiles for itself.
-    """
+    """Compile or load the kernels; it takes seconds the first time on a machine, then about one."""
     return compilation.warm_up(*KERNELS)

@@ -95,9 +95,6 @@ def expand_batch_to_tokens(
         cu_num_tokens: Integer [batch], cumulative number of tokens.
         num_tokens: Total number of tokens.
         replace_from, replace_to: Values equal to the first are replaced by the second.
-
-    Returns:
-        [num_tokens], dtype of ``values``.
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).to(torch.int64)
     if replace_from != replace_to:

@@ -3,9 +3,8 @@
 A generator with state would give a response other random numbers as soon as a neighbour finishes
 earlier or a draft is one token longer. SplitMix64 needs no state (Steele, Lea, Flood, "Fast
 splittable pseudorandom number generators", OOPSLA 2014): its n-th output is a hash of
-``key + n * GOLDEN``.
-One call serves a whole batch and uses integer arithmetic only, so every device computes the same
-bits.
+``key + n * GOLDEN``. One call serves a whole batch and uses integer arithmetic only, so every
+device computes the same bits.
 """
 
 from __future__ import annotations
