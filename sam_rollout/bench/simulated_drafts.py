@@ -14,7 +14,7 @@ from sam_rollout.core.limits import Limits
 from sam_rollout.gating import EngineStep, Gate, GuardedGate
 from sam_rollout.gating.auto import AutoGate
 from sam_rollout.session.session import DraftSession
-from sam_rollout.sources import Piece
+from sam_rollout.sources.contract import Piece
 from sam_rollout.telemetry.traces import Trace
 
 

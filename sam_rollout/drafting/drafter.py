@@ -18,7 +18,8 @@ from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.drafting.trees import TreePolicy
 from sam_rollout.drafting.votes import Votes
-from sam_rollout.sources import Piece, Scored, Usage, make_sources
+from sam_rollout.sources import make_sources
+from sam_rollout.sources.contract import Piece, Scored, Usage
 from sam_rollout.sources.support.responses import Responses
 
 POLICIES = {"chain": DraftPolicy, "tree": TreePolicy}  # by the shape of their drafts

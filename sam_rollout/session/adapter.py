@@ -11,7 +11,7 @@ import numpy as np
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.session.padding import GraphOf, no_graphs
-from sam_rollout.sources import Scored
+from sam_rollout.sources.contract import Scored
 
 
 class Requests(Protocol):

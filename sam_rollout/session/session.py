@@ -42,7 +42,7 @@ from sam_rollout.session.adapter import NO_HOOKS, EngineHooks, Requests
 from sam_rollout.session.bookkeeping import Bookkeeping
 from sam_rollout.session.made_drafts import MadeDrafts
 from sam_rollout.session.padding import DraftPadding
-from sam_rollout.sources import Piece
+from sam_rollout.sources.contract import Piece
 
 logger = logging.getLogger(__name__)
 

@@ -1,15 +1,15 @@
 """The source `recycling`: each token is followed by the one that the model last held likeliest.
 
 This is Token Recycling (Luo et al. 2024, arXiv 2408.08696) with chains instead of trees. The target
-model scores every position of a verify step, those of rejected draft tokens included. The source
-keeps the likeliest next token of each position in a table, by the token before it. It needs neither
-a text nor a model of its own and can draft where no source finds a suffix. The sampler sees the
-logits and hands the likeliest tokens over (`hear`).
+model scores every position of a verify step, those of rejected draft tokens included. A table keeps
+the likeliest next token of each position, by the token before it. The source needs neither a text
+nor a model of its own, and can draft where no source finds a suffix. The sampler sees the logits
+and hands the likeliest tokens over (`hear`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +23,6 @@ from sam_rollout.automaton.interface import (
     Int64Array,
     write_places,
 )
-from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Scored, Source, SourceEntry, Usage
@@ -44,11 +43,7 @@ class RecyclingSourceConfig(Section):
 
 
 class TokenRecycling(Source):
-    """One table for all requests of an engine.
-
-    Args:
-        limits: of the engine; the vocabulary's size has to be known.
-    """
+    """One table for all requests of an engine, whose vocabulary's size has to be known."""
 
     name = "recycling"
 
@@ -67,11 +62,6 @@ class TokenRecycling(Source):
         if scored.likeliest is not None:
             self._hear(scored.tokens, scored.likeliest, scored.widths, self._followers)
             self._heard += len(scored.tokens)
-
-    def bind(
-        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
-    ) -> None:
-        """Do nothing: all requests share the table."""
 
     def locate(
         self,
@@ -101,9 +91,4 @@ def _make(
     return None if limits.vocab_size == UNKNOWN_VOCABULARY else TokenRecycling(limits)
 
 
-SOURCE = SourceEntry(
-    "recycling",
-    RecyclingSourceConfig,
-    _make,
-    order=40,
-)
+SOURCE = SourceEntry("recycling", RecyclingSourceConfig, _make, order=40)

@@ -29,9 +29,8 @@ import pytest
 
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
-from sam_rollout.core.limits import Limits
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources import UNKNOWN_VOCABULARY
 from tests.unit.drafting.texts import drive
 
 MAX_ROWS = 6

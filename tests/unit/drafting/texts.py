@@ -11,11 +11,11 @@ import numpy as np
 from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_LENGTH, PLACE_WIDTH
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.core.identity import RequestIdentity
-from sam_rollout.core.limits import MAX_DRAFT_TOKENS, Limits
+from sam_rollout.core.limits import MAX_DRAFT_TOKENS, UNKNOWN_VOCABULARY, Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
-from sam_rollout.sources import UNKNOWN_VOCABULARY, Source
+from sam_rollout.sources.contract import Source
 
 WIDTH = 4096
 

@@ -6,7 +6,7 @@ import pytest
 from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_STATE, PLACE_WIDTH
 from sam_rollout.config import GateConfig, SamConfig, sources_of
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources import Limits, Scored
+from sam_rollout.sources.contract import Limits, Scored
 from sam_rollout.sources.draws import PositionDraws
 from tests.unit.drafting.texts import drive, int32, rows_of
 

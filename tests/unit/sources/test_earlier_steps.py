@@ -5,7 +5,8 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from sam_rollout.sources import UNKNOWN_VOCABULARY, Piece
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY
+from sam_rollout.sources.contract import Piece
 from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import TextStore
 from tests.unit.drafting.texts import Later, counter, drafter_of, identity, step

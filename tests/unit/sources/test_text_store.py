@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from sam_rollout.sources import UNKNOWN_VOCABULARY
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY
 from sam_rollout.sources.support import text_store
 from sam_rollout.sources.support.text_store import CLOSED, OPEN, SEGMENTS, TextStore
 

@@ -35,7 +35,8 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession, shapes_of
-from sam_rollout.sources import Piece, check_sources
+from sam_rollout.sources import check_sources
+from sam_rollout.sources.contract import Piece
 
 if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from sam_rollout.sources import Scored
+from sam_rollout.sources.contract import Scored
 
 logger = logging.getLogger(__name__)
 
