@@ -11,7 +11,7 @@ from sam_rollout.sources import run
 from sam_rollout.sources.run import RunSourceConfig, RunTexts
 from sam_rollout.sources.support import text_moves
 from sam_rollout.sources.support.kept_texts import KeptTexts, Room
-from sam_rollout.sources.support.responses import Responses
+from sam_rollout.sources.support.responses import Responses, TextsConfig
 from sam_rollout.sources.support.text_store import TextStore
 from tests.unit.drafting.texts import Later, counter, drafter_of, identity, step
 
@@ -345,7 +345,7 @@ def test_a_run_of_many_short_turns_turns_over():
     """Requests that end in every engine step: the successor takes over, nothing is given up."""
     config = RunSourceConfig(max_bytes=16 * MIB)
     limits = Limits(max_rows=64, max_model_len=4096)
-    responses = Responses(limits)
+    responses = Responses(limits, TextsConfig())
     source = RunTexts(config, limits, responses)
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 1 << 20, (64, 4096), np.int32)
