@@ -38,7 +38,7 @@ class MovingTexts:
             self._slots[request_id] = (moved, automaton)
 
     def finish(self, request_id: str, text: Int32Array | None) -> None:
-        """Forget a request that ended; if it was moving, read its text to the end (None: drop it)."""
+        """Forget a request that ended; if it was moving, read its text (if any) to the end."""
         slot, automaton = self._slots.pop(request_id, (None, None))
         if slot is None or automaton is None:
             return

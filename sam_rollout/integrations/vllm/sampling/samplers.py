@@ -120,10 +120,7 @@ def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) ->
 class KeyedTopKTopPSampler(TopKTopPSampler):
     """Draws the tokens of steps without drafts, with keyed random numbers.
 
-    Args:
-        logprobs_mode: vLLM's mode; it decides what is returned for log-probabilities.
-        rows: Random bits of the step's rows.
-        config: The sampler's kind; without drafts ``vectorised`` draws like ``coupled_inversion``.
+    Without drafts ``vectorised`` draws like ``coupled_inversion``.
     """
 
     _cut = staticmethod(cut)
@@ -179,13 +176,7 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
 
 
 class KeyedRejectionSampler(RejectionSampler):
-    """Verifies drafts with keyed random numbers.
-
-    Args:
-        sampler: vLLM's sampler of steps without drafts, for its logits processors.
-        spec_config, device: Arguments of vLLM's rejection sampler.
-        rows: Random bits of the step's rows.
-        config: The sampler's kind, any but ``stock``.
+    """Verifies drafts with keyed random numbers; of any kind but ``stock``.
 
     Raises:
         ConfigError: The engine asks for a synthetic acceptance rate, which only the stock sampler
@@ -224,11 +215,7 @@ class KeyedRejectionSampler(RejectionSampler):
     ) -> SamplerOutput:
         """Verify one step's drafts; arguments and result are those of vLLM's method.
 
-        Args:
-            metadata: The step's drafts and the indices of their rows.
-            draft_probs: [num_drafts, vocabulary] of a draft model, or None.
-            logits: [num_drafts + batch, vocabulary]; may be overwritten.
-            sampling_metadata: Sampling parameters of every request.
+        ``logits``, [num_drafts + batch, vocabulary], may be overwritten.
         """
         layout = DraftLayout(
             metadata.cu_num_draft_tokens, len(metadata.draft_token_ids), metadata.max_spec_len

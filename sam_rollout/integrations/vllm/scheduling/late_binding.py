@@ -59,10 +59,6 @@ class Launched:
         places: whether the scheduler gave the step places for drafts.
         whole: whether every place holds a token.
         made: the draft model's drafts, which arrive together with the step's tokens.
-
-    Attributes:
-        request_ids: B ids in row order.
-        start, places, whole, made: the arguments.
     """
 
     def __init__(
@@ -93,14 +89,9 @@ class Launched:
         self._over.set()
 
     def wait(self, *, urgent: bool = False) -> np.ndarray:
-        """Wait until the tokens are on the host.
+        """Wait for the tokens, int32[B, most]; a row ends at the first invalid token id.
 
-        Args:
-            urgent: whether the next step's launch waits for them; it is then noted by
-                `launched_next`.
-
-        Returns:
-            int32[B, most tokens]; a row's tokens end at the first invalid token id.
+        With `urgent` the next step's launch waits for them; `launched_next` then has to follow.
         """
         self._urgent = urgent
         if urgent:  # a thread that sleeps until the event would wake up late
@@ -115,14 +106,13 @@ class Launched:
 
 
 class LateBinding:
-    """Stands between a worker and its model runner; one per engine.
+    """Wraps methods of a model runner with asynchronous scheduling; one per engine.
 
     Args:
-        runner: vLLM's model runner with asynchronous scheduling; some of its methods are wrapped.
+        runner: vLLM's model runner.
         session: None on ranks whose drafts vLLM does not read; they get those of the first rank.
         group: the tensor-parallel group, None if it has a single rank.
-        drafter: the draft model whose drafts the session takes; None without one, and on ranks
-            without a session.
+        drafter: the draft model whose drafts the session takes, if there is one.
     """
 
     def __init__(
@@ -263,12 +253,8 @@ class LateBinding:
     def _land(self, before: Launched, *, room: bool) -> Mapping[str, list[int]]:
         """Write the tokens of the step before into the host's arrays, and draft.
 
-        Args:
-            before: the step before; its rows are those of the batch.
-            room: whether drafts can be verified in the next step.
-
-        Returns:
-            Draft tokens by request on the rank that drafts, nothing on others.
+        `room` says whether drafts can be verified in the next step. The result is the draft tokens
+        by request on the rank that drafts, nothing on others.
         """
         runner, batch = self._runner, self._runner.input_batch
         lengths, gained = self._follow(

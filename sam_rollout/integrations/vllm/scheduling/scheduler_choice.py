@@ -6,8 +6,8 @@ binds its drafts late (`late_binding.py`), together with those of a draft model.
 added to the list while an engine's configuration is checked. This can go when vLLM asks the
 proposer instead.
 
-Where the engine schedules synchronously, drafts travel with the output of a step
-(`drafts_with_output.py`), if that is known to fit vLLM's release.
+If the engine schedules synchronously, and vLLM's release is known to fit, drafts travel with the
+output of a step (`drafts_with_output.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sam_rollout.sources.model import BY_PASSES
 KNOWN_RELEASES = ((0, 24), (0, 31))
 # The same for the synchronous scheduler with a draft model, whose number of passes it sets.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
-# A package that extends vLLM -> the function that decides in its place, named as in plugin.py.
+# A package that extends vLLM -> the function that decides first, named as in plugin.py.
 RULES_OF = {
     "vllm_ascend": (
         "sam_rollout.integrations.vllm_ascend.scheduling.scheduler_choice:why_synchronous"
