@@ -2,7 +2,7 @@
 
 The drafts are the text itself. After the forward pass, the logits of every scored position are
 replaced by ones that allow only the text's token. So no draft token is ever rejected, whatever the
-sampler. Every token of a text is scored in a verify step of exactly the asked width, even where
+sampler. Every token of a text is scored in a verify step of exactly the asked width, even if
 rounding would have made the model choose another token.
 """
 
@@ -24,10 +24,7 @@ def known_text_arguments(
 ) -> dict[str, dict[str, Any]]:
     """Return ``SamplingParams.extra_args`` of a request that is led along ``token_ids``.
 
-    Args:
-        number: The key of the text's scores.
-        token_ids: The response.
-        draft_tokens: Draft tokens per step; 0 scores one token at a time.
+    ``number`` is the key of the text's scores. Without draft tokens, one token is scored at a time.
     """
     known = {"number": number, "token_ids": list(token_ids), "draft_tokens": draft_tokens}
     return {EXTRA_ARGS_KEY: known}
@@ -93,10 +90,7 @@ class TextScores:
     def lead(self, logits: torch.Tensor, requests: Sequence[Any], widths: Sequence[int]) -> None:
         """Note the score of each position's known token, then allow only that token, in place.
 
-        Args:
-            logits: [rows, vocabulary]; the rows of a request follow each other, as do requests.
-            requests: The runner's state of each request.
-            widths: Rows of each request.
+        ``logits``, [rows, vocabulary], has ``widths`` rows of each request, one after the other.
         """
         if sum(widths) != logits.shape[0]:
             raise RuntimeError(

@@ -42,23 +42,13 @@ class OperatorCheckError(RuntimeError):
 
 @dataclass(frozen=True)
 class OperatorCheck:
-    """The settings of a check.
+    """The settings of a check."""
 
-    Attributes:
-        model: Checkpoint folder or hub name.
-        dtype: The engine's dtype, one of ``DTYPES``.
-        draft_tokens: Numbers of draft tokens per step, each checked in an engine of its own.
-        max_tokens: Length of every text; the end-of-text token does not end it.
-        prompts: Number of texts, which run all at once.
-        seed: Seed of the sampled texts.
-        tensor_parallel_size: Number of devices that share the model.
-    """
-
-    model: str
+    model: str  # checkpoint folder or hub name
     dtype: str = "bfloat16"
-    draft_tokens: tuple[int, ...] = (1, 3, 8)
-    max_tokens: int = 512
-    prompts: int = 8
+    draft_tokens: tuple[int, ...] = (1, 3, 8)  # per step, each number in an engine of its own
+    max_tokens: int = 512  # length of every text; the end-of-text token does not end it
+    prompts: int = 8  # texts, which run all at once
     seed: int = 0
     tensor_parallel_size: int = 1
 
@@ -79,15 +69,10 @@ class OperatorCheck:
 def differences(
     contexts: Sequence[int], reference: Sequence[Scores], verified: Sequence[Scores], width: int
 ) -> list[dict[str, Any]]:
-    """Compare two scorings of the same texts by length of context.
+    """Compare two scorings of the same texts (``TextScores.drain``) by length of context.
 
     Only tokens that ``verified`` scored ``width`` at a time count. A text's first token never
-    counts, because both sides score it in the prefill.
-
-    Args:
-        contexts: Tokens of each text's prompt.
-        reference, verified: The scores of each text (``TextScores.drain``).
-        width: Positions that were scored together.
+    counts, because both sides score it in the prefill. ``contexts`` are the prompts' lengths.
 
     Returns:
         For each range ``low <= tokens before the scored one < high``, and last for the whole: the
@@ -158,9 +143,6 @@ def run(check: OperatorCheck) -> dict[str, Any]:
         ``setting``; ``device``, vLLM's name of it; ``texts``, their number and lengths in tokens;
         ``rows``, for every number of drafts (``draft_tokens``, 0: decoded again) its ``by_length``
         and ``overall`` (entries of ``differences``); ``maximum``, over all numbers of drafts but 0.
-
-    Raises:
-        OperatorCheckError: The engine verified no whole group of drafts.
     """
     prepare_environment()
     prompts = prompts_of(check.model, check.prompts)
@@ -200,12 +182,12 @@ def run(check: OperatorCheck) -> dict[str, Any]:
 
 
 def exceeds(result: dict[str, Any], limit: float) -> bool:
-    """Tell whether the maximum difference lies above ``limit``; a NaN always does."""
+    """Whether the maximum difference lies above ``limit``; a NaN always does."""
     return not result["maximum"] <= limit
 
 
 def _ask(engine: Any, prompts: Sequence[Sequence[int]], own: list[dict[str, Any]]) -> list[Any]:
-    """Texts of full length from an engine, each with sampling parameters of its own."""
+    """Return texts of full length from an engine, each with sampling parameters of its own."""
     from vllm import SamplingParams
 
     # Every text shall reach every length.

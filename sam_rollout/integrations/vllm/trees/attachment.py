@@ -50,11 +50,7 @@ def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
 
 
 class Trees:
-    """All that a runner gets for trees.
-
-    Args:
-        runner: vLLM's, its cache ready and our sampler installed.
-    """
+    """All that a runner gets for trees, once its cache is ready and our sampler installed."""
 
     def __init__(self, runner: Any) -> None:
         from sam_rollout.integrations.vllm.trees.cpu_attention import CpuTreeAttention

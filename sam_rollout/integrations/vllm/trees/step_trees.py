@@ -1,4 +1,4 @@
-"""The trees of the step at hand: from what was proposed to what the runner's parts need of them."""
+"""The trees of the step at hand, in the forms that the parts of the runner need."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _shape(counts, token_parents, parents, depths, ancestors, branches):
     for i in range(counts.size):
         branches[i] = 0
         for j in range(most):
-            # A place without a token hangs on the one before it: its depth is its place.
+            # A place without a token follows the place before it, so its depth is its place.
             parent = token_parents[i, j] if j < counts[i] else j - 1
             branches[i] |= parent != j - 1
             parents[i, j] = parent + 1
@@ -53,8 +53,8 @@ def _shape(counts, token_parents, parents, depths, ancestors, branches):
 class TreeKeeper:
     """Keeps the shape of what was proposed until it is verified; one per runner.
 
-    The scheduler knows draft tokens only as a list. It may cut a list short, or leave it out:
-    parents come before their children, so that what is left is a tree.
+    The scheduler knows draft tokens only as a list, and may cut it short or leave it out. Parents
+    come before their children, so what is left is a tree.
 
     Args:
         runner: vLLM's; its `_prepare_inputs` is wrapped.
@@ -128,8 +128,8 @@ class TreeKeeper:
             torch.from_numpy(depths.astype(np.int64)).to(device, non_blocking=True),
             torch.from_numpy(ancestors).to(device, non_blocking=True),
         )
-        # The slots of the cache are worked out already, one after the other. What rotates keys and
-        # what keys random numbers is where a token would be in the text.
+        # The slots of the cache are assigned already, one after the other. Rotation of keys and
+        # random numbers depend on where a token would be in the text, so positions are changed.
         place = np.arange(most)
         moved = (place < counts[branching, None]).nonzero()
         row = branching[moved[0]]
