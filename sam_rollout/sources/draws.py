@@ -55,7 +55,7 @@ class PositionDraws(Source):
 
     def __init__(self, limits: Limits) -> None:
         from sam_rollout.automaton.compilation import warm_up  # compiles
-        from sam_rollout.automaton.drawn import note_draws
+        from sam_rollout.automaton.scored import note_draws
 
         warm_up(note_draws)
         self._note = note_draws

@@ -49,10 +49,10 @@ class TokenRecycling(Source):
 
     def __init__(self, limits: Limits) -> None:
         from sam_rollout.automaton.compilation import warm_up  # compiles
-        from sam_rollout.automaton.followers import hear
+        from sam_rollout.automaton.scored import note_likeliest
 
-        warm_up(hear)
-        self._hear = hear
+        warm_up(note_likeliest)
+        self._note = note_likeliest
         self._followers = np.zeros((limits.vocab_size, 2), np.int32)
         self._followers[:, FOLLOWER] = -1
         self._heard = 0
@@ -60,7 +60,7 @@ class TokenRecycling(Source):
     def hear(self, scored: Scored) -> None:
         """Note the likeliest token after each scored position; padding is passed over."""
         if scored.likeliest is not None:
-            self._hear(scored.tokens, scored.likeliest, scored.widths, self._followers)
+            self._note(scored.tokens, scored.likeliest, scored.widths, self._followers)
             self._heard += len(scored.tokens)
 
     def locate(

@@ -51,7 +51,7 @@ class SamWorkerExtension:
             attach(self.model_runner)
         self._install_sampler(settings_of(self.vllm_config).sampler)
         report = {
-            "sampler": self._installed_sampler(),
+            "sampler": self._samplers().installed_sampler(self.model_runner),
             "batch_invariant": is_in_force(),
             "proposer": None,
         }
@@ -84,9 +84,6 @@ class SamWorkerExtension:
         """Replace the runner's samplers, unless the engine's own are asked for."""
         if config.kind != ENGINES_OWN_SAMPLER.kind:
             self._samplers().install_sampler(self.model_runner, config)
-
-    def _installed_sampler(self) -> str:
-        return self._samplers().installed_sampler(self.model_runner)
 
     def _samplers(self) -> ModuleType:
         """Return the module with the samplers for this worker's model runner."""

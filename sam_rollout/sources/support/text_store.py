@@ -15,6 +15,7 @@ import errno
 import fcntl
 import hashlib
 import logging
+import operator
 import os
 import struct
 import time
@@ -42,6 +43,7 @@ _MAGIC = b"SAMH"
 # All is little-endian.
 _RECORD = struct.Struct("<4sIIi8s")
 _CHECKED_FROM = 8
+_step_of = operator.attrgetter("step")  # of a `_Place`
 _DAMAGED = "torn by a crash or of another version", "file %s, are damaged"
 
 
@@ -317,10 +319,6 @@ def name_of(folder: Path) -> str:
         # A link appears together with its content, on a network's file system, too.
         os.symlink(uuid.uuid4().hex, folder / "name")
     return os.readlink(folder / "name")
-
-
-def _step_of(place: _Place) -> int:
-    return place.step
 
 
 def _key(group: str) -> bytes:

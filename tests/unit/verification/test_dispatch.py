@@ -7,7 +7,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sam_rollout.verification import (
     DraftLayout,
     draw_tokens,
-    expand_batch_to_tokens,
     keyed_bits,
     verify_coupled,
     verify_vectorised,
@@ -70,10 +69,6 @@ def vectorised_with_distributions(batch, counts, drafts, probabilities):
     vectorised(batch, counts, drafts, probabilities, draft_probabilities=proposals, scratch=scratch)
 
 
-def expansion(batch, counts, drafts, probabilities):
-    expand_batch_to_tokens(torch.arange(batch), counts.cumsum(0), len(drafts), 0, 1)
-
-
 @pytest.mark.parametrize("vocabulary", [50, 1300])
 @pytest.mark.parametrize(
     "call",
@@ -83,7 +78,6 @@ def expansion(batch, counts, drafts, probabilities):
         vectorised,
         vectorised_greedy,
         vectorised_with_distributions,
-        expansion,
     ],
     ids=lambda call: call.__name__,
 )

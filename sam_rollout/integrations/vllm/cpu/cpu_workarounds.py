@@ -17,7 +17,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from sam_rollout.integrations.vllm.engine_settings import has_settings, settings_of
-from sam_rollout.verification import expand_batch_to_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -158,9 +157,10 @@ def _expand(
     MAX_NUM_TOKENS: int | None = None,
 ) -> None:
     """Repeat each request's value for its draft tokens, like the Triton kernel."""
-    output.copy_(
-        expand_batch_to_tokens(values, cu_num_tokens, len(output), replace_from, replace_to)
-    )
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).to(torch.int64)
+    if replace_from != replace_to:
+        values = values.masked_fill(values == replace_from, replace_to)
+    output.copy_(values.repeat_interleave(counts, output_size=len(output)))
 
 
 def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:

@@ -33,11 +33,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numba import types
 
-from sam_rollout.automaton.compilation import warm_up
+from sam_rollout.automaton.compilation import INT32, INT32_2D, INT64, kernel, warm_up, written
 from sam_rollout.integrations.vllm.sampling.samplers import is_active
 from sam_rollout.integrations.vllm.scheduling.async_scheduler import Note, attach
-from sam_rollout.session.arrivals import take_in
 from sam_rollout.session.session import DraftSession
 
 if TYPE_CHECKING:
@@ -48,6 +48,37 @@ if TYPE_CHECKING:
 SCORED_AHEAD = 256
 _PATIENCE_S = 0.1  # longest wait for the next launch
 _NAP_S = 2e-5
+
+
+@kernel(
+    INT32_2D, types.int64, INT32, INT64, INT32_2D, written(types.bool_, 2), INT32, INT32
+)  # fmt: skip
+def _take_in(tokens, vocab_size, start, rows, token_ids, is_token_ids, lengths, sampled):
+    """Append a step's sampled tokens to the texts of a batch.
+
+    Args:
+        tokens: int32[S, most tokens], the step's samples; a row ends at the first invalid token id.
+        start: int32[S], length of each text before the step.
+        rows: int64[S], each text's row in the present batch, -1 if it has none.
+        token_ids: int32[R, L], row i begins with the text of request i; written to.
+        is_token_ids: bool[R, L], which places hold tokens; written to.
+        lengths, sampled: int32[B], filled with lengths of texts, and numbers of tokens gained.
+    """
+    longest = token_ids.shape[1]
+    for i in range(rows.size):
+        row = rows[i]
+        if row < 0:
+            continue
+        end = start[i]
+        for place in range(tokens.shape[1]):
+            token = tokens[i, place]
+            if token < 0 or token >= vocab_size or end >= longest:
+                break
+            token_ids[row, end] = token
+            is_token_ids[row, end] = True
+            end += 1
+        lengths[row] = end
+        sampled[row] = end - start[i]
 
 
 class Launched:
@@ -122,7 +153,7 @@ class LateBinding:
         group: Any = None,
         drafter: EngineDrafter | None = None,
     ) -> None:
-        warm_up(take_in)
+        warm_up(_take_in)
         self._runner = runner
         self._session = session
         self._group = group
@@ -370,7 +401,7 @@ class LateBinding:
             for place, name in enumerate(step.request_ids):
                 rows[place] = -1 if name in self._gone else row_of.get(name, -1)
         tokens = step.wait(urgent=urgent)
-        take_in(
+        _take_in(
             tokens, batch.vocab_size, step.start, rows, batch.token_ids_cpu, batch.is_token_ids,
             lengths, sampled,
         )  # fmt: skip
