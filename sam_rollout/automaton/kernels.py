@@ -82,7 +82,7 @@ from numba import njit, types, uint32, uint64
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sam_rollout.automaton import compilation
+from sam_rollout.automaton import compilation, interface
 from sam_rollout.automaton.compilation import (
     GIVEN_INT32,
     GIVEN_INT32_2D,
@@ -91,17 +91,7 @@ from sam_rollout.automaton.compilation import (
     WarmUp,
     kernel,
 )
-from sam_rollout.automaton.interface import (
-    BLOCK_SHIFT,
-    COUNT_SHIFT,
-    LIVE,
-    NOWHERE,
-    PLACE_HEADER,
-    PLACE_KIND,
-    PLACE_LENGTH,
-    PLACE_STATE,
-    PLACE_TEXT,
-)
+from sam_rollout.automaton.interface import BLOCK_SHIFT, COUNT_SHIFT
 
 # Columns of an automaton's header.
 OPEN = 0  # 1 while in use
@@ -278,15 +268,6 @@ def _take_block(arena):
     """Take a block and return its address; callers have made sure that there is one."""
     address = arena[arena[0]]
     arena[0] -= 1
-    return address
-
-
-@njit(nogil=True)
-def _take_zeroed_block(arena):
-    address = _take_block(arena)
-    words = _int64_pointer(address)
-    for i in range(BLOCK_BYTES // 8):
-        words[i] = 0
     return address
 
 
@@ -507,9 +488,11 @@ def _edge_room(header):
 
 @njit(nogil=True)
 def _add_edge_block(header, arena):
-    block = header[EDGE_BLOCKS]
-    address = _take_zeroed_block(arena) - (block << BLOCK_SHIFT) * ENTRY_BYTES
-    _int64_pointer(header[EDGES])[block] = address
+    block, address = header[EDGE_BLOCKS], _take_block(arena)
+    words = _int64_pointer(address)
+    for i in range(BLOCK_BYTES // 8):
+        words[i] = 0
+    _int64_pointer(header[EDGES])[block] = address - (block << BLOCK_SHIFT) * ENTRY_BYTES
     header[EDGE_BLOCKS] += 1
 
 
@@ -869,57 +852,33 @@ def _text_changed(text, token_ids, row, length):
 
 
 @njit(nogil=True)
-def _restart(header, arena, text):
-    """Begin a text anew; what it added to a shared automaton stays there."""
-    if header[SHARED] == 0:
-        _free_all(header, arena)
-    text[LAST] = 0
-    text[LENGTH] = 0
-    text[PENDING] = 0
-
-
-@njit(nogil=True)
-def _begin_row(automata, texts, arena, slot, token_ids, row, length, progress):
-    """Check a row, and restart its text if it has changed; return DONE or what is wrong."""
+def _catch_up(
+    automata, texts, arena, slot, token_ids, row, length, max_link_updates, progress
+):  # fmt: skip
+    """Read a row's new tokens up to `length`; return DONE or the reason why it stopped."""
     if slot >= texts.shape[0] or texts[slot, TEXT_OPEN] == 0:
         return BAD_SLOT
     if row < 0 or row >= token_ids.shape[0] or length < 0 or length > token_ids.shape[1]:
         return BAD_ROW
     text = _pointer_of_row(texts, slot)
+    header = _pointer_of_row(automata, text[AUTOMATON])
     if _text_changed(text, token_ids, row, length):
-        _restart(_pointer_of_row(automata, text[AUTOMATON]), arena, text)
+        if header[SHARED] == 0:  # what it added to a shared automaton stays there
+            _free_all(header, arena)
+        text[LAST] = 0
+        text[LENGTH] = 0
+        text[PENDING] = 0
         progress[REBUILDS] += 1
-    return DONE
-
-
-@_inlined
-def _read_one(header, arena, text, token_ids, row, max_link_updates, progress):
-    """Read a row's next token; return DONE or the reason why it was not read."""
-    token = np.int64(token_ids[row, text[LENGTH]])
-    if token < 0:
-        return NEGATIVE_TOKEN
-    reason = _append(header, arena, text, token, max_link_updates)
-    if reason == DONE:
+    while text[LENGTH] < length:
+        token = np.int64(token_ids[row, text[LENGTH]])
+        if token < 0:
+            return NEGATIVE_TOKEN
+        reason = _append(header, arena, text, token, max_link_updates)
+        if reason != DONE:
+            return reason
         text[GUARD + (text[LENGTH] & (GUARD_TOKENS - 1))] = token
         text[LENGTH] += 1
         progress[APPENDED] += 1
-    return reason
-
-
-@njit(nogil=True)
-def _catch_up(
-    automata, texts, arena, slot, token_ids, row, length, max_link_updates, progress
-):  # fmt: skip
-    """Read a row's new tokens up to `length`; return DONE or the reason why it stopped."""
-    reason = _begin_row(automata, texts, arena, slot, token_ids, row, length, progress)
-    if reason != DONE:
-        return reason
-    text = _pointer_of_row(texts, slot)
-    header = _pointer_of_row(automata, text[AUTOMATON])
-    while text[LENGTH] < length:
-        reason = _read_one(header, arena, text, token_ids, row, max_link_updates, progress)
-        if reason != DONE:
-            return reason
     return DONE
 
 
@@ -1093,18 +1052,18 @@ def place_rows(automata, texts, slots, out_places):
     """Write each row's place; NOWHERE for rows that are skipped or have read nothing."""
     for i in range(slots.size):
         place = out_places[i]
-        place[PLACE_KIND] = NOWHERE
+        place[interface.PLACE_KIND] = interface.NOWHERE
         if slots[i] < 0:
             continue
         text = texts[slots[i]]
         if text[LENGTH] == 0:
             continue
         header = _pointer_of_row(automata, text[AUTOMATON])
-        place[PLACE_KIND] = LIVE
-        place[PLACE_HEADER] = _address_of_row(automata, text[AUTOMATON])
-        place[PLACE_STATE] = text[LAST]
-        place[PLACE_LENGTH] = _length_of(header[STATES], text[LAST])
-        place[PLACE_TEXT] = text[TEXT_WRITER]
+        place[interface.PLACE_KIND] = interface.LIVE
+        place[interface.PLACE_HEADER] = _address_of_row(automata, text[AUTOMATON])
+        place[interface.PLACE_STATE] = text[LAST]
+        place[interface.PLACE_LENGTH] = _length_of(header[STATES], text[LAST])
+        place[interface.PLACE_TEXT] = text[TEXT_WRITER]
 
 
 @kernel(INT64, INT64)

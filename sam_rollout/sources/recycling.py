@@ -15,14 +15,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from sam_rollout.automaton.interface import (
-    FOLLOWER,
-    FOLLOWERS,
-    NOWHERE,
-    Int32Array,
-    Int64Array,
-    write_places,
-)
+from sam_rollout.automaton import interface
+from sam_rollout.automaton.interface import Int32Array, Int64Array
 from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Scored, Source, SourceEntry, Usage
@@ -54,7 +48,7 @@ class TokenRecycling(Source):
         warm_up(note_likeliest)
         self._note = note_likeliest
         self._followers = np.zeros((limits.vocab_size, 2), np.int32)
-        self._followers[:, FOLLOWER] = -1
+        self._followers[:, interface.FOLLOWER] = -1
         self._heard = 0
 
     def hear(self, scored: Scored) -> None:
@@ -73,8 +67,8 @@ class TokenRecycling(Source):
         """Place every row at its last token."""
         rows, table = len(num_tokens), self._followers
         last = token_ids[np.arange(rows), num_tokens - 1]
-        kind = np.where(eligible, FOLLOWERS, NOWHERE)
-        write_places(out_places[:rows], kind, table.ctypes.data, last, len(table))
+        kind = np.where(eligible, interface.FOLLOWERS, interface.NOWHERE)
+        interface.write_places(out_places[:rows], kind, table.ctypes.data, last, len(table))
 
     def counters(self) -> Mapping[str, int]:
         """Count the positions heard."""
