@@ -83,14 +83,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sam_rollout.automaton import compilation, interface
-from sam_rollout.automaton.compilation import (
-    GIVEN_INT32,
-    GIVEN_INT32_2D,
-    INT64,
-    INT64_2D,
-    WarmUp,
-    kernel,
-)
+from sam_rollout.automaton.compilation import GIVEN_INT32, GIVEN_INT32_2D, INT64, INT64_2D, kernel
 from sam_rollout.automaton.interface import BLOCK_SHIFT, COUNT_SHIFT
 
 # Columns of an automaton's header.
@@ -1103,6 +1096,6 @@ def finish_moving(header, arena):
 KERNELS = extend_rows, place_rows, free_blocks, begin_table, begin_moving, finish_moving
 
 
-def warm_up() -> WarmUp:
+def warm_up() -> compilation.WarmUp:
     """Compile or load the kernels; it takes seconds the first time on a machine, then about one."""
     return compilation.warm_up(*KERNELS)

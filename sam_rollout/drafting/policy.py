@@ -41,6 +41,7 @@ import logging
 import numpy as np
 from numba import njit, types
 
+from sam_rollout.automaton import continuations
 from sam_rollout.automaton.compilation import (
     GIVEN_INT32,
     GIVEN_INT32_2D,
@@ -51,37 +52,13 @@ from sam_rollout.automaton.compilation import (
     warm_up,
     written,
 )
-from sam_rollout.automaton.continuations import (
-    LANE_WIDTH,
-    LEVELS,
-    TASK_WIDTH,
-    VOTES_PER_LEVEL,
-    vote_lanes,
-)
 from sam_rollout.automaton.interface import LIVE, PLACE_KIND, Int32Array, Int64Array
 from sam_rollout.automaton.kernels import _inlined
 from sam_rollout.config import SamConfig
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import CHANCES, Offered, Verified
+from sam_rollout.drafting import votes as voting
 from sam_rollout.drafting.in_flight import COUNTS, HELD_BACK, NO_SOURCE, SOURCE, DraftBatch
-from sam_rollout.drafting.votes import (
-    ASSUMED,
-    BORROWED,
-    CHANCE_MEMORY,
-    SUM_WIDTH,
-    SUMS,
-    TOGETHER,
-    Votes,
-    collect,
-    count_in,
-    count_vote,
-    follow_token,
-    heaviest_token,
-    origin_of,
-    put_lanes,
-    tell_agreement,
-    weigh,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +67,7 @@ _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 # A token's chance depends on its sum, on its position, and on how many tokens of the request's
 # previous draft were accepted.
 _POSITIONS, _BEFORE = 4, 3
-_CHANCE_CLASSES = SUMS * _POSITIONS * _BEFORE
+_CHANCE_CLASSES = voting.SUMS * _POSITIONS * _BEFORE
 _VOTES = 2  # the first column of votes in `DraftPolicy._votes`
 _ROWS_AT_ONCE = 32  # rows whose waits for memory overlap, see `vote_lanes`
 
@@ -110,27 +87,27 @@ class DraftPolicy:
     """
 
     def __init__(
-        self, config: SamConfig, sources: int, limits: Limits, votes: Votes | None = None
+        self, config: SamConfig, sources: int, limits: Limits, votes: voting.Votes | None = None
     ) -> None:
         warm_up(_draft, _learn, _sum_up)
         self._vocab_size, max_rows = limits.vocab_size, limits.max_rows
         self.unknown_tokens = 0
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
         self._tells = config.gate.kind == "auto"
-        self.votes = votes or Votes(sources, max_rows)
+        self.votes = votes or voting.Votes(sources, max_rows)
         # How many drafted tokens there were, and how many were right, by class and by sum alone.
-        self._chances_of = np.zeros((2, _CHANCE_CLASSES + SUMS))
+        self._chances_of = np.zeros((2, _CHANCE_CLASSES + voting.SUMS))
         # For each token of the drafts in flight: number of its votes, class of its chance, then
         # tokens and, behind them, classes of these votes.
-        most_votes = max(sources, 1) * LEVELS * VOTES_PER_LEVEL
+        most_votes = max(sources, 1) * continuations.LEVELS * continuations.VOTES_PER_LEVEL
         self._votes = np.zeros((max_rows, limits.k, _VOTES + 2 * most_votes), np.int32)
         self._chances = np.zeros((max_rows, limits.k), np.float32)  # of being accepted
         self._offered = np.zeros(max_rows, np.int32)  # tokens of each row, -1 where none may be
         self._tokens = np.zeros((4, len(CHANCES)))  # see `Offered`
         # Scratch space.
         lanes = _ROWS_AT_ONCE * max(sources, 1)
-        self._lanes = np.zeros((lanes, LANE_WIDTH), np.int64)
-        self._tasks = np.zeros((LEVELS * lanes, TASK_WIDTH), np.int64)
+        self._lanes = np.zeros((lanes, continuations.LANE_WIDTH), np.int64)
+        self._tasks = np.zeros((continuations.LEVELS * lanes, continuations.TASK_WIDTH), np.int64)
         self._lists = np.zeros((6, max(lanes, most_votes)), np.int64)
         self._reached = np.zeros(_ROWS_AT_ONCE)  # chance of each row's draft so far
 
@@ -209,17 +186,19 @@ def _wider(number):
 def _share(table, number):
     """Estimate the share of right tokens of a class; at first all are assumed to be right."""
     wider = _wider(number)
-    share = (table[1, wider] + ASSUMED) / (table[0, wider] + ASSUMED)
-    return (table[1, number] + BORROWED * share) / (table[0, number] + BORROWED)
+    share = (table[1, wider] + voting.ASSUMED) / (table[0, wider] + voting.ASSUMED)
+    return (table[1, number] + voting.BORROWED * share) / (table[0, number] + voting.BORROWED)
 
 
 @_inlined
 def _unite(tokens, classes, origin, weights, texts, count):
     """Append the joint vote of all texts, whose votes come first; return the number of votes."""
-    best, most = heaviest_token(tokens, classes, weights, 0, texts)
+    best, most = voting.heaviest_token(tokens, classes, weights, 0, texts)
     for n in range(texts, count):
-        tell_agreement(tokens, classes, weights, texts, n)
-    number = weights.size - TOGETHER + 2 * np.int64(min(most / SUM_WIDTH, SUMS - 1))
+        voting.tell_agreement(tokens, classes, weights, texts, n)
+    number = (
+        weights.size - voting.TOGETHER + 2 * np.int64(min(most / voting.SUM_WIDTH, voting.SUMS - 1))
+    )
     tokens[count], origin[count] = tokens[best], NO_SOURCE
     classes[count] = number + int(tokens[texts] == tokens[best])
     return count + 1
@@ -238,7 +217,7 @@ def _keep_votes(votes, i, j, tokens, classes, count):
 @_inlined
 def _class_of_chance(most, j, accepted):
     """Return the class of a token; `accepted` counts the request's previous draft."""
-    number = np.int64(min(most / SUM_WIDTH, SUMS - 1))
+    number = np.int64(min(most / voting.SUM_WIDTH, voting.SUMS - 1))
     number = number * _POSITIONS + min(j, _POSITIONS - 1)
     return number * _BEFORE + min(accepted, _BEFORE - 1)
 
@@ -273,7 +252,7 @@ def _draft(
                 continue
             going[rows] = i
             rows += 1
-            put_lanes(i, (i - first) * sources, places, lanes)
+            voting.put_lanes(i, (i - first) * sources, places, lanes)
         while rows > 0:
             count = 0
             for n in range(rows):
@@ -281,16 +260,16 @@ def _draft(
                 for s in range(sources):
                     asked[count] = (i - first) * sources + s
                     count += places[s, i, PLACE_KIND] == LIVE
-            vote_lanes(lanes, tasks, asked, count, waiting)
+            continuations.vote_lanes(lanes, tasks, asked, count, waiting)
             still = 0
             for at in range(rows):
                 i, counted = going[at], 0
-                texts, count = collect(
+                texts, count = voting.collect(
                     i, first, places, lanes, tasks, tokens, classes, origin, weights
                 )
                 if 0 < texts < count:
                     counted, count = texts, _unite(tokens, classes, origin, weights, texts, count)
-                best, most = heaviest_token(tokens, classes, weights, counted, count)
+                best, most = voting.heaviest_token(tokens, classes, weights, counted, count)
                 token = tokens[best]
                 if count == 0 or not 0 <= token < vocab_size:
                     unknown += count > 0  # the engine would look it up beyond its tables
@@ -299,7 +278,7 @@ def _draft(
                     continue
                 _keep_votes(votes, i, j, tokens, classes, count)
                 if j == 0:
-                    columns[SOURCE, i] = origin_of(
+                    columns[SOURCE, i] = voting.origin_of(
                         token, sources, tokens, classes, origin, weights, count
                     )
                 votes[i, j, 1] = number = _class_of_chance(most, j, accepted[i])
@@ -318,7 +297,7 @@ def _draft(
                 if j + 1 < budget[i]:
                     going[still] = i
                     still += 1
-                    follow_token(i, first, token, places, lanes, tasks)
+                    voting.follow_token(i, first, token, places, lanes, tasks)
             rows = still
             j += 1
     return total, unknown
@@ -340,12 +319,12 @@ def _learn(
             token, kept = token_ids[i, length[i] + j], votes[i, j]
             for n in range(kept[0]):
                 number = kept[classes_from + n]
-                count_vote(shares, weights, number, kept[_VOTES + n] == token)
+                voting.count_vote(shares, weights, number, kept[_VOTES + n] == token)
             number, is_right = kept[1], j < right[i]
-            count_in(chances_of, number, is_right, CHANCE_MEMORY)
-            count_in(chances_of, _wider(number), is_right, CHANCE_MEMORY)
+            voting.count_in(chances_of, number, is_right, voting.CHANCE_MEMORY)
+            voting.count_in(chances_of, _wider(number), is_right, voting.CHANCE_MEMORY)
         accepted[i] = right[i]
-    weigh(shares, weights)
+    voting.weigh(shares, weights)
 
 
 @kernel(GIVEN_INT32, INT32, INT32, written(types.float32, 2), INT32, _TABLE)

@@ -70,15 +70,11 @@ class EngineSettings:
         """Return arguments for ``vllm.LLM``, ``AsyncEngineArgs`` and verl's ``engine_kwargs``."""
         arguments: dict[str, Any] = {"additional_config": {ADDITIONAL_CONFIG_KEY: self.to_json()}}
         if self.sam.enabled:
-            model = self.sam.sources.model
-            arguments["speculative_config"] = {
-                **(
-                    _speculation_of(model)
-                    if self.sam.drafts_with_model
-                    else {"method": METHOD, "model": PROPOSER_CLASS}
-                ),
-                "num_speculative_tokens": self.sam.max_draft_tokens,
-            }
+            speculation = {"method": METHOD, "model": PROPOSER_CLASS}
+            if self.sam.drafts_with_model:
+                speculation = _speculation_of(self.sam.sources.model)
+            most = {"num_speculative_tokens": self.sam.max_draft_tokens}
+            arguments["speculative_config"] = speculation | most
         return arguments
 
     @property

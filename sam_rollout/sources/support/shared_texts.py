@@ -9,7 +9,6 @@ up.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.sources.contract import Limits, Piece
 from sam_rollout.sources.support.live_texts import NO_SLOT, number_of
 from sam_rollout.sources.support.pieces import BadPieceError, read_piece, to_bytes
@@ -45,48 +43,38 @@ _WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
 _NEVER = np.iinfo(np.int64).max
 
 
-@dataclasses.dataclass
-class _SentResponse:
-    """A response that this engine samples and hands out in pieces."""
-
-    identity: RequestIdentity
-    name: str
-    tokens: int = 0  # handed out so far
-
-    def piece(self, tokens: Int32Array, *, is_last: bool = False) -> Piece:
-        """Make the piece of the next tokens."""
-        who, start = self.identity, self.tokens
-        self.tokens += len(tokens)
-        return Piece(*who.group_key, self.name, start, is_last, False, to_bytes(tokens))
-
-
 class OwnTexts:
     """The engine's own texts, until they have been handed out."""
 
     def __init__(self, responses: Responses) -> None:
         self._responses = responses
         self.room = 0  # ended texts that may wait; beyond it the oldest is dropped
-        self._live: dict[str, _SentResponse] = {}
+        self._sent: dict[str, tuple[str, int]] = {}  # request -> name, and tokens handed out
         self._ended: deque[Piece] = deque()  # last pieces that wait
         self._made = 0
         self.nbytes = 0  # memory of these texts
 
-    def _begin(self, identity: RequestIdentity) -> _SentResponse:
-        self._made += 1
-        return _SentResponse(identity, str(self._made))
+    def _name_and_start(self, request_id: str) -> tuple[str, int]:
+        """Return the response's name and the place of its next piece."""
+        if request_id not in self._sent:
+            self._made += 1
+            self._sent[request_id] = str(self._made), 0
+        return self._sent[request_id]
 
     def finish(self, request_ids: Iterable[str]) -> None:
         """Make the last pieces of requests that ended; unknown ids are skipped."""
         for request_id in request_ids:
-            sent = self._live.pop(request_id, None)
             ended = self._responses.ended.get(request_id)
-            if ended is None or not self.room:
-                continue
-            sent = sent or self._begin(ended.identity)
-            self._ended.append(sent.piece(ended.text[sent.tokens :], is_last=True))
-            self.nbytes += len(self._ended[-1].tokens)
-            if len(self._ended) > self.room:
-                self.nbytes -= len(self._ended.popleft().tokens)
+            if ended is not None and self.room:
+                name, start = self._name_and_start(request_id)
+                tokens = to_bytes(ended.text[start:])
+                self._ended.append(
+                    Piece(*ended.identity.group_key, name, start, True, False, tokens)
+                )
+                self.nbytes += len(tokens)
+                if len(self._ended) > self.room:
+                    self.nbytes -= len(self._ended.popleft().tokens)
+            self._sent.pop(request_id, None)
 
     def forget_ended(self) -> None:
         """Drop the last pieces that wait."""
@@ -98,12 +86,12 @@ class OwnTexts:
         pieces = list(self._ended)
         self.forget_ended()
         for request_id, identity in self._responses.live() if self.room else ():
-            if request_id not in self._live:
-                self._live[request_id] = self._begin(identity)
-            sent = self._live[request_id]
-            tokens = self._responses.peek(request_id, sent.tokens)
+            name, start = self._name_and_start(request_id)
+            tokens = self._responses.peek(request_id, start)
             if len(tokens):
-                pieces.append(sent.piece(tokens))
+                self._sent[request_id] = name, start + len(tokens)
+                key, sent = identity.group_key, to_bytes(tokens)
+                pieces.append(Piece(*key, name, start, False, False, sent))
         return [piece._replace(response=f"{origin}/{piece.response}") for piece in pieces]
 
 

@@ -172,20 +172,11 @@ def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:
     """
     drafts = torch.tensor([[1, -1]])
     output = torch.full((1, 3), -1)
+    target_probs, uniform = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([0.5, 0.5])
     kernel(
-        output,
-        torch.tensor([2]),
-        drafts.view(-1),
-        None,
-        torch.tensor([[0.0, 1.0], [1.0, 0.0]]),
-        torch.tensor([[1]]),
-        torch.tensor([0, 0]),
-        torch.tensor([0.5, 0.5]),
-        torch.tensor([False]),
-        2,
-        2,
-        NO_DRAFT_PROBS=True,
-    )
+        output, torch.tensor([2]), drafts.view(-1), None, target_probs, torch.tensor([[1]]),
+        torch.tensor([0, 0]), uniform, torch.tensor([False]), 2, 2, NO_DRAFT_PROBS=True,
+    )  # fmt: skip
     return output[0, 1].item() != 0
 
 

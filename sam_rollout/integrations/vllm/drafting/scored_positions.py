@@ -120,12 +120,6 @@ class ScoredPositions:
         widths = np.concatenate([step.widths for step in found])
         parents = np.concatenate([step.parents for step in found])
         tokens, positions, *asked = np.concatenate([step.columns.numpy() for step in found], axis=1)
-        return Scored(
-            request_ids,
-            widths,
-            tokens,
-            positions,
-            parents,
-            asked[0] if self._likeliest else None,
-            asked[-1] if self._drawn else None,
-        )
+        likeliest = asked[0] if self._likeliest else None
+        drawn = asked[-1] if self._drawn else None
+        return Scored(request_ids, widths, tokens, positions, parents, likeliest, drawn)

@@ -62,42 +62,26 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     if not rules and Version(vllm_version).release[:2] not in KNOWN_RELEASES:
         known = " and ".join(".".join(map(str, release)) for release in KNOWN_RELEASES)
         return f"late binding is known to fit vLLM {known}, not {vllm_version}"
-    for found, reason in (
-        (
+    outputs = getattr(vllm_config, "aux_output_config", model)  # the model's before 0.31
+    ours = None, SCHEDULER_CLASS, SYNC_SCHEDULER_CLASS
+    reasons = {
+        "drafts are not bound late in vLLM's second model runner":
             os.environ.get(MODEL_RUNNER_ENV) == "1",
-            "drafts are not bound late in vLLM's second model runner",
-        ),
-        (parallel.pipeline_parallel_size > 1, "pipeline stages pass on one token a request"),
-        (steps_in_lockstep(vllm_config), "engines that share experts draft in the same step"),
-        (
+        "pipeline stages pass on one token a request": parallel.pipeline_parallel_size > 1,
+        "engines that share experts draft in the same step": steps_in_lockstep(vllm_config),
+        "ranks that share a prompt would draft each for itself":
             getattr(parallel, "prefill_context_parallel_size", 1) > 1,
-            "ranks that share a prompt would draft each for itself",
-        ),
-        (model.is_hybrid, "states of linear attention are counted by drafts on the device"),
-        (model.uses_mrope, "positions of M-RoPE were not tried"),
-        (
+        "states of linear attention are counted by drafts on the device": model.is_hybrid,
+        "positions of M-RoPE were not tried": model.uses_mrope,
+        "inputs are embedded before drafts are there":
             model.is_multimodal_model or model.enable_prompt_embeds,
-            "inputs are embedded before drafts are there",
-        ),
-        (
-            _returns_experts(vllm_config),
-            "experts are told by the number of scheduled tokens, which late binding changes",
-        ),
-        (
-            vllm_config.scheduler_config.scheduler_cls
-            not in (None, SCHEDULER_CLASS, SYNC_SCHEDULER_CLASS),
-            "the engine was started with another scheduler_cls",
-        ),
-        (vllm_config.kv_transfer_config is not None, "KV connectors were not tried"),
-    ):
-        if found:
-            return reason
-    return ""
-
-
-def _returns_experts(vllm_config: Any) -> bool:
-    outputs = getattr(vllm_config, "aux_output_config", vllm_config.model_config)  # before 0.31
-    return outputs.enable_return_routed_experts
+        "experts are told by the number of scheduled tokens, which late binding changes":
+            outputs.enable_return_routed_experts,
+        "the engine was started with another scheduler_cls":
+            vllm_config.scheduler_config.scheduler_cls not in ours,
+        "KV connectors were not tried": vllm_config.kv_transfer_config is not None,
+    }  # fmt: skip
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def has_places(vllm_config: Any) -> bool:
