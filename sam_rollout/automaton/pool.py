@@ -245,13 +245,9 @@ class AutomatonPool:
             self._grow(int(slots[row]), reason, int(lengths[row]))
 
     def place_rows(self, slots: Int32Array, out_places: Int64Array) -> None:
-        """Write the texts' places, from which `continuations.py` finds votes.
+        """Write the places of the texts in `slots`, int32[B], to int64[B, PLACE_WIDTH].
 
-        A place is valid until the pool is changed.
-
-        Args:
-            slots: int32[B], open slots; the place of a negative one is NOWHERE.
-            out_places: int64[B, PLACE_WIDTH] (`interface.py`).
+        A place is NOWHERE for a negative slot. It is valid until the pool is changed.
         """
         kernels.place_rows(self._automata.table, self._texts.table, slots, out_places)
 

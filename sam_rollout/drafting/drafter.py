@@ -37,11 +37,6 @@ class SamDrafter:
         shapes: shapes of drafts that the caller may ask for, `chain` or `tree`; empty for the one
             that `sam.draft_shape` names (`auto` then means a chain).
 
-    Attributes:
-        batch: the drafts in flight.
-        sources: in the order of the registry.
-        responses: what requests write.
-
     Raises:
         ValueError: the config does not enable speculation, or a size is out of range.
         ConfigError: a source cannot work with its settings.

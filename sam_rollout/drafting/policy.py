@@ -75,15 +75,8 @@ _ROWS_AT_ONCE = 32  # rows whose waits for memory overlap, see `vote_lanes`
 class DraftPolicy:
     """Drafts by vote, and learns from drafts that were verified.
 
-    Args:
-        config: validated.
-        sources: number of sources.
-        limits: of the engine; no draft holds a token beyond the vocabulary.
-        votes: shared with another policy of the engine; None for its own.
-
-    Attributes:
-        unknown_tokens: tokens beyond the vocabulary that were chosen; each ended its draft.
-        votes: what the policy knows of votes.
+    No draft holds a token beyond the vocabulary. `votes` may be shared with another policy of the
+    engine.
     """
 
     def __init__(
@@ -91,7 +84,7 @@ class DraftPolicy:
     ) -> None:
         warm_up(_draft, _learn, _sum_up)
         self._vocab_size, max_rows = limits.vocab_size, limits.max_rows
-        self.unknown_tokens = 0
+        self.unknown_tokens = 0  # chosen tokens beyond the vocabulary; each ended its draft
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
         self._tells = config.gate.kind == "auto"
         self.votes = votes or voting.Votes(sources, max_rows)
@@ -119,13 +112,7 @@ class DraftPolicy:
         self._votes[: len(rows)] = self._votes[rows]  # a row without a draft is not judged
 
     def learn(self, verified: Verified, token_ids: Int32Array, batch: DraftBatch) -> None:
-        """Learn which of the last drafts' tokens were right.
-
-        Args:
-            verified: the outcome of the drafts.
-            token_ids: int32[R >= B, L], row i begins with the text of request i.
-            batch: the drafts.
-        """
+        """Learn which of the last drafts' tokens were right; arguments as in `SamDrafter.draft`."""
         _learn(
             verified.judged, verified.right, verified.source, token_ids,
             batch.length[: len(verified.sampled)], self._votes,

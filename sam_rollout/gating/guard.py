@@ -66,10 +66,10 @@ class GuardedGate:
 def make_gate(
     config: GateConfig, limits: Limits, exchange: Exchange | None = None, shapes: int = 1
 ) -> GuardedGate:
-    """Make the gate that a configuration names.
+    """Make the gate that a validated configuration names.
 
     Args:
-        config: validated.
+        config: the configuration.
         limits: of the engine.
         exchange: with the engines that wait for this one; None if it runs alone.
         shapes: number of shapes of drafts that `auto` may choose from.

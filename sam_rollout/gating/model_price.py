@@ -43,17 +43,10 @@ class _Octave:
 
 
 class ModelPrice:
-    """Chooses, step by step, whether the model drafts.
-
-    Args:
-        limits: of the engine.
-
-    Attributes:
-        pays: whether the model should draft for the next step.
-    """
+    """Chooses, step by step, whether the model drafts."""
 
     def __init__(self, limits: Limits) -> None:
-        self.pays = True
+        self.pays = True  # whether the model should draft for the next step
         self._octaves = [_Octave() for _ in range(limits.max_rows.bit_length() + 1)]
         self._octave = self._octaves[0]
         self._last_ns = 0

@@ -44,9 +44,7 @@ _ROWS_APART = 9 / 8  # ratio of numbers of requests that share a cell, in large 
 class StepTimes:
     """Expected step times, in seconds, by requests, draft tokens and context.
 
-    Args:
-        limits: of the engine.
-        shapes: number of shapes of drafts; the same tokens may cost more as a tree.
+    With several shapes of drafts, the same tokens may cost more as a tree.
     """
 
     def __init__(self, limits: Limits, shapes: int = 1) -> None:

@@ -22,11 +22,7 @@ logger = logging.getLogger(__name__)
 class Bookkeeping:
     """Books every engine step. If its notes on steps fail, they end and the ledger goes on.
 
-    Args:
-        limits: of the engine.
-        sources: names of the drafter's sources.
-        sampler_us: see `EngineHooks`.
-        record: whether steps are noted and `drain` is called.
+    `record` says whether steps are noted and `drain` is called.
     """
 
     def __init__(
@@ -54,10 +50,9 @@ class Bookkeeping:
     def end(
         self, started_ns: int, offered: np.ndarray | None, budget: int, *, branches: bool = False
     ) -> None:
-        """End the session's part of a step.
+        """End the session's part of a step, which began at `started_ns`.
 
         Args:
-            started_ns: when that part began, by `time.perf_counter_ns`.
             offered: bool[B], rows that may draft; None for none.
             budget: the gate's budget of draft tokens.
             branches: whether drafts may be trees.

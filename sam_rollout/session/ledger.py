@@ -78,10 +78,7 @@ class RequestLedger:
     def book(self, verified: Verified, num_tokens: np.ndarray, *, drafted: bool) -> None:
         """Add a step to the totals, and leave its sums in ``step``.
 
-        Args:
-            verified: The outcome of the step's drafts.
-            num_tokens: int32 [batch], length of each text, the step's sampled tokens included.
-            drafted: Whether the step had draft or padding tokens to verify.
+        ``drafted`` says whether the step had draft or padding tokens to verify.
         """
         if not (drafted or self._anything_offered):
             self.step.fill(0)

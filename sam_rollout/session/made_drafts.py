@@ -16,13 +16,7 @@ _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Asks for the model's drafts while the gate is open and they are worth their price.
-
-    Args:
-        config: settings of the source `model`.
-        hooks: of the engine.
-        price: measures whether the model's passes pay; None if nothing measures it.
-    """
+    """Asks for the model's drafts while the gate is open and they are worth their `price`."""
 
     def __init__(
         self, config: ModelSourceConfig, hooks: EngineHooks, price: ModelPrice | None

@@ -30,10 +30,6 @@ NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
 def check_sources(sections: Any, vocab_size: int = UNKNOWN_VOCABULARY) -> None:
     """Check what an enabled source needs beyond its fields, such as a file that has to exist.
 
-    Args:
-        sections: `SamConfig.sources`.
-        vocab_size: number of tokens in the model's vocabulary.
-
     Raises:
         ConfigError: a source cannot work with its settings.
     """

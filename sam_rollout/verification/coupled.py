@@ -28,9 +28,6 @@ def verify_coupled(
         layout: Rows of this step.
         draft_ids: Integer [num_drafts].
         target_ids: int64 [num_rows], the token of every row, drawn or by argmax.
-
-    Returns:
-        See ``DraftLayout.keep``.
     """
     tokens = target_ids[layout.rows]
     # Missing draft tokens are filled with -1, which equals no target token.

@@ -19,15 +19,12 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def keyed_bits(keys: torch.Tensor, positions: torch.Tensor, stream: int = 0) -> torch.Tensor:
-    """Return 64 random bits for each (key, position).
+    """Return 64 random bits, int64 [rows], for each (key, position), the sign bit included.
 
     Args:
         keys: int64 [rows], the key of each row's response.
         positions: Integer [rows], each token's position in its text.
         stream: Number of the stream, below ``STREAMS``; streams are independent.
-
-    Returns:
-        int64 [rows]; all 64 bits are random, the sign bit included.
     """
     counter = positions.to(torch.int64) * STREAMS + (stream + 1)
     bits = keys + counter * _GOLDEN  # int64 arithmetic wraps around, as the algorithm wants

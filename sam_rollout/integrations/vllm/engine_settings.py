@@ -32,18 +32,13 @@ PROPOSER_CLASS = "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"
 class EngineSettings:
     """The settings with which an engine is started; vLLM compiles anew when they change.
 
-    Attributes:
-        sam: Whether and what to draft.
-        sampler: The sampler that draws and verifies tokens.
-        record_traces: Whether the server keeps token ids.
-
     Raises:
         ConfigError: The draft model shall share random numbers with a sampler that cannot do that.
     """
 
     sam: SamConfig
     sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
-    record_traces: bool = False
+    record_traces: bool = False  # whether the server keeps token ids
 
     def __post_init__(self) -> None:
         model = self.sam.sources.model

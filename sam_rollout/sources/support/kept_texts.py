@@ -34,10 +34,6 @@ class KeptTexts:
 
     Even a short text takes a whole block of places in an automaton, so the number of texts is
     bounded, too.
-
-    Attributes:
-        most_tokens: the most tokens that are kept.
-        added: number of texts that this run's requests have written so far.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -48,7 +44,7 @@ class KeptTexts:
         self._kept: deque[Int32Array] = deque()  # responses of training, oldest first
         self._corpus: list[Int32Array] = []  # newest first
         self._tokens = 0  # of both
-        self.added = 0
+        self.added = 0  # texts that this run's requests have written so far
 
     @property
     def nbytes(self) -> int:

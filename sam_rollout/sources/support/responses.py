@@ -76,14 +76,7 @@ class Ended(NamedTuple):
 
 
 class Responses:
-    """Records the responses of a batch, and keeps the ended ones.
-
-    Attributes:
-        ended: the responses that the last call of `finish` ended, by request.
-        failures: disk errors; at most one, since the disk is left alone after it.
-        dropped: responses that were not kept because the disk was too slow.
-        heard: responses of other engines that were kept.
-    """
+    """Records the responses of a batch, and keeps the ended ones."""
 
     def __init__(self, limits: Limits, config: TextsConfig) -> None:
         self._limits = limits
@@ -99,8 +92,10 @@ class Responses:
         self._waiting: deque[tuple[Future[Any], int]] = deque()
         self._waiting_bytes = 0
         self._is_wanted = self._off = False
-        self.ended: dict[str, Ended] = {}
-        self.failures = self.dropped = self.heard = 0
+        self.ended: dict[str, Ended] = {}  # by the last call of `finish`, by request
+        self.failures = 0  # disk errors; at most one, since the disk is left alone after it
+        self.dropped = 0  # responses that were not kept because the disk was too slow
+        self.heard = 0  # responses of other engines that were kept
 
     @property
     def keeps(self) -> bool:

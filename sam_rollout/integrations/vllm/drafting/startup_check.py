@@ -81,9 +81,7 @@ _LEAST_RIGHT = 0.1
 def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) -> str:
     """Check that the draft model fits the model that it drafts for; return a log line.
 
-    Args:
-        answers: the result of every worker's ``sam_probe``, None where its drafts are not read.
-        config: a configuration with the model source enabled.
+    ``answers`` are those of every worker's ``sam_probe``, None where its drafts are not read.
 
     Raises:
         DeadDrafterError: The drafts were no better than chance, or there were none.

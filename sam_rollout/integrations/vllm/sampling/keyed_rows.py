@@ -112,12 +112,9 @@ class KeyedRows:
     def verify_bits(
         self, logits_indices: torch.Tensor, request_of_row: torch.Tensor, stream: int = 0
     ) -> torch.Tensor:
-        """Return the bits of a verify step, int64 [rows].
+        """Return the bits of a verify step, int64 [rows]; ``stream`` numbers independent bits.
 
-        Args:
-            logits_indices: Integer [rows], each row's index among the step's scheduled tokens.
-            request_of_row: int64 [rows], each row's request.
-            stream: Number of the stream of independent bits.
+        ``logits_indices`` are the rows' indices among the step's scheduled tokens.
         """
         keys = self._row_keys.keys[request_of_row]
         return keyed_bits(keys, self._sampled_positions(logits_indices), stream)

@@ -103,13 +103,7 @@ def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) ->
     The two may keep different tokens at the threshold, and a verify step has more rows than a step
     without drafts. vLLM 0.31 always searches, but in another way beyond 64 rows.
 
-    Args:
-        logits: float32 [rows, vocabulary]; may be overwritten.
-        k: integer [rows], None without top-k.
-        p: float [rows], None without top-p.
-
-    Returns:
-        float32 [rows, vocabulary], minus infinity for excluded tokens.
+    ``logits``, float32 [rows, vocabulary], may be overwritten. Excluded tokens get minus infinity.
     """
     search = getattr(topk_topp_sampler, "apply_top_k_top_p_triton", None)
     if search is None or logits.device.type != "cuda" or (k is None and p is None):
@@ -154,15 +148,13 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     ) -> torch.Tensor:
         """Draw draft tokens from a model's own distribution with the noise of their positions.
 
-        Penalties are left to verification, because a draft token may be wrong.
+        Greedy requests get the likeliest tokens. Penalties are left to verification, because a
+        draft token may be wrong.
 
         Args:
             logits: float32 [requests, vocabulary] of the draft model; overwritten.
             sampling: Temperature, top-k and top-p of the requests.
             positions: int64 [requests], the tokens' positions in their texts.
-
-        Returns:
-            int64 [requests], token ids; greedy requests get the likeliest ones.
         """
         if sampling.all_greedy:
             return logits.argmax(dim=-1)

@@ -4,8 +4,7 @@ vLLM's scheduler runs one step ahead. It schedules step n + 1 while step n is on
 places for k draft tokens per request or with none (`async_scheduler.py`). The drafts follow from
 the tokens of step n, so they are not known yet. There are three ways to run such a step:
 
-* **No places.** The step is launched at once. The tokens of the step before are read while it runs,
-  so nothing waits.
+* **No places.** The step is launched at once, and the tokens of step n are read while it runs.
 * **Prepared ahead**, while few requests run. Every place gets a token. So the shape of the step is
   known, and it is prepared while step n runs. Positions are corrected on the device, as vLLM does
   for drafts of a model. Right before the forward pass the worker waits for the tokens of step n,
@@ -15,12 +14,10 @@ the tokens of step n, so they are not known yet. There are three ways to run suc
   schedules synchronously. It drafts, and puts drafts and real lengths into its own copy of the
   step. Places without a draft are taken out.
 
-The worker's wish for drafts travels to the scheduler with a step's output.
-
 The passes of a draft model (`engine_drafter.py`) for step n + 1 run on the device at the end of
 step n. Its drafts reach the host together with the tokens of step n, so the session waits for
-nothing more. A step's schedule holds its number of passes. The worker's wish changes that number
-two steps later, just like the places.
+nothing more. The worker's wishes for places and passes travel to the scheduler with a step's
+output, and take effect two steps later.
 """
 
 from __future__ import annotations
@@ -140,7 +137,6 @@ class LateBinding:
     """Wraps methods of a model runner with asynchronous scheduling; one per engine.
 
     Args:
-        runner: vLLM's model runner.
         session: None on ranks whose drafts vLLM does not read; they get those of the first rank.
         group: the tensor-parallel group, None if it has a single rank.
         drafter: the draft model whose drafts the session takes, if there is one.

@@ -193,10 +193,7 @@ class KeyedSampling:
     ) -> torch.Tensor:
         """Draw a token for each row, int64 [rows].
 
-        Args:
-            logits: [rows, vocabulary], after all sampling parameters.
-            slots: Integer [rows], the slot of each row's request.
-            positions: Integer [rows], the position of the token before the drawn one.
+        ``slots`` are those of the rows' requests, and ``positions`` those of the tokens before.
         """
         bits = keyed_bits(self._row_keys.keys[slots], positions + 1)
         tokens = draw_gumbel(logits.to(torch.float32), bits)

@@ -26,12 +26,8 @@ async def ask_engines(
     """Call a method of every worker of every engine; return the answers of each engine's workers.
 
     ``AsyncLLM.collective_rpc`` reaches all engines, too, but under data parallelism it returns only
-    the first engine's answers (read in vLLM 0.23 to 0.28, ``DPLBAsyncMPClient``).
-
-    Args:
-        engine: An ``AsyncLLM``.
-        method: Name of a method of the worker or its extension.
-        arguments: The method's arguments, engine by engine; by default there are none.
+    the first engine's answers (read in vLLM 0.23 to 0.28, ``DPLBAsyncMPClient``). ``arguments``
+    holds those of each engine.
     """
     engines = engine_count(engine)
     arguments = [()] * engines if arguments is None else arguments

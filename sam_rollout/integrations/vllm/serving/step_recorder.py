@@ -79,10 +79,8 @@ class EngineStepRecorder:
     ) -> pa.Table:
         """Return and reset the records since the last call, joined with the session's notes.
 
-        Args:
-            step, split, replica: Training step, ``"train"`` or ``"val"``, this engine's number.
-            session_steps: ``DraftSession.drain()["steps"]``; None without a session. Then vLLM's
-                own counts of drafts (by another drafter) stay.
+        ``session_steps`` is ``DraftSession.drain()["steps"]``. Without a session (None) vLLM's own
+        counts of drafts, by another drafter, stay.
         """
         records, self._records = self._records, []
         if not records:
