@@ -1,4 +1,4 @@
-"""Votes for what a text goes on with: who has them, what they weigh, and what proved right.
+"""Votes for a text's next token: who casts them, what they weigh, and which were right.
 
 Chains (`policy.py`) and trees (`trees.py`) are two ways to draft what votes name. They learn from
 the same votes: an engine that changes from one to the other loses nothing.
