@@ -197,7 +197,7 @@ class SamDrafter:
     def _draft(
         self, num_tokens: Int32Array, max_tokens: Int32Array | int, least_chance: float
     ) -> None:
-        """Draft for each row what its sources vote for."""
+        """Draft the tokens that each row's sources vote for."""
         rows, batch = len(num_tokens), self.batch
         budget = self._budget[:rows]
         np.subtract(self._limits.max_model_len, num_tokens, out=budget)

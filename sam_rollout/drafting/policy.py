@@ -297,7 +297,7 @@ def _draft(
 def _learn(
     judged, right, source, token_ids, length, votes, accepted, shares, weights, chances_of
 ):  # fmt: skip
-    """Count what was right of drafts: votes by class, and tokens by class of their chance."""
+    """Count right votes by class, and right tokens by the class of their chance."""
     classes_from = _VOTES + (votes.shape[2] - _VOTES) // 2
     for i in range(source.size):
         if source[i] == NO_SOURCE:

@@ -30,7 +30,7 @@ TRITON_ASCEND_VERSION = "3.2.2"
 
 
 def say(text: str) -> None:
-    """Print what is being done, in order with what the programs below print."""
+    """Print a message, in order with the output of the programs that are run."""
     print(f"==> {text}", flush=True)
 
 

@@ -48,10 +48,10 @@ logger = logging.getLogger(__name__)
 
 
 def shapes_of(config: SamConfig) -> tuple[str, ...]:
-    """The shapes of drafts that are asked for where the engine verifies trees, too."""
+    """Return the shapes of drafts to choose from if the engine verifies trees."""
     if config.draft_shape != "auto":
         return (config.draft_shape,)
-    # Another gate measures nothing that a choice could follow from.
+    # Other gates measure nothing by which to choose.
     return ("chain", "tree") if config.gate.kind == "auto" else ("chain",)
 
 
@@ -111,7 +111,7 @@ class DraftSession:
         self._request_ids: list[str] = []
         self._without: set[str] = set()  # requests of the batch that take no drafts
         self._chains_only: set[str] = set()  # requests of the batch whose drafts cannot be trees
-        # Of each shape, rows that may draft: 1 for all, or int32[B] with 0 for others.
+        # For each shape, the rows that may draft: 1 for all, or int32[B] with 0 for others.
         self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
         self._gate_open = False  # when the last drafts were made
         self._may_open = False  # the gate's last decision

@@ -1,4 +1,4 @@
-"""The source `draws`: what positions behind a rejected draft token drew.
+"""The source `draws`: the tokens that positions behind a rejected draft token drew.
 
 A coupled sampler draws the token of every position with the position's own random number. A verify
 step also scores the positions behind a draft's first wrong token and draws there. These draws come

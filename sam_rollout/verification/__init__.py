@@ -1,4 +1,4 @@
-"""The verification of draft tokens without a change of what is sampled."""
+"""The verification of draft tokens, which leaves the samples as without drafts."""
 
 from sam_rollout.verification.coupled import verify_coupled
 from sam_rollout.verification.gumbel import draw_gumbel, gumbel_noise

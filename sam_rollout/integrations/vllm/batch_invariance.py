@@ -1,8 +1,9 @@
-"""Batch-invariant kernels: what is computed beside a token changes nothing of its logits.
+"""Batch-invariant kernels: a token's logits do not depend on the rest of the batch.
 
 They are vLLM's (read in 0.24 and 0.31) and vllm-ascend's (read in 0.23). One variable switches them
-on before an engine's processes start. Where there are no such kernels, nothing reports that, so
-workers are asked whether they are in force. They need an accelerator, and we have not run them.
+on before an engine's processes start. On a device without such kernels it has no effect and raises
+no error, so workers are asked whether the kernels are in force. They need an accelerator, and we
+have not run them.
 """
 
 from __future__ import annotations

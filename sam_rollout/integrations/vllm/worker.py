@@ -64,7 +64,7 @@ class SamWorkerExtension:
         return report | drafter.describe()
 
     def _proposer(self) -> Any:
-        """Return our proposer, which may stand beside vLLM's own drafter; else vLLM's or None."""
+        """Return our proposer; without one, vLLM's own drafter or None."""
         from sam_rollout.integrations.vllm.drafting.proposer import PROPOSER_ATTRIBUTE
 
         runner, config = self.model_runner, self.vllm_config

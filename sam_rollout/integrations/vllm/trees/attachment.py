@@ -1,4 +1,4 @@
-"""Where draft trees can be verified, and what a runner gets for them."""
+"""Engines that can verify draft trees, and the parts that their runner gets."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class Trees:
         self.keep = self._keeper.keep
 
     def row_parents(self) -> np.ndarray | None:
-        """Return `StepTrees.row_parents`; None where the step at hand has chains alone."""
+        """Return `StepTrees.row_parents`; None if the step at hand has only chains."""
         return None if self._keeper.step is None else self._keeper.step.row_parents
 
     def detach(self) -> None:
-        """Give the runner back what it had."""
+        """Take the parts off the runner."""
         self._runner.rejection_sampler = self._sampler
         self._attention.detach()
         self._keeper.detach()

@@ -94,7 +94,7 @@ class CpuTreeAttention:
         return self._calls
 
     def computed(self, layer: Any, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep what a layer computed of the trees' tokens."""
+        """Keep the keys and values that a layer computed for the trees' tokens."""
         self._computed.append((layer, key[self._tree_tokens], value[self._tree_tokens]))
 
     def _plan(self, trees: StepTrees, metadata: CPUAttentionMetadata) -> list[_Call]:
@@ -195,7 +195,7 @@ class CpuTreeAttention:
         )
 
     def accept(self, trees: StepTrees, path: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Move keys and values of accepted tokens to where the text goes on.
+        """Move keys and values of accepted tokens to their places in the text.
 
         Args:
             trees: of the step.
