@@ -165,7 +165,7 @@ class DraftPolicy:
 
 @njit(nogil=True)
 def _wider(number):
-    """Return the class of all tokens that have the same sum as a class's."""
+    """Return the wider class, that of all tokens with the same sum."""
     return _CHANCE_CLASSES + number // (_POSITIONS * _BEFORE)
 
 
@@ -259,7 +259,7 @@ def _draft(
                 best, most = voting.heaviest_token(tokens, classes, weights, counted, count)
                 token = tokens[best]
                 if count == 0 or not 0 <= token < vocab_size:
-                    unknown += count > 0  # the engine would look it up beyond its tables
+                    unknown += count > 0  # the engine's tables have no such token
                     if j == 0:
                         accepted[i] = 0
                     continue

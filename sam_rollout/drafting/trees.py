@@ -157,7 +157,7 @@ class TreePolicy(DraftPolicy):
         return drafted
 
     def offered(self, verified: Verified) -> Offered | None:
-        """What the last trees could have held; worked out when they were learned from."""
+        """Return the tokens that the last trees could have held; `learn` works them out."""
         return Offered(self._judged_rows, self._tokens) if self._tells else None
 
 
@@ -323,7 +323,7 @@ def _grow(
             out_tokens[i, node - 1], out_parents[i, node - 1] = token, parent - 1
             chances[i, node - 1] = chance
             nodes[i, 1, node] = nodes[i, 1, parent] + 1
-            # What is handed over comes first, in the order of the row.
+            # Tokens that are handed over come first, in the order of the row.
             is_drafted = held_back[i] == 0 and chance >= least
             counts[i] += is_drafted
             held_back[i] += not is_drafted

@@ -56,7 +56,7 @@ class Calibration:
             self._judged[:, self._judged[0] > _JUDGED] /= 2
 
     def look(self, offered: Offered) -> None:
-        """Compare a closed gate's look, after `observe`, with what was learned before it.
+        """Learn classes anew that a closed gate's look contradicts; call it after `observe`.
 
         Looks are rare. Without this, a time of wrong drafts would outweigh them for long.
         """

@@ -1,4 +1,4 @@
-"""What a gate sees of an engine step."""
+"""The data of an engine step that a gate sees."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ _OUTLIER = 2.0  # factor between the times of a step and of an outlier
 _KNOWN = 4  # steps of a known cell; other cells may lie far from what is expected
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
-# A cell borrows as many steps from all cells of its number of requests and shape. These borrow as
-# many from the line.
+# Steps that a cell borrows from all cells of its number of requests and shape, and that these borrow
+# from the line.
 _BORROWED = 2.0
 _FARTHEST = 8.0  # most that a cell may lie from the line, as a factor
 _COLUMNS = 2  # cells for each draft token per request
@@ -60,7 +60,7 @@ class StepTimes:
         self._cells = [
             [[0.0] * (1 + _FEATURES) for _ in range(self.loads)] for _ in range(self.bins)
         ]
-        # The same sums over all cells of a number of requests, and, with several shapes, by shape.
+        # The same sums over all cells of a number of requests; with several shapes also by shape.
         self._of_bin = [
             [[0.0] * (1 + _FEATURES) for _ in range(1 + (self._shapes > 1) * self._shapes)]
             for _ in range(self.bins)

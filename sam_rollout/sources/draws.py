@@ -77,7 +77,7 @@ class PositionDraws(Source):
         self._row_of = {request_id: row for row, request_id in enumerate(self._bound)}
 
     def hear(self, scored: Scored) -> None:
-        """Note what the scored positions drew."""
+        """Note the tokens that the scored positions drew."""
         if scored.drawn is None:
             return
         rows = np.arange(len(scored.request_ids))

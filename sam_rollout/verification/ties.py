@@ -39,7 +39,7 @@ def distance_from_tie(
     have to move to draw both.
 
     Args:
-        tokens: What the two texts have there; None, where a text has ended, is infinitely far.
+        tokens: The two texts' tokens there; with None, for an ended text, the result is infinite.
         logprobs: [vocabulary], of the distribution that is sampled from.
         way: ``GREEDY``, ``GUMBEL`` or ``INVERSION``.
         key: What the request's random numbers are keyed by.

@@ -18,7 +18,7 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# Read per engine step, once for live texts and once for ended ones: more than a batch samples.
+# Tokens that live texts read per engine step, and ended ones as many; a batch samples fewer.
 # `sam-rollout bench drafter` measures what a token costs ("catching up").
 TOKENS_PER_STEP = 2048
 

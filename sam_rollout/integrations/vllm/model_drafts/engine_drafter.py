@@ -71,9 +71,9 @@ class EngineDrafter:
         drafted: Callable[[list[list[int]]], None] | None,
         ahead: bool = False,
     ) -> None:
-        self.failed = False  # then it is run no more
+        self.failed = False  # a drafter that has failed is not run again
         self._failures, self._spent_s = 0, 0.0  # since the last `take_counters`
-        # Whether it runs whatever the gate says, and its first tokens are compared with the texts.
+        # Whether it runs in every step, and its first tokens are compared with the sampled ones.
         self.is_probed = False
         self._told: dict[str, int] = {}  # first draft token by request, while it is probed
         self._judged = self._right = 0

@@ -35,7 +35,7 @@ from sam_rollout.sources.model import BY_PASSES
 
 # Releases for which the contract rows of both schedulers are checked.
 KNOWN_RELEASES = ((0, 24), (0, 31))
-# The same for the synchronous scheduler with a draft model, whose number of passes it sets.
+# Releases for which those of the synchronous scheduler with a draft model are checked.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
 # A package that extends vLLM -> the function that decides first, named as in plugin.py.
 RULES_OF = {

@@ -105,7 +105,7 @@ class TreeKeeper:
         return prepared
 
     def _read(self, drafts: dict[str, list[int]]) -> StepTrees | None:
-        """Read the step's trees, and put their tokens' positions right."""
+        """Read the step's trees, and correct their tokens' positions."""
         runner = self._runner
         request_ids = runner.input_batch.req_ids
         rows = len(request_ids)
