@@ -305,15 +305,16 @@ class AutomatonPool:
             blocks = int(tokens * _EDGE_SLOTS_PER_TOKEN) // kernels.BLOCK_ENTRIES + 1
             self._arena.provide(blocks)
             directory = self._new_edge_directory(automaton, blocks)
-            kernels.begin_table(header, self._arena.free, directory, _slots(blocks))
+            slots = blocks << kernels.BLOCK_SHIFT
+            kernels.begin_table(header, self._arena.free, directory, slots)
         elif header[kernels.OLD_EDGE_SLOTS]:
-            self._arena.provide(_blocks(header[kernels.EDGE_SLOTS]))
+            self._arena.provide(int(header[kernels.EDGE_SLOTS]) >> kernels.BLOCK_SHIFT)
             kernels.finish_moving(header, self._arena.free)
         else:
-            blocks = _blocks(header[kernels.EDGE_SLOTS])
+            blocks = int(header[kernels.EDGE_SLOTS]) >> kernels.BLOCK_SHIFT
             blocks = max(blocks + 1, blocks * _GROWTH_NUMERATOR // _GROWTH_DENOMINATOR)
             directory = self._new_edge_directory(automaton, blocks)
-            kernels.begin_moving(header, directory, _slots(blocks))
+            kernels.begin_moving(header, directory, blocks << kernels.BLOCK_SHIFT)
 
     def _new_edge_directory(self, automaton: int, blocks: int) -> int:
         """Replace the edge table's directory by a larger one; return the new one's address."""
@@ -353,11 +354,3 @@ class AutomatonPool:
     def _automaton_of(self, slot: int) -> int:
         self._texts.require(slot)
         return int(self._texts.table[slot, kernels.AUTOMATON])
-
-
-def _blocks(slots: int) -> int:
-    return int(slots) >> kernels.BLOCK_SHIFT
-
-
-def _slots(blocks: int) -> int:
-    return blocks << kernels.BLOCK_SHIFT

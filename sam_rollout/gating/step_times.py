@@ -33,8 +33,8 @@ _OUTLIER = 2.0  # factor between the times of a step and of an outlier
 _KNOWN = 4  # steps of a known cell; other cells may lie far from what is expected
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
-# Steps that a cell borrows from all cells of its number of requests and shape, and that these borrow
-# from the line.
+# Steps that a cell borrows from all cells of its number of requests and shape, and that these
+# borrow from the line.
 _BORROWED = 2.0
 _FARTHEST = 8.0  # most that a cell may lie from the line, as a factor
 _COLUMNS = 2  # cells for each draft token per request
@@ -133,7 +133,9 @@ class StepTimes:
             return borrowed
         a, b, c, d = self._line
         line = a * n + b * scored + c * drafted + d * read
-        return (_above(seconds, line) * n + _BORROWED * borrowed) / (n + _BORROWED)
+        # The ratio is bounded in case the line is far off.
+        above = _FARTHEST if line * _FARTHEST <= seconds else max(seconds / line, 1 / _FARTHEST)
+        return (above * n + _BORROWED * borrowed) / (n + _BORROWED)
 
     def observe(
         self, rows: int, load: int, draft_tokens: int, context: int, seconds: float, expected: float
@@ -204,13 +206,6 @@ class StepTimes:
             b = max((moment[1] - gram[1, 2] * c - gram[1, 3] * d) / gram[1, 1], 0.0)
             c = max(c, -b)  # nor is the time of another token negative
         self._line = [float(a), float(b), float(c), float(d)]
-
-
-def _above(seconds: float, line: float) -> float:
-    """Return the factor between a cell and the line, bounded in case the line is far off."""
-    if line * _FARTHEST <= seconds:
-        return _FARTHEST
-    return max(seconds / line, 1 / _FARTHEST)
 
 
 def _bins(max_rows: int) -> list[int]:

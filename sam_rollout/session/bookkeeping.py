@@ -60,7 +60,13 @@ class Bookkeeping:
         self.ledger.offer(offered)
         if self._record and not self.failures:
             try:
-                self._note(started_ns, budget, branches)
+                time_s, sums = time.monotonic(), self.ledger.step.tobytes()
+                sampler_us = self._sampler_us()
+                drafter_us = (time.perf_counter_ns() - started_ns) / 1000
+                is_open = budget > 0  # a tuple is the cheapest form of a note
+                self._notes.append(
+                    (time_s, is_open, budget, branches and is_open, drafter_us, sampler_us, sums)
+                )
             except Exception:
                 self.failures += 1
                 self._notes = []  # none of them may be incomplete
@@ -69,13 +75,6 @@ class Bookkeeping:
                     "drafting goes on.",
                     exc_info=True,
                 )
-
-    def _note(self, started_ns: int, budget: int, branches: bool) -> None:
-        """Note a step that ends now; a tuple is the cheapest form."""
-        time_s, sums, sampler_us = time.monotonic(), self.ledger.step.tobytes(), self._sampler_us()
-        drafter_us = (time.perf_counter_ns() - started_ns) / 1000
-        branches = branches and budget > 0
-        self._notes.append((time_s, budget > 0, budget, branches, drafter_us, sampler_us, sums))
 
     def drain(self) -> dict[str, Any]:
         """Return and reset the record, see `DraftSession.drain`; `counters` are the ledger's."""

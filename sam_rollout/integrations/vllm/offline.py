@@ -132,9 +132,7 @@ def unmix(worker: str, extension: str) -> None:
     be this process, and the next engine may have another extension.
     """
     worker_class = pkgutil.resolve_name(worker)
-    kept = [base for base in worker_class.__bases__ if _full_name(base) != extension]
+    bases = worker_class.__bases__
+    names = (f"{base.__module__}.{base.__qualname__}" for base in bases)
+    kept = [base for base, name in zip(bases, names, strict=True) if name != extension]
     worker_class.__bases__ = tuple(kept)
-
-
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
