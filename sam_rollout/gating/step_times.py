@@ -204,7 +204,7 @@ class StepTimes:
         if a < 0:  # no time is negative, however small the batch
             a = 0.0
             b = max((moment[1] - gram[1, 2] * c - gram[1, 3] * d) / gram[1, 1], 0.0)
-            c = max(c, -b)  # nor is the time of another token negative
+            c = max(c, -b)  # the time of another token is not negative either
         self._line = [float(a), float(b), float(c), float(d)]
 
 
