@@ -8,13 +8,8 @@ has the same random numbers, so all sides train on the same responses. The first
 left out, because it includes lazy initialisation. Other programs on the machine disturb times.
 Therefore the record also has each run's engine steps and its engine's processor time. The unfair
 run has another seed and shorter responses. It shows, and a test checks, that a comparison reports
-such differences. A third side, `chain`, drafts chains of copied text only; its steps and
-times stand beside those of the others.
-
-Finished runs stay in the work folder, so that an interrupted recording can continue. The program
-writes below benchmarks/results: a small copy of every run with its texts (``runs/``), both
-comparisons as JSON and HTML, a picture, and a screenshot if a Chromium is installed. ``--again``
-writes these files from the stored runs, for changes of the comparison; machine and date stay.
+such differences. Two more sides stand beside the comparison: `chains` drafts without draws, and
+`trees` lets the gate choose between chains and trees.
 """
 
 from __future__ import annotations
@@ -48,8 +43,11 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 # Name of a side -> its overrides; the first side is the baseline.
 SIDES = {"off": ("sam=off",), "on": ("sam=on",)}
-# Chains of copied text only, as drafters have them that know neither draws nor trees.
-CHAIN = {"chain": ("sam=on", "sam.draft_shape=chain", "sam.sources.draws.enabled=false")}
+# Chains of copied text only, as drafters have them that know no draws; and trees by the gate.
+MORE_SIDES = {
+    "chains": ("sam=on", "sam.draft_shape=chain", "sam.sources.draws.enabled=false"),
+    "trees": ("sam=on", "sam.draft_shape=auto", "sam.max_draft_tokens=16"),
+}
 TAIL = 16  # most running requests in the tail, as in the experiments
 UNFAIR_RUN = "other-seed-shorter"
 UNFAIR_OVERRIDES = (
@@ -63,7 +61,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 def plan(repeats: int, steps: int, unfair_steps: int) -> dict[str, tuple[str, ...]]:
     """Return name -> overrides of every run, in order; the sides begin in turns."""
     runs: dict[str, tuple[str, ...]] = {}
-    sides = SIDES | CHAIN
+    sides = SIDES | MORE_SIDES
     for number in range(1, repeats + 1):
         for side in sides if number % 2 else reversed(sides):
             runs[f"{side}-{number}"] = (*sides[side], _steps(steps))
@@ -86,7 +84,7 @@ def pairs(repeats: int) -> dict[str, Any]:
 def beside_the_clock(work_dir: Path, repeats: int) -> dict[str, Any]:
     """Return the figures of every run, and their ratios to the baseline's."""
     found: dict[str, dict[str, list[float]]] = {}
-    for side in SIDES | CHAIN:
+    for side in SIDES | MORE_SIDES:
         runs = [figures_of(work_dir / f"{side}-{number}") for number in range(1, repeats + 1)]
         found[side] = {name: [one[name] for one in runs] for name in runs[0]}
     base = dict(found[next(iter(SIDES))])
@@ -158,7 +156,7 @@ def main() -> None:
         recorded = "rollout_telemetry.record_traces=true"
         train(run_dir.absolute(), *overrides, recorded, timeout_s=arguments.timeout_s)
     shutil.rmtree(RESULTS / RUNS, ignore_errors=True)
-    for name in [name for name in runs if name.rpartition("-")[0] not in CHAIN]:
+    for name in [name for name in runs if name.rpartition("-")[0] not in MORE_SIDES]:
         store(arguments.work_dir / name, RESULTS / RUNS / name, traces=True)
     write_record(
         {
