@@ -44,7 +44,8 @@ PLACE_WIDTH = 5
 # PLACE_KIND: nothing to draft from, an automaton, a draft made elsewhere, the follower of each
 # token, the draw of each position.
 NOWHERE, LIVE, READY, FOLLOWERS, DRAWN = 0, 1, 2, 3, 4
-# Columns of the table of followers: the next token (-1 for none), and how often in a row it was it.
+# Columns of the table of followers: the likeliest next token (-1 for none), and for how many
+# observations in a row it was the likeliest.
 FOLLOWER, RUN = 0, 1
 # Columns of a draft made elsewhere: the token, and how certain it is, from 0 to CERTAIN.
 DRAFT_TOKEN, CERTAINTY = 0, 1

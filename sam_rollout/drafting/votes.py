@@ -105,7 +105,7 @@ def count_vote(shares, weights, number, is_right):
 
 @njit(nogil=True)
 def weigh(shares, weights):
-    """Work out the weights of classes that have new votes, once each: a class has many a step."""
+    """Work out the weights of classes with new votes, once for all votes of a step."""
     for number in range(weights.size):
         if weights[number] == _CHANGED:
             share = min(shares[1, number] / shares[0, number], _LARGEST_SHARE)

@@ -176,7 +176,7 @@ class AutoGate:
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
-            # What the best level would have made of a pause is not the trial's fault.
+            # A pause would have hit the best level, too, so `_lose` bounds the loss.
             self._lose(seconds - made.load.tokens * self._fair_s_per_token)
         if not made.budget:
             self._filling = draft_tokens / rows

@@ -63,7 +63,7 @@ def _keep_linear_weights() -> None:
 
 
 def _leave_out_amx() -> None:
-    """Keep engines with a coupled sampler from kernels that round by the number of rows.
+    """Keep coupled samplers' engines from kernels whose rounding depends on the number of rows.
 
     With AMX, vLLM computes up to four rows of a small bfloat16 layer by another kernel than five,
     and oneDNN does so up to about 36 rows of larger ones. So a verify step would have other logits
