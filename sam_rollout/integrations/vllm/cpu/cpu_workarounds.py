@@ -67,10 +67,11 @@ def _leave_out_amx() -> None:
 
     With AMX, vLLM computes up to four rows of a small bfloat16 layer by another kernel than five,
     and oneDNN does so up to about 36 rows of larger ones. So a verify step would have other logits
-    than plain decoding. The kernels without AMX give each row the same bits in any company.
+    than plain decoding. The kernels without AMX give a row the same bits, whatever the other rows
+    are.
 
     Layers ask for AMX while they are made, experts before they have weights. From the first layer
-    of such an engine on, the answer is no in this process. oneDNN reads its variable after that.
+    of such an engine on, this process denies that it has AMX. oneDNN reads its variable after that.
     """
     from vllm.config import get_current_vllm_config_or_none
 

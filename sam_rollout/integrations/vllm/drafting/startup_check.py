@@ -72,8 +72,8 @@ class DeadDrafterError(RuntimeError):
     """The draft model's drafts are no better than chance."""
 
 
-# Tokens of a probe, and the least share of right first draft tokens. Random weights are right about
-# once per vocabulary size.
+# Tokens of a probe, and the least share of right first draft tokens. A drafter with random weights
+# guesses, and hardly ever hits one token of a vocabulary.
 PROBE_TOKENS = 64
 _LEAST_RIGHT = 0.1
 

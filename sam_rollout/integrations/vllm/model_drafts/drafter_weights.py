@@ -53,7 +53,7 @@ def reads_policy(drafter: Any) -> bool:
 def read_again(runner: Any) -> bool:
     """Read a small model's weights from its files, if the engine began with random ones.
 
-    vLLM has a load format of their own for heads, but not for other draft models. Returns whether
+    vLLM has a load format for heads, but none for other draft models. Returns whether
     the weights were read.
     """
     config = runner.vllm_config
