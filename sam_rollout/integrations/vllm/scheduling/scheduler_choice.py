@@ -35,7 +35,7 @@ from sam_rollout.sources.model import BY_PASSES
 
 # Releases that ours is made for, and in which the contract rows of both schedulers hold.
 KNOWN_RELEASES = ((0, 24), (0, 31))
-# Releases for which those of the synchronous scheduler with a draft model are checked.
+# Releases in which the rows of the synchronous scheduler with a draft model hold.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
 # A package that extends vLLM -> the function that decides first, named as in plugin.py.
 RULES_OF = {
