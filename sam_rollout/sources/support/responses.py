@@ -25,7 +25,6 @@ from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.settings import Section, setting
-from sam_rollout.sources.contract import Identities
 from sam_rollout.sources.support.seeds import Seed, empty_seed, read_texts
 from sam_rollout.sources.support.text_store import TextStore
 
@@ -116,7 +115,9 @@ class Responses:
         """Keep ended responses from now on, because a source reads them."""
         self._is_wanted = True
 
-    def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
+    def bind(
+        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
+    ) -> None:
         """Learn which request is in which row; arguments as in `Source.bind`."""
         for row, (request_id, identity) in enumerate(zip(request_ids, identities, strict=True)):
             if request_id not in self._live and identity is not None:
