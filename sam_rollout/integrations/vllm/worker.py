@@ -90,9 +90,11 @@ class SamWorkerExtension:
         from sam_rollout.integrations.vllm.second_runner.runner_choice import is_second_runner
 
         if is_second_runner(self.model_runner):
-            from sam_rollout.integrations.vllm.second_runner import speculator as samplers
-        else:
-            from sam_rollout.integrations.vllm.sampling import samplers
+            from sam_rollout.integrations.vllm.second_runner import speculator
+
+            return speculator
+        from sam_rollout.integrations.vllm.sampling import samplers
+
         return samplers
 
     def sam_exchange_texts(self, origin: str, pieces: list) -> list[tuple]:
