@@ -35,7 +35,7 @@ RECORDS = (
     "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu", "operators_tiny_cpu",
     "sampler", "exactness", "drafter", "draft_trees", "draft_shapes", "gate", "device_idle",
     "model_drafts_tiny_cpu", "head_training_tiny_cpu", "head_online_tiny_cpu",
-    "smollm2_cpu", "rollout_smollm2_cpu", "trajectories_smollm2_cpu",
+    "async_tiny_cpu", "smollm2_cpu", "rollout_smollm2_cpu", "trajectories_smollm2_cpu",
     "operators_smollm2_cpu", "gate_smollm2", "learning_smollm2_cpu", "head_training_smollm2_cpu",
     "long_tail_smollm2_cpu",
 )  # fmt: skip
