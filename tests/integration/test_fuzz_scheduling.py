@@ -252,6 +252,12 @@ def any_sam(chance: random.Random, most_tokens: int) -> SamConfig:
     )
 
 
+def with_head(chance: random.Random, sam: SamConfig) -> SamConfig:
+    """The same with drafts of the tiny model's head."""
+    head = ModelSourceConfig(True, "eagle3", HEAD, chance.randint(1, min(4, sam.max_draft_tokens)))
+    return replace(sam, sources=replace(sam.sources, model=head))
+
+
 def any_sizes(chance: random.Random) -> dict[str, Any]:
     """Sizes of an engine."""
     return {**chance.choice([SMALL, LARGE]), "enable_prefix_caching": chance.random() < 0.5}
@@ -271,6 +277,8 @@ def live_with_trees(seed: int, known: list[Any]) -> Counter[str]:
         step_budget=chance.choice([4, 32, 128]),
         scheduling="sync",
     )
+    if chance.random() < 0.25:
+        sam = with_head(chance, sam)
     sizes = any_sizes(chance)
     if "block_size" not in sizes:
         sizes["block_size"] = chance.choice([32, 128])
@@ -292,11 +300,7 @@ def live(seed: int, known: list[Any]) -> Counter[str]:
     ahead = mock.patch.object(late_binding, "SCORED_AHEAD", chance.choice([0, 32, 256]))
     sam, sizes = any_sam(chance, 8), any_sizes(chance)
     if chance.random() < 0.25:
-        head = ModelSourceConfig(
-            True, "eagle3", HEAD, chance.randint(1, min(4, sam.max_draft_tokens))
-        )
-        scheduling = chance.choice(["auto", "auto", "sync"])
-        sam = replace(sam, sources=replace(sam.sources, model=head), scheduling=scheduling)
+        sam = replace(with_head(chance, sam), scheduling=chance.choice(["auto", "auto", "sync"]))
     with ahead, asynchronous_scheduling(), engine_of(sam, **sizes) as engine:
         one = Life(engine, sam, known, chance)
         one.run()
