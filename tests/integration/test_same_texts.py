@@ -89,7 +89,6 @@ SIDES = {
     "tree, auto": Side(dataclasses.replace(TREES, gate=AUTO)),
     "tree, waits": Side(TREES, engine=SMALL | {"enable_prefix_caching": True}),
     "tree, head": Side(dataclasses.replace(joined(8, ALWAYS), draft_shape="tree")),
-    "auto, head": Side(dataclasses.replace(joined(8, AUTO), draft_shape="auto")),
     "tree, preempted": Side(TREES, engine=SMALL | {"max_num_batched_tokens": 256}),
     # Prepared ahead with up to 28 requests (k = 8) or 64 (k = 3), bound with more.
     "ahead, closed": Side(SamConfig(gate=CLOSED), ahead=True),
