@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.draft_trees import TEXTS, accepted, who
+from benchmarks.draft_trees import TEXTS, accepted, identity_of
 from benchmarks.measuring import parser, write_record
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.bench.replayed_requests import ReplayedRequests
@@ -83,7 +83,7 @@ class Device:
             while waiting and len(names) < ROWS:
                 name, trace = waiting.pop()
                 row = len(names)
-                self._requests[name] = who(trace)
+                self._requests[name] = identity_of(trace)
                 names.append(name)
                 texts.append(trace.tokens)
                 self._tokens[row, : len(trace.tokens)] = trace.tokens

@@ -48,12 +48,20 @@ from sam_rollout.sources import Piece
 logger = logging.getLogger(__name__)
 
 
+def why_chains(config: SamConfig) -> str:
+    """Say why drafts are chains in any engine, though trees are asked for; empty otherwise."""
+    if config.max_draft_tokens == 1:
+        return "a tree of one token is a chain"
+    if config.draft_shape == "auto" and config.gate.kind != "auto":
+        return f"the gate {config.gate.kind} measures nothing"
+    return ""
+
+
 def shapes_of(config: SamConfig) -> tuple[str, ...]:
     """The shapes of drafts that are asked for where the engine verifies trees, too."""
-    if config.draft_shape != "auto":
-        return (config.draft_shape,)
-    # Another gate measures nothing that a choice could follow from.
-    return ("chain", "tree") if config.gate.kind == "auto" else ("chain",)
+    if config.draft_shape == "chain" or why_chains(config):
+        return ("chain",)
+    return ("tree",) if config.draft_shape == "tree" else ("chain", "tree")
 
 
 class DraftSession:
@@ -117,6 +125,7 @@ class DraftSession:
         self._chains_only: set[str] = set()  # requests of the batch whose drafts cannot be trees
         # Of each shape, rows that may draft: 1 for all, or int32[B] with 0 for others.
         self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
+        self._shares = (1.0,) * len(shapes)  # of the rows that may draft, of each shape
         self._gate_open = False  # when the last drafts were made
         self._may_open = False  # the gate's last decision
         # A step that gate and record have yet to see: the step, whether it verified drafts, the
@@ -212,6 +221,7 @@ class DraftSession:
             same_batch=same_batch,
             offered=drafter.offered(verified) if same_batch and self._gate_open else None,
             wasted=self._wasted,
+            may_draft=self._shares,
         )
         drafted, filled = self._batch.pending, room and whole
         budget, least_chance = self._k * self._may_open, 0.0
@@ -295,10 +305,13 @@ class DraftSession:
                 *self._chains_only.intersection(request_ids),
                 *(request_id for request_id in joined if not self._takes_trees(request_id)),
             }
+        shares = []
         for place, shape in enumerate(drafter.shapes):
             left_out = self._without | self._chains_only if shape == "tree" else self._without
             may_draft = [request_id not in left_out for request_id in request_ids]
             self._may_draft[place] = np.array(may_draft, np.int32) if left_out else 1
+            shares.append(sum(may_draft) / len(may_draft) if left_out else 1.0)
+        self._shares = tuple(shares)
         self._request_ids = list(request_ids)
 
     def exchange_texts(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
