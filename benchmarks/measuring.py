@@ -54,7 +54,7 @@ def write_record(record: dict[str, Any], path: Path) -> None:
     print(f"written: {path}", flush=True)
 
 
-def turns(sides: Sequence[str], number: int) -> list[str]:
+def turns(sides: Sequence[Any], number: int) -> list[Any]:
     """Return the sides in the order of a round; the order rotates."""
     turn = number % len(sides)
     return [*sides[turn:], *sides[:turn]]

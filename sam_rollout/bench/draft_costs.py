@@ -1,21 +1,21 @@
-"""Measures the time of drafters, which are called as an engine calls them, in turns."""
+"""Measures the time of drafters, which take turns and are called as in an engine."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from sam_rollout.bench.sides import ARCTIC_4, FIRST, Session, Side
+from sam_rollout.bench.sessions import Session
+from sam_rollout.bench.sides import ARCTIC_4, FIRST, Side
 from sam_rollout.telemetry.traces import Trace
 
 K = 3
-BLOCK = 10  # number of calls that a side makes in a row
+BLOCK = 10  # calls of a side in a row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class CostSizes:
     batches: tuple[int, ...] = (1, 8, 32, 128)
     contexts: tuple[int, ...] = (4_096, 32_768)
     steps: int = 100
-    slow_tokens: int = 1_100_000  # most tokens for slow sides (`SLOW`)
+    slow_tokens: int = 1_100_000  # most tokens of a batch for slow sides (`SLOW`)
 
     @property
     def longest(self) -> int:
@@ -33,8 +33,8 @@ class CostSizes:
         return max(self.contexts) + 4 * self.steps + 64
 
 
-# Most tokens for the plain automaton. It and Arctic's trees take many times the time and memory of
-# the other sides.
+# Most tokens of a batch for the plain automaton. The slow sides take many times the time and the
+# memory of the others.
 PLAIN_PYTHON_TOKENS = 131_072
 SLOW = (ARCTIC_4, FIRST)
 
@@ -56,33 +56,29 @@ class Batch:
             _regrouped(texts[row % len(texts)], row // len(texts), vocabulary)
             for row in range(rows)
         ]
-        room = context + 3 * steps
-        self.tokens = np.stack([trace.tokens[:room] for trace in self.traces])
+        self.tokens = np.stack([trace.tokens[: context + 3 * steps] for trace in self.traces])
         self.ids = [f"request-{row}" for row in range(rows)]
         self.lengths = np.full(rows, context, np.int32)
-        self._rows = np.arange(rows, dtype=np.int32)
         self._step = 0
-        self._responses = [
-            row[len(trace.prompt) : context].tolist()
-            for row, trace in zip(self.tokens, self.traces, strict=True)
-        ]
 
     def start(self, session: Session) -> float:
         """Let a session read the first tokens; return the seconds it took."""
         for request_id, trace in zip(self.ids, self.traces, strict=True):
             session.admit(request_id, trace, 0)
-        given = (self.ids, self.tokens, self.lengths, self._responses)
-        return _wall_s(partial(session.propose, *given))
+        starts = np.array([len(trace.prompt) for trace in self.traces])
+        return _wall_s(session, self.ids, self.tokens, self.lengths, self._between(starts))
 
     def grow(self) -> list[list[int]]:
         """Add one to three tokens to each row; return them."""
         before = self.lengths.copy()
-        self.lengths += 1 + (self._rows + self._step) % 3
+        self.lengths += 1 + (np.arange(len(before), dtype=np.int32) + self._step) % 3
         self._step += 1
-        return [
-            row[start:stop].tolist()
-            for row, start, stop in zip(self.tokens, before, self.lengths, strict=True)
-        ]
+        return self._between(before)
+
+    def _between(self, starts: np.ndarray) -> list[list[int]]:
+        """Return each row's tokens from `starts` on."""
+        rows = zip(self.tokens, starts, self.lengths, strict=True)
+        return [row[start:stop].tolist() for row, start, stop in rows]
 
 
 def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
@@ -110,17 +106,13 @@ def _regrouped(trace: Trace, group: int, vocabulary: int) -> Trace:
 def measure_calls(there: list[Side], texts: list[Trace], sizes: CostSizes) -> list[dict[str, Any]]:
     """Measure the calls of every side at every size, with the sides in turns."""
     rows = []
+    most = {name: sizes.slow_tokens for name in SLOW}
+    most[FIRST] = min(PLAIN_PYTHON_TOKENS, sizes.slow_tokens)
     for context in sizes.contexts:
         for batch in sizes.batches:
-            fit = [side for side in there if batch * context <= _most_tokens(side, sizes)]
+            fit = [side for side in there if batch * context <= most.get(side.name, math.inf)]
             rows += _calls_at(fit, texts, batch, context, sizes.steps)
     return rows
-
-
-def _most_tokens(side: Side, sizes: CostSizes) -> float:
-    if side.name == FIRST:
-        return min(PLAIN_PYTHON_TOKENS, sizes.slow_tokens)
-    return sizes.slow_tokens if side.name in SLOW else float("inf")
 
 
 def _calls_at(
@@ -135,35 +127,30 @@ def _calls_at(
     work = Batch(texts, batch, context, steps)
     sessions = [side.open(K, batch, work.tokens.shape[1] + 64) for side in there]
     builds_s = [work.start(session) for session in sessions]
-    warm: list[list[float]] = [[] for _ in sessions]
-    cold: list[list[float]] = [[] for _ in sessions]
+    warm_us: list[list[float]] = [[] for _ in sessions]
+    cold_us: list[list[float]] = [[] for _ in sessions]
     for first in range(0, steps, BLOCK):
         grown = [(work.grow(), work.lengths.copy()) for _ in range(min(BLOCK, steps - first))]
         for turn in range(len(sessions)):
             i = (turn + first // BLOCK) % len(sessions)
             for call, (sampled, lengths) in enumerate(grown):
-                given = (work.ids, work.tokens, lengths, sampled)
-                taken_us = 1e6 * _wall_s(partial(sessions[i].propose, *given))
-                (warm if call else cold)[i].append(taken_us)
-    return [
-        {
-            "side": side.name,
-            "rows": batch,
-            "context": context,
-            **_quartiles("us", warm[i]),
-            "cold_us": statistics.median(cold[i]),
-            "build_ns_per_token": 1e9 * builds_s[i] / (batch * context),
-        }
-        for i, side in enumerate(there)
-    ]
+                took_s = _wall_s(sessions[i], work.ids, work.tokens, lengths, sampled)
+                (warm_us if call else cold_us)[i].append(1e6 * took_s)
+    rows = []
+    for i, side in enumerate(there):
+        q1, median, q3 = statistics.quantiles(warm_us[i], n=4, method="inclusive")
+        rows.append(
+            {
+                "side": side.name, "rows": batch, "context": context,
+                "median_us": median, "q1_us": q1, "q3_us": q3,
+                "cold_us": statistics.median(cold_us[i]),
+                "build_ns_per_token": 1e9 * builds_s[i] / (batch * context),
+            }
+        )  # fmt: skip
+    return rows
 
 
-def _quartiles(unit: str, values: list[float]) -> dict[str, float]:
-    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
-    return {f"median_{unit}": median, f"q1_{unit}": q1, f"q3_{unit}": q3}
-
-
-def _wall_s(call: Callable[[], object]) -> float:
+def _wall_s(session: Session, *arguments: Any) -> float:
     started = time.perf_counter()
-    call()
+    session.propose(*arguments)
     return time.perf_counter() - started

