@@ -26,12 +26,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks import measuring
-from benchmarks.dapo_ab import finished
-from benchmarks.training_run import train
+from benchmarks.learning import run_once, same_texts
+from benchmarks.training_run import TINY
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.report.charts import COLOURS, STYLE
 from sam_rollout.sources.model import HeadTrainingConfig
-from sam_rollout.telemetry.records import RunFolder
 
 TRAINING = "sam.sources.model.train"
 # Shares of time. The default is small for twenty steps of a few seconds.
@@ -56,10 +55,9 @@ SMALL = (
     "dynamic_sampling.max_rounds=0",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "reward.reward_kwargs.overlong_buffer_cfg.len=64",
-    "rollout_telemetry.record_traces=true", "rollout_telemetry.curve_every=0",
+    "rollout_telemetry.curve_every=0",
 )  # fmt: skip
-LIMIT_S = 1800
-LEARNED = ("actor/grad_norm", "critic/rewards/mean", "actor/pg_loss", "response_length/mean")
+LEARNED = ["actor/grad_norm", "critic/rewards/mean", "actor/pg_loss", "response_length/mean"]
 SHOWN = {
     "acceptance_length": "sam/draft/acceptance_length",
     "rollout_s": "sam/engine/rollout_s",
@@ -71,23 +69,6 @@ SHOWN = {
         for name in ("length", "first_length", "share", "updates", "failures")
     },
 }  # fmt: skip
-
-
-def compared(folder: Path, base: Path) -> dict[str, Any]:
-    """Count the responses and updates of a run that equal the base's."""
-    mine, theirs = (
-        {(row["step"], row["group"], row["sibling"]): row["response_ids"]
-         for row in RunFolder(path).read("traces").to_pylist()}
-        for path in (folder, base)
-    )  # fmt: skip
-    steps, others = (RunFolder(path).read_train_steps() for path in (folder, base))
-    return {
-        "responses": len(mine),
-        "identical": sum(mine[key] == theirs.get(key) for key in mine),
-        "same_updates": sum(
-            all(steps[n][name] == others[n][name] for name in LEARNED) for n in steps
-        ),
-    }
 
 
 def _training_s(own: dict[str, list]) -> list[float]:
@@ -189,20 +170,20 @@ def main() -> None:
     options.add_argument("--work-dir", type=Path, default=Path("outputs/head_online"))
     arguments = options.parse_args()
     series, same = {}, {}
-    for side, changed in SIDES.items():
-        folder = arguments.work_dir / side.replace(" ", "_")
-        overrides = (*changed, *SMALL, f"trainer.total_training_steps={arguments.steps}")
-        if not finished(folder, overrides):
-            print(f"==> {side}", flush=True)
-            train(folder, *overrides, timeout_s=LIMIT_S)
-        if side != "off":
-            same[side] = compared(folder, arguments.work_dir / "off")
-        steps = RunFolder(folder).read_train_steps()
+    base = None
+    for side, overrides in SIDES.items():
+        print(f"==> {side}", flush=True)
+        folder = arguments.work_dir.absolute() / side.replace(" ", "_")
+        length = f"trainer.total_training_steps={arguments.steps}"
+        run = run_once(folder, TINY, *overrides, *SMALL, length)
+        base = base or run
+        if run is not base:
+            updates = run.steps[LEARNED] == base.steps[LEARNED]
+            same[side] = same_texts(run, base) | {"same_updates": int(updates.all(axis=1).sum())}
+        # None in steps that had no time to test new texts.
+        steps = run.steps.astype(object).where(run.steps.notna(), None)
         series[side] = {
-            # None in steps that had no time to test new texts.
-            short: [steps[n].get(name) for n in sorted(steps)]
-            for short, name in SHOWN.items()
-            if any(name in step for step in steps.values())
+            short: steps[name].tolist() for short, name in SHOWN.items() if name in steps
         }
     everything = {
         "row": "all sides",
