@@ -93,8 +93,8 @@ def first_of(traces: list[Trace]) -> list[Trace]:
 
 def main() -> None:
     """Measure, and write the record."""
-    options = parser(__doc__ or "", "draft_shapes")
-    options.add_argument("--traces", type=Path, required=True, help="Sets of recorded responses.")
+    options = parser(__doc__, "draft_shapes")
+    options.add_argument("--traces", type=Path, required=True, help="sets of recorded responses")
     asked = options.parse_args()
     setting = {"requests": ROWS, "step_ms": STEP_MS, "free_tokens": FREE, "tokens": MOST_TOKENS}
     record: dict[str, Any] = {"machine": machine("numba"), "setting": setting, "rows": []}

