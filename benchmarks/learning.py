@@ -5,7 +5,8 @@
 
 The run validates on held-out problems. The program compares the last values with the first ones,
 with 95 % intervals, and draws both curves. For SmolLM2 it also trains the first ten steps with SAM
-and counts the responses that are the same. The runs stay in the work folder.
+and counts the responses that are the same. The runs stay in the work folder. A small copy of the
+first one, with its texts, goes to benchmarks/results, so that drafters can be replayed on it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from matplotlib.ticker import PercentFormatter
 from scipy import stats
 
 from benchmarks.dapo_ab import finished
-from benchmarks.measuring import SMOLLM2, UseSmolLM2, parser, write_record
+from benchmarks.measuring import RESULTS, SMOLLM2, UseSmolLM2, parser, write_record
+from benchmarks.recorded_runs import store
 from benchmarks.training_run import TINY, train
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.report.lossless import IDENTITY
@@ -30,6 +32,7 @@ from sam_rollout.report.runs import Run, held_out_names, load_run
 HELD_OUT = 128
 WINDOW = 5  # number of first and of last values; also the width of the running mean
 STEPS_WITH_SAM = 10  # of SmolLM2, to compare the texts
+TEXTS = "smollm2_run"
 TRAINING = "sam/rounds/accuracy_unfiltered"
 KEPT = ("critic/score/mean", "response_length/mean", "sam/", "training/rollout_probs_diff_mean")
 KEPT += ("actor/entropy", "timing_s/step")
@@ -117,6 +120,7 @@ def main() -> None:
         short = f"trainer.total_training_steps={STEPS_WITH_SAM}"
         on = run_once(work_dir / "on", experiment, "sam=on", short, *more)
         record["same"] = same_texts(run, on)
+        store(work_dir / side, RESULTS / TEXTS, traces=True)
     write_record({"machine": about, **record, "steps": series}, arguments.output)
 
 

@@ -89,10 +89,10 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="sam") as folder,
         running_sides(sides, Path(folder), SMOLLM2, MAX_MODEL_LEN) as engines,
     ):
-        for number in range(arguments.rounds + 1):  # the first one warms up
+        for number in range(arguments.rounds + 1):  # the first one is short and warms up
             requests = requests_of(prompts_of_round(number), SIBLINGS, number)
             done = {
-                side: engines[side].rollout(requests, MAX_TOKENS, TEMPERATURE)
+                side: engines[side].rollout(requests, MAX_TOKENS if number else 64, TEMPERATURE)
                 for side in turns(sides, number)
             }
             print(
