@@ -133,11 +133,9 @@ def rollout_of(side: str, prompts: list[list[int]]) -> dict[str, Any]:
             str(MODEL), config, RolloutSamplerConfig(), dtype="float32", max_model_len=1280,
             max_num_seqs=16, num_gpu_blocks_override=330,
         ) as llm:  # fmt: skip
-            given = measuring.vllm_requests(requests, max_tokens=MAX_TOKENS)
             engine = llm.llm_engine
             with mock.patch.object(engine, "step", wraps=engine.step) as step:
-                outputs = llm.generate(*given, use_tqdm=False)
-    texts = [list(output.outputs[0].token_ids) for output in outputs]
+                texts = measuring.sample(llm, requests, max_tokens=MAX_TOKENS)
     digest = hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
     return {"engine_steps": step.call_count, "tokens": sum(map(len, texts)), "texts": digest}
 

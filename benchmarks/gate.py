@@ -123,11 +123,9 @@ def rollout(engine: Any, prompts: list[list[int]], number: int, sampling: dict[s
     programs used the core; on an idle machine it equals wall-clock time. Gates use the clock.
     """
     requests = measuring.requests_of(prompts, SIBLINGS, number)
-    given = measuring.vllm_requests(requests, **sampling)
     started = time.process_time()
-    outputs = engine.generate(*given, use_tqdm=False)
-    seconds = time.process_time() - started
-    return sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
+    texts = measuring.sample(engine, requests, **sampling)
+    return sum(map(len, texts)) / (time.process_time() - started)
 
 
 def measure(

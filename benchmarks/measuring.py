@@ -123,3 +123,11 @@ def vllm_requests(
     prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in requests]
     identities = (identity.to_extra_args() for _, identity in requests)
     return prompts, [SamplingParams(extra_args=extra, **sampling) for extra in identities]
+
+
+def sample(
+    engine: Any, requests: Sequence[tuple[list[int], RequestIdentity]], **sampling: Any
+) -> list[list[int]]:
+    """Let vLLM answer requests, with the arguments `sampling`; return the token ids."""
+    outputs = engine.generate(*vllm_requests(requests, **sampling), use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]

@@ -57,17 +57,11 @@ def run(side: str, seed: int) -> tuple[float, list[list[int]]]:
         str(MODEL), sam, RolloutSamplerConfig("coupled"), record=True, dtype="float32",
         max_model_len=1280, max_num_seqs=MAX_NUM_SEQS,
     ) as engine:  # fmt: skip
-        outputs = engine.generate(
-            *measuring.vllm_requests(requests, max_tokens=MAX_TOKENS, temperature=1.0),
-            use_tqdm=False,
-        )
+        texts = measuring.sample(engine, requests, max_tokens=MAX_TOKENS, temperature=1.0)
         drained = engine.collective_rpc("sam_drain")[0]
     totals = [RequestTotals(*one) for one in drained["requests"].values()]
     steps = sum(one.open_steps for one in totals)
-    return (
-        sum(one.open_tokens for one in totals) / steps,
-        [list(output.outputs[0].token_ids) for output in outputs],
-    )
+    return sum(one.open_tokens for one in totals) / steps, texts
 
 
 def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:

@@ -20,12 +20,21 @@ EXCHANGE_S = 0.05  # time between two exchanges of texts among engines, as in a 
 
 
 @dataclass
-class Totals:
-    """The sums over an engine's steps."""
+class Outcome:
+    """The result of a simulated rollout, or an engine's part of it.
 
-    steps: int = 0
+    Attributes:
+        rollout_s: Time of all rounds; a round ends when its slowest engine has finished.
+        tail_s: Time of the slowest engines' long tails.
+        steps: Number of engine steps.
+        verified_rows: Number of verified drafts, over all steps.
+        accepted: Number of accepted draft tokens.
+    """
+
+    rollout_s: float = 0.0
     tail_s: float = 0.0
-    verified_rows: int = 0  # requests with a draft, summed over steps
+    steps: int = 0
+    verified_rows: int = 0
     accepted: int = 0
 
 
@@ -39,14 +48,14 @@ class Engine:
 
     Attributes:
         clock_s: The simulated time, in seconds.
-        totals: The sums over all steps.
+        totals: The sums over the rollout's steps.
         rows: The running and waiting requests.
         session: The drafter with its gate; None drafts nothing.
     """
 
     def __init__(self, run: Baseline, name: str, *, drafts: bool) -> None:
         self._run, self.name = run, name
-        self.clock_s, self.totals = 0.0, Totals()
+        self.clock_s, self.totals = 0.0, Outcome()
         self.rows = Rows(run.max_num_seqs, run.longest, name)
         self.session: OwnSession | None = None
         self._drafts: list[list[int]] = []  # by row
@@ -93,25 +102,6 @@ class Engine:
         return self.session.took_s
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a simulated rollout; a round ends when its slowest engine has finished.
-
-    Attributes:
-        rollout_s: Time of all rounds.
-        tail_s: Time of the slowest engines' long tails.
-        steps: Number of engine steps.
-        verified_rows: Number of verified drafts, over all steps.
-        accepted: Number of accepted draft tokens.
-    """
-
-    rollout_s: float
-    tail_s: float
-    steps: int
-    verified_rows: int
-    accepted: int
-
-
 def sample(
     run: Baseline, *, drafts: bool, progress: Callable[[int], None] = lambda responses: None
 ) -> Iterator[Outcome]:
@@ -130,28 +120,26 @@ def sample(
 def _sample(
     rollout: Rollout, engines: Sequence[Engine], progress: Callable[[int], None]
 ) -> Outcome:
-    rollout_s = tail_s = 0.0
+    found = Outcome()
     for engine in engines:
-        engine.totals = Totals()
+        engine.totals = Outcome()
     for responses in rollout.rounds:
         begin_s = max(engine.clock_s for engine in engines)
-        tails_s = [engine.totals.tail_s for engine in engines]
         for number, engine in enumerate(engines):
-            engine.clock_s = begin_s
+            engine.clock_s, engine.totals.tail_s = begin_s, 0.0
             engine.rows.submit(one.trace for one in responses if one.engine == number)
         _run(engines)
-        slowest = max(range(len(engines)), key=lambda number: engines[number].clock_s)
-        rollout_s += engines[slowest].clock_s - begin_s
-        tail_s += engines[slowest].totals.tail_s - tails_s[slowest]
+        slowest = max(engines, key=lambda engine: engine.clock_s)
+        found.rollout_s += slowest.clock_s - begin_s
+        found.tail_s += slowest.totals.tail_s
         progress(len(responses))
     for engine in engines:
         if engine.session is not None:
             engine.session.end_step()
-    steps, rows, accepted = (
-        sum(getattr(engine.totals, name) for engine in engines)
-        for name in ("steps", "verified_rows", "accepted")
-    )
-    return Outcome(rollout_s, tail_s, steps, rows, accepted)
+        found.steps += engine.totals.steps
+        found.verified_rows += engine.totals.verified_rows
+        found.accepted += engine.totals.accepted
+    return found
 
 
 def _run(engines: Sequence[Engine]) -> None:
