@@ -80,7 +80,7 @@ class TreeSession(OwnSession):
 
     def __init__(self, config: SamConfig, max_rows: int, longest: int, now_s: Any = None) -> None:
         hooks = EngineHooks(takes_trees=lambda _: True)
-        super().__init__(config, max_rows, longest, now_s, hooks)
+        super().__init__(config, max_rows, longest, now_s, hooks, record=True)
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
         """Identify the request by its prompt, because turns of a conversation share a group."""

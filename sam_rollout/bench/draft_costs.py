@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sam_rollout.bench.replay import Call, Rows
 from sam_rollout.bench.sessions import Session
 from sam_rollout.bench.sides import ARCTIC_4, FIRST, Side
 from sam_rollout.telemetry.traces import Trace
@@ -39,46 +40,19 @@ PLAIN_PYTHON_TOKENS = 131_072
 SLOW = (ARCTIC_4, FIRST)
 
 
-class Batch:
-    """A batch of requests that grow by two tokens per step on average.
+def batch_of(texts: list[Trace], rows: int, length: int) -> Rows:
+    """Return a batch of waiting requests whose texts have this length.
 
-    Args:
-        texts: Siblings of one prompt. Further rows repeat them with other token ids, as groups that
-            share no tokens with the first.
-        rows: Number of requests.
-        context: Tokens of each request at the beginning.
-        steps: Number of steps.
+    The texts are siblings of one prompt. Further rows repeat them with other token ids, as groups
+    that share no tokens with the first.
     """
-
-    def __init__(self, texts: list[Trace], rows: int, context: int, steps: int) -> None:
-        vocabulary = 1 + max(int(text.tokens.max()) for text in texts)
-        self.traces = [
-            _regrouped(texts[row % len(texts)], row // len(texts), vocabulary)
-            for row in range(rows)
-        ]
-        self.tokens = np.stack([trace.tokens[: context + 3 * steps] for trace in self.traces])
-        self.ids = [f"request-{row}" for row in range(rows)]
-        self.lengths = np.full(rows, context, np.int32)
-        self._step = 0
-
-    def start(self, session: Session) -> float:
-        """Let a session read the first tokens; return the seconds it took."""
-        for request_id, trace in zip(self.ids, self.traces, strict=True):
-            session.admit(request_id, trace, 0)
-        starts = np.array([len(trace.prompt) for trace in self.traces])
-        return _wall_s(session, self.ids, self.tokens, self.lengths, self._between(starts))
-
-    def grow(self) -> list[list[int]]:
-        """Add one to three tokens to each row; return them."""
-        before = self.lengths.copy()
-        self.lengths += 1 + (np.arange(len(before), dtype=np.int32) + self._step) % 3
-        self._step += 1
-        return self._between(before)
-
-    def _between(self, starts: np.ndarray) -> list[list[int]]:
-        """Return each row's tokens from `starts` on."""
-        rows = zip(self.tokens, starts, self.lengths, strict=True)
-        return [row[start:stop].tolist() for row, start, stop in rows]
+    vocabulary = 1 + max(int(text.tokens.max()) for text in texts)
+    batch = Rows(rows, length, "request")  # their prompts are empty
+    for row in range(rows):
+        text, group = texts[row % len(texts)], row // len(texts)
+        response = text.response[:length] + group * vocabulary
+        batch.waiting.append(dataclasses.replace(text, group=str(group), response=response))
+    return batch
 
 
 def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
@@ -94,13 +68,6 @@ def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
     vocabulary = int(lap.max()) + 1
     response = np.concatenate([lap + turn * vocabulary for turn in range(laps)])[:tokens]
     return Trace("joined", first, np.zeros(0, np.int32), response.astype(np.int32))
-
-
-def _regrouped(trace: Trace, group: int, vocabulary: int) -> Trace:
-    shift = group * vocabulary
-    return dataclasses.replace(
-        trace, group=str(group), prompt=trace.prompt + shift, response=trace.response + shift
-    )
 
 
 def measure_calls(there: list[Side], texts: list[Trace], sizes: CostSizes) -> list[dict[str, Any]]:
@@ -124,18 +91,28 @@ def _calls_at(
     engine's forward pass. The time of these cold calls depends on the other sides, so it is kept
     separately.
     """
-    work = Batch(texts, batch, context, steps)
-    sessions = [side.open(K, batch, work.tokens.shape[1] + 64) for side in there]
-    builds_s = [work.start(session) for session in sessions]
+    length = context + 3 * steps
+    requests = batch_of(texts, batch, length)
+    admitted = requests.join(context)
+    sessions = [side.open(K, batch, length + 64) for side in there]
+    builds_s = []
+    for session in sessions:
+        for request_id, trace in admitted:
+            session.admit(request_id, trace, 0)
+        builds_s.append(_wall_s(session, requests.call()))
     warm_us: list[list[float]] = [[] for _ in sessions]
     cold_us: list[list[float]] = [[] for _ in sessions]
     for first in range(0, steps, BLOCK):
-        grown = [(work.grow(), work.lengths.copy()) for _ in range(min(BLOCK, steps - first))]
+        calls = []
+        for step in range(first, min(first + BLOCK, steps)):
+            for row in range(batch):
+                requests.advance(row, 1 + (row + step) % 3)
+            calls.append(requests.call())
         for turn in range(len(sessions)):
             i = (turn + first // BLOCK) % len(sessions)
-            for call, (sampled, lengths) in enumerate(grown):
-                took_s = _wall_s(sessions[i], work.ids, work.tokens, lengths, sampled)
-                (warm_us if call else cold_us)[i].append(1e6 * took_s)
+            took_us = [1e6 * _wall_s(sessions[i], call) for call in calls]
+            cold_us[i].append(took_us[0])
+            warm_us[i] += took_us[1:]
     rows = []
     for i, side in enumerate(there):
         q1, median, q3 = statistics.quantiles(warm_us[i], n=4, method="inclusive")
@@ -150,7 +127,7 @@ def _calls_at(
     return rows
 
 
-def _wall_s(session: Session, *arguments: Any) -> float:
+def _wall_s(session: Session, call: Call) -> float:
     started = time.perf_counter()
-    session.propose(*arguments)
+    session.propose(*call)
     return time.perf_counter() - started

@@ -15,6 +15,9 @@ import numpy as np
 from sam_rollout.bench.sessions import Session
 from sam_rollout.telemetry.traces import Int32Array, Trace
 
+# Request ids, token ids, known tokens and sampled tokens: the arguments of `Session.propose`.
+Call = tuple[list[str], Int32Array, Int32Array, list[list[int]]]
+
 
 @dataclass
 class Replay:
@@ -91,6 +94,12 @@ class Rows:
         rows = len(self)
         return list(self.ids), self.tokens, self.known[:rows].copy(), self.gained[:rows].copy()
 
+    def call(self) -> Call:
+        """Return the arguments of `Session.propose`."""
+        ids, tokens, known, gained = self.batch()
+        rows = enumerate(zip(known - gained, known, strict=True))
+        return ids, tokens, known, [tokens[row, start:end].tolist() for row, (start, end) in rows]
+
     def left(self, row: int) -> int:
         """Return the number of tokens that a row has yet to gain."""
         return int(self._lengths[row] - self.known[row])
@@ -150,11 +159,7 @@ def replay(
         session.finish(rows.leave())  # responses of one token
         if not rows:
             continue
-        ids, token_ids, known, gained = rows.batch()
-        starts = known - gained
-        sampled = [token_ids[row, starts[row] : n].tolist() for row, n in enumerate(known)]
-        drafts = session.propose(ids, token_ids, known, sampled)
-        for row, draft in enumerate(drafts):
+        for row, draft in enumerate(session.propose(*rows.call())):
             into.accepted += rows.verify(row, draft, session.parents(row))
             into.drafted += len(draft)
         into.tokens += int(rows.gained[: len(rows)].sum())

@@ -97,6 +97,8 @@ class OwnSession(Session):
         max_length: Length of the longest text, tokens.
         now_s: A simulated clock for the gate `auto`, in seconds; None is the machine's clock.
         hooks: Functions of the engine.
+        record: Whether the session keeps records, as in a run. Without them it ends a training step
+            by itself when no request of the last batch is left.
 
     Attributes:
         requests: Identities of the running requests.
@@ -110,12 +112,14 @@ class OwnSession(Session):
         max_length: int,
         now_s: Callable[[], float] | None = None,
         hooks: EngineHooks = NO_HOOKS,
+        *,
+        record: bool = False,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         config = dataclasses.replace(config, texts=TextsConfig(path=self._folder.name))
         self.requests = _Requests()
         limits = Limits(max_rows, max_length, k=config.max_draft_tokens)
-        self._session = DraftSession(config, self.requests, limits, record=False, hooks=hooks)
+        self._session = DraftSession(config, self.requests, limits, record=record, hooks=hooks)
         if now_s is not None and config.gate.kind == "auto":
             shapes = len(self._session.drafter.shapes) if self._session.drafter else 1
             gate = _ClockedGate(now_s, limits, config.gate.exploration, shapes)
@@ -167,8 +171,8 @@ class OwnSession(Session):
         return self._session.exchange_texts(name, pieces)
 
     def end_step(self) -> None:
-        """End the training step in the session."""
-        self._session.end_step()
+        """End the training step in the session, and drop its records."""
+        self._session.drain()
         self._wait()
 
     def _wait(self) -> None:
