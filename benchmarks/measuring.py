@@ -62,22 +62,18 @@ def turns(sides: Sequence[Any], number: int) -> list[Any]:
     return [*sides[turn:], *sides[:turn]]
 
 
-def quartiles(values: Sequence[float]) -> dict[str, float]:
-    """Return the median and the quartiles of values."""
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return {"median": median, "q1": low, "q3": high}
-
-
 def median_interval(values: Sequence[float]) -> dict[str, float]:
     """Return median, quartiles, and the median's 95 % interval (order statistics, binomial)."""
     from scipy.stats import binom
 
     ordered = sorted(values)
     skip = max(int(binom.ppf(0.025, len(values), 0.5)) - 1, 0)
-    spread = (
-        quartiles(values) if len(values) > 1 else dict.fromkeys(("median", "q1", "q3"), ordered[0])
-    )
-    return {**spread, "low": ordered[skip], "high": ordered[-1 - skip]}
+    if len(values) > 1:
+        q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
+    else:
+        q1 = median = q3 = ordered[0]
+    ends = {"low": ordered[skip], "high": ordered[-1 - skip]}
+    return {"median": median, "q1": q1, "q3": q3, **ends}
 
 
 def load_prompts(count: int, seed: int = 2, model: Path = MODEL) -> list[list[int]]:

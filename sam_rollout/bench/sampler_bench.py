@@ -52,57 +52,38 @@ class Setting:
     budget_s: float = 3.0  # time per sampler and size
 
 
-@dataclass
 class Case:
-    """One size with the samplers' inputs."""
+    """One size: random distributions in which each draft token has probability `ACCEPTANCE`."""
 
-    batch: int
-    k: int
-    probabilities: torch.Tensor  # float32 [batch * (k + 1), vocabulary]
-    draft_ids: torch.Tensor  # int64 [batch * k]
-    cumulative: torch.Tensor  # int64 [batch]
-    keys: torch.Tensor  # int64 [batch]
-    positions: torch.Tensor  # int64 [batch]
-    scratch: torch.Tensor  # float32 [batch, vocabulary]
-
-    def __post_init__(self) -> None:
+    def __init__(self, batch: int, k: int, setting: Setting) -> None:
+        self.batch, self.k = batch, k
+        device, vocabulary = setting.device, setting.vocabulary
+        generator = torch.Generator().manual_seed(0)
+        distinct = min(DISTINCT_ROWS, batch * (k + 1))
+        pool = torch.randn(distinct, vocabulary, generator=generator).mul_(2).softmax(dim=-1)
+        pool.mul_(1 - ACCEPTANCE)
+        likely = torch.randint(vocabulary, (distinct,), generator=generator)
+        pool[torch.arange(distinct), likely] += ACCEPTANCE
+        which = torch.arange(batch * (k + 1)) % distinct
+        drafts = likely[which].view(batch, k + 1)[:, :-1].reshape(-1)
+        self.probabilities = pool.to(device)[which.to(device)]  # [batch * (k + 1), vocabulary]
         self.logits = self.probabilities.log()
-        vocabulary = self.probabilities.shape[1]
-        rows = self.probabilities.view(self.batch, self.k + 1, vocabulary)
+        self.draft_ids = drafts.to(device)  # int64 [batch * k]
+        self.keys = torch.randint(1 << 62, (batch,), generator=generator).to(device)
+        self.positions = torch.randint(1 << 15, (batch,), generator=generator).to(device)
+        self.scratch = torch.empty(batch, vocabulary, device=device)
+        rows = self.probabilities.view(batch, k + 1, vocabulary)
         self.stock = stock_samplers.StockInput(
             rows[:, :-1].reshape(-1, vocabulary),
             self.draft_ids,
-            self.cumulative,
-            self.draft_ids.new_zeros(self.batch, 1),
-            self.k,
+            (torch.arange(1, batch + 1) * k).to(device),
+            self.draft_ids.new_zeros(batch, 1),
+            k,
         )
 
     def layout(self) -> DraftLayout:
         """Make the layout of the drafts, as samplers of an engine do in each step."""
-        return DraftLayout(self.cumulative, self.batch * self.k, self.k)
-
-
-def make_case(batch: int, k: int, setting: Setting) -> Case:
-    """Make random distributions in which each draft token has probability ``ACCEPTANCE``."""
-    device, vocabulary = setting.device, setting.vocabulary
-    generator = torch.Generator().manual_seed(0)
-    distinct = min(DISTINCT_ROWS, batch * (k + 1))
-    pool = torch.randn(distinct, vocabulary, generator=generator).mul_(2).softmax(dim=-1)
-    pool.mul_(1 - ACCEPTANCE)
-    likely = torch.randint(vocabulary, (distinct,), generator=generator)
-    pool[torch.arange(distinct), likely] += ACCEPTANCE
-    which = torch.arange(batch * (k + 1)) % distinct
-    drafts = likely[which].view(batch, k + 1)[:, :-1].reshape(-1)
-    return Case(
-        batch,
-        k,
-        pool.to(device)[which.to(device)],
-        drafts.to(device),
-        (torch.arange(1, batch + 1) * k).to(device),
-        torch.randint(1 << 62, (batch,), generator=generator).to(device),
-        torch.randint(1 << 15, (batch,), generator=generator).to(device),
-        torch.empty(batch, vocabulary, device=device),
-    )
+        return DraftLayout(self.stock.cumulative, self.batch * self.k, self.k)
 
 
 def _row_keys(case: Case, layout: DraftLayout) -> tuple[torch.Tensor, torch.Tensor]:
@@ -203,7 +184,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     others = stock_samplers.available(setting.device)
     cases = []
     for batch, k in itertools.product(setting.batches, setting.ks):
-        case = make_case(batch, k, setting)
+        case = Case(batch, k, setting)
         size = {"batch": batch, "k": k, "target_mb": case.probabilities.nbytes / 1e6}
         cases.append({**size, "timings": measure_case(case, others, setting)})
         del case  # frees the memory for the next one

@@ -36,15 +36,7 @@ class Side:
 def _own(
     sources: Mapping[str, Any], policy: str, k: int, max_rows: int, max_length: int
 ) -> OwnSession:
-    """Open a session with the source `own` and further ones, and a gate that is always open.
-
-    Args:
-        sources: Settings of each further source.
-        policy: The setting `sam.draft_policy`.
-        k: Most draft tokens per request.
-        max_rows: Most requests at once.
-        max_length: Length of the longest text, tokens.
-    """
+    """Open a session with the source `own`, further ones with these settings, and an open gate."""
     more = {name: {"enabled": True, **fields} for name, fields in sources.items()}
     config = SamConfig.from_mapping(
         {
@@ -100,9 +92,7 @@ class _Ngram(Session):
             "token_ids_cpu": token_ids,
             "spec_decode_unsupported_reqs": (),
         }
-        return self._proposer.propose(
-            **{name: value for name, value in known.items() if name in self._names}
-        )
+        return self._proposer.propose(**{name: known[name] for name in known.keys() & self._names})
 
 
 class _Arctic(Session):
@@ -130,11 +120,9 @@ class _Arctic(Session):
             suffix_decoding_max_spec_factor=spec_factor,
             suffix_decoding_min_token_prob=ARCTIC_MIN_PROBABILITY,
         )
-        self._k = k
         self._proposer = SuffixDecodingProposer(config)
-        self._takes_k = "num_speculative_tokens" in inspect.signature(
-            self._proposer.propose
-        ).parameters  # fmt: skip
+        names = inspect.signature(self._proposer.propose).parameters
+        self._k = (k,) if "num_speculative_tokens" in names else ()
         self._prompt_length: dict[str, int] = {}
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
@@ -150,8 +138,7 @@ class _Arctic(Session):
             num_prompt_tokens=[self._prompt_length[request_id] for request_id in request_ids],
             token_ids_cpu=token_ids,
         )
-        k = (self._k,) if self._takes_k else ()
-        return self._proposer.propose(*k, batch, sampled)
+        return self._proposer.propose(*self._k, batch, sampled)
 
 
 def _vllm_config(k: int, max_rows: int, max_length: int, **speculative: Any) -> SimpleNamespace:
