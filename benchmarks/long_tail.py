@@ -87,7 +87,7 @@ def main() -> None:
     rounds, metrics, lengths, same = [], [], [], dict.fromkeys(sides, 0)
     with (
         tempfile.TemporaryDirectory(prefix="sam") as folder,
-        running_sides(sides, Path(folder), SMOLLM2, MAX_MODEL_LEN) as engines,
+        running_sides(sides, Path(folder), SMOLLM2, max_model_len=MAX_MODEL_LEN) as engines,
     ):
         for number in range(arguments.rounds + 1):  # the first one is short and warms up
             requests = requests_of(prompts_of_round(number), SIBLINGS, number)

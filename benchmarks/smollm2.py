@@ -72,7 +72,7 @@ def check() -> None:
     from benchmarks.rollout import identical, measure, summarise
 
     sides = ["off", "on", "matched"]
-    asked = Namespace(model=SMOLLM2, prompts=4, max_tokens=160, rounds=3, epochs=1)
+    asked = Namespace(model=SMOLLM2, head=None, prompts=4, max_tokens=160, rounds=3, epochs=1)
     with tempfile.TemporaryDirectory(prefix="sam") as folder:
         epochs = measure(sides, asked, Path(folder))
     same = identical(epochs)
