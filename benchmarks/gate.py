@@ -4,12 +4,12 @@
     python -m benchmarks.gate --smollm2 --text mixed --seconds 600
 
 The program exchanges the gate of one engine between rollouts, so that nothing else differs. Gates
-take turns, round after round, and keep what they and the drafter have learned. With the coupled
-sampler, all sides sample the same texts. ``easy`` texts have a low temperature and repeat
-themselves, ``mixed`` texts have T = 1. ``hopeless`` is ``mixed`` with a drafter whose drafts are
-all wrong. ``prompt`` drafts from the request's own text and from siblings. Gates start new for each
-kind of text. The first round warms up, and ``auto`` can only learn from it before rounds count.
-Each call adds its rounds to the record.
+take turns in every round. Each gate keeps what it has learned, and so does the drafter for each
+gate; for every kind of text, all start without experience. With the coupled sampler, all sides
+sample the same texts. ``easy`` texts have a low temperature and repeat themselves, ``mixed`` texts
+have T = 1. ``hopeless`` is ``mixed`` with a drafter whose drafts are all wrong. The source
+``prompt`` adds drafts from siblings. The first round is a warm-up and is not counted. Each call
+adds its rounds to the record.
 """
 
 from __future__ import annotations
