@@ -77,7 +77,7 @@ def texts() -> list[tuple[list[int], list[int]]]:
 def measure(
     engine: Any, known: list[Any], cell: tuple[float, int], number: int
 ) -> dict[str, float]:
-    """Measure one cell: mean milliseconds of a step, and of the idle device in it.
+    """Measure one cell: mean milliseconds of the idle device in a step, and of its parts.
 
     Args:
         engine: The engine of a side.
@@ -109,13 +109,8 @@ def measure(
     _, steps, parts = engine.collective_rpc("device_steps")[0]
     # The first steps with all requests still compute prompts.
     full = [step for step in steps if step[0] == count and step[1] < count * (K + 2)][2:]
-    device_s = statistics.fmean(work for *_, work in full)
-    idle_s = statistics.fmean(idle for _, _, idle, _ in full)
     return {
-        "steps": len(full),
-        "step_ms": 1e3 * (device_s + idle_s),
-        "idle_ms": 1e3 * idle_s,
-        "scored": statistics.fmean(tokens for _, tokens, *_ in full) / count,
+        "idle_ms": 1e3 * statistics.fmean(idle for _, _, idle, _ in full),
         # With a closed gate, only steps in which a request ends wait.
         **{
             part: 1e3 * statistics.median(column)
