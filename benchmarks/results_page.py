@@ -20,7 +20,7 @@ from benchmarks.measuring import REPOSITORY, RESULTS, read_record
 from benchmarks.real_traces import SOURCES
 from benchmarks.recorded_comparison import SIDES_PICTURE, load_recorded, published
 from sam_rollout.bench import sides
-from sam_rollout.bench.draft_tables import pivot
+from sam_rollout.bench.drafter_bench import pivot
 from sam_rollout.report.compare import TimeRow
 
 PAGE, VERDICTS = REPOSITORY / "docs" / "results.md", "verdicts"
