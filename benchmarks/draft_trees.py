@@ -6,8 +6,8 @@
 The program counts engine steps and measures no times. It has two parts. With ``--traces`` (sets of
 ``benchmarks.real_traces``), recorded responses are sampled again step by step, with all text
 sources and without draws. The coupled sampler fixes a text, so this count is exact. If a set has
-several training steps, the first one is only read. The other part is a rollout of the tiny model in
-vLLM, whose responses have to be the same on every side.
+several training steps, the first one is only read. In the other part, the tiny model
+runs in vLLM, and all sides have to sample the same responses.
 
 ``--check`` repeats the first part and half of the second. It fails if the gains are smaller than
 docs/results.md says.
@@ -38,7 +38,7 @@ from sam_rollout.telemetry.traces import Trace, read_sets
 
 ALWAYS = GateConfig("threshold", 100_000)
 TEXTS = ("own", "prompt", "run")
-ROWS, TAIL = 32, 8  # most requests of the batch, and of the tail, in which none waits
+ROWS, TAIL = 32, 8  # most running requests, of all steps and of the tail's
 # Name -> shape, draft tokens per request, draft tokens per step.
 SHAPES = {
     "chain of 8": ("chain", 8, 4096),
@@ -141,7 +141,7 @@ def rollout_of(side: str, prompts: list[list[int]]) -> dict[str, Any]:
 
 
 def gains(rows: dict[str, dict[str, float]], figure: str) -> dict[str, float]:
-    """Return each side's gain over the chain of 8: ratio of `figure`, or inverse for steps."""
+    """Return the ratio of each side's figure to that of the chain of 8; inverted for steps."""
     base = rows["chain of 8"][figure]
     fewer = figure.endswith("steps")
     return {name: base / row[figure] if fewer else row[figure] / base for name, row in rows.items()}

@@ -4,8 +4,8 @@
     python -m benchmarks.gate --smollm2 --text mixed --seconds 600
 
 The program exchanges the gate of one engine between rollouts, so that nothing else differs. Gates
-take turns in every round. Each gate keeps what it has learned, and so does the drafter for each
-gate; for every kind of text, all start without experience. With the coupled sampler, all sides
+take turns in every round. Each gate has its own copy of what the drafter learns. For every kind of
+text, gates and drafters begin without experience. With the coupled sampler, all sides
 sample the same texts. ``easy`` texts have a low temperature and repeat themselves, ``mixed`` texts
 have T = 1. ``hopeless`` is ``mixed`` with a drafter whose drafts are all wrong. The source
 ``prompt`` adds drafts from siblings. The first round is a warm-up and is not counted. Each call

@@ -85,7 +85,7 @@ def measure_calls(there: list[Side], texts: list[Trace], sizes: CostSizes) -> li
 def _calls_at(
     there: list[Side], texts: list[Trace], batch: int, context: int, steps: int
 ) -> list[dict[str, Any]]:
-    """Measure calls of one size, with the sides in turns of several calls.
+    """Measure the calls of one size; each turn of a side has several calls.
 
     At the first call of a turn, the CPU's caches hold the other sides' data, as they do after an
     engine's forward pass. The time of these cold calls depends on the other sides, so it is kept

@@ -90,7 +90,7 @@ class Rows:
         return joined
 
     def batch(self) -> tuple[list[str], Int32Array, Int32Array, Int32Array]:
-        """Return ids, tokens, known and gained tokens; most are new in each step, as in vLLM."""
+        """Return ids, tokens, known and gained; copies, because vLLM passes new ones each step."""
         rows = len(self)
         return list(self.ids), self.tokens, self.known[:rows].copy(), self.gained[:rows].copy()
 
@@ -122,7 +122,7 @@ class Rows:
         return accepted
 
     def leave(self) -> list[str]:
-        """Remove ended requests; the last row takes the place, as in vLLM. Return the ids."""
+        """Remove ended requests and return their ids; the last row moves up, as in vLLM."""
         ended = []
         for row in reversed(range(len(self))):
             if not self.left(row):
@@ -177,8 +177,8 @@ def accepted_tokens(
     Args:
         draft: The draft tokens.
         text: The tokens that the model writes next.
-        parents: The place in the draft of the token before each one, -1 for none (a tree). None is
-            a chain.
+        parents: In a tree, each token's predecessor as an index into the draft, or -1; None for a
+            chain.
     """
     last, accepted = -1, 0
     for place, token in enumerate(draft):

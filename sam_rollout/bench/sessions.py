@@ -97,8 +97,8 @@ class OwnSession(Session):
         max_length: Length of the longest text, tokens.
         now_s: A simulated clock for the gate `auto`, in seconds; None is the machine's clock.
         hooks: Functions of the engine.
-        record: Whether the session keeps records, as in a run. Without them it ends a training step
-            by itself when no request of the last batch is left.
+        record: Whether the session keeps records, as in a run. A session without records also ends
+            the training step when a batch shares no request with the batch before.
 
     Attributes:
         requests: Identities of the running requests.
@@ -153,7 +153,7 @@ class OwnSession(Session):
         return self._batch
 
     def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
-        """Run a step of the session."""
+        """Run a step of the session, and return the drafts as lists."""
         gained = np.fromiter(map(len, sampled), np.int32, len(sampled))
         return self.step(request_ids, token_ids, lengths, gained).to_lists()
 
