@@ -95,10 +95,11 @@ def _calls_at(
     requests = batch_of(texts, batch, length)
     admitted = requests.join(context)
     sessions = [side.open(K, batch, length + 64) for side in there]
+    builds_us = []
     for session in sessions:
         for request_id, trace in admitted:
             session.admit(request_id, trace, 0)
-        session.propose(*requests.call())
+        builds_us.append(_wall_us(session, requests.call()))
     warm_us: list[list[float]] = [[] for _ in sessions]
     cold_us: list[list[float]] = [[] for _ in sessions]
     for first in range(0, steps, BLOCK):
@@ -120,6 +121,7 @@ def _calls_at(
                 "side": side.name, "rows": batch, "context": context,
                 "median_us": median, "q1_us": q1, "q3_us": q3,
                 "cold_us": statistics.median(cold_us[i]),
+                "build_ns_per_token": 1e3 * builds_us[i] / (batch * context),
             }
         )  # fmt: skip
     return rows

@@ -184,8 +184,10 @@ def measure(setting: Setting) -> dict[str, Any]:
     others = stock_samplers.available(setting.device)
     cases = []
     for batch, k in itertools.product(setting.batches, setting.ks):
-        timings = measure_case(Case(batch, k, setting), others, setting)
-        cases.append({"batch": batch, "k": k, "timings": timings})
+        case = Case(batch, k, setting)
+        size = {"batch": batch, "k": k, "target_mb": case.probabilities.nbytes / 1e6}
+        cases.append({**size, "timings": measure_case(case, others, setting)})
+        del case  # frees the memory for the next one
     about = machine("torch")
     if setting.device != "cpu":
         about["device"] = getattr(torch, setting.device).get_device_name()

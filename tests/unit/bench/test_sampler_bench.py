@@ -45,6 +45,7 @@ def test_each_size_has_every_sampler():
             assert 0 < timing["q1_ms"] <= timing["median_ms"] <= timing["q3_ms"]
             assert timing["repeats"] == sampler.MIN_REPEATS
             assert timing["kernels"] > 0
+        assert case["target_mb"] == case["batch"] * (case["k"] + 1) * 1500 * 4 / 1e6
 
 
 def test_ours_never_wait_and_the_other_does():
