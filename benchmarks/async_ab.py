@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.dapo_ab import finished
-from benchmarks.measuring import parser, quartiles, turns, write_record
+from benchmarks.measuring import median_interval, parser, turns, write_record
 from benchmarks.training_run import train
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.report.runs import load_run
@@ -81,8 +81,7 @@ def summary(runs: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
     rows = []
     for side in SIDES:
         own = pd.DataFrame([one for name, one in runs.items() if name.startswith(f"{side}, ")])
-        spread = quartiles if len(own) > 1 else lambda column: {"median": column[0], "q1": None}
-        rows.append({"side": side} | {name: spread([*own[name]]) for name in own})
+        rows.append({"side": side} | {name: median_interval([*own[name]]) for name in own})
     return rows
 
 
