@@ -40,6 +40,8 @@ class EngineStep(NamedTuple):
     offered: Offered | None = None  # None if no drafts were looked for, or the batch has changed
     wasted: bool = False  # whether it was filled up although the gate had closed meanwhile
     group: DecidedStep | None = None  # where the engine decides together with others
+    # Share of the rows whose requests may have drafts of each shape; empty for all of all.
+    may_draft: tuple[float, ...] = ()
 
 
 class LoadMeter:

@@ -31,6 +31,9 @@ _FIRST_FITS = (8, 16, 32)  # steps after which the line is fitted at first
 _WARM_UP = _FIRST_FITS[0]  # steps before which nothing is expected, and nothing is an outlier
 _OUTLIER = 2.0  # factor between the times of a step and of an outlier
 _KNOWN = 4  # steps of a known cell; other cells may lie far from what is expected
+# Steps without one of a cell's own after which all that the cell has seen counts as this many steps
+# at most. The line may have moved since: it explains dearer trees by longer texts, say.
+_OLD = 256
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
 # Steps that a cell borrows from all cells of its number of requests and shape, and that these
@@ -57,6 +60,7 @@ class StepTimes:
     def _forget(self) -> None:
         """Forget everything that was learned."""
         # Sums over steps of a cell: steps, seconds, scored tokens, draft tokens, context.
+        self._seen_at = [[0] * self.loads for _ in range(self.bins)]  # the last step of each cell
         self._cells = [
             [[0.0] * (1 + _FEATURES) for _ in range(self.loads)] for _ in range(self.bins)
         ]
@@ -149,6 +153,9 @@ class StepTimes:
         """
         bin_ = self.bin_of[rows]
         cells = [self._cells[bin_][load], self._of_bin[bin_][0]]
+        if self._steps - self._seen_at[bin_][load] > _OLD and cells[0][0] > _KNOWN:
+            cells[0][:] = [value * _KNOWN / cells[0][0] for value in cells[0]]
+        self._seen_at[bin_][load] = self._steps
         if load and self._shapes > 1:
             cells.append(self._of_bin[bin_][1 + (load - 1) // self._columns])
         usual = seconds / self._speed
