@@ -10,8 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from sam_rollout.core.json_values import encode
-from sam_rollout.report.runs import flat
-from sam_rollout.telemetry.records import ASKED, BEFORE, RunInfo, value_at
+from sam_rollout.telemetry.records import ASKED, BEFORE, RunInfo, flat, value_at
 
 ABSENT = "absent"
 PLACES = {
@@ -23,7 +22,7 @@ SAM_PARTS = REPEATS_PARTS | {"sam", "draft_model_path"}
 SPECULATION = "speculative_config"  # follows from the sam group only if that is enabled
 _ASKED = f"{ASKED}."
 _COMMIT_DIGITS = 12
-_KNOWN_SEEDS = {"actor_rollout_ref.rollout.seed", "data.seed"}  # the rule of seeds compares them
+SEEDS = ("actor_rollout_ref.rollout.seed", "data.seed")  # run_differences leaves these out
 
 # Kind of a difference -> ends of the names of its settings. All other settings are "config".
 KINDS = {
@@ -68,7 +67,7 @@ def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iter
     typed = all(value_at(start.config, f"{_ASKED}sam") for start in (one, other))
     settings = (comparable(start.config, repeats, typed) for start in (one, other))
     for name, *values in differences(*settings):
-        if name not in _KNOWN_SEEDS:
+        if name not in SEEDS:
             yield _setting(name, *values)
     for kind in ("versions", "host"):
         for name, left, right in differences(flat(getattr(one, kind)), flat(getattr(other, kind))):

@@ -26,8 +26,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sam_rollout.telemetry.tables import numpy_column
-
 _SAMPLE = 8  # least number of engine steps whose mean time is used
 
 
@@ -73,7 +71,7 @@ def _rows_without_drafts(requests: pa.Table) -> np.ndarray | None:
         return None
     requests = requests.sort_by("start_s")
     start_s, end_s, lengths = (
-        numpy_column(requests[name]) for name in ("start_s", "end_s", "response_tokens")
+        requests[name].to_numpy() for name in ("start_s", "end_s", "response_tokens")
     )
     busy_until_s = np.maximum.accumulate(end_s)
     begins = 1 + np.flatnonzero(start_s[1:] > busy_until_s[:-1])

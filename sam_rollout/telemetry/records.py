@@ -234,6 +234,15 @@ def value_at(config: Mapping[str, Any], dotted: str, absent: Any = None) -> Any:
     return value
 
 
+def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Flatten nested mappings into one with dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in mapping.items():
+        full = f"{above}{name}"
+        found |= flat(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
+    return found
+
+
 @dataclass(frozen=True)
 class RunInfo:
     """The description of a run: the content of run.json.
@@ -351,13 +360,9 @@ class RunFolder:
         return table
 
     def append_train_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append an entry for a training step; values that are not finite become null.
-
-        Raises:
-            TypeError: A value is not a number; names the metric.
-        """
-        values = {name: _number(name, value) for name, value in metrics.items()}
-        line = dumps({"step": int(step), "metrics": measured(values)}) + "\n"
+        """Append an entry for a training step; values that are not finite become null."""
+        values = {name: float(value) for name, value in metrics.items()}
+        line = dumps({"step": step, "metrics": measured(values)}) + "\n"
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self.train_steps_path, "a+b") as file:
             _drop_torn_line(file)
@@ -463,13 +468,6 @@ def _write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"metric {name!r} = {value!r} is not a number") from error
 
 
 def _drop_torn_line(file: BinaryIO) -> None:

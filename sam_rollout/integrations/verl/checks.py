@@ -8,7 +8,8 @@ verl, and the check of data imports `datasets`. The others import nothing heavy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -33,13 +34,16 @@ from sam_rollout.integrations.verl.model_drafter import (
     is_missing,
 )
 from sam_rollout.integrations.verl.policy_model import check_model
+from sam_rollout.integrations.verl.registered_names import TRAINER_MODES
 from sam_rollout.integrations.verl.resume import check_resume, check_run_folder
 from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.verl.source_choice import settle_sources
+from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.integrations.verl.upstream_keys import ROLLOUT, check_upstream_keys
+from sam_rollout.report.run_differences import SEEDS, run_differences
 from sam_rollout.sources import check_sources
 from sam_rollout.telemetry.baseline import Baseline
-from sam_rollout.telemetry.records import RunFolderError
+from sam_rollout.telemetry.records import RunFolderError, value_at
 
 Said = Iterable[Fact | Note]
 
@@ -133,21 +137,29 @@ def _check_proof(config: DictConfig, run: RunConfig) -> None:
 
 
 def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    """Read the baseline run; yield a note if it is not the same training except for drafts."""
+    """Read the baseline run; yield a note if its settings make a comparison with it unfair."""
     path = run.compare.baseline_run
     if not path:
         return
     try:
-        baseline = Baseline(path)
+        there = Baseline(path).start
     except (RunFolderError, OSError) as error:
         raise ConfigError(
             "compare.baseline_run", path, f"must be the folder of a finished run ({error})"
         ) from error
-    recorded = plain(config) | {"coupling": run.sampler.coupling}
-    if differences := list(baseline.differences(recorded)):
+    # run.json has the translated configuration, and verl's name of the trainer.
+    translated = deepcopy(config)
+    translate(translated, run)
+    mode = config.trainer.v1.trainer_mode
+    translated.trainer.v1.trainer_mode = TRAINER_MODES.get(mode, mode)
+    here = replace(there, config=plain(translated))
+    found = [(one.name, one.left, one.right) for one in run_differences(there, here) if one.unfair]
+    found += [(name, *(value_at(one.config, name) for one in (there, here))) for name in SEEDS]
+    different = [f"{name}: {a} in the baseline, {b} here" for name, a, b in found if a != b]
+    if different:
         yield (
             f"compare.baseline_run={path} differs from this run in more than the drafts: "
-            + "; ".join(differences)
+            + "; ".join(different)
         )
 
 

@@ -57,7 +57,7 @@ def names(sentinel: Sentinel, step: TrainingStep) -> list[str]:
     assert all(declared(name).unit == "1" for name in metrics)
     for finding in new:
         assert metrics[f"sam/sentinel/{finding.name}"] == 1
-        assert "\n" not in str(finding) and finding.advice
+        assert "\n" not in str(finding)
     return [finding.name for finding in new]
 
 
