@@ -70,12 +70,6 @@ class Rollout:
     Every numeric column of `StepRecord` is an attribute, numpy [steps]. Rows are ordered by replica
     and time, and null becomes 0.
 
-    Args:
-        steps: Engine steps of all replicas, of one split.
-        requests: Requests of all replicas, of one split.
-        tail_threshold: Most scheduled requests of a step in the long tail.
-        counters: Counter's name -> sum over all replicas.
-
     Attributes:
         requests: The table of requests.
         counters: The counters.

@@ -33,9 +33,6 @@ class Baseline:
         path: The finished run's folder.
         earlier: Training step -> metrics of the current run's earlier steps, if it was resumed.
 
-    Attributes:
-        start: The description of its first start.
-
     Raises:
         RunFolderError: `path` is no run folder, or has no training step.
     """
@@ -60,10 +57,6 @@ class Baseline:
         """Return the metrics `compare/*` of one training step; empty if the baseline lacks it.
 
         Call this once per step: one metric is computed from all steps so far.
-
-        Args:
-            step: The training step.
-            own: The current run's metrics of that step.
         """
         theirs = self._steps.get(step)
         if theirs is None:

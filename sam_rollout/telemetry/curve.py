@@ -35,25 +35,15 @@ _MEAN, _TAIL, _THRESHOLD = "#0072B2", "#FBE6D8", "#5B6570"
 
 @dataclass(frozen=True)
 class RunningCurve:
-    """Running requests of the engines during a rollout; all arrays are [points].
+    """Running requests of the engines during a rollout; all arrays are [points]."""
 
-    Attributes:
-        time_s: Seconds since the rollout began.
-        mean: Mean of running requests over the engines; an idle engine counts 0.
-        low: Lowest number of running requests of an engine.
-        high: Highest number of running requests of an engine.
-        tail: bool, whether the slowest engine was in the long tail (`sam/tail/time_s`).
-        tail_threshold: Most scheduled requests of a step in the long tail.
-        engines: Number of engines.
-    """
-
-    time_s: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    tail: np.ndarray
-    tail_threshold: int
-    engines: int
+    time_s: np.ndarray  # seconds since the rollout began
+    mean: np.ndarray  # mean of running requests over the engines; an idle engine counts 0
+    low: np.ndarray  # lowest number of running requests of an engine
+    high: np.ndarray  # highest number of running requests of an engine
+    tail: np.ndarray  # bool, whether the slowest engine was in the long tail (`sam/tail/time_s`)
+    tail_threshold: int  # most scheduled requests of a step in the long tail
+    engines: int  # number of engines
 
     @property
     def top(self) -> float:
@@ -114,14 +104,7 @@ def running_curve(
 
 
 def plot(curve: RunningCurve, axis: "Axes", *, name: str = "", colour: str = _MEAN) -> None:
-    """Draw the curve, the tail threshold and the long tail into one of matplotlib's axes.
-
-    Args:
-        curve: The curve to draw.
-        axis: matplotlib's axis.
-        name: Label of the curve if the axis has several; only the curve itself is then labelled.
-        colour: Colour of the curve.
-    """
+    """Draw the curve, the tail threshold and the long tail; with a `name`, label only the curve."""
     tail = f"long tail, {curve.tail.mean():.0%} of the time"
     axis.fill_between(
         curve.time_s, 0, 1, where=curve.tail, step="mid", linewidth=0, label="" if name else tail,

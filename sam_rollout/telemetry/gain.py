@@ -30,13 +30,9 @@ _SAMPLE = 8  # least number of engine steps whose mean time is used
 
 
 def seconds_without_drafts(rollout: Any) -> float | None:
-    """Estimate the busy time of the slowest replica without drafts, in seconds.
+    """Estimate the busy time (s) of the slowest replica without drafts, from a `Rollout`.
 
-    Args:
-        rollout: The `Rollout` of `aggregate`.
-
-    Returns:
-        The estimate; None without drafts, or in one of the cases in the module's docstring.
+    The result is None without drafts, or in one of the cases in the module's docstring.
     """
     if not rollout.draft_tokens.any():
         return None

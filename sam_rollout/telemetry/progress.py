@@ -27,10 +27,7 @@ def total(parts: Iterable[EngineProgress]) -> EngineProgress:
 def progress_line(now: EngineProgress, before: EngineProgress | None, elapsed_s: float) -> str:
     """Describe the rollout's progress; return an empty text if no request is in flight.
 
-    Args:
-        now: The progress of all engines.
-        before: The progress ``elapsed_s`` seconds ago, for the speed; None if unknown.
-        elapsed_s: Seconds between both; more than 0 if ``before`` is given.
+    `before` is the progress `elapsed_s` seconds ago, from which the speed follows.
     """
     if not now.running + now.waiting:
         return ""

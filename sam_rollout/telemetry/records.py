@@ -48,12 +48,7 @@ class VersionError(RunFolderError):
 
 
 def column(kind: pa.DataType, meaning: str, default: Any = MISSING) -> Any:
-    """Declare a field of a record and the table's column for it.
-
-    Args:
-        kind: Arrow type of the column.
-        meaning: Description of the column, with its unit.
-        default: Default of the field; None makes the column nullable.
+    """Declare a field of a record and the table's column for it; the default None makes it nullable.
     """
     return field(default=default, metadata={"kind": kind, "meaning": meaning})
 
@@ -247,28 +242,20 @@ def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 class RunInfo:
     """The description of a run: the content of run.json.
 
-    Attributes:
-        label: The side of a comparison, such as "sam=on".
-        config: The full configuration as nested dicts; a comparison may vary its group `sam`.
-        versions: Package -> version.
-        seeds: Name -> seed.
-        host: Description of the machine and cluster.
-        started_at: ISO 8601 time with a UTC offset.
-        git: `commit` and `dirty` (whether tracked files were changed) of the checkout.
-        schema_version: Version of the run folder.
-
     Raises:
         ValueError: `started_at` has no UTC offset.
     """
 
-    label: str
+    label: str  # the side of a comparison, such as "sam=on"
+    # The full configuration as nested dicts; a comparison may vary its group `sam`.
     config: Mapping[str, Any]
-    versions: Mapping[str, str]
-    seeds: Mapping[str, int]
-    host: Mapping[str, Any]
-    started_at: str
+    versions: Mapping[str, str]  # package -> version
+    seeds: Mapping[str, int]  # name -> seed
+    host: Mapping[str, Any]  # description of the machine and cluster
+    started_at: str  # ISO 8601 time with a UTC offset
+    # `commit` and `dirty` (whether tracked files were changed) of the checkout.
     git: Mapping[str, Any] = field(default_factory=dict)
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = SCHEMA_VERSION  # version of the run folder
 
     def __post_init__(self) -> None:
         started = datetime.fromisoformat(self.started_at)

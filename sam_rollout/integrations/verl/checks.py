@@ -34,8 +34,12 @@ from sam_rollout.integrations.verl.model_drafter import (
     is_missing,
 )
 from sam_rollout.integrations.verl.policy_model import check_model
-from sam_rollout.integrations.verl.registered_names import TRAINER_MODES
-from sam_rollout.integrations.verl.resume import check_resume, check_run_folder
+from sam_rollout.integrations.verl.resume import (
+    NOT_TRAINING,
+    check_resume,
+    check_run_folder,
+    is_below,
+)
 from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.verl.source_choice import settle_sources
 from sam_rollout.integrations.verl.translation import translate
@@ -73,12 +77,7 @@ def settled(config: DictConfig) -> RunConfig:
 
 
 def _check_source_files(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
-    """Read the texts that enabled sources draft from.
-
-    Raises:
-        NotHereError: The corpus or the drafting model is not on this machine.
-        ConfigError: The corpus cannot be read, or holds tokens outside the model's vocabulary.
-    """
+    """Read the texts that enabled sources draft from."""
     source, model = run.sam.sources.run, run.sam.sources.model
     if run.sam.enabled:
         if is_missing(run.sam):
@@ -147,15 +146,16 @@ def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
         raise ConfigError(
             "compare.baseline_run", path, f"must be the folder of a finished run ({error})"
         ) from error
-    # run.json has the translated configuration, and verl's name of the trainer.
-    translated = deepcopy(config)
+    translated = deepcopy(config)  # run.json has the translated configuration
     translate(translated, run)
-    mode = config.trainer.v1.trainer_mode
-    translated.trainer.v1.trainer_mode = TRAINER_MODES.get(mode, mode)
     here = replace(there, config=plain(translated))
     found = [(one.name, one.left, one.right) for one in run_differences(there, here) if one.unfair]
     found += [(name, *(value_at(one.config, name) for one in (there, here))) for name in SEEDS]
-    different = [f"{name}: {a} in the baseline, {b} here" for name, a, b in found if a != b]
+    different = [
+        f"{name}: {left} in the baseline, {right} here"
+        for name, left, right in found
+        if left != right and not is_below(name, NOT_TRAINING)
+    ]
     if different:
         yield (
             f"compare.baseline_run={path} differs from this run in more than the drafts: "
@@ -219,18 +219,12 @@ ALL_CHECKS = (*RUN_CHECKS, RunCheck("verl's own checks", check_with_verl))
 def check(
     config: DictConfig, checks: Sequence[RunCheck] = RUN_CHECKS, *, planned: bool = False
 ) -> RunConfig:
-    """Check a composed configuration, and print a note for each setting that may surprise.
+    """Check a composed configuration; print a note for each setting that may surprise.
 
     Args:
         config: The composed configuration.
         checks: The checks to run.
         planned: The run will start on another machine. Missing data and models become notes.
-
-    Returns:
-        Our settings, with every open decision made.
-
-    Raises:
-        ConfigError: A check failed; names the field, its value and what is allowed.
     """
     run = settled(config)
     for one in checks:
@@ -243,11 +237,7 @@ def check(
 def ask(
     check: RunCheck, config: DictConfig, run: RunConfig, *, planned: bool = False
 ) -> Iterator[Fact | Note]:
-    """Run one check; with `planned`, missing data or a missing model becomes a note.
-
-    Raises:
-        ConfigError: The check failed.
-    """
+    """Run one check; with `planned`, missing data or a missing model becomes a note."""
     try:
         yield from check.function(config, run)
     except NotHereError as error:

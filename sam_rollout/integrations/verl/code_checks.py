@@ -62,11 +62,7 @@ os._exit(0)  # what the module does at exit would come behind that line
 
 
 def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
-    """Load the reward function and its manager; check that it returns the filter's metric.
-
-    Raises:
-        ConfigError: The function cannot be loaded, or does not return the filter's metric.
-    """
+    """Load the reward function and its manager; check that it returns the filter's metric."""
     manager = config.reward.reward_manager
     place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
     allowed += f", or set {place}.source=importlib and module.path"
@@ -90,11 +86,7 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
 
 
 def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
-    """Load the agent loops that the configuration adds to verl's own.
-
-    Raises:
-        ConfigError: A class cannot be loaded, or the default loop does not exist.
-    """
+    """Load the agent loops that the configuration adds to verl's own."""
     agent = config.actor_rollout_ref.rollout.agent
     field, known = f"{AGENT}.agent_loop_config_path", {*_OWN_LOOPS}
     if path := agent.agent_loop_config_path:
@@ -116,11 +108,7 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
 
 
 def check_other_code(config: DictConfig) -> Iterator[Fact]:
-    """Load the user's data set and sampler classes, and check that tools' files exist.
-
-    Raises:
-        ConfigError: A file does not exist, or code cannot be loaded.
-    """
+    """Load the user's data set and sampler classes, and check that tools' files exist."""
     for where, name in _OTHER_CODE:
         if path := OmegaConf.select(config, where):
             wanted = OmegaConf.select(config, name) if name else None
@@ -146,9 +134,6 @@ def _load(
 
     Returns:
         The output of `_LOAD`; None after `LIMIT_S` seconds.
-
-    Raises:
-        ConfigError: The file does not exist, or the object cannot be loaded.
     """
     file = (path or "").removeprefix("file://")
     is_file = file.endswith(".py") and not file.startswith("pkg://")

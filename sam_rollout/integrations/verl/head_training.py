@@ -38,11 +38,7 @@ STATE_FILE = "training.pt"
 
 
 class HeadTraining:
-    """The head's training in one of verl's training processes.
-
-    Args:
-        worker: verl's worker, with its policy loaded.
-    """
+    """The head's training in one of verl's training processes."""
 
     def __init__(self, worker: ActorRolloutRefWorker) -> None:
         extra = worker.config.rollout.engine_kwargs.vllm.additional_config[ADDITIONAL_CONFIG_KEY]

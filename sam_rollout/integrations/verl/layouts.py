@@ -98,9 +98,6 @@ def _stage_layers(config: DictConfig, layers: int) -> tuple[int, ...]:
     """Return the number of layers of each pipeline stage.
 
     The configuration may fix the first and the last stage's number; the rest is divided evenly.
-
-    Raises:
-        ConfigError: The layers cannot be divided.
     """
     megatron = config.actor_rollout_ref.actor.megatron
     stages = megatron.pipeline_model_parallel_size

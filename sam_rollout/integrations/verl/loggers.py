@@ -68,11 +68,7 @@ def chosen(backends: Any) -> list[str]:
 
 
 def check_loggers(backends: Any) -> Iterator[Fact]:
-    """Refuse a logger that is unknown or not installed, before verl does so with a loaded model.
-
-    Raises:
-        ConfigError: A logger of ``trainer.logger`` cannot be used.
-    """
+    """Refuse a logger that is unknown or not installed, before verl does so with a loaded model."""
     names = chosen(backends)
     if not names:
         raise ConfigError("trainer.logger", backends, "must name at least one, such as [console]")
@@ -157,11 +153,7 @@ def define_metrics(run: Any) -> None:
 
 
 class OnceWarning:
-    """Runs calls and logs the first error only.
-
-    Args:
-        what: The warning's first words.
-    """
+    """Runs calls and logs the first error only."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -229,12 +221,7 @@ def tensorboard_layout() -> dict[str, dict[str, list]]:
 
 
 class CurveLogger:
-    """Draws each rollout's running requests for wandb and TensorBoard, and lays out TensorBoard.
-
-    Args:
-        loggers: verl's backends by name, ``Tracking.logger``.
-        tail_threshold: The long tail has at most this many running requests per engine.
-    """
+    """Draws each rollout's running requests for wandb and TensorBoard, and lays out TensorBoard."""
 
     def __init__(self, loggers: Mapping[str, Any], tail_threshold: int) -> None:
         self._loggers = loggers

@@ -39,9 +39,6 @@ def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape)
     """Refuse a drafter that was trained for a policy of other sizes.
 
     The check of draft sources reports a missing drafter.
-
-    Raises:
-        ConfigError: The drafter does not fit; names `sam.sources.model.path`.
     """
     if sam.drafts_with_model and not is_missing(sam):
         for policy in _policy_configs(config, shape):

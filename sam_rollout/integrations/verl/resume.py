@@ -50,6 +50,7 @@ NOT_TRAINING = (
     "ray_kwargs",
     "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",
     "trainer.v1",
+    "transfer_queue",
     "trainer.resume_mode",
     "trainer.resume_from_path",
     "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config",
@@ -65,11 +66,7 @@ _ON_PURPOSE = (
 
 
 def check_run_folder(config: DictConfig) -> Iterator[Fact]:
-    """Check that the run's folders are writable and that the checkpoint to resume exists.
-
-    Raises:
-        ConfigError: A folder is not writable, or there is no such checkpoint; names the field.
-    """
+    """Check that the run's folders are writable and that the checkpoint to resume exists."""
     for field in ("run_dir", "trainer.default_local_dir"):
         folder = Path(OmegaConf.select(config, field)).absolute()
         # `Path.exists` raises below a folder without permission to enter it.
@@ -132,14 +129,14 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     sam = ASKED_SAM if value_at(writer.config, ASKED_SAM) else "sam"
     both_draft = there.get(f"{sam}.enabled") and here[f"{sam}.enabled"]
     identity = (*IDENTITY, sam if both_draft else f"{sam}.enabled")
-    if differences := [said for path, said in changed.items() if _is_below(path, identity)]:
+    if differences := [said for path, said in changed.items() if is_below(path, identity)]:
         raise ConfigError(
             "run_dir",
             config.run_dir,
             f"the checkpoint of step {step} in {checkpoints} is another run's "
             f"({'; '.join(differences)}): name a run_dir for each run, or {_ON_PURPOSE}",
         )
-    if named := [said for path, said in changed.items() if not _is_below(path, NOT_TRAINING)]:
+    if named := [said for path, said in changed.items() if not is_below(path, NOT_TRAINING)]:
         more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
         said = f"the run in {config.run_dir} resumes from step {step} with other settings: "
         yield Note(said + "; ".join(named[:MOST_NAMED]) + more)
@@ -167,5 +164,6 @@ def _leaves(node: Any, run_dir: str, path: str = "") -> Iterator[tuple[str, Any]
         yield path, node
 
 
-def _is_below(path: str, names: Iterable[str]) -> bool:
+def is_below(path: str, names: Iterable[str]) -> bool:
+    """Return whether a setting is one of `names`, or lies in a group of them."""
     return any(f"{path}.".startswith(f"{name}.") for name in names)

@@ -222,11 +222,7 @@ class SamHttpServer(vLLMHttpServer):
         return output
 
     async def share_texts(self, servers: Mapping[int, Any]) -> None:
-        """Begin to share texts with the servers of all other replicas.
-
-        Args:
-            servers: Replica -> its server; this server is included.
-        """
+        """Begin to share texts with the servers of all other replicas."""
         engines = engine_count(self.engine)
         folder = await asyncio.to_thread(find_name, self._settings.sam)
         self._sharing = TextSharing(
@@ -259,13 +255,7 @@ class SamHttpServer(vLLMHttpServer):
     async def drain_records(
         self, step: int, split: str, keep: bool = False
     ) -> list[ReplicaRecords]:
-        """Return the records of each engine since the last call.
-
-        Args:
-            step: Training step of the records.
-            split: ``"train"`` or ``"val"``.
-            keep: Whether `check_drafts` follows, which needs the requests.
-        """
+        """Return each engine's records since the last call; `keep` requests for `check_drafts`."""
         asked_s = time.monotonic()
         answers = await ask_engines(self.engine, "sam_drain")
         finished, self._finished = self._finished, []

@@ -39,10 +39,6 @@ def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
 
     They are made for runs without drafts, too, so that both sides of a comparison have the same
     settings.
-
-    Args:
-        config: The composed configuration, with a checked layout.
-        run: Our settings.
     """
     sam, lines = _settled(config, run)
     decisions = tuple(lines) if run.sam.enabled else ()

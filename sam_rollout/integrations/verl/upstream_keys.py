@@ -39,11 +39,7 @@ OLDER_KEYS = {
 
 
 def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
-    """Refuse keys that are not supported or would have no effect.
-
-    Raises:
-        ConfigError: Such a key is set; the message names its replacement.
-    """
+    """Refuse keys that are not supported or would have no effect."""
     rules = (*_served(config, run), *_older(config), *_ours(config, run.sampling.kind))
     hold((f, OmegaConf.select(config, f), right, allowed) for f, right, allowed in rules)
     yield from ()

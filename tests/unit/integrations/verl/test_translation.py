@@ -164,7 +164,6 @@ CLIP = "actor_rollout_ref.actor.clip_ratio_high"
 def baseline(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)  # where the data lie
     config = OmegaConf.to_container(translated("sam=off"), resolve=True)
-    config["trainer"]["v1"]["trainer_mode"] = "sync"  # the trainer renames it before it records
     folder = RunFolder(tmp_path / "base")
     folder.write_start(RunInfo("sam=off", config, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
     folder.append_train_step(1, {"sam/engine/rollout_s": 10.0})
