@@ -89,9 +89,6 @@ class GateConfig(Section):
         """Return a map from the most running requests to draft tokens.
 
         The kind `auto` uses it while it cannot measure.
-
-        Args:
-            k: most draft tokens of a request.
         """
         if self.kind == "schedule":
             return {int(rows): budget for rows, budget in self.schedule.items()}

@@ -52,11 +52,7 @@ class Engine:
         self.names = itertools.count()  # of requests
 
     async def ask(self, tokens: list[int], parameters: Any) -> Any:
-        """Return the output of a request once ``work`` has finished it.
-
-        Raises:
-            ValueError: The engine refuses the request.
-        """
+        """Return the output of a request once ``work`` has finished it."""
         from vllm import TokensPrompt
 
         name, ended = str(next(self.names)), asyncio.get_running_loop().create_future()
@@ -74,11 +70,7 @@ class Engine:
                 self.waiting.pop(output.request_id).set_result(output)
 
     def forget(self) -> None:
-        """Forget all texts before another run.
-
-        Raises:
-            RuntimeError: The engine still holds what it read.
-        """
+        """Forget all texts before another run."""
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("the engine did not reset its prefix cache: requests are under way")
 
@@ -138,11 +130,6 @@ def authors(
     models: dict[str, str], sampling: Sampling, arguments: dict[str, dict[str, Any]]
 ) -> Iterator[tuple[EngineAuthor, EngineAuthor]]:
     """Run the draft model and the target for the length of a ``with`` statement.
-
-    Args:
-        models: ``DRAFT`` and ``TARGET`` to checkpoint folder or hub name.
-        sampling: The sampling of both.
-        arguments: ``DRAFT`` and ``TARGET`` to engine arguments.
 
     Raises:
         ValueError: The vocabularies differ, so one model cannot continue the other's tokens.

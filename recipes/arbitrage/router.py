@@ -80,11 +80,7 @@ def split(pairs: pd.DataFrame, held_out: float = 0.2) -> tuple[pd.DataFrame, pd.
 
 
 def balance(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Return equally many pairs of both labels, shuffled.
-
-    Raises:
-        ValueError: A label does not occur.
-    """
+    """Return equally many pairs of both labels, shuffled."""
     groups = pairs.groupby(labels(pairs))
     if len(groups) < 2:
         raise ValueError(f"{len(pairs)} pairs, all of one label: collect more of them")
@@ -93,12 +89,6 @@ def balance(pairs: pd.DataFrame) -> pd.DataFrame:
 
 def train(pairs: pd.DataFrame, base: str, output: Path, **changes: Any) -> dict[str, float]:
     """Train a router from a small language model, and write it with its answers to held-out pairs.
-
-    Args:
-        pairs: The result of ``collect``.
-        base: Checkpoint folder or hub name.
-        output: Folder of the router, in transformers' format.
-        changes: Arguments of transformers' ``TrainingArguments``.
 
     Returns:
         The number of pairs it was ``trained`` on, and the ``quality`` on held-out pairs.

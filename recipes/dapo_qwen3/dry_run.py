@@ -19,19 +19,15 @@ from sam_rollout.integrations.verl.environment import environment
 from sam_rollout.integrations.verl.layouts import RunLayout, check_layout
 from sam_rollout.integrations.verl.loggers import chosen
 from sam_rollout.integrations.verl.model_drafter import drafter_size
-from sam_rollout.integrations.verl.source_choice import draft_texts
-from sam_rollout.sizing import GIB, EngineLimits, MemoryPlan, plan_memory
+from sam_rollout.integrations.verl.source_choice import rollout_round
+from sam_rollout.sizing.memory import GIB, MemoryPlan, plan_memory
+from sam_rollout.sizing.parallelism import EngineLimits
 
 Rows = dict[str, Any]  # label -> value
 
 
 def show_plan(config: DictConfig) -> None:
-    """Check a configuration and print its plan.
-
-    Raises:
-        ConfigError: A setting is wrong, or the setup cannot fit its devices.
-        VerlRefusal: verl's own checks refuse it.
-    """
+    """Check a configuration and print its plan."""
     run = check(config, ALL_CHECKS, planned=True)
     layout = check_layout(config)
     memory = memory_plan(config, run.sam, layout)
@@ -134,7 +130,7 @@ def _expert(size: int) -> str:
 
 def _batch_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> Rows:
     rollout, data, sampling = config.actor_rollout_ref.rollout, config.data, run.sampling
-    shared = draft_texts(config, run).shared
+    shared = rollout_round(config, run)
     mini, training = config.actor_rollout_ref.actor.ppo_mini_batch_size, data.train_batch_size
     each = mini * rollout.n
     rank = each // layout.training.data_parallel
@@ -157,7 +153,7 @@ def _speculation_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> 
     sam, tail = run.sam.to_mapping(), {"tail threshold": run.telemetry.tail_threshold}
     if not run.sam.enabled:
         return {"sam.enabled": "false", **tail}
-    kept = draft_texts(config, run).bytes_of(run.sam)
+    kept = rollout_round(config, run).bytes_of(run.sam)
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in kept.items())
     rows = {
         "sam.enabled": "true",

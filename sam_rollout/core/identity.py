@@ -35,21 +35,13 @@ GroupKey = tuple[str, int, str]  # split, step, group
 
 @dataclasses.dataclass(frozen=True)
 class RequestIdentity:
-    """Identity of one response.
+    """Identity of one response."""
 
-    Attributes:
-        group: Hash of the prompt's token ids; equal for all responses to a prompt, in every run.
-        sibling: Number of the response within its prompt's group, from 0 to n - 1.
-        step: Training step that asked for the response; -1 outside training.
-        split: ``"train"`` or ``"val"``.
-        key: The key of the response's random numbers, a 63-bit integer.
-    """
-
-    group: str
-    sibling: int
-    step: int
-    split: str
-    key: int
+    group: str  # hash of the prompt's token ids; equal for all responses to a prompt, in every run
+    sibling: int  # number of the response within its prompt's group, from 0 to n - 1
+    step: int  # training step that asked for the response; -1 outside training
+    split: str  # ``"train"`` or ``"val"``
+    key: int  # the key of the response's random numbers, a 63-bit integer
 
     @property
     def group_key(self) -> GroupKey:

@@ -68,11 +68,7 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 
 def loads(text: str) -> Any:
-    """Read JSON that `dumps` or Python's own `json` wrote.
-
-    Raises:
-        ValueError: the text is no JSON.
-    """
+    """Read JSON that `dumps` or Python's own `json` wrote."""
     return decode(json.loads(text))
 
 

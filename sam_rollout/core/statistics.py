@@ -75,12 +75,7 @@ class Sides:
 
 
 def gain(time_s: Sides, tokens: Sides | None = None) -> Gain | None:
-    """Return SAM's gain in time, or in time per token, from sums over steps; None if one is zero.
-
-    Args:
-        time_s: times in seconds.
-        tokens: token counts of the same runs and steps, for a gain in time per token.
-    """
+    """Return SAM's gain in time, or in time per token, from sums; None if a sum is zero."""
     base_s, sam_s = time_s.means()
     base_tokens, sam_tokens = tokens.means() if tokens else (1.0, 1.0)
     if not all((base_s, sam_s, base_tokens, sam_tokens)):

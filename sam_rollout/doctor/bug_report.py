@@ -74,12 +74,6 @@ def write(
 ) -> None:
     """Write the report.
 
-    Args:
-        path: File to write.
-        question: What the doctor was asked.
-        findings: What it found.
-        run: Run folder with settings and log; None for the settings of the question.
-
     Raises:
         RunFolderError: `run` is not a run folder, or of another version.
         OSError: A file cannot be read or written.
@@ -112,12 +106,7 @@ def without_secrets(value: Any, key: str = "") -> Any:
 
 
 def redact(text: str, hosts: Iterable[str] = ()) -> str:
-    """Return a text without secrets, addresses, hosts, users and home folders.
-
-    Args:
-        text: The text.
-        hosts: Names of hosts beside this machine's.
-    """
+    """Return a text without secrets, addresses, hosts, users and home folders."""
     home = Path.home()
     if len(home.parts) > 1:  # a user of a container may have the home /
         text = re.sub(rf"{re.escape(str(home))}(?![\w.-])", "~", text)

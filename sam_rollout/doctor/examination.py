@@ -62,12 +62,7 @@ def checks_of(device: str) -> list[tuple[str, Check]]:
 
 
 def examine(question: Question, progress: Callable[[str], None]) -> Iterator[Finding]:
-    """Run all checks for the device; an error inside a check becomes a failing line.
-
-    Args:
-        question: The device and the experiment.
-        progress: Called with the name of each check before it runs.
-    """
+    """Run all checks for the device; an error inside a check becomes a failing line."""
     for group, check in checks_of(question.device):
         name = check.__name__.removeprefix("check_").replace("_", " ")
         progress(f"{group}: {name}")

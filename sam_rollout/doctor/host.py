@@ -13,7 +13,7 @@ import psutil
 from sam_rollout.doctor.printed_checks import Line, fail, judge, ok
 from sam_rollout.doctor.probe import ProbeError, run_python
 from sam_rollout.doctor.scope import Question
-from sam_rollout.sizing import GIB
+from sam_rollout.sizing.memory import GIB
 
 DEVICE_FILES = Path("/dev")
 VISIBLE = {"ascend_910c": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}

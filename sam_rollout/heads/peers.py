@@ -22,9 +22,6 @@ class Peers:
 
     All processes must make the same calls in the same order. Tensors must be on the device that the
     group's backend uses.
-
-    Args:
-        group: The group; None means this process alone.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -67,9 +64,6 @@ class Peers:
         """Call a function in every process; raise in all processes if it fails in one.
 
         If the function uses other groups, all processes must use them in the same order.
-
-        Raises:
-            PeerError: The function failed in another process.
         """
         problem, found = None, None
         try:

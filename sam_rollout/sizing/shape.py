@@ -137,21 +137,14 @@ class ModelShape(Section):
 
 @dataclasses.dataclass(frozen=True)
 class HardwareConfig(Section):
-    """One device as verl counts them (a die or a GPU); the group `hardware` of configs/device.
-
-    Attributes:
-        device: Name of the device.
-        memory_gib: Memory of the device.
-        runtime_gib: Memory of driver and communication.
-        asleep_gib: Memory that a sleeping engine keeps during training.
-        kv_cache_gib: Size of the KV cache if it is configured (vLLM on CPUs); 0 if the cache gets
-            the rest of the engine's share.
-    """
+    """One device as verl counts them (a die or a GPU); the group `hardware` of configs/device."""
 
     PATH: ClassVar[str] = "hardware"
 
     device: str = "device"
     memory_gib: int = setting(1, minimum=1)
-    runtime_gib: int = setting(0, minimum=0)
-    asleep_gib: int = setting(0, minimum=0)
+    runtime_gib: int = setting(0, minimum=0)  # memory of driver and communication
+    asleep_gib: int = setting(0, minimum=0)  # memory that a sleeping engine keeps during training
+    # Size of the KV cache if it is configured (vLLM on CPUs); 0 if the cache gets the rest of the
+    # engine's share.
     kv_cache_gib: int = setting(0, minimum=0)

@@ -48,8 +48,7 @@ class VersionError(RunFolderError):
 
 
 def column(kind: pa.DataType, meaning: str, default: Any = MISSING) -> Any:
-    """Declare a field of a record and the table's column for it; the default None makes it nullable.
-    """
+    """Declare a field of a record and its column, which the default None makes nullable."""
     return field(default=default, metadata={"kind": kind, "meaning": meaning})
 
 

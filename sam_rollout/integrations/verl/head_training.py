@@ -23,7 +23,7 @@ from verl.single_controller.base.decorator import (
 )
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from sam_rollout.heads import is_fresh
+from sam_rollout.heads.checkpoint import is_fresh
 from sam_rollout.heads.hidden_states import STORED
 from sam_rollout.heads.online import SHARE_OF_BUFFER, OnlineHead
 from sam_rollout.heads.peers import Peers

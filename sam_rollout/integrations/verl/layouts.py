@@ -17,7 +17,8 @@ from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.check_results import Rule, hold
 from sam_rollout.integrations.verl.policy_model import policy_shape
 from sam_rollout.integrations.verl.run_config import plain
-from sam_rollout.sizing import HardwareConfig, ModelShape, RolloutLayout, TrainingLayout
+from sam_rollout.sizing.parallelism import RolloutLayout, TrainingLayout
+from sam_rollout.sizing.shape import HardwareConfig, ModelShape
 
 ACTOR = "actor_rollout_ref.actor"
 MEGATRON = f"{ACTOR}.megatron"

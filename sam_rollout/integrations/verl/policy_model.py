@@ -14,11 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
 from sam_rollout.core.json_values import read_object
-from sam_rollout.heads import tensor_shapes
+from sam_rollout.heads.checkpoint import tensor_shapes
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, Rule, hold
 from sam_rollout.integrations.verl.environment import experiment_variables
 from sam_rollout.integrations.verl.run_config import plain
-from sam_rollout.sizing import ModelShape
+from sam_rollout.sizing.shape import ModelShape
 
 PATH = "actor_rollout_ref.model.path"
 MAX_MODEL_LEN = "actor_rollout_ref.rollout.max_model_len"

@@ -154,8 +154,7 @@ class TextSharing:
     def hear(
         self, replica: int, folder: str, runs: Iterable[Iterable] | None, pieces: list[tuple]
     ) -> None:
-        """Receive a server's folder, its running groups (None if unchanged) and newly sampled pieces.
-        """
+        """Receive a server's folder, running groups (None if unchanged) and new pieces."""
         peer = self._peers.get(replica)
         if peer is not None:
             peer.folder = folder
