@@ -153,7 +153,7 @@ def define_metrics(run: Any) -> None:
 
 
 class OnceWarning:
-    """Runs calls and logs the first error only."""
+    """Runs calls and logs only the first error, after the words `what`."""
 
     def __init__(self, what: str) -> None:
         self._what = what

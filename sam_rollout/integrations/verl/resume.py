@@ -26,6 +26,7 @@ from sam_rollout.telemetry.records import (
     RunFolder,
     RunFolderError,
     RunInfo,
+    flat,
     value_at,
 )
 
@@ -115,8 +116,8 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     # run.json has the translated configuration, with strings as keys.
     translated = deepcopy(config)
     translate(translated, run)
-    there = dict(_leaves(encode(writer.config), writer.config["run_dir"]))
-    here = dict(_leaves(encode(plain(translated)), str(Path(config.run_dir).absolute())))
+    there = _settings(writer.config, writer.config["run_dir"])
+    here = _settings(plain(translated), str(Path(config.run_dir).absolute()))
     changed = {
         path: f"{path.removeprefix(f'{ASKED}.')}: {value} there, {here[path]} here"
         for path, value in there.items()
@@ -153,15 +154,14 @@ def _writer(folder: RunFolder, written_at: float) -> RunInfo:
     raise RunFolderError(f"every start in {folder.root} is later than the checkpoint")
 
 
-def _leaves(node: Any, run_dir: str, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by path; <run_dir> stands for the run's folder, which may have moved."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            yield from _leaves(value, run_dir, f"{path}.{key}" if path else key)
-    elif isinstance(node, str) and node.startswith(f"{run_dir}/"):
-        yield path, f"<run_dir>{node.removeprefix(run_dir)}"
-    else:
-        yield path, node
+def _settings(config: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
+    """Return settings by path; <run_dir> stands for the run's folder, which may have moved."""
+    return {
+        path: f"<run_dir>{value.removeprefix(run_dir)}"
+        if isinstance(value, str) and value.startswith(f"{run_dir}/")
+        else value
+        for path, value in flat(encode(config)).items()
+    }
 
 
 def is_below(path: str, names: Iterable[str]) -> bool:
