@@ -32,7 +32,7 @@ SIDES = ("off", "on")  # whether both engines draft
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling of both models; ``delimiter`` ends a step; limits are in tokens."""
+    """The sampling of both models. The text ``delimiter`` ends a step; limits are in tokens."""
 
     delimiter: str = "\n\n"
     temperature: float = 1.0
@@ -43,7 +43,7 @@ class Sampling:
 
 
 class Engine:
-    """A model in an engine that takes requests at any time, and steps when ``work`` is called."""
+    """A model in an engine that takes requests at any time and runs a step per call of ``work``."""
 
     def __init__(self, engine: LLM) -> None:
         self.engine = engine
@@ -76,7 +76,7 @@ class Engine:
 
 
 class EngineAuthor(Engine):
-    """One of the two writing models; it counts its ``tokens`` and the ``run``."""
+    """One of the two writing models; ``tokens`` counts its tokens, ``run`` its runs."""
 
     def __init__(self, name: str, engine: LLM, sampling: Sampling) -> None:
         super().__init__(engine)
@@ -109,7 +109,7 @@ class EngineAuthor(Engine):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        # The models draw independently, because that makes a second try worth more.
+        # The two models have different seeds, so their steps are independent.
         seed = 2 * self.sampling.seed + (self.name == TARGET)
         sibling = solution.identity.sibling
         own = identify(solution.prompt, seed=seed, step=sample, sibling=sibling, split=VAL_SPLIT)
@@ -150,7 +150,7 @@ def authors(
 
 
 class _Judge(Engine):
-    """A model of two classes that judges steps; it is a ``Score`` function, in 0..1."""
+    """A model of two classes that judges steps with a number in 0..1; it is a ``Score``."""
 
     def __init__(self, engine: LLM, task: str) -> None:
         from vllm import PoolingParams

@@ -1,9 +1,9 @@
 """The router of Arbitrage, which predicts whether the target would write a better step.
 
-It is trained as published. The labels say whether the mean process reward of several target steps
-is higher than the draft's. The more frequent label is sampled down. The router also reads the
-author of each earlier step. Pairs are tables with the columns ``problem``, ``text`` (that the
-router reads), and the process rewards ``draft`` and ``target``.
+Its training is the published one. A label says whether the mean process reward of several target
+steps is higher than the draft's. The more frequent label is sampled down. The router also reads the
+author of each earlier step. Pairs are tables with the columns ``problem``, ``text`` (the router's
+input), and the process rewards ``draft`` and ``target``.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def collect(
 
 
 def labels(pairs: pd.DataFrame) -> pd.Series:
-    """1 where the target's step is better, else 0."""
+    """Return 1 for each pair in which the target's step is better, else 0."""
     return (pairs["target"] > pairs["draft"]).astype(int)
 
 
 def split(pairs: pd.DataFrame, held_out: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Pairs to train on and pairs held out; no problem is in both."""
+    """Split pairs into those to train on and held-out ones; no problem is in both."""
     drawn = pairs["problem"].drop_duplicates().sample(frac=held_out, random_state=0)
     is_held_out = pairs["problem"].isin(drawn)
     return pairs[~is_held_out], pairs[is_held_out]

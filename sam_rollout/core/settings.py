@@ -1,8 +1,8 @@
 """Sections of settings: typed fields with limits, checked when a section is made.
 
-Every choice of a user is a field of such a section (`config.py`, and one section per draft source
-in `sources/`). So a wrong value stops a run before a model is loaded, and the error names the field
-that the user typed.
+Every setting of a user is a field of a section (`config.py`, and one section per draft source in
+`sources/`). A wrong value therefore ends a run before a model is loaded, and the error names the
+field.
 """
 
 import dataclasses
