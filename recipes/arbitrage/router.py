@@ -39,18 +39,10 @@ def collect(
     seed: int = 0,
     progress: Callable[[], object] = lambda: None,
 ) -> pd.DataFrame:
-    """Let both models write every step, and return one pair per step.
+    """Let both models write every step, and return one pair per step; fill in the solutions.
 
-    A coin decides from which model's step an answer continues, so that the router sees both.
-
-    Args:
-        solutions: Answers without steps; they are filled in.
-        draft: The small model.
-        target: The large model.
-        reward: Process rewards of steps, in 0..1.
-        samples: Steps of the target whose rewards are averaged.
-        seed: The coin's seed.
-        progress: Called whenever an answer ends.
+    A coin decides from which model's step an answer continues, so that the router sees both. The
+    target's reward is the mean over `samples` of its steps.
     """
     pairs = []
 

@@ -53,11 +53,6 @@ def unknown(what: str, name: str, known: Sequence[str]) -> str:
     """Return the message that refuses an unknown name, with the nearest known one.
 
     All known names follow, unless there are more than MOST_LISTED and one of them is near.
-
-    Args:
-        what: the kind of thing that is named, such as "key".
-        name: the unknown name.
-        known: all known names.
     """
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" did you mean {close[0]!r}?" if close else ""

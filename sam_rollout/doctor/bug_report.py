@@ -72,12 +72,7 @@ _ADDRESSES = ("RAY_ADDRESS", "MASTER_ADDR", "HOSTNAME")  # variables that name a
 def write(
     path: Path, question: Question, findings: Sequence[Finding], run: Path | None = None
 ) -> None:
-    """Write the report.
-
-    Raises:
-        RunFolderError: `run` is not a run folder, or of another version.
-        OSError: A file cannot be read or written.
-    """
+    """Write the report."""
     config, log, run_versions = question.config or {}, ["no run was named"], {}
     if run is not None:
         info = RunFolder(run).read_starts()[-1]

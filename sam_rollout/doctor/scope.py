@@ -61,10 +61,7 @@ def ask(
 ) -> tuple[Question, list[Finding]]:
     """Turn the command's arguments into a question, and return first findings with it.
 
-    Args:
-        device: A key of `DEVICES`; None takes the experiment's, or guesses without one.
-        overrides: The run's overrides, as the recipe takes them; empty checks no run.
-        cluster: Whether the nodes of a Ray cluster will be checked.
+    Without a device, the experiment's is taken. Without overrides, no run is checked.
 
     Raises:
         UnknownExperimentError: The experiment does not exist; lists the existing ones.

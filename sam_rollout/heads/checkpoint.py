@@ -191,11 +191,7 @@ def shape_for(
     draft_vocabulary: int | None,
     place: str = "model",
 ) -> HeadShape:
-    """Return the sizes of a head with one llama layer that is as wide as the policy.
-
-    Raises:
-        ConfigError: A size is missing, or the reduced vocabulary is larger than the policy's.
-    """
+    """Return the sizes of a head with one llama layer that is as wide as the policy."""
     sizes = _sizes(place, model_config)
     return HeadShape(
         architecture=LLAMA,

@@ -81,11 +81,7 @@ class Policy:
         self, traces: Sequence[Trace], layers: Sequence[int], max_tokens: int,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> list[Sample]:  # fmt: skip
-        """Compute the hidden states of all traces; return one sample per trace, in order.
-
-        Raises:
-            ConfigError: A token is outside the model's vocabulary.
-        """
+        """Compute the hidden states of all traces; return one sample per trace, in order."""
         texts = [torch.as_tensor(trace.tokens[:max_tokens]).long() for trace in traces]
         largest = max(int(text.max()) for text in texts)
         if largest >= len(self.embeddings):

@@ -139,9 +139,6 @@ def train(
     """Train the learner's head in place; yield the loss of every update.
 
     The same seed gives the same result.
-
-    Raises:
-        ConfigError: A loss or gradient is not finite; names the learning rate.
     """
     rng = random.Random(settings.seed + peers.rank)
     head = learner.head.train()

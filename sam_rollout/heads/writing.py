@@ -138,12 +138,7 @@ def fresh_head(
 
 
 def load_head(folder: Path, model_config: Mapping[str, Any], field: str = "head") -> TrainableHead:
-    """Load a head for a policy, in float32, without its own embeddings.
-
-    Raises:
-        ConfigError: The head cannot be read, does not fit the policy, or has parts that cannot be
-            trained.
-    """
+    """Load a head for a policy, in float32, without its own embeddings."""
     shape, place = check_trainable(folder, model_config, field), f"{field}: {folder}"
     weights: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):

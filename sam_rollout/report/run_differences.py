@@ -57,10 +57,7 @@ class Difference(NamedTuple):
 def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iterator[Difference]:
     """Yield all differences between the descriptions of two starts.
 
-    Args:
-        one: The first start.
-        other: The other start.
-        repeats: Both belong to one side, so their `sam` groups are compared, too.
+    With `repeats`, both belong to one side, so their `sam` groups are compared, too.
     """
     # Runs of older versions recorded the settled `sam` group only, so two runs are compared by the
     # typed group only if both have it.
@@ -107,12 +104,8 @@ def comparable(
     """Return a configuration by dotted names, without settings in which two fair runs may differ.
 
     <run_dir> stands for the run's own folder. Settings that the launcher changed because of drafts,
-    such as sizes of graphs, have the values that were asked for.
-
-    Args:
-        config: A run's configuration.
-        repeats: Keep the `sam` group, in which repeats of one side may not differ.
-        typed: Take the `sam` group as the user typed it, if the run recorded that.
+    such as sizes of graphs, have the values that were asked for. `repeats` keeps the `sam` group,
+    which is the user's own with `typed`, if the run recorded that.
     """
     named = flat(encode(config))
     run_dir = str(named.get("run_dir") or "<run_dir>")

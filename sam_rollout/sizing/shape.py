@@ -67,10 +67,6 @@ class ModelShape(Section):
     def of_model(cls, config: Mapping[str, Any]) -> Self | None:
         """Read the sizes of a decoder from its ``config.json``.
 
-        Args:
-            config: The file's content. For a model that reads more than text, the sizes are those
-                of its text model.
-
         Returns:
             The sizes; None if the file lacks them, or if the formulas below do not cover the model
             (latent attention, other linear attention than Qwen3.5's, dense layers beside experts).

@@ -60,12 +60,7 @@ def groups_of(traces: Iterable[Trace]) -> list[list[Trace]]:
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """Read the traces of a file, of all files in a folder, or of a run folder.
-
-    Raises:
-        TraceError: There are no traces, or a file has another content.
-        OSError: The path does not exist or may not be read.
-    """
+    """Read the traces of a file, of all files in a folder, or of a run folder."""
     if path.is_file() and path.suffix not in _FORMATS:
         raise TraceError(f"{path}: expected {', '.join(_FORMATS)} or a run folder")
     files = [path] if path.is_file() else _files(path)

@@ -123,17 +123,10 @@ def check_other_code(config: DictConfig) -> Iterator[Fact]:
 def _load(
     config: DictConfig, where: str, path: str | None, field: str, name: str | None
 ) -> dict[str, Any] | None:
-    """Load one object in a fresh interpreter.
+    """Load one object in a fresh interpreter; return the output of `_LOAD`, None after `LIMIT_S` s.
 
-    Args:
-        config: The composed configuration; its variables are set in that interpreter.
-        where: The setting that names the file or module.
-        path: The value of `where`.
-        field: The setting that names the object.
-        name: The value of `field`; None checks the module alone.
-
-    Returns:
-        The output of `_LOAD`; None after `LIMIT_S` seconds.
+    The setting `where` names the file or module `path`, and the setting `field` the object `name`
+    in it. A name of None checks the module alone.
     """
     file = (path or "").removeprefix("file://")
     is_file = file.endswith(".py") and not file.startswith("pkg://")

@@ -89,11 +89,7 @@ class HeadTraining:
         torch.save(online.state_dict(), folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote; keep the run's first head if no process finds the files.
-
-        Raises:
-            FileNotFoundError: Only some of the processes find the files.
-        """
+        """Load what `save` wrote; keep the run's first head if no process finds the files."""
         file = folder / STATE_FILE
         votes = torch.tensor([float(file.exists())]).to(this_device())
         found = self._peers.sum(votes).item()

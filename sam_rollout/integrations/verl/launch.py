@@ -32,11 +32,7 @@ class VerlRefusal(ConfigError):
 
 
 def validate(config: DictConfig) -> None:
-    """Let verl check a translated configuration; this needs no device, weights or cluster.
-
-    Raises:
-        VerlRefusal: verl refuses the configuration.
-    """
+    """Let verl check a translated configuration; this needs no device, weights or cluster."""
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config

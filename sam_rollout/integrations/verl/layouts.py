@@ -120,11 +120,7 @@ def _stage_layers(config: DictConfig, layers: int) -> tuple[int, ...]:
 
 
 def check_layout(config: DictConfig) -> RunLayout:
-    """Check that devices, model and batch can be divided as configured; return the layout.
-
-    Raises:
-        ConfigError: They cannot; names the field, its value and what is allowed.
-    """
+    """Check that devices, model and batch can be divided as configured; return the layout."""
     hardware = HardwareConfig.from_mapping(plain(config.hardware))
     shape, shape_source = policy_shape(config)
     hold(_positive(config))

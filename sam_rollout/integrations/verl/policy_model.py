@@ -79,9 +79,6 @@ def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
 
     The sizes come from the model's own files. The group `model_shape` is used for models that are
     not on this machine, and for kinds whose files use other names for their sizes.
-
-    Raises:
-        ConfigError: The files cannot be read, or the group is wrong.
     """
     own = read_config(config)
     shape = ModelShape.of_model(own) if own else None

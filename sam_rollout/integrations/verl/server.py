@@ -63,11 +63,7 @@ ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 
 
 def worker_extension(device: str) -> str:
-    """Return the path of the class that extends the engine's workers.
-
-    Args:
-        device: verl's name of the device.
-    """
+    """Return the path of the class that extends the engine's workers."""
     if device == "npu":
         module = "sam_rollout.integrations.verl.worker_extension_ascend"
         return f"{module}.SamColocateAscendWorkerExtension"
