@@ -42,6 +42,12 @@ class RequestIdentity:
     step: int  # training step that asked for the response; -1 outside training
     split: str  # "train" or "val"
     key: int  # the key of the response's random numbers, a 63-bit integer
+    # Length of the prompt; 0 if unknown. A longer prompt continues an interrupted response.
+    prompt_tokens: int = 0
+
+    def resumed(self, tokens: int) -> int:
+        """Return how many of a request's first `tokens` tokens its response had sampled before."""
+        return max(tokens - self.prompt_tokens, 0) if self.prompt_tokens else 0
 
     @property
     def group_key(self) -> GroupKey:
