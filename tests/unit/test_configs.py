@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import ARTICLE, ConfigError, RunConfig, SamConfig
 from sam_rollout.integrations.vllm.hybrids import WITHOUT_DRAFTS
-from sam_rollout.sizing import HardwareConfig, ModelShape
+from sam_rollout.sizing.shape import HardwareConfig, ModelShape
 from tests.pages import ROOT
 from tests.settings_checks import check
 

@@ -71,11 +71,7 @@ ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 
 
 def worker_extension(device: str) -> str:
-    """Return the path of the class that extends the engine's workers.
-
-    Args:
-        device: verl's name of the device.
-    """
+    """Return the path of the class that extends the engine's workers."""
     if device == "npu":
         module = "sam_rollout.integrations.verl.worker_extension_ascend"
         return f"{module}.SamColocateAscendWorkerExtension"
@@ -259,11 +255,7 @@ class SamHttpServer(vLLMHttpServer):
         return aborted
 
     async def share_texts(self, servers: Mapping[int, Any]) -> None:
-        """Begin to share texts with the servers of all other replicas.
-
-        Args:
-            servers: Replica -> its server; this server is included.
-        """
+        """Begin to share texts with the servers of all other replicas."""
         engines = engine_count(self.engine)
         folder = await asyncio.to_thread(find_name, self._settings.sam)
         self._sharing = TextSharing(
@@ -296,13 +288,7 @@ class SamHttpServer(vLLMHttpServer):
     async def drain_records(
         self, step: int, split: str, keep: bool = False
     ) -> list[ReplicaRecords]:
-        """Return the records of each engine since the last call.
-
-        Args:
-            step: Training step of the records.
-            split: ``"train"`` or ``"val"``.
-            keep: Whether `check_drafts` follows, which needs the requests.
-        """
+        """Return each engine's records since the last call; `keep` requests for `check_drafts`."""
         asked_s = time.monotonic()
         going_on = [*self._interrupted, *self._under_way.values()]
         self._interrupted = []

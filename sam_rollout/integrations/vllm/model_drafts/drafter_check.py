@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sam_rollout.config import ConfigError
-from sam_rollout.heads import check_belongs, read_head
+from sam_rollout.heads.checkpoint import check_belongs, read_head
 from sam_rollout.sources.model import ModelSourceConfig
 
 logger = logging.getLogger(__name__)
