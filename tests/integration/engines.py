@@ -35,19 +35,6 @@ class ProbeExtension(SamWorkerExtension):
 
         drafter.draft = draft
 
-    def count_fetches(self) -> int:
-        """How often drafts were asked for by a message of their own, since the first call."""
-        runner = self.model_runner
-        if not hasattr(runner, "fetches"):
-            take, runner.fetches = runner.take_draft_token_ids, 0
-
-            def counted() -> Any:
-                runner.fetches += 1
-                return take()
-
-            runner.take_draft_token_ids = counted
-        return runner.fetches
-
 
 class ForcedProposer(SamProposer):
     """Drafts the same tokens always: most are rejected, which tests the sampler's other half."""

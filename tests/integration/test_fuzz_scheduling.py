@@ -274,9 +274,3 @@ def test_other_engines(known):
             raise AssertionError(f"SAM_FUZZ_SEED={seed}: {error}") from error
         if time.monotonic() > until:
             break
-
-
-def test_a_doubled_token_is_seen(known):
-    doubled = [(prompt, sampling, text[:1] + text) for prompt, sampling, text in known]
-    with pytest.raises(AssertionError, match="request"):
-        live(1, doubled)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
 from sam_rollout.integrations.vllm.drafting.startup_check import DeadDrafterError, check_alive
@@ -246,16 +245,3 @@ def test_behind_a_closed_gate_a_model_runs_its_first_pass_and_tells_if_it_is_ali
         else:
             with pytest.raises(DeadDrafterError, match=r"sam\.sources\.model\.path"):
                 check_alive(answers, config)
-
-
-def test_what_has_files_is_read_where_the_policy_begins_with_random_weights(start, tmp_path):
-    """A trainer's engines do; the policy's weights arrive later."""
-    name = "lm_heads.2.weight"
-    write_medusa(tmp_path, heads=K)
-    runner = runner_of(start(sam(method="medusa", path=tmp_path), load_format="dummy"))
-    true = load_file(tmp_path / "model.safetensors")[name].float()
-    policy = dict(runner.model.named_parameters())["model.embed_tokens.weight"]
-    assert dict(runner.drafter.model.named_parameters())[name].equal(true)
-    assert not policy.equal(
-        load_file(f"{MODEL}/model.safetensors")["model.embed_tokens.weight"].float()
-    )

@@ -115,13 +115,6 @@ OURS = ["qwen3_32b_910c", "qwen3_235b_910c", "qwen3_32b_cuda", "qwen3_8b_cuda"]
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_our_presets_can_be_run_with_a_head(name, capsys):
-    model = check(composed(f"experiment={name}", "sam=joined")).sam.sources.model
-    assert (model.method, model.enabled) == ("eagle3", True) and model.folder is None
-    assert capsys.readouterr().out == "", "no notes on the settings we ship"
-
-
-@pytest.mark.parametrize("name", OURS)
 def test_presets_that_save_do_not_keep_every_checkpoint(name):
     trainer = composed(f"experiment={name}").trainer
     assert trainer.save_freq > 0 and 0 < trainer.max_actor_ckpt_to_keep <= 2

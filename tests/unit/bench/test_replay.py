@@ -75,14 +75,6 @@ def test_requests_advance_together_and_rows_close_up():
     assert sorted(session.finished) == ["0/g/0", "0/g/1", "0/g/2"]
 
 
-def test_the_plain_automaton_drafts_what_followed_the_first_time():
-    automaton = FirstOccurrenceAutomaton()
-    automaton.extend([1, 2, 3, 1, 2, 4, 1, 2])
-    assert automaton.draft(3) == [3, 1, 2]
-    automaton.extend([9])
-    assert automaton.draft(3) == []
-
-
 def brute_force_first(text: list[int], k: int) -> list[int]:
     for length in range(len(text) - 1, 0, -1):
         for end in range(length, len(text)):

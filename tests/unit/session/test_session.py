@@ -456,17 +456,6 @@ def test_a_session_that_is_paused_drafts_nothing_and_keeps_nothing(pad_drafts, t
     assert engine.step("b") == [next_of_period(engine.texts["b"])]
 
 
-def test_short_and_missing_drafts_are_filled_up_gate_open_or_closed():
-    engine = Engine("a", "b", "c", pad_drafts="always")
-    closed = engine.step("a", "b", "c")
-    assert closed == [[engine.texts[name][-1]] * K for name in "abc"]
-    engine.texts["b"] += [99]  # has not occurred before: no draft
-    assert engine.step("a", "b", sampled=0) == [[], []], "prompts are not filled up"
-    drafts = engine.step("a", "b")
-    assert drafts[0] == next_of_period(engine.texts["a"])
-    assert len(drafts[1]) == K
-
-
 class Drafts:
     """A model beside a session: drafts where it was asked to, if it can."""
 

@@ -62,21 +62,6 @@ def test_the_next_epoch_drafts_from_the_last_one(tmp_path):
     assert counter(drafter, "prompt_groups") == counter(drafter, "prompt_bytes") == 0
 
 
-def test_siblings_of_this_step_are_found_beside_earlier_responses(tmp_path):
-    drafter = make_drafter(tmp_path)
-    responded(drafter, "a", identity(step=1))
-    live = [*PROMPT, *range(300, 340)]
-    drafter.admit("b", identity(step=2))
-    step(drafter, {"b": live})
-    drafter.wait()
-    step(drafter, {"b": live})
-    texts = {"b": live, "c": [7, *live[30:34]], "d": [7, *RESPONSE[30:34]]}
-    for sibling, name in enumerate("cd", start=1):
-        drafter.admit(name, identity(step=2, sibling=sibling))
-    drafts = step(drafter, texts)
-    assert drafts["c"] == live[34:37] and drafts["d"] == RESPONSE[34:37]
-
-
 def test_a_restart_and_another_engine_see_the_same_folder(tmp_path):
     responded(make_drafter(tmp_path), "a", identity(step=1))
     responded(make_drafter(tmp_path), "b", identity(step=1, sibling=1), RESPONSE[::-1])

@@ -10,7 +10,7 @@ from sam_rollout.core.limits import Limits
 from sam_rollout.sources import run
 from sam_rollout.sources.run import RunSourceConfig, RunTexts
 from sam_rollout.sources.support import text_moves
-from sam_rollout.sources.support.kept_texts import KeptTexts, Room
+from sam_rollout.sources.support.kept_texts import KeptTexts
 from sam_rollout.sources.support.responses import Responses
 from sam_rollout.sources.support.text_store import TextStore
 from tests.unit.drafting.texts import Later, counter, drafter_of, identity, step
@@ -299,11 +299,6 @@ def kept_text(kept, name, length):
     return text
 
 
-def newest(kept, tokens=1 << 30):
-    """How many tokens the newest texts have that fit."""
-    return sum(map(len, kept.newest(Room(tokens, 1 << 30, 1 << 30), abs)))
-
-
 @pytest.mark.parametrize(("count", "length"), [(90, 20), (10, 1000)])
 def test_what_ends_while_a_successor_is_made_is_read_as_far_as_it_fits(count, length, tmp_path):
     """Each takes whole blocks of memory: twenty tokens as much as some hundred."""
@@ -320,17 +315,6 @@ def test_what_ends_while_a_successor_is_made_is_read_as_far_as_it_fits(count, le
     assert counter(drafter, "run_restarts") == 1 and counter(drafter, "run_evictions") == 0
     assert continued(drafter, "a", [7, *texts[-1][9:13]]) == texts[-1][13:16]
     assert continued(drafter, "b", [7, *texts[0][9:13]]) == [], "the newest"
-
-
-def test_a_corpus_is_older_than_all_that_the_run_writes():
-    kept = KeptTexts(MIB)  # 6553 tokens
-    kept.keep_corpus([np.full(1000, number, np.int32) for number in range(3)])
-    kept_text(kept, "a", 1000)
-    assert newest(kept) == 4000 and newest(kept, 2500) == 2000
-    for number in range(5):
-        kept_text(kept, f"r{number}", 1000)
-    assert newest(kept) == 6000
-    assert not kept._corpus, "newer texts have filled the memory"
 
 
 def test_older_texts_that_come_late_replace_nothing_that_is_already_there():
