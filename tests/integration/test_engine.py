@@ -1,4 +1,4 @@
-"""Our drafter in a vLLM engine with a process of its own, as in a run: log-probabilities are right."""
+"""Our drafter in an engine with a process of its own, as in a run: log-probabilities are right."""
 
 from __future__ import annotations
 

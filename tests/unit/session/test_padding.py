@@ -64,23 +64,6 @@ def test_a_gate_matters_only_where_drafting_steps_are_filled_up():
         assert found == [closed, closed, False]
 
 
-def test_the_report_names_steps_and_sizes():
-    none = padding(no_graphs)
-    assert none.describe() == "no step" and not none.in_use
-
-    def mixed(tokens: int, uniform: bool) -> str:
-        """Small steps without drafts are in no graph, larger ones in graphs of pieces."""
-        if uniform and tokens <= 3 * (1 + K):
-            return "FULL"
-        return "NONE" if tokens <= 2 else "PIECEWISE"
-
-    both = padding(mixed)
-    assert both.describe() == (
-        "every step of up to 2 requests, steps that draft of up to 3 requests"
-    )
-    assert both.in_use
-
-
 def fill_up(drafts: list[list[int]], lengths: list[int], decoding: list[bool]):
     """Text i is 10 i + 1, 10 i + 2, ... in a batch that was larger a step before."""
     token_ids = np.arange(MAX_LEN) + 10 * np.arange(MAX_ROWS)[:, None] + 1
