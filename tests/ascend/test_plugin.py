@@ -17,10 +17,7 @@ from vllm.v1.attention.backend import AttentionCGSupport
 
 from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError, check_drafters
-from sam_rollout.integrations.vllm.engine_settings import (
-    ENGINES_OWN_SAMPLER,
-    engine_arguments,
-)
+from sam_rollout.integrations.vllm.engine_settings import ENGINES_OWN_SAMPLER, engine_arguments
 from sam_rollout.integrations.vllm.sampling.samplers import installed_sampler
 from sam_rollout.integrations.vllm_ascend import hooks
 from sam_rollout.integrations.vllm_ascend.worker import SamAscendWorkerExtension

@@ -7,11 +7,7 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm_ascend.ascend_config import get_ascend_config
 from vllm_ascend.sample import rejection_sampler as stock
-from vllm_ascend.sample.sampler import (
-    AscendSampler,
-    _apply_top_k_top_p_pytorch,
-    apply_top_k_top_p,
-)
+from vllm_ascend.sample.sampler import AscendSampler, _apply_top_k_top_p_pytorch, apply_top_k_top_p
 
 from sam_rollout.config import SAMPLERS, ConfigError, RolloutSamplerConfig
 from sam_rollout.core.identity import identify

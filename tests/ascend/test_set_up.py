@@ -36,10 +36,7 @@ def configured(sam: SamConfig = SamConfig(), additional=None, **arguments):  # n
 def test_an_engine_schedules_a_step_ahead_unless_told_otherwise():
     scheduler = configured().scheduler_config
     assert scheduler.async_scheduling and scheduler.scheduler_cls == SCHEDULER_CLASS
-    for config in (
-        configured(SamConfig(scheduling="sync")),
-        configured(async_scheduling=False),
-    ):
+    for config in (configured(SamConfig(scheduling="sync")), configured(async_scheduling=False)):
         scheduler = config.scheduler_config
         assert not scheduler.async_scheduling and scheduler.scheduler_cls is None
 

@@ -245,27 +245,6 @@ def test_engines_agree_on_the_query_length_of_every_step(seen, kind):
         assert counters["gate/agreed_steps"] > 0
 
 
-def test_the_busiest_engine_decides_for_both(seen):
-    both = [notes["budgets"] for notes in seen["together"]["schedule"]["notes"]]
-    allowed = {1: 4, 2: 2, 3: 1, 4: 1, 5: 0, 6: 0}
-    second = both[1]
-    for step in second.keys() & {step + 1 for step in second}:
-        # It proposed after the step before, when it knew the loads of two steps.
-        most = max(one.get(s, (0,))[0] for one in both for s in (step - 2, step - 1))
-        assert second[step][1] == allowed[most]
-    assert {budget for _, budget in second.values()} == {0, 1, 2, 4}
-
-
-def test_an_engine_with_one_request_waits_for_the_others_to_shrink(seen):
-    """Alone it would have drafted at once: at most two requests are a long tail."""
-    first, second = (notes["budgets"] for notes in seen["together"]["threshold"]["notes"])
-    busy = {step for step, (rows, _) in first.items() if rows > 2}
-    settled = [step for step in busy & second.keys() if {step - 1, step - 2} <= busy]
-    assert len(settled) > 10
-    assert {second[step][1] for step in settled} == {0}
-    assert {budget for _, budget in second.values()} == {0, K}
-
-
 @pytest.mark.parametrize("kind", GATES)
 def test_greedy_texts_are_those_without_drafts(seen, kind):
     texts = seen["together"]["texts"]

@@ -24,11 +24,7 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
 from sam_rollout.sources import NAMES
 from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL
-from tests.integration.random_drafters import (
-    know_mimo,
-    write_medusa,
-    write_policy_with_mtp,
-)
+from tests.integration.random_drafters import know_mimo, write_medusa, write_policy_with_mtp
 from tests.integration.responses import drafts, generate, runner_of, texts
 
 HEAD = Path(f"{MODEL}_eagle3")

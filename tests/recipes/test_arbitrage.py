@@ -8,15 +8,7 @@ import pytest
 
 from benchmarks.results_page import over
 from recipes.arbitrage import __main__ as command
-from recipes.arbitrage.router import (
-    annotated,
-    balance,
-    calibrate,
-    collect,
-    labels,
-    quality,
-    train,
-)
+from recipes.arbitrage.router import annotated, balance, calibrate, collect, labels, quality, train
 from recipes.arbitrage.steps import DRAFT, TARGET, Solution, Step, choice_of, solve
 from sam_rollout.core.identity import identify
 

@@ -5,12 +5,7 @@ import re
 
 import pytest
 
-from recipes.dapo_qwen3.synthetic_math import (
-    FAMILIES,
-    demonstrate,
-    draw_problem,
-    draw_problems,
-)
+from recipes.dapo_qwen3.synthetic_math import FAMILIES, demonstrate, draw_problem, draw_problems
 
 
 def _answer_read_from_question(question: str) -> int:

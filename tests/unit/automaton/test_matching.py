@@ -9,23 +9,9 @@ from hypothesis import strategies as st
 
 from sam_rollout.automaton import kernels
 from sam_rollout.automaton.continuations import LENGTHS, LEVELS
-from sam_rollout.automaton.interface import (
-    CERTAIN,
-    PLACE_HEADER,
-    PLACE_KIND,
-    PLACE_LENGTH,
-    READY,
-)
+from sam_rollout.automaton.interface import CERTAIN, PLACE_HEADER, PLACE_KIND, PLACE_LENGTH, READY
 from sam_rollout.automaton.pool import AutomatonPool
-from tests.unit.automaton.pools import (
-    Vote,
-    draft,
-    followed,
-    places_of,
-    read,
-    votes_at,
-    votes_of,
-)
+from tests.unit.automaton.pools import Vote, draft, followed, places_of, read, votes_at, votes_of
 
 UNLIMITED = 1 << 30
 LARGEST_TOKEN = 2**31 - 1

@@ -49,11 +49,7 @@ def test_steps_tokens_and_drafts_are_those_counted_by_hand():
     session = Scripted({("0", 3): [2, 3, 9], ("0", 7): [6, 7, 8]})
     result = Replay()
     replay(session, [trace([7, 8], [1, 2, 3, 4, 5, 6])], result)
-    assert session.asked == [
-        (["0"], [3], [[1]]),
-        (["0"], [6], [[2, 3, 4]]),
-        (["0"], [7], [[5]]),
-    ]
+    assert session.asked == [(["0"], [3], [[1]]), (["0"], [6], [[2, 3, 4]]), (["0"], [7], [[5]])]
     assert (result.steps, result.tokens, result.drafted, result.accepted) == (3, 5, 6, 3)
     assert result.mean_acceptance_length == pytest.approx(5 / 3)
     assert result.drafted_per_step == 2

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from sam_rollout.automaton import continuations
-from sam_rollout.automaton.interface import (
-    CERTAIN,
-    NOWHERE,
-    PLACE_WIDTH,
-    READY,
-)
+from sam_rollout.automaton.interface import CERTAIN, NOWHERE, PLACE_WIDTH, READY
 from sam_rollout.config import GateConfig, SamConfig
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import CHANCES

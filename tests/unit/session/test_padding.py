@@ -5,13 +5,7 @@ import pytest
 
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.in_flight import DraftBatch
-from sam_rollout.session.padding import (
-    DraftPadding,
-    GraphOf,
-    Padding,
-    no_graphs,
-    padding_by_rows,
-)
+from sam_rollout.session.padding import DraftPadding, GraphOf, Padding, no_graphs, padding_by_rows
 from tests.unit.drafting.texts import int32
 
 K, MAX_ROWS, MAX_LEN = 3, 6, 20

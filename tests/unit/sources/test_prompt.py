@@ -37,8 +37,7 @@ def test_finished_responses_stay_until_the_step_ends():
 
 
 @pytest.mark.parametrize(
-    "other",
-    [identity("h"), identity("g", step=2), identity("g", split="val"), None],
+    "other", [identity("h"), identity("g", step=2), identity("g", split="val"), None]
 )
 def test_a_request_of_another_prompt_step_or_split_shares_nothing(other):
     drafter = make_drafter("a")

@@ -355,10 +355,7 @@ def test_a_run_of_many_short_turns_turns_over():
     assert source.restarts >= 3
 
 
-SHARING = {
-    "prompt": {},
-    "run": {"when": "always"},
-}
+SHARING = {"prompt": {}, "run": {"when": "always"}}
 
 
 @pytest.mark.parametrize("name", SHARING)

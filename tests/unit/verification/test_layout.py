@@ -47,12 +47,7 @@ def test_a_layout_may_be_wider_than_its_requests():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
 @pytest.mark.parametrize(
     ("replace_from", "replace_to", "expected"),
-    [
-        (0, 1, [1, 1, 2, 5]),
-        (-1, 1, [0, 0, 2, 5]),
-        (5, 0, [0, 0, 2, 0]),
-        (2, 2, [0, 0, 2, 5]),
-    ],
+    [(0, 1, [1, 1, 2, 5]), (-1, 1, [0, 0, 2, 5]), (5, 0, [0, 0, 2, 0]), (2, 2, [0, 0, 2, 5])],
 )
 def test_expansion_replaces_one_value(replace_from, replace_to, expected, dtype):
     values = torch.tensor([0, 2, 5], dtype=dtype)
