@@ -24,7 +24,7 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
 from sam_rollout.sources import NAMES
 from tests.emulated_device import asynchronous_scheduling
 from tests.integration.conftest import MODEL
-from tests.integration.random_drafters import know_mimo, write_medusa, write_policy_with_mtp
+from tests.integration.random_drafters import write_medusa, write_policy_with_mtp
 from tests.integration.responses import drafts, generate, runner_of, texts
 
 HEAD = Path(f"{MODEL}_eagle3")
@@ -145,7 +145,6 @@ def test_texts_are_those_without_a_head_of_another_kind(start, some, reference, 
 
 
 def test_texts_are_those_without_the_policys_own_layers(start, some, tmp_path):
-    know_mimo()
     write_policy_with_mtp(tmp_path)
     off = generate(start(OFF, model=str(tmp_path)), some, SIBLINGS, max_tokens=TOKENS)
     engine = start(sam("own", method="mtp"), model=str(tmp_path))

@@ -1,7 +1,5 @@
 """Responses of earlier steps: whose are drafted from, what is kept, and what a bad disk costs."""
 
-from concurrent.futures import Future
-
 import numpy as np
 import pytest
 
@@ -226,18 +224,6 @@ def test_a_slow_disk_drops_responses_instead_of_keeping_them(tmp_path, monkeypat
     assert counter(drafter, "dropped_texts") == 6  # 68 tokens each: three fit
     executor.work()
     assert len(kept(tmp_path)) == 3
-
-
-def test_a_disk_that_hangs_is_not_asked_anew_for_each_text_that_waits(tmp_path, monkeypatch):
-    drafter, asked, done = make_drafter(tmp_path, executor=Later()), [], Future.done
-    for number in range(20):
-        drafter.admit(f"r{number}", identity(str(number), step=1))
-        for end in (1, 9):
-            step(drafter, {f"r{number}": RESPONSE[:end]})
-        drafter.finish([f"r{number}"])
-    monkeypatch.setattr(Future, "done", lambda self: asked.append(1) or done(self))
-    step(drafter, {"r": [1]})
-    assert len(asked) == 2, "the first write, and the first prompt that is read"
 
 
 def test_preempted_requests_are_kept_whole(tmp_path):
