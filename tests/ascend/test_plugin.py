@@ -27,7 +27,6 @@ from tests.ascend.test_sampling import IndependentRows, make_sampler
 
 K = SAM.max_draft_tokens
 PERIOD = [5, 6, 7, 8]
-COUPLED = RolloutSamplerConfig("coupled")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from sam_rollout.config import GateConfig, SamConfig
-from tests.integration.conftest import MODEL
 from tests.integration.responses import drafts, generate
 
 REQUESTS = 6
@@ -18,14 +17,6 @@ ON = SamConfig(max_draft_tokens=3, gate=GateConfig("threshold", REQUESTS))
 @pytest.fixture(scope="module")
 def engine(make_engine) -> Any:
     return make_engine(ON, own_process=True)
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -22,15 +22,6 @@ from recipes.dapo_qwen3.tiny_model import (
     build_tokenizer,
 )
 
-QUESTION = {"role": "user", "content": "1+1?"}
-ASKED = "<|im_start|>user\n1+1?<|im_end|>\n"
-ANSWER = "<|im_start|>assistant\n"
-NO_THOUGHTS = "<think>\n\n</think>\n\n"
-
-
-def said(content, **more):
-    return {"role": "assistant", "content": content, **more}
-
 
 @pytest.fixture(scope="module")
 def checkpoint():
@@ -56,34 +47,6 @@ def tokenizer(checkpoint):
 def test_any_text_survives_the_tokenizer(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
-
-
-@pytest.mark.parametrize(
-    ("messages", "options", "expected"),
-    [
-        ([QUESTION], {}, ASKED),
-        ([QUESTION], {"add_generation_prompt": True}, ASKED + ANSWER),
-        ([QUESTION], {"add_generation_prompt": True, "enable_thinking": True}, ASKED + ANSWER),
-        (
-            [QUESTION],
-            {"add_generation_prompt": True, "enable_thinking": False},
-            ASKED + ANSWER + NO_THOUGHTS,
-        ),
-        ([QUESTION, said("2")], {}, ASKED + ANSWER + NO_THOUGHTS + "2<|im_end|>\n"),
-        (
-            [QUESTION, said("<think>\nhm\n</think>\n\n2"), QUESTION],
-            {},
-            ASKED + ANSWER + "2<|im_end|>\n" + ASKED,
-        ),
-        (
-            [QUESTION, said("2", reasoning_content="hm")],
-            {},
-            ASKED + ANSWER + "<think>\nhm\n</think>\n\n2<|im_end|>\n",
-        ),
-    ],
-)
-def test_conversations_are_rendered_as_qwen3_does(tokenizer, messages, options, expected):
-    assert tokenizer.apply_chat_template(messages, tokenize=False, **options) == expected
 
 
 def test_prompts_and_demonstrations_fit_their_limits(tokenizer):

@@ -251,14 +251,6 @@ def test_drafts_become_as_long_as_what_is_accepted(policy, times, right, k):
     assert len(trained(Policy(policy), right, times).one(READY_DRAFT)) == k
 
 
-def test_what_is_held_back_is_learned_from():
-    """Nothing is handed over, and chances follow what the text does."""
-    policy = trained(Policy(gate="auto"), 0, least=2.0)
-    assert policy.one(READY_DRAFT, least=0.2) == []
-    trained(policy, 1, times=6000, least=2.0)
-    assert policy.one(READY_DRAFT, least=0.9) != []
-
-
 def test_experience_is_forgotten():
     policy = trained(Policy("confidence"), 0, times=3000)
     assert policy.one(READY_DRAFT) == []
