@@ -1,14 +1,10 @@
 """Random lives of engines that draft: nothing hangs, no token is lost or doubled.
 
-The tiny model with the coupled sampler at T = 1, in vLLM's asynchronous path on a CPU
-(`tests/emulated_device.py`), where drafts are bound late, some with drafts of its EAGLE-3 head, or
-with these synchronously: each response has to be, token for token, that of an engine without drafts
-that schedules synchronously. Requests join and are aborted; the gate opens and closes; records are
-drained, texts exchanged, weights written again, running requests preempted by a reset of the prefix
-cache or for want of memory; the engine is paused and goes on, or is put to sleep; a drafter or the
-head raises. All of it at random, mostly while a step is on its way. k, sizes, gate and how large a
-step is prepared ahead differ from engine to engine. SAM_FUZZ_SECONDS says how long to go on with
-other engines than the three named here, from SAM_FUZZ_SEED on; a failure names its seed.
+The tiny model with the coupled sampler at T = 1 runs in vLLM's asynchronous path on a CPU
+(`tests/emulated_device.py`), or synchronously with drafts of its EAGLE-3 head. Each response has to
+be that of an engine without drafts. What happens is random (`EVENTS`), mostly while a step is under
+way; a drafter or the head may raise. Settings differ from engine to engine. SAM_FUZZ_SECONDS says
+how long to go on with other engines, from SAM_FUZZ_SEED on; a failure names its seed.
 """
 
 from __future__ import annotations

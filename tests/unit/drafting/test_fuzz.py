@@ -1,16 +1,12 @@
 """The drafter against brute force, through its public interface, with random lives.
 
-Batches of random requests over random alphabets grow, vanish for some steps, return, end, are
-aborted and have their ids used again, with the gate open or closed. Settings are random as well:
-k, the policy, which sources, short texts or such that cross many blocks of memory. Other engines
-say what they sample of the same groups: with gaps, late, or damaged.
+Settings, texts and events are random: requests grow, pause, return, end, are aborted and have their
+ids used again, and other engines tell of their texts with gaps, late, or damaged.
 
-Every token drafted from own text has to be one that followed, in that text, the longest suffix that
-went on there or the next shorter one (`automaton/continuations.py`), found by comparing the text
-with itself at every distance. A draft from other sources has to go on, token after token, as some
-known text did. With policy `fixed` it has all the tokens there can be. When all requests have
-ended, own text and `prompt` may hold nothing. SAM_FUZZ_SECONDS says how long to go on; a failure
-names its seed, and SAM_FUZZ_SEED begins with that.
+A token drafted from own text alone has to follow, in that text, the longest suffix that went on
+there or the next shorter one (`automaton/continuations.py`). A draft from other sources has to go
+on, token after token, as some known text did. In the end own text and `prompt` hold nothing.
+SAM_FUZZ_SECONDS says how long to go on, from SAM_FUZZ_SEED on; a failure names its seed.
 """
 
 from __future__ import annotations
