@@ -41,7 +41,7 @@ class Device:
     free_at: float = 0.0
     # Requests, tokens, seconds idle before, seconds of work.
     steps: list[tuple[int, int, float, float]] = field(default_factory=list)
-    # Of steps that wait for the tokens of the one before, seconds of each of `PARTS`.
+    # The seconds of each of `PARTS`, for steps that wait for the tokens of the step before.
     parts: list[tuple[float, ...]] = field(default_factory=list)
     _marks: list[float] = field(default_factory=list)
 
@@ -75,7 +75,7 @@ class Device:
         self.steps[-1] = (*step, busy + seconds)
 
     def wait(self, until: float) -> None:
-        """Block the caller, and nobody else."""
+        """Block the calling thread alone."""
         if (left := until - time.perf_counter()) > 0:
             time.sleep(left)
 
@@ -117,13 +117,13 @@ class _Event:
         self._at = DEVICE.free_at
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
-        """A copy that holds something else until somebody has seen that this has happened."""
+        """Return a copy that holds other numbers until this event is waited for."""
         target = torch.full_like(source, _NOT_THERE)
         self.add(target, source.clone())
         return target
 
     def add(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """`source` is in `target` once somebody has seen that this has happened."""
+        """Copy `source` to `target` once this event is waited for."""
         self._copies.append((target, source))
 
     def synchronize(self) -> None:
@@ -310,7 +310,7 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
 
 
 class EmulatedWorkerExtension(SamWorkerExtension):
-    """Worker methods that set the device's times and tell what it did."""
+    """Worker methods that set the device's times and return its steps."""
 
     def device_begin(self, step_s: float, token_s: float, launch_s: float) -> None:
         """Set its times, and forget what it did."""

@@ -70,7 +70,7 @@ class Side:
 
 
 def texts_alone(threshold: int, k: int = K, **options: Any) -> SamConfig:
-    """Drafts of texts, for so many requests at most."""
+    """Drafts from texts, while at most `threshold` requests run."""
     return SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", threshold), **options)
 
 
@@ -104,7 +104,7 @@ ENGINES = {
 
 
 class Arrival:
-    """The event of a copy to the host that takes place when somebody waits for it."""
+    """The event of a copy to the host, which takes place when it is waited for."""
 
     def __init__(self, sampled: torch.Tensor, on_host: torch.Tensor) -> None:
         self._sampled, self._on_host = sampled, on_host

@@ -82,7 +82,7 @@ def test_the_gate_opens_during_a_generation(engines):
     assert [len(step) for step in steps] == sorted(map(len, steps), reverse=True)
     closed = [not any(step) for step in steps if len(step) > THRESHOLD]
     assert len(closed) >= LENGTHS[-THRESHOLD - 1] and all(closed)
-    # The first step of two sampled before anybody drafted for two.
+    # The first step of two requests had no drafts yet.
     noted = found["records"]["steps"]["gate_open"]
     assert noted == [len(step) <= THRESHOLD for step in steps]
 
@@ -91,7 +91,7 @@ def test_what_the_head_says_is_accepted(engines):
     found = engines["head and texts"]
     assert found["counters"]["draft/model_tokens"] > 500
     assert found["accepted"] > 0.4 * found["drafted"]
-    # As many passes a step as it may draft, though more tokens are verified.
+    # The head makes K passes a step, though more tokens are verified.
     assert found["calls"] == K * found["counters"]["draft/drafter_steps"]
     assert found["shared"] == [True, True], "embedding and output layer are the policy's"
     assert not any(found["left_behind"])

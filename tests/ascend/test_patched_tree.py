@@ -21,7 +21,7 @@ SCRIPT = ROOT / "scripts" / "apply_patches.sh"
 VERSION = "0.23.0"
 FOLDER = ROOT / "patches" / f"vllm-ascend-{VERSION}"
 RECORD = f".sam_rollout-vllm-ascend-{VERSION}"
-# Of the source package: the code, and the metadata that says its version and its plugins.
+# The parts of the source package with the code, and with its version and plugins.
 WANTED = ("vllm_ascend/", "vllm_ascend.egg-info/")
 MADE_BY_BUILDING = "_build_info.py"
 # vLLM goes by the names of plugins, of platforms and others alike: vllm-ascend's are allowed,

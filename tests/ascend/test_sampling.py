@@ -149,7 +149,7 @@ def test_stock_changes_nothing(runner):
 
 
 def test_logits_that_are_no_numbers_are_cleaned(vllm_config):
-    """As vllm-ascend does: no number counts as 0, infinite ones as the largest there are."""
+    """NaN counts as 0 and infinity as the largest number, like in vllm-ascend."""
     logits = torch.full((2, VOCABULARY), float("-inf"))
     logits[0, 3] = float("inf")
     logits[1, 5] = float("nan")

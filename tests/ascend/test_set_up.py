@@ -94,7 +94,7 @@ def test_upstream_still_leaves_a_head_without_an_output_layer(proposer_class, vl
 
 
 def runner_with(*, captured=False, positions=256):
-    """As much of a runner as is asked before its drafter is wrapped."""
+    """The part of a runner that is read before its drafter is wrapped."""
     drafter = SimpleNamespace(
         _run_merged_draft=len, _runnable=max if captured else len, parallel_drafting=False
     )

@@ -39,7 +39,7 @@ def _assert_recorded(run, metrics: dict[str, float], step: int) -> None:
 def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
     run = train(
         "sam=joined",
-        # Of 64 requests: shut while all of them run, open for most of the rollout.
+        # The gate is shut while all 64 requests run, and open for most of the rollout.
         "sam.gate.kind=threshold",
         "sam.gate.threshold=60",
         "trainer.total_training_steps=2",

@@ -9,7 +9,7 @@ from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 
 EXTENSION = "tests.integration.engines.ProbeExtension"
 FORCED_PROPOSER = "tests.integration.engines.ForcedProposer"
-# Drafts that the forced proposer hands out at every step, whatever the text.
+# The drafts of the forced proposer at every step of any text.
 FORCED_DRAFTS = (40, 41, 42)
 
 

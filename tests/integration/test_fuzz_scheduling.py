@@ -120,7 +120,7 @@ class Life:
                 self._judge(output)
             self.totals["steps"] += 1
         for _ in range(2):
-            engine.step()  # the worker hears of those that ended last
+            engine.step()  # the worker learns which requests ended last
         self._drain()
         failed = {name: count for name, count in self._failures.items() if count}
         assert failed in ({}, self._meant), f"failed: {failed}, meant to: {self._meant}"

@@ -34,7 +34,7 @@ SIBLINGS, LONGEST = 2, 60
 
 @pytest.fixture(scope="module")
 def engines(make_engine) -> dict[str, Any]:
-    """Of two ranks each: one without drafts, scheduled synchronously, and two with drafts."""
+    """Engines of two ranks: one without drafts, scheduled synchronously, and two with drafts."""
     found = {}
     with asynchronous_scheduling():  # ranks are forked there, which is faster
         for name, sam in SIDES.items():

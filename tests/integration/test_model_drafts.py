@@ -165,7 +165,7 @@ def test_drafts_that_share_the_noise_of_what_verifies_them_are_all_right(
     outputs = generate(engine, some, SIBLINGS, max_tokens=TOKENS, top_p=0.95)
     assert texts(outputs) == without(some, SIBLINGS, "coupled", top_p=0.95)
     _, drafted, accepted = drained(engine)
-    # As good as all: a sum over more rows at once rounds differently.
+    # Nearly all are right: a sum over more rows at once rounds differently.
     assert drafted > 1000 and accepted > 0.995 * drafted
 
 
@@ -225,7 +225,7 @@ def test_behind_a_closed_gate_a_model_runs_its_first_pass_and_tells_if_it_is_ali
     engine = start(config, ahead=ahead)
     passes = passes_of(engine)
     assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
-    assert set(passes[1:]) == {0}  # nobody has said anything before the first step
+    assert set(passes[1:]) == {0}  # before the first step no gate has decided
     assert drained(engine)[1] == 0
     for weight, expected in (1.0, True), (0.0, False):
         for parameter in runner_of(engine).drafter.model.parameters():

@@ -30,7 +30,7 @@ class Scripted:
         return await answer
 
     def work(self):
-        """Serve all that wait; those of slow answers only while nobody else does."""
+        """Serve all answers that wait; serve slow ones only where no other waits."""
         others = [one for one in self.waiting if one[0].question not in self.slow]
         served = others or self.waiting
         self.waiting = [one for one in self.waiting if one not in served]
@@ -91,7 +91,7 @@ def test_an_error_ends_the_answering():
 def test_rsd_rewrites_steps_of_low_reward():
     texts, _, target = solved("rsd", 0.5, reward=scored({"draft0\n": 0.4, "draft1\n": 0.5}))
     assert texts == ["target0\ndraft1\ndraft2\n", "target0\n", "target0\ndraft1\n"]
-    assert target.asked == [["0", "1", "2"]]  # in the other rounds nobody was
+    assert target.asked == [["0", "1", "2"]]  # it is asked in one round only
 
 
 def test_the_router_sends_steps_above_its_threshold():

@@ -38,7 +38,7 @@ MAY_USE = {
     "doctor": {"ray"},
     "heads": {"torch", "transformers"},
 }
-# Of these, what is imported inside functions only: measuring and asking work without it.
+# These are imported inside functions only: measuring and the doctor work without them.
 NOT_AT_THE_TOP = {"bench": UPSTREAM, "doctor": {"ray"}}
 
 

@@ -1,4 +1,4 @@
-"""The Hydra groups: what they compose to, and that their reference page tells the truth."""
+"""The Hydra groups: what they compose to, and that their reference page is right."""
 
 import dataclasses
 import re
@@ -46,7 +46,7 @@ def changed(*overrides: str) -> DictConfig:
 
 @pytest.fixture(autouse=True)
 def plain_shell(monkeypatch):
-    """A shell that sets none of a run's variables, whatever this one does."""
+    """A shell that sets none of a run's variables."""
     for device in (CONFIGS / "device").glob("*.yaml"):
         for name in OmegaConf.load(device).environment:
             monkeypatch.delenv(name, raising=False)
@@ -156,7 +156,7 @@ def test_our_groups_set_every_field_and_no_other():
 
 
 def test_the_groups_hold_the_defaults_of_the_sections():
-    """Whoever uses vLLM alone gets what a run gets."""
+    """Users of vLLM alone get the settings of a run."""
     follows_another = {"dynamic_sampling.gen_batch_size"}
     for group, section in RunConfig.groups().items():
         defaults = leaves(section().to_mapping(), group)

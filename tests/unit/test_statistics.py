@@ -102,7 +102,7 @@ def ratio(rng, treated: int, control: int):
 
 
 def ratio_to_a_control_that_does_not_vary(rng):
-    """As without padding: control rows gain exactly one token a step."""
+    """Without padding, control rows gain exactly one token a step."""
     steps = rng.lognormal(5, 1.0, 8)
     return ratio_gain(groups_of(rng, 40, 1.7), (steps, steps))
 

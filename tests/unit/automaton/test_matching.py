@@ -31,7 +31,7 @@ class Reference:
         return any(string in prefix for prefix in self.prefixes)
 
     def append(self, text, token, writer):
-        """A text is read by one token; only strings that nobody had are noted."""
+        """Read one more token of a text; only a string that is new is noted."""
         if not self.knows(text + token):
             writer = self.open_runs.pop(text, writer)
             self.open_runs[text + token] = writer
@@ -54,7 +54,7 @@ class Reference:
         return on[-1] if on else next(first)
 
     def levels(self, suffix):
-        """Of each level the suffix and the tokens that followed it, oldest first."""
+        """The suffix of each level, and the tokens that followed it, oldest first."""
         found = []
         while suffix and len(found) < LEVELS:
             tokens = [token for text, token, _ in self.noted if text.endswith(suffix)]
@@ -155,7 +155,7 @@ def grown(pool, family, shared):
 @settings(max_examples=150, deadline=None)
 @given(families(), st.booleans(), st.text("abcd", max_size=4))
 def test_places_and_votes_are_those_of_the_reference(family, shared, drafted):
-    """However texts are cut into calls, and from wherever tokens lead that nobody has said yet."""
+    """This holds however texts are cut into calls, and after drafted tokens, too."""
     pool = AutomatonPool(max_link_updates=UNLIMITED)
     for number, slot, text, reference in grown(pool, family, shared):
         (place,) = places_of(pool, slot)

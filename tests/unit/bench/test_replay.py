@@ -10,7 +10,7 @@ from sam_rollout.telemetry.traces import Trace
 
 
 class Scripted(Session):
-    """A drafter that says what it was told to, and notes what it was asked."""
+    """A drafter with given drafts, which notes its calls."""
 
     def __init__(self, drafts: dict[tuple[str, int], list[int]]) -> None:
         self.drafts = drafts

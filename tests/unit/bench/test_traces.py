@@ -45,7 +45,7 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, says):
 
 
 def test_what_is_null_is_not_known(tmp_path):
-    """As parquet has it where some rows name their group and others do not."""
+    """Parquet has nulls where some rows name their group and others do not."""
     path = tmp_path / "a.jsonl"
     path.write_text('{"tokens": [1, 2], "group": null, "sibling": null, "step": null}\n' * 2)
     first, second = read_traces(path)

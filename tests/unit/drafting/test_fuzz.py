@@ -37,7 +37,7 @@ STEPS = 60  # of one drafter
 GROUPS = 3
 SECONDS, SEED = (int(os.environ.get(f"SAM_FUZZ_{name}", least)) for name, least in
                  (("SECONDS", 3), ("SEED", 0)))  # fmt: skip
-# Share of the steps before which other engines are heard.
+# The share of steps before which texts are exchanged with other engines.
 HEARD = 0.3
 
 
@@ -199,7 +199,7 @@ class Fuzz:
         self._drafter.wait()
 
     def _exchange(self) -> None:
-        """Hear of other engines' responses, and tell them of this one's."""
+        """Exchange responses with other engines."""
         pieces = [self._piece() for _ in range(self._rng.integers(0, 4))]
         for piece in self._drafter.exchange("this", pieces):
             assert piece.start == self._told[piece.response], f"{piece} after a gap"
@@ -240,7 +240,7 @@ class Fuzz:
             text = make_text(self._rng, self._ids, self._longest)
             known = int(self._rng.integers(1, self._longest // 4))
             self._live.append(Request(name, text, known))
-            if self._rng.random() < 0.9:  # nobody says who the others are
+            if self._rng.random() < 0.9:  # the others have no identity
                 group = str(self._rng.integers(GROUPS))
                 identity = RequestIdentity(group, 0, self._train_step, TRAIN_SPLIT, key=0)
                 self._drafter.admit(name, identity)

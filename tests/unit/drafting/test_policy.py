@@ -145,7 +145,7 @@ class Policy(DraftPolicy):
         ]
 
     def see(self, texts, gained):
-        """Verify and learn: the rows have these texts now and gained so many tokens."""
+        """Verify and learn: the rows have these texts now, and gained these numbers of tokens."""
         token_ids, lengths = rows_of(texts, 40)
         verified = self.batch.verify(token_ids, lengths, int32(*gained))
         self.learn(verified, token_ids, self.batch)
@@ -157,7 +157,7 @@ class Policy(DraftPolicy):
         return draft
 
     def go_on(self, ahead):
-        """The text of the single row goes on like this as far as the engine can tell by now."""
+        """Continue the text of the single row by the tokens that an engine would have verified."""
         (draft,) = self.batch.to_lists()
         kept = sum(accumulate((a == b for a, b in zip(draft, ahead, strict=False)), min))
         gained = min(1 + kept, len(ahead))
@@ -229,7 +229,7 @@ def test_every_draft_is_that_of_the_rule(policy, gate):
 
 
 def trained(policy, right, times=400, **options):
-    """Let a policy see drafts of which so many tokens are right."""
+    """Let a policy see drafts of which the first `right` tokens are right."""
     for _ in range(times):
         policy.one(READY_DRAFT, **options)
         policy.go_on([*READY_DRAFT[:right], 99])

@@ -107,7 +107,7 @@ def drafter_of(
 
 
 class Later(Executor):
-    """Does nothing before it is told to.
+    """An executor that works when `work` is called.
 
     Attributes:
         done: tasks so far.

@@ -15,7 +15,7 @@ NO, DRAFTING, EVERY = Padding.NO_STEP, Padding.DRAFTING_STEPS, Padding.EVERY_STE
 
 
 def graphs(full_up_to: int, otherwise: str) -> GraphOf:
-    """Full graphs for uniform steps of at most so many tokens, and what serves all other steps."""
+    """Full graphs for uniform steps of at most `full_up_to` tokens, `otherwise` for all others."""
     return lambda tokens, uniform: "FULL" if uniform and tokens <= full_up_to else otherwise
 
 

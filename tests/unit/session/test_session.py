@@ -353,7 +353,7 @@ def test_a_drain_ends_the_step_and_needs_no_further_batch():
 
 
 def life(engine: Engine, drained: list) -> None:
-    """A schedule in which everything is counted that a session counts, drained when told."""
+    """A schedule in which a session counts everything that it can; it is drained now and then."""
     rng = np.random.default_rng(5)
     for number in range(60):
         if number % 9 == 0:
@@ -471,7 +471,7 @@ class Drafts:
 
 
 def looks(drafts: Drafts) -> list[bool]:
-    """Step by step, whether a gate that only looks was told what was offered."""
+    """Whether a gate that only looks has seen what was offered, step by step."""
     sources = SourcesConfig.from_mapping(
         {name: {"enabled": name == "own"} for name in NAMES}
         | {"model": {"enabled": True, "method": "ngram", "max_tokens": 2}}

@@ -87,7 +87,7 @@ def test_draws_follow_their_request_and_end_with_it():
     heard = scored(*((name, text[:1], [0, 0], [text[1], 30, 31]) for name, text in texts.items()))
     drafter.hear(heard)
     drafter.finish(["b"])
-    # Another request of b's name joins; c moves; heard again: b is not in the batch any more.
+    # Another request of b's name joins, c moves, and b leaves the batch before its next draws.
     moved = {"c": [7, 8], "b": [5, 6]}
     assert draft(drafter, moved) == [[30, 31], []]
     assert draft(drafter, {"c": [7, 8]}, scored(("b", [5], [0], [6, 9]))) == [[30, 31]]

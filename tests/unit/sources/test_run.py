@@ -263,7 +263,7 @@ def test_a_successor_that_cannot_be_made_is_not_missed(monkeypatch, caplog):
 
 
 def kept_text(kept, name, length):
-    """A request of training generates so many tokens and ends; returns its text."""
+    """A request of training generates `length` tokens and ends; return its text."""
     text = np.random.default_rng([length, *name.encode()]).integers(0, 1000, length, np.int32)
     kept.keep(text)
     return text

@@ -23,7 +23,7 @@ def make_engine(name: str, *, share=True, path="", **options) -> SamDrafter:
 
 
 def pass_on(sender: SamDrafter, receiver: SamDrafter, origin="x") -> list:
-    """What the sender has to tell reaches the receiver; returns it."""
+    """Hand the new pieces of the sender to the receiver; return them."""
     pieces = sender.exchange(origin, [])
     receiver.exchange("y", pieces)
     return pieces

@@ -1,4 +1,4 @@
-"""All ways of verifying sample from the target at every place, whatever was drafted."""
+"""All ways of verifying sample from the target at every place, with drafts of any quality."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def drafts_of(layout, by_place: torch.Tensor) -> torch.Tensor:
 
 
 def verify_alike(way, counts, drafts, by_place, **options):
-    """Verify the same drafts of the same distributions for requests of so many drafts each."""
+    """Verify the same drafts, of the same distributions, for requests of `counts` drafts each."""
     layout = layout_of(counts)
     draft_ids = drafts_of(layout, drafts)
     return verify(way, layout, draft_ids, rows_of(layout, by_place), **options)
