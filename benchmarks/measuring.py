@@ -35,7 +35,9 @@ class UseSmolLM2(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
         namespace.model = SMOLLM2
-        namespace.output = Path(str(namespace.output).replace("_tiny_", "_smollm2_"))
+        stem = namespace.output.stem
+        named = stem.replace("_tiny_", "_smollm2_") if "_tiny_" in stem else f"{stem}_smollm2"
+        namespace.output = namespace.output.with_stem(named)
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -36,6 +36,8 @@ RECORDS = (
     "sampler", "exactness", "drafter", "draft_trees", "draft_shapes", "gate", "device_idle",
     "model_drafts_tiny_cpu", "head_training_tiny_cpu", "head_online_tiny_cpu",
     "smollm2_cpu", "rollout_smollm2_cpu", "trajectories_smollm2_cpu",
+    "operators_smollm2_cpu", "gate_smollm2", "learning_smollm2_cpu", "head_training_smollm2_cpu",
+    "long_tail_smollm2_cpu",
 )  # fmt: skip
 
 

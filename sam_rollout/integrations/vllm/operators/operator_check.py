@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sam_rollout.config import GateConfig, SamConfig
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.core.limits import MAX_DRAFT_TOKENS
 from sam_rollout.integrations.vllm.engine_settings import METHOD
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
@@ -31,6 +31,8 @@ DECODED_AGAIN = 0  # draft tokens per step where texts are only decoded once mor
 # These are names, because an import would import vLLM before its environment is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
+
+SAMPLER = RolloutSamplerConfig("coupled")  # a rollout's: on some CPUs it decides on kernels
 
 # A text's columns "logprobs", "top" and "widths", with a value per token (`TextScores.drain`).
 Scores = dict[str, list]
@@ -219,7 +221,7 @@ def _sample(
 ) -> tuple[list[list[int]], list[Scores]]:
     """Sample the texts in the engine as it runs without drafts, with their log-probabilities."""
     # The worker extension is not used here, but a process takes one for all its engines.
-    with offline_engine(check.model, SamConfig(enabled=False), **arguments) as engine:
+    with offline_engine(check.model, SamConfig(enabled=False), SAMPLER, **arguments) as engine:
         own = [
             {"max_tokens": check.max_tokens, "logprobs": 1, "seed": check.seed + number}
             for number in range(len(prompts))
@@ -249,8 +251,9 @@ def _verify(
     k = max(draft_tokens)
     sam = SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", check.prompts))
     speculative = {"method": METHOD, "model": PROPOSER, "num_speculative_tokens": k}
+    arguments = {**arguments, "speculative_config": speculative}
     passes = []
-    with offline_engine(check.model, sam, speculative_config=speculative, **arguments) as engine:
+    with offline_engine(check.model, sam, SAMPLER, **arguments) as engine:
         from sam_rollout.integrations.vllm.operators.known_text import known_text_arguments
 
         engine.collective_rpc("known_text_install")
