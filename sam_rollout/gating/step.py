@@ -40,6 +40,8 @@ class EngineStep(NamedTuple):
     offered: Offered | None = None  # when its drafts were made, if they were; needs same_batch
     wasted: bool = False  # closed, and filled: its places were scheduled before the gate closed
     group: DecidedStep | None = None  # where the engine decides together with others
+    # Share of the rows whose requests may have drafts of each shape; empty for all of all.
+    may_draft: tuple[float, ...] = ()
 
 
 class LoadMeter:

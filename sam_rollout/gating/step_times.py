@@ -32,6 +32,9 @@ _WARM_UP = _FIRST_FITS[0]  # before that nothing is expected, and nothing called
 _OUTLIER = 2.0
 # A cell with fewer steps is not known: its steps may lie far from what is expected.
 _KNOWN = 4
+# After so many steps without one of its own, what a cell has seen counts as that few steps at most.
+# The line may have moved since: it explains dearer trees by longer texts, say.
+_OLD = 256
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
 # Steps that a cell borrows from its number of requests (and shape), and that from the line.
@@ -59,6 +62,7 @@ class StepTimes:
     def _forget(self) -> None:
         """Begin anew."""
         # Sums over steps of a cell: steps, seconds, scored tokens, draft tokens, context.
+        self._seen_at = [[0] * self.loads for _ in range(self.bins)]  # the last step of each cell
         self._cells = [
             [[0.0] * (1 + _FEATURES) for _ in range(self.loads)] for _ in range(self.bins)
         ]
@@ -155,6 +159,9 @@ class StepTimes:
         """
         bin_ = self.bin_of[rows]
         cells = [self._cells[bin_][load], self._of_bin[bin_][0]]
+        if self._steps - self._seen_at[bin_][load] > _OLD and cells[0][0] > _KNOWN:
+            cells[0][:] = [value * _KNOWN / cells[0][0] for value in cells[0]]
+        self._seen_at[bin_][load] = self._steps
         if load and self._shapes > 1:
             cells.append(self._of_bin[bin_][1 + (load - 1) // self._columns])
         usual = seconds / self._speed

@@ -26,13 +26,14 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.config import SamConfig
+from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
@@ -47,12 +48,20 @@ from sam_rollout.sources import Piece
 logger = logging.getLogger(__name__)
 
 
+def why_chains(config: SamConfig) -> str:
+    """Say why drafts are chains in any engine, though trees are asked for; empty otherwise."""
+    if config.max_draft_tokens == 1:
+        return "a tree of one token is a chain"
+    if config.draft_shape == "auto" and config.gate.kind != "auto":
+        return f"the gate {config.gate.kind} measures nothing"
+    return ""
+
+
 def shapes_of(config: SamConfig) -> tuple[str, ...]:
     """The shapes of drafts that are asked for where the engine verifies trees, too."""
-    if config.draft_shape != "auto":
-        return (config.draft_shape,)
-    # Another gate measures nothing that a choice could follow from.
-    return ("chain", "tree") if config.gate.kind == "auto" else ("chain",)
+    if config.draft_shape == "chain" or why_chains(config):
+        return ("chain",)
+    return ("tree",) if config.draft_shape == "tree" else ("chain", "tree")
 
 
 class DraftSession:
@@ -116,6 +125,7 @@ class DraftSession:
         self._chains_only: set[str] = set()  # requests of the batch whose drafts cannot be trees
         # Of each shape, rows that may draft: 1 for all, or int32[B] with 0 for others.
         self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
+        self._shares = (1.0,) * len(shapes)  # of the rows that may draft, of each shape
         self._gate_open = False  # when the last drafts were made
         self._may_open = False  # the gate's last decision
         # A step that gate and record have yet to see: the step, whether it verified drafts, the
@@ -211,6 +221,7 @@ class DraftSession:
             same_batch=same_batch,
             offered=drafter.offered(verified) if same_batch and self._gate_open else None,
             wasted=self._wasted,
+            may_draft=self._shares,
         )
         drafted, filled = self._batch.pending, room and whole
         budget, least_chance = self._k * self._may_open, 0.0
@@ -294,10 +305,13 @@ class DraftSession:
                 *self._chains_only.intersection(request_ids),
                 *(request_id for request_id in joined if not self._takes_trees(request_id)),
             }
+        shares = []
         for place, shape in enumerate(drafter.shapes):
             left_out = self._without | self._chains_only if shape == "tree" else self._without
             may_draft = [request_id not in left_out for request_id in request_ids]
             self._may_draft[place] = np.array(may_draft, np.int32) if left_out else 1
+            shares.append(sum(may_draft) / len(may_draft) if left_out else 1.0)
+        self._shares = tuple(shares)
         self._request_ids = list(request_ids)
 
     def exchange_texts(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
@@ -330,25 +344,29 @@ class DraftSession:
 
     def end_step(self) -> None:
         """End a training step; live requests go on."""
-        self._end_and_count()
+        self._end_and_count(())
 
-    def _end_and_count(self) -> tuple[dict[str, int], dict[str, int]]:
+    def _end_and_count(
+        self, going_on: Iterable[RequestIdentity]
+    ) -> tuple[dict[str, int], dict[str, int]]:
         """End a training step; return the drafter's counters and levels, if it works."""
         self.settle()
         if self.drafter is not None:
             try:
-                self._end_step(self.drafter)
+                self._end_step(self.drafter, going_on)
                 return self.drafter.counters(), self.drafter.levels()
             except Exception:
                 self._switch_off()
         return {}, {}
 
-    def _end_step(self, drafter: SamDrafter) -> None:
+    def _end_step(self, drafter: SamDrafter, going_on: Iterable[RequestIdentity]) -> None:
         # The training step's last requests have ended since the last batch.
         live = self._requests.live
+        drafter.responses.interrupted = {one.key: one.group_key for one in going_on}
         self._follow(drafter, [one for one in self._request_ids if one in live])
         self._made.end_step()
         drafter.end_step()
+        drafter.responses.interrupted = {}
 
     def _switch_off(self) -> None:
         """Go on without a drafter; called while its exception is handled."""
@@ -364,8 +382,12 @@ class DraftSession:
         with contextlib.suppress(Exception):  # the ledger may be what failed
             self._books.follow([], live=())
 
-    def drain(self) -> dict[str, Any]:
+    def drain(self, going_on: Iterable[RequestIdentity] = ()) -> dict[str, Any]:
         """End a training step; return and reset the record since the last call.
+
+        Args:
+            going_on: identities of the responses that later engine steps continue. Another request
+                continues a response whose request has ended.
 
         Returns:
             A dict of ``steps`` (the columns of ``Bookkeeping``), ``clock_s`` and ``host`` (the
@@ -373,7 +395,7 @@ class DraftSession:
             (the fields of ``RequestTotals`` per request id), and ``counters`` (by metric without
             ``sam/``, counted since the last call; levels as they stand).
         """
-        totals, levels = self._end_and_count()
+        totals, levels = self._end_and_count(going_on)
         totals |= {
             "draft/failures": self.failures,
             "draft/record_failures": self._books.failures,

@@ -8,6 +8,7 @@ before somebody has waited for what was sampled (`tests/emulated_device.py`).
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,27 @@ def test_a_step_ahead_as_many_drafts_are_verified_and_as_good(start, prompts, wi
     (made, drafted, share), (made_ahead, drafted_ahead, share_ahead) = told
     assert made_ahead > 0.9 * made and drafted_ahead > 0.9 * drafted
     assert share_ahead > 0.97 * share
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_a_model_goes_on_from_the_path_that_is_accepted_of_a_tree(method, start, some, reference):
+    """Its first draft token is right as often as in an engine that verifies chains."""
+    shares, trees = [], []
+    for shape in "chain", "tree":
+        config = replace(sam("own", "prompt", method=method, k=8), draft_shape=shape)
+        engine = start(config)
+        engine.collective_rpc("sam_probe", args=(True,))
+        assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
+        ((judged, right),) = engine.collective_rpc("sam_probe", args=(False,))
+        shares.append(right / judged)
+        (report,) = engine.collective_rpc("sam_drain")
+        assert report["counters"]["draft/model_failures"] == 0
+        trees.append(any(report["steps"]["draft_trees"]))
+        # The model's tokens are drafted, whatever texts say.
+        place = NAMES.index("model")
+        assert sum(row[place] for row in report["steps"]["drafted_per_source"] if row) > 100
+    assert trees == [False, True]
+    assert shares[1] == pytest.approx(shares[0], abs=0.06)
 
 
 def passes_of(engine: Any) -> list[int]:

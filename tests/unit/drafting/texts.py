@@ -39,6 +39,7 @@ def drive(
     eligible: np.ndarray,
     gate_open: bool = True,
     max_tokens: np.ndarray | int = MAX_DRAFT_TOKENS,
+    shape: int = 0,
 ) -> DraftBatch:
     """All calls of an engine step; what a row gained is what it grew by."""
     drafter.bind(request_ids)
@@ -46,7 +47,9 @@ def drive(
     if num_tokens.shape == (rows,) == eligible.shape:
         gained = (num_tokens - drafter.batch.length[:rows]) * eligible
         drafter.observe(token_ids, num_tokens, gained)
-    batch = drafter.draft(token_ids, num_tokens, eligible, max_tokens, gate_open=gate_open)
+    batch = drafter.draft(
+        token_ids, num_tokens, eligible, max_tokens, gate_open=gate_open, shape=shape
+    )
     drafter.settle()
     return batch
 

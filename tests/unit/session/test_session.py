@@ -68,6 +68,17 @@ def test_the_gate_sees_what_became_of_its_drafts():
     assert gate.seen[2].num_tokens.sum() == gate.seen[1].num_tokens.sum() + 2
 
 
+def test_the_gate_is_told_which_share_of_the_requests_may_have_each_shape():
+    hooks = {"takes_trees": lambda request_id: request_id in "ab"}
+    engine = Engine("a", "b", "c", "d", gate=GateConfig("auto"), shape="auto", **hooks)
+    engine.without = {"a"}
+    gate = on_record(engine)
+    for names in ("abcd", "bd", "b", "cd", "a"):
+        engine.step(*names)
+    shares = [step.may_draft for step in gate.seen]
+    assert shares == [(0.75, 0.25), (1.0, 0.5), (1.0, 1.0), (1.0, 0.0), (0.0, 0.0)]
+
+
 def test_a_gate_that_measures_is_told_what_was_offered_to_the_same_batch():
     engine = Engine("a", "b", "c", gate=GateConfig("auto"))
     gate = on_record(engine)
@@ -505,3 +516,13 @@ def test_a_look_waits_for_a_model_only_where_its_passes_pay(pays):
     assert made.take() is None
     waits = made.ask(decode(1), was_open=False, is_open=False, looks=True)
     assert (waits, made.wanted) == (pays, pays)
+
+
+def test_a_group_lives_on_while_one_of_its_responses_is_interrupted():
+    engine = Engine(siblings=True)
+    engine.add_siblings([9, *PERIOD], "a", "b")
+    engine.step("a", "b")
+    interrupted = engine.identities["b"]
+    engine.texts.clear()  # both requests have ended
+    assert engine.session.drain([interrupted])["counters"]["draft/prompt_groups"] == 1
+    assert engine.counter("prompt_groups") == 0, "it did not come back"

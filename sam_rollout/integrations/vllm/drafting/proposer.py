@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import pkgutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
 )
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
-from sam_rollout.session.session import DraftSession, shapes_of
+from sam_rollout.session.session import DraftSession, shapes_of, why_chains
 from sam_rollout.sources import Piece, check_sources
 
 if TYPE_CHECKING:
@@ -234,12 +234,11 @@ class SamProposer:
         self._why_no_trees = ""
         if self.config.draft_shape == "chain":
             return
-        if "tree" not in shapes_of(self.config):
-            self._why_no_trees = f"the gate {self.config.gate.kind} measures nothing"
-        else:
-            self._why_no_trees = why_no_trees(model_runner, self._vllm_config, self.config)
+        self._why_no_trees = why_chains(self.config) or why_no_trees(
+            model_runner, self._vllm_config, self.config
+        )
         if not self._why_no_trees:
-            self._trees = Trees(model_runner)
+            self._trees = Trees(model_runner, self.config.drafts_with_model)
         elif self.config.draft_shape == "tree":
             logger.warning("sam.draft_shape = chain: %s", self._why_no_trees)
 
@@ -374,11 +373,11 @@ class SamProposer:
         """Exchange texts with other engines; ranks without a session return nothing."""
         return self.session.exchange_texts(origin, pieces) if self.session else []
 
-    def drain(self) -> dict[str, Any] | None:
+    def drain(self, going_on: Iterable[RequestIdentity] = ()) -> dict[str, Any] | None:
         """Return the record of ``DraftSession.drain``; None on ranks without a session."""
         if self.session is None:
             return None
-        report = self.session.drain()
+        report = self.session.drain(going_on)
         if self._engine_drafter is not None:
             report["counters"] |= self._engine_drafter.take_counters()
         return report

@@ -47,10 +47,10 @@ class CpuTreeAttention:
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
         self._runner, self._keeper = runner, keeper
-        context = runner.compilation_config.static_forward_context
-        self._layers = [
+        # A model that drafts has layers of its own, which read chains.
+        self._layers: list[Any] = [
             layer
-            for layer in context.values()
+            for layer in runner.get_model().modules()
             if isinstance(getattr(layer, "impl", None), CPUAttentionBackendImpl)
         ]
         self._spare = runner.kv_cache_config.num_blocks  # number of the first spare page

@@ -30,6 +30,9 @@ class TreeRejectionSampler(KeyedRejectionSampler):
         sampler: the runner's own so far, whose state is taken over.
         keeper: knows the step's trees.
         accept: called with the nodes of each path, int64 [B, N + 1], and what was sampled.
+
+    Attributes:
+        path: the nodes of each path of the step at hand; None where all drafts are chains.
     """
 
     def __init__(
@@ -41,24 +44,24 @@ class TreeRejectionSampler(KeyedRejectionSampler):
         torch.nn.Module.__init__(self)
         self.__dict__.update(sampler.__dict__)
         self._keeper, self._accept = keeper, accept
-        self._path: torch.Tensor | None = None
+        self.path: torch.Tensor | None = None
 
     def _keep(
         self, layout: DraftLayout, drafts: torch.Tensor, row_tokens: torch.Tensor
     ) -> torch.Tensor:
         trees = self._keeper.step
         if trees is None:
-            self._path = None
+            self.path = None
             return super()._keep(layout, drafts, row_tokens)
         token_ids, path = verify_tree(layout, drafts, row_tokens, trees.shapes)
-        self._path = path
+        self.path = path
         self._accept(trees, path, token_ids)
         return token_ids
 
     def _kept_rows(self, layout: DraftLayout) -> torch.Tensor:
-        if self._path is None:
+        if self.path is None:
             return super()._kept_rows(layout)
-        return (layout.first_row.unsqueeze(1) + self._path).clamp_(max=layout.num_rows - 1)
+        return (layout.first_row.unsqueeze(1) + self.path).clamp_(max=layout.num_rows - 1)
 
     def _process(
         self,
