@@ -8,7 +8,7 @@ distinct, and those of the test split are not in the train split.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 DATA_SOURCE = "word_problems"
@@ -92,6 +92,13 @@ class WordProblem:
         """The question as a model is asked it, with the example before it."""
         turns = (*EXAMPLE, ("user", self.question))
         return [{"role": role, "content": content} for role, content in turns]
+
+
+def listed(problems: Sequence[WordProblem]) -> WordProblem:
+    """Return one problem that lists others, and whose response is long."""
+    numbered = (f"{number}. {one.question}" for number, one in enumerate(problems, 1))
+    question = "\n".join(("Solve each of these problems, one after the other.", *numbered))
+    return WordProblem(question, problems[-1].answer, "list")
 
 
 def draw_problem(rng: random.Random) -> WordProblem:

@@ -43,6 +43,8 @@ class RequestIdentity:
         step: Training step that asked for the response; -1 outside training.
         split: ``"train"`` or ``"val"``.
         key: The key of the response's random numbers, a 63-bit integer.
+        prompt_tokens: Length of the request's prompt; 0 if unknown. A request with a longer prompt
+            continues an interrupted response, which follows the prompt.
     """
 
     group: str
@@ -50,6 +52,11 @@ class RequestIdentity:
     step: int
     split: str
     key: int
+    prompt_tokens: int = 0
+
+    def resumed(self, tokens: int) -> int:
+        """Return how many of a request's first `tokens` tokens its response had sampled before."""
+        return max(tokens - self.prompt_tokens, 0) if self.prompt_tokens else 0
 
     @property
     def group_key(self) -> GroupKey:

@@ -26,13 +26,14 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.config import SamConfig
+from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
@@ -343,25 +344,29 @@ class DraftSession:
 
     def end_step(self) -> None:
         """End a training step; live requests go on."""
-        self._end_and_count()
+        self._end_and_count(())
 
-    def _end_and_count(self) -> tuple[dict[str, int], dict[str, int]]:
+    def _end_and_count(
+        self, going_on: Iterable[RequestIdentity]
+    ) -> tuple[dict[str, int], dict[str, int]]:
         """End a training step; return the drafter's counters and levels, if it works."""
         self.settle()
         if self.drafter is not None:
             try:
-                self._end_step(self.drafter)
+                self._end_step(self.drafter, going_on)
                 return self.drafter.counters(), self.drafter.levels()
             except Exception:
                 self._switch_off()
         return {}, {}
 
-    def _end_step(self, drafter: SamDrafter) -> None:
+    def _end_step(self, drafter: SamDrafter, going_on: Iterable[RequestIdentity]) -> None:
         # The training step's last requests have ended since the last batch.
         live = self._requests.live
+        drafter.responses.interrupted = {one.key: one.group_key for one in going_on}
         self._follow(drafter, [one for one in self._request_ids if one in live])
         self._made.end_step()
         drafter.end_step()
+        drafter.responses.interrupted = {}
 
     def _switch_off(self) -> None:
         """Go on without a drafter; called while its exception is handled."""
@@ -377,8 +382,12 @@ class DraftSession:
         with contextlib.suppress(Exception):  # the ledger may be what failed
             self._books.follow([], live=())
 
-    def drain(self) -> dict[str, Any]:
+    def drain(self, going_on: Iterable[RequestIdentity] = ()) -> dict[str, Any]:
         """End a training step; return and reset the record since the last call.
+
+        Args:
+            going_on: identities of the responses that later engine steps continue. Another request
+                continues a response whose request has ended.
 
         Returns:
             A dict of ``steps`` (the columns of ``Bookkeeping``), ``clock_s`` and ``host`` (the
@@ -386,7 +395,7 @@ class DraftSession:
             (the fields of ``RequestTotals`` per request id), and ``counters`` (by metric without
             ``sam/``, counted since the last call; levels as they stand).
         """
-        totals, levels = self._end_and_count()
+        totals, levels = self._end_and_count(going_on)
         totals |= {
             "draft/failures": self.failures,
             "draft/record_failures": self._books.failures,

@@ -73,7 +73,7 @@ class PromptSourceConfig(Section):
 
 
 class PromptTexts(GroupedTexts[GroupKey]):
-    """One automaton per prompt, kept until its training step is over and its requests have ended.
+    """One automaton per prompt, kept until its training step is over and its responses have ended.
 
     A request without identity has no automaton here. Once a group has been given up, later requests
     of this group in the same training step get no automaton either. Requests of validation or
@@ -126,14 +126,17 @@ class PromptTexts(GroupedTexts[GroupKey]):
         super().finish(ended)
 
     def end_step(self) -> None:
-        """Free all groups; one with live requests is freed when these end."""
-        self._given_up.clear()
-        for reading in self._reading.values():
-            reading.cancel()
-        self._reading.clear()
+        """Free all groups without an interrupted response.
+
+        A group with live requests is freed when these end.
+        """
+        going_on = {*self._responses.interrupted.values()}
+        self._given_up &= going_on
+        for key in self._reading.keys() - going_on:
+            self._reading.pop(key).cancel()
         self._shared.end_step()
-        for group in list(self._groups.values()):
-            self._end(group)
+        for key in self._groups.keys() - going_on:
+            self._end(self._groups[key])
 
     def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
         """Exchange siblings' texts with other engines, if `share` is on."""

@@ -154,11 +154,24 @@ class RequestRecord:
     accepted_tokens: int = column(_INT, "draft tokens accepted")
     start_s: float = column(*_START)
     end_s: float = column(*_END)
-    finish_reason: str = column(_TEXT, "why generation ended: stop, length, abort")
+    finish_reason: str = column(
+        _TEXT,
+        "why generation ended: completed, or aborted where a weight update interrupted the "
+        "response, which another request goes on with",
+    )
     open_steps: int = column(
         _INT, "engine steps for which the gate allowed drafts, with or without a draft", 0
     )
     open_tokens: int = column(_INT, "tokens gained in open_steps", 0)
+    resumed_tokens: int | None = column(
+        _INT,
+        "last tokens of the prompt that are the response's own, sampled before an interruption; "
+        "null: recorded before there were interruptions",
+        None,
+    )
+    weights: int | None = column(
+        _INT, "training step whose update made the weights; null: unknown", None
+    )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pandas as pd
 import pytest
 
 from sam_rollout.report import panels as layout
@@ -146,3 +147,52 @@ def test_a_baseline_with_verls_own_refill_ends_when_its_engine_dies_in_a_weight_
     assert steps[1]["sam/tail/tokens"] > 0
     assert run.log.splitlines()[-1].startswith("The run failed: ")
     assert "ValueError: these weights are not wanted" in run.log.splitlines()[-1]
+
+
+def _parts(run) -> pd.DataFrame:
+    """The training responses' parts, in the order in which they ended."""
+    requests = run.folder.read("requests").to_pandas()
+    return requests[requests.split == "train"].sort_values("end_s")
+
+
+def test_interrupted_responses_go_on_and_a_resumed_run_takes_their_prompts_up(train):
+    """A weight update interrupts responses; most of them wait, because few run at once."""
+    trainer = (
+        "sam=on",
+        "trainer.v1.trainer_mode=sam_colocate_async",
+        "trainer.v1.colocate_async.num_warmup_batches=2",
+        "dynamic_sampling=none",
+        "dynamic_sampling.gen_batch_size=4",
+        "actor_rollout_ref.rollout.max_num_seqs=16",
+        "trainer.save_freq=2",
+    )
+    run = train(*trainer, "trainer.total_training_steps=2")
+    steps = run.steps
+    _assert_trained(steps, 2)
+    assert steps[1]["sam/rounds/staleness"] == 0 <= steps[2]["sam/rounds/staleness"] <= 1
+    parts = _parts(run)
+    engine = run.folder.read("engine_steps").to_pandas()
+    for step, metrics in steps.items():
+        own = engine[(engine.step == step) & (engine.split == "train")]
+        assert own.generation_tokens.sum() == metrics["sam/engine/generation_tokens"]
+        assert parts[parts.step == step].response_tokens.sum() == own.generation_tokens.sum()
+        # The time in which the policy trains is no engine step's.
+        assert own.duration_s.max() < metrics["timing_s/update_actor"]
+        assert metrics["sam/draft/failures"] == metrics["sam/draft/texts_failures"] == 0
+    interrupted = parts[parts.finish_reason == "aborted"]
+    assert len(interrupted) and (interrupted.weights == interrupted.step - 1).all()
+    continued = 0
+    for _, response in parts.groupby(["group", "sibling"]):
+        so_far = response.response_tokens.cumsum().shift(fill_value=0)
+        assert list(response.resumed_tokens) == list(so_far)
+        assert list(response.prompt_tokens - so_far) == [response.prompt_tokens.iloc[0]] * len(
+            so_far
+        )
+        assert response.weights.is_monotonic_increasing
+        assert set(response.finish_reason[:-1]) <= {"aborted"}
+        continued += len(response) > 1
+    assert continued
+    again = train(*trainer, "trainer.total_training_steps=3")
+    assert "Re-issued" in again.log
+    _assert_trained(again.steps, 3)
+    assert 0 <= again.steps[3]["sam/rounds/staleness"] <= 2

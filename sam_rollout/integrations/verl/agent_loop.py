@@ -33,6 +33,8 @@ from sam_rollout.integrations.verl.failures import (
     cause_of,
     describe,
 )
+from sam_rollout.integrations.verl.interruptions import tokens_by_weights
+from sam_rollout.integrations.verl.registered_names import TOKENS_BY_WEIGHTS
 from sam_rollout.integrations.verl.request_keys import RequestKeys
 from sam_rollout.integrations.verl.rewards import UnjudgedError, check_reward
 
@@ -85,6 +87,7 @@ class IdentityClient:
         response.first_prompt_ids = response.first_prompt_ids or tuple(prompt_ids)
         chain = response.keys.begin(prompt_ids)
         identity = self._identity_of(response, chain.name, sampling_params.get("seed"))
+        identity = replace(identity, prompt_tokens=len(prompt_ids))
         given = sampling_params.get("extra_args") or {}
         extra_args = {**given, **identity.to_extra_args()}
         sampling_params = {**sampling_params, "extra_args": extra_args}
@@ -144,9 +147,10 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
                     "the reward gave a dict without 'score': must be in it"
                 ) from error
             raise
+        final = outputs[-1]
+        final.extra_fields[TOKENS_BY_WEIGHTS] = list(tokens_by_weights.get().items())
         if self.reward_loop_worker_handles is None:
             return  # A reward model scores the whole batch later.
-        final = outputs[-1]
         # Only training groups are filtered.
         metric = self._filter_metric if _current_response.get().split == TRAIN_SPLIT else None
         check_reward(final.reward_score, final.extra_fields.get("reward_extra_info") or {}, metric)
@@ -156,6 +160,7 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     ) -> Any:
         split = VAL_SPLIT if trajectory["validate"] else TRAIN_SPLIT
         first = int(kwargs.pop(FIRST_SIBLING_COLUMN, 0))
+        tokens_by_weights.set(Counter())
         _current_response.set(
             _Response(
                 step=int(trajectory["step"]),

@@ -6,6 +6,7 @@ beforehand, in an interpreter of its own, so that imports of user code have no e
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, Note, hold
 from sam_rollout.integrations.verl.environment import experiment_variables
+from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINER_NAME, BEGIN_ANEW
 
 LIMIT_S = 60
 REWARD = "reward.custom_reward_function"
@@ -42,7 +44,8 @@ _OWN_LOOPS = {"single_turn_agent", "tool_agent"}
 _CANONICAL_REWARD = "reward"
 
 # This program loads one object as verl does (verl.utils.import_utils.load_extern_object) and prints
-# one line of JSON: what is wrong with the object's name, and the figures that its module declares.
+# one line of JSON: what is wrong with the object's name, the figures that its module declares, and
+# the module's file.
 _LOAD = """
 import importlib, importlib.util, json, os, sys
 where, name = json.loads(sys.argv[1])
@@ -56,7 +59,8 @@ wrong = ""
 if name is not None and not callable(getattr(module, name, None)):
     names = [n for n, o in vars(module).items() if callable(o) and not n.startswith("_")]
     wrong = f"is no function or class of it; it has {', '.join(names) or 'none'}"
-print(json.dumps({"wrong": wrong, "figures": list(getattr(module, "FIGURES", ()))}), flush=True)
+figures, file = list(getattr(module, "FIGURES", ())), getattr(module, "__file__", None)
+print(json.dumps({"wrong": wrong, "figures": figures, "file": file}), flush=True)
 os._exit(0)  # what the module does at exit would come behind that line
 """
 
@@ -93,7 +97,8 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
     """Load the agent loops that the configuration adds to verl's own.
 
     Raises:
-        ConfigError: A class cannot be loaded, or the default loop does not exist.
+        ConfigError: A class cannot be loaded, the default loop does not exist, or a loop asks for
+            what an asynchronous trainer's interruptions would change.
     """
     agent = config.actor_rollout_ref.rollout.agent
     field, known = f"{AGENT}.agent_loop_config_path", {*_OWN_LOOPS}
@@ -107,12 +112,27 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
             allowed = f"must be a YAML list of entries with name and _target_ ({said})"
             raise ConfigError(field, path, allowed) from error
         for loop, (module, _, name) in targets.items():
-            _load(config, f"{field}[{loop}]", module, f"{field}[{loop}]", name)
+            loaded = _load(config, f"{field}[{loop}]", module, f"{field}[{loop}]", name)
+            if loaded and config.trainer.v1.trainer_mode == ASYNC_TRAINER_NAME:
+                _check_interruptions(f"{field}[{loop}]", loaded["file"])
         known |= targets.keys()
     right = agent.default_agent_loop in known
     allowed = f"must be one of {', '.join(sorted(known))}; others are named in {field}"
     hold([(f"{AGENT}.default_agent_loop", agent.default_agent_loop, right, allowed)])
     yield Fact(agent.default_agent_loop)
+
+
+def _check_interruptions(field: str, file: str) -> None:
+    """Refuse an agent loop whose file names a sampling parameter that would begin anew."""
+    nodes = [*ast.walk(ast.parse(Path(file).read_text()))]
+    named = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    named |= {node.arg for node in nodes if isinstance(node, ast.keyword)}
+    found = [name for name in BEGIN_ANEW if name in named]
+    allowed = (
+        f"must not set {', '.join(found)} with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}: it "
+        "would begin anew where a response is interrupted"
+    )
+    hold([(field, file, not found, allowed)])
 
 
 def check_other_code(config: DictConfig) -> Iterator[Fact]:

@@ -77,6 +77,12 @@ def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
             f"must be 0 with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}, whose engines stand "
             "still when a step has its responses",
         ),
+        (
+            f"{ENGINE}.logits_processors",
+            mode != ASYNC_TRAINER_NAME or not engine.get("logits_processors"),
+            f"must be left out with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}: they would see "
+            "an interrupted response as its own prompt",
+        ),
         (f"{ROLLOUT}.name", rollout.name == ROLLOUT_NAME, f"must be {ROLLOUT_NAME!r}, always"),
         (f"{ROLLOUT}.disable_log_stats", not rollout.disable_log_stats, "must be False"),
         ("skip.rollout_tq.enable", not config.skip.rollout_tq.enable, "must be False"),

@@ -6,9 +6,11 @@ every public method is reachable through ``collective_rpc``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.integrations.vllm.batch_invariance import is_in_force
 from sam_rollout.integrations.vllm.engine_settings import (
     ENGINES_OWN_SAMPLER,
@@ -123,7 +125,13 @@ class SamWorkerExtension:
         if hasattr(drafter, "pause"):
             drafter.pause(paused)
 
-    def sam_drain(self) -> dict[str, Any] | None:
-        """Return the drafter's records since the last call; None without a drafter."""
+    def sam_drain(self, going_on: Sequence[dict] = ()) -> dict[str, Any] | None:
+        """Return the drafter's records since the last call; None without a drafter.
+
+        Args:
+            going_on: Fields of the identities of responses that go on in later engine steps.
+        """
         drafter = self._proposer()
-        return drafter.drain() if hasattr(drafter, "drain") else None
+        if not hasattr(drafter, "drain"):
+            return None
+        return drafter.drain([RequestIdentity(**one) for one in going_on])

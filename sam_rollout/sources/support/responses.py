@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
+from sam_rollout.core.identity import TRAIN_SPLIT, GroupKey, RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.support.seeds import Seed, empty_seed, read_texts
@@ -85,6 +85,8 @@ class Responses:
 
     Attributes:
         ended: the responses that the last call of `finish` ended, by request.
+        interrupted: the group of each response that goes on later, by the response's key. The
+            request that continues it has its whole text, so nothing is kept when its request ends.
         failures: disk errors; at most one, since the disk is left alone after it.
         dropped: responses that were not kept because the disk was too slow.
         heard: responses of other engines that were kept.
@@ -108,6 +110,7 @@ class Responses:
         self._waiting_bytes = 0
         self._is_wanted = self._off = False
         self.ended: dict[str, Ended] = {}
+        self.interrupted: Mapping[int, GroupKey] = {}
         self.failures = self.dropped = self.heard = 0
 
     @property
@@ -135,7 +138,8 @@ class Responses:
         """Learn which request is in which row; arguments as in `Source.bind`."""
         for row, (request_id, identity) in enumerate(zip(request_ids, identities, strict=True)):
             if request_id not in self._live and identity is not None:
-                self._live[request_id] = (identity, self._recorder.open())
+                slot = self._recorder.open(identity.prompt_tokens)
+                self._live[request_id] = (identity, slot)
             _, self._slots[row] = self._live.get(request_id, (None, _NO_SLOT))
 
     def record(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
@@ -160,7 +164,7 @@ class Responses:
                 continue
             self._slots[self._slots == slot] = _NO_SLOT
             text = self._recorder.take(slot)
-            if len(text):
+            if len(text) and identity.key not in self.interrupted:
                 self.ended[request_id] = Ended(identity, text)
                 if is_of_training(identity):
                     self._keep(identity.group, identity.step, text)

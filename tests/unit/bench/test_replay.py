@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from sam_rollout.bench import sides
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
 from sam_rollout.bench.replay import Replay, accepted_tokens, replay
-from sam_rollout.bench.sides import OwnSession, Session
+from sam_rollout.bench.sessions import Session
 from sam_rollout.telemetry.traces import Trace
 
 
@@ -36,11 +37,19 @@ def trace(prompt: list[int], response: list[int], group: str = "g", sibling: int
 
 
 @pytest.mark.parametrize(
-    ("draft", "at", "right"),
-    [([], 0, 0), ([1, 2, 3], 0, 3), ([1, 9, 3], 0, 1), ([9, 2], 0, 0), ([3, 4, 5], 2, 2)],
+    ("draft", "parents", "right"),
+    [
+        ([], None, 0),
+        ([1, 2, 3], None, 3),
+        ([1, 9, 3], None, 1),
+        ([9, 2], None, 0),
+        ([1, 2, 3, 4, 5], None, 4),
+        ([9, 1, 8, 2], [-1, -1, 0, 1], 2),  # a tree: 9 8, and 1 2
+        ([1, 9, 2], [-1, 0, 1], 1),
+    ],
 )
-def test_a_draft_counts_up_to_its_first_mismatch_and_the_text_s_end(draft, at, right):
-    assert accepted_tokens(draft, [1, 2, 3, 4], at) == right
+def test_a_draft_counts_up_to_its_first_mismatch_and_the_text_s_end(draft, parents, right):
+    assert accepted_tokens(draft, [1, 2, 3, 4], parents) == right
 
 
 def test_steps_tokens_and_drafts_are_those_counted_by_hand():
@@ -102,6 +111,7 @@ def test_the_plain_automaton_agrees_with_brute_force(alphabet):
 
 def test_our_drafter_replays_a_periodic_text_in_few_steps():
     result = Replay()
-    replay(OwnSession({}, "fixed", 3, 1, 200), [trace([1, 2, 3], [1, 2, 3] * 20)], result)
+    (own,) = [side for side in sides.all_sides() if side.name == sides.OWN]
+    replay(own.open(3, 1, 200), [trace([1, 2, 3], [1, 2, 3] * 20)], result)
     # 59 tokens behind the first: every step yields four once a token has repeated.
     assert (result.tokens, result.steps) == (59, 15)

@@ -528,3 +528,13 @@ def test_a_look_waits_for_a_model_only_where_its_passes_pay(pays):
     assert made.take() is None
     waits = made.ask(decode(1), was_open=False, is_open=False, looks=True)
     assert (waits, made.wanted) == (pays, pays)
+
+
+def test_a_group_lives_on_while_one_of_its_responses_is_interrupted():
+    engine = Engine(siblings=True)
+    engine.add_siblings([9, *PERIOD], "a", "b")
+    engine.step("a", "b")
+    interrupted = engine.identities["b"]
+    engine.texts.clear()  # both requests have ended
+    assert engine.session.drain([interrupted])["counters"]["draft/prompt_groups"] == 1
+    assert engine.counter("prompt_groups") == 0, "it did not come back"

@@ -1,10 +1,12 @@
 """Responses of earlier steps: whose are drafted from, what is kept, and what a bad disk costs."""
 
+import dataclasses
 from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
+from sam_rollout.automaton.recorder import CONTEXT
 from sam_rollout.sources import UNKNOWN_VOCABULARY, Piece
 from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import TextStore
@@ -94,6 +96,34 @@ def test_other_traffic_is_neither_kept_nor_drafted_for(tmp_path, who):
     assert not list(tmp_path.glob("0*"))
     responded(drafter, "b", identity(step=1))
     assert continued(drafter, "c", who, RESPONSE[:9]) == []
+
+
+def test_an_interrupted_response_is_kept_once_and_its_siblings_meanwhile(tmp_path):
+    drafter = make_drafter(tmp_path)
+    ended, cut = identity(step=1), identity(step=1, sibling=1)
+    cut = dataclasses.replace(cut, prompt_tokens=len(PROMPT))
+    drafter.admit("a", ended)
+    drafter.admit("b", cut)
+    other = [300, *RESPONSE[1:]]
+    for end in (1, 20):
+        step(drafter, {"a": PROMPT + RESPONSE[:end], "b": PROMPT + other[:end]})
+    drafter.finish(["a"])
+    drafter.responses.interrupted = {cut.key: cut.group_key}
+    drafter.finish(["b"])
+    drafter.end_step()
+    drafter.responses.interrupted = {}
+    drafter.admit("c", cut)
+    assert counter(drafter, "prompt_groups") == 1
+    drafts = step(drafter, {"c": PROMPT + other[:10]})["c"]
+    assert drafts == other[10:13], "its siblings' texts are there"
+    step(drafter, {"c": PROMPT + other})
+    drafter.finish(["c"])
+    drafter.end_step()
+    drafter.wait()
+    assert counter(drafter, "prompt_groups") == 0
+    texts = sorted(text[-len(other) :] for text in kept(tmp_path))
+    assert [len(text) for text in texts] == [20 + CONTEXT, len(other)]
+    assert texts[1] == other
 
 
 def test_without_earlier_steps_nothing_is_read(tmp_path):

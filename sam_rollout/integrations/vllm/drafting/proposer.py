@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import pkgutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -373,11 +373,11 @@ class SamProposer:
         """Exchange texts with other engines; ranks without a session return nothing."""
         return self.session.exchange_texts(origin, pieces) if self.session else []
 
-    def drain(self) -> dict[str, Any] | None:
+    def drain(self, going_on: Iterable[RequestIdentity] = ()) -> dict[str, Any] | None:
         """Return the record of ``DraftSession.drain``; None on ranks without a session."""
         if self.session is None:
             return None
-        report = self.session.drain()
+        report = self.session.drain(going_on)
         if self._engine_drafter is not None:
             report["counters"] |= self._engine_drafter.take_counters()
         return report

@@ -72,6 +72,11 @@ class EngineRecorders(StatLoggerBase):
         for recorder in self.recorders:
             recorder.work_arrived()
 
+    def paused(self) -> None:
+        """Stop all clocks, because the server interrupted its requests."""
+        for recorder in self.recorders:
+            recorder.paused()
+
     def record(
         self,
         scheduler_stats: Any,

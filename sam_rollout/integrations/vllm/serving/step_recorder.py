@@ -35,6 +35,10 @@ class EngineStepRecorder:
         if self._last_s is None:
             self._last_s = time.monotonic()
 
+    def paused(self) -> None:
+        """Stop the clock: the engine computes nothing until work arrives."""
+        self._last_s = None
+
     def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
         """Record an engine step from vLLM's statistics."""
         if scheduler_stats is None:

@@ -57,7 +57,7 @@ def _shape(
         first[i], branches[i] = ends[i] - counts[i] - 1, 0
         for j in range(most):
             # A place without a token hangs on the one before it: its depth is its place.
-            parent = j - 1
+            parent = np.int64(j - 1)
             if j < counts[i] and kept[i] >= 0:
                 parent = np.int64(kept_parents[kept[i], j])
             branches[i] |= parent != j - 1
@@ -154,4 +154,4 @@ class TreeKeeper:
         # what keys random numbers is where a token would be in the text.
         at, back = torch.from_numpy(moved[:, :count]).to(device, non_blocking=True)
         runner.positions.index_add_(0, at, back)
-        return StepTrees(shapes, *nodes, counts, first, branching)
+        return StepTrees(shapes, nodes[0], nodes[1], counts, first, branching)
