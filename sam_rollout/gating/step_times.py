@@ -32,8 +32,8 @@ _WARM_UP = _FIRST_FITS[0]  # before that nothing is expected, and nothing called
 _OUTLIER = 2.0
 # A cell with fewer steps is not known: its steps may lie far from what is expected.
 _KNOWN = 4
-# After so many steps without one of its own, what a cell has seen counts as that few steps at most.
-# The line may have moved since: it explains dearer trees by longer texts, say.
+# Steps without one in a cell after which its earlier ones count as `_KNOWN` steps at most. The line
+# may have moved since: it explains dearer trees by longer texts, say.
 _OLD = 256
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
