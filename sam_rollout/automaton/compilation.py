@@ -24,8 +24,9 @@ from numba import types
 
 logger = logging.getLogger(__name__)
 
-# A kernel depends on all of these, since kernels use one another's column numbers and helpers.
-_SOURCES = sorted(Path(__file__).parent.glob("*.py"))
+# A kernel depends on these folders and on its own, since kernels use one another's column numbers
+# and helpers.
+_FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "core")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +102,9 @@ def _name_after_content(kernel: Any) -> None:
     """Make the name of the kernel's cache files depend on source, numba and processor."""
     function = kernel.py_func
     content = hashlib.sha256()
-    for path in (Path(inspect.getfile(function)), *_SOURCES):
-        content.update(path.read_bytes())
+    for folder in (Path(inspect.getfile(function)).parent, *_FOLDERS):
+        for path in sorted(folder.glob("*.py")):
+            content.update(path.read_bytes())
     # The target triple, processor and features for which numba generates code.
     target = kernel.targetctx.codegen().magic_tuple()
     content.update(repr((numba.__version__, target)).encode())

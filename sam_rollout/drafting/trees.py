@@ -79,6 +79,9 @@ _CHANCE_CLASSES = SUMS * _RANKS * _DEPTHS * _BEFORE
 _ASSUMED_OF_OTHERS = 0.15  # chance of a token that is not the likeliest, before any was seen
 _LEAST = 1e-3  # chance of a token that is worth looking at
 _CHILDREN = 8  # most candidates that follow one token
+# Only after a token with this chance, divided by k, are others than the likeliest continuations
+# looked up. After a less likely one none of them would be among the k tokens of a tree.
+_BRANCHES = 0.8
 # Tokens whose followers are looked up together, so that their waits for memory overlap; none of
 # them has less than half the chance of the first.
 _AT_ONCE, _NEAR = 8, 0.5
@@ -258,6 +261,7 @@ def _grow(
     asked, waiting, tokens, classes, origin = lists[0], lists[1], lists[2], lists[3], lists[4]
     counts, held_back = out_columns[COUNTS], out_columns[HELD_BACK]
     lookups = size = drafted = total = unknown = 0
+    branches_from = _BRANCHES / out_tokens.shape[1]
     for i in range(rows):
         counts[i] = held_back[i] = 0
         out_columns[SOURCE, i] = NO_SOURCE
@@ -282,13 +286,16 @@ def _grow(
         vote_lanes(lanes, tasks, asked, count, waiting)
         for number in range(first, lookups):
             i, node = row_of[number - first], node_of[number - first]
-            count = _named(i, number, places, lanes, tasks, tokens, classes, origin, weights)
-            num_votes[number] = count
-            for n in range(count):
-                votes[number, 0, n], votes[number, 1, n] = tokens[n], classes[n]
             depth, share = nodes[i, 1, node], 1.0
             if node > 0:
                 share = chances[i, node - 1]
+            count = _named(
+                i, number, places, lanes, tasks, tokens, classes, origin, weights,
+                share >= branches_from,
+            )  # fmt: skip
+            num_votes[number] = count
+            for n in range(count):
+                votes[number, 0, n], votes[number, 1, n] = tokens[n], classes[n]
             distinct = min(_rank(tokens, classes, weights, count, sums), _CHILDREN)
             if node == 0 and count > 0:
                 out_columns[SOURCE, i] = origin_of(
@@ -350,14 +357,14 @@ def _copy_lanes(lanes_of, tasks_of, source, target, count):
 
 
 @_inlined
-def _named(i, number, places, lanes, tasks, tokens, classes, origin, weights):
-    """Gather all votes of a look-up; return their number."""
+def _named(i, number, places, lanes, tasks, tokens, classes, origin, weights, branches):
+    """Gather the votes of a look-up, with `branches` all of them; return their number."""
     sources = places.shape[0]
     texts, count = collect(i, i - number, places, lanes, tasks, tokens, classes, origin, weights)
     for n in range(texts, count):
         tell_agreement(tokens, classes, weights, texts, n)
     for s in range(sources):
-        if places[s, i, PLACE_KIND] == LIVE:
+        if branches and places[s, i, PLACE_KIND] == LIVE:
             before = count
             count = take_other_votes(lanes, tasks, number * sources + s, tokens, classes, count)
             for n in range(before, count):

@@ -31,8 +31,8 @@ _FIRST_FITS = (8, 16, 32)  # steps after which the line is fitted at first
 _WARM_UP = _FIRST_FITS[0]  # steps before which nothing is expected, and nothing is an outlier
 _OUTLIER = 2.0  # factor between the times of a step and of an outlier
 _KNOWN = 4  # steps of a known cell; other cells may lie far from what is expected
-# Steps without one of a cell's own after which all that the cell has seen counts as this many steps
-# at most. The line may have moved since: it explains dearer trees by longer texts, say.
+# Steps without one in a cell after which its earlier ones count as `_KNOWN` steps at most. The line
+# may have moved since: it explains dearer trees by longer texts, say.
 _OLD = 256
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
