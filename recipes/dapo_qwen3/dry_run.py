@@ -155,8 +155,9 @@ def _batch_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> Rows:
 
 def _speculation_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> Rows:
     sam, tail = run.sam.to_mapping(), {"tail threshold": run.telemetry.tail_threshold}
+    decided = {f"decided ({n})": line for n, line in enumerate(run.decisions, 1)}
     if not run.sam.enabled:
-        return {"sam.enabled": "false", **tail}
+        return {"sam.enabled": "false"} | decided | tail
     kept = draft_texts(config, run).bytes_of(run.sam)
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in kept.items())
     rows = {
@@ -170,7 +171,6 @@ def _speculation_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> 
     if model.enabled:
         drafts = f"up to {model.max_tokens} tokens a step; {drafter_size(run.sam, layout)[1]}"
         rows["model that drafts"] = f"{model.method} {model.path}".strip() + f": {drafts}"
-    decided = {f"decided ({n})": line for n, line in enumerate(run.decisions, 1)}
     return rows | decided | tail
 
 

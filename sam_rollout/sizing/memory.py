@@ -141,6 +141,7 @@ def plan_memory(
         "weights": rollout_weights(shape, rollout),
         "weights of the drafting model": limits.drafter.weights,
         "sampling without drafts": sampling_bytes(shape, limits.max_num_seqs),
+        "states of linear attention": limits.max_num_seqs * shape.state_bytes(rollout.tensor),
         "driver and communication": hardware.runtime_gib * GIB,
     }
     share = limits.memory_fraction * hardware.memory_gib * GIB

@@ -26,6 +26,8 @@ SUPPORTED_VERSIONS = {
 }
 # Read for the names that the plugin for vllm-ascend wraps, but never run, and refused by it.
 PROBED_ASCEND = ("0.24", "0.25", "0.26")
+# Read for every name, but never run: docs/clusters.md, "Other releases of vLLM".
+PROBED_VLLM = ("0.29", "0.30")
 ASCEND_VERSIONS = (*SUPPORTED_VERSIONS["vllm_ascend"], *PROBED_ASCEND)
 
 Reason = str | tuple[str, ...]
@@ -45,11 +47,12 @@ class Row:
     bases: tuple[str, ...] = ()
     # Members that its implementations must define, all of them.
     abstract: tuple[str, ...] | None = None
-    versions: tuple[str, ...] = ()  # default: every supported version of the package
+    versions: tuple[str, ...] = ()  # default: every supported and probed version of the package
 
     def supported_versions(self) -> tuple[str, ...]:
         """Versions that the row is checked against."""
-        return self.versions or SUPPORTED_VERSIONS[self.package]
+        probed = PROBED_VLLM if self.package == "vllm" else ()
+        return self.versions or (*SUPPORTED_VERSIONS[self.package], *probed)
 
 
 def rows(package: str, table: Table, versions: tuple[str, ...] = ()) -> list[Row]:
@@ -1195,19 +1198,20 @@ ABSTRACT = [
     ),
 ]  # fmt: skip
 
+SINCE_024 = ("0.24", *PROBED_VLLM, VLLM_CPU_INSTALLED)
 CONTRACT = [
     *rows("vllm", VLLM_SAMPLERS),
     *rows("vllm", VLLM_PROPOSER),
     *rows("vllm", VLLM_LATE_BINDING),
-    *rows("vllm", VLLM_LATE_BINDING_BY_NUMBER, ("0.24", VLLM_CPU_INSTALLED)),
+    *rows("vllm", VLLM_LATE_BINDING_BY_NUMBER, SINCE_024),
     *rows("vllm_ascend", VLLM_ASCEND_LATE_BINDING),
     *rows("vllm", VLLM_DRAFTS_WITH_OUTPUT),
-    *rows("vllm", VLLM_GRAMMARS, (VLLM_CPU_INSTALLED,)),
-    *rows("vllm", VLLM_ENGINE_DRAFTER, ("0.24", VLLM_CPU_INSTALLED)),
-    *rows("vllm", VLLM_ASKS_FOR_DRAFTS, ("0.24", VLLM_CPU_INSTALLED)),
+    *rows("vllm", VLLM_GRAMMARS, ("0.30", VLLM_CPU_INSTALLED)),
+    *rows("vllm", VLLM_ENGINE_DRAFTER, SINCE_024),
+    *rows("vllm", VLLM_ASKS_FOR_DRAFTS, SINCE_024),
     *rows("vllm", VLLM_ASKS_FOR_DRAFTS_023, ("0.23",)),
     *rows("vllm_ascend", VLLM_ASCEND_ENGINE_DRAFTER),
-    *rows("vllm", VLLM_EXPERTS_024, ("0.23", "0.24")),
+    *rows("vllm", VLLM_EXPERTS_024, ("0.23", "0.24", *PROBED_VLLM)),
     *rows("vllm", VLLM_EXPERTS, (VLLM_CPU_INSTALLED,)),
     *rows("vllm", VLLM_GRAPHS),
     *rows("vllm", VLLM_DATA_PARALLEL),
@@ -1215,7 +1219,7 @@ CONTRACT = [
     *rows("vllm", VLLM_CONFIGURATION),
     *rows("vllm", VLLM_STATISTICS),
     *rows("vllm", VLLM_CPU_WORKAROUNDS, (VLLM_CPU_INSTALLED,)),
-    *rows("vllm", VLLM_TREES, (VLLM_CPU_INSTALLED,)),
+    *rows("vllm", VLLM_TREES, (*PROBED_VLLM, VLLM_CPU_INSTALLED)),
     *rows("vllm", VLLM_SECOND_RUNNER, (VLLM_CPU_INSTALLED,)),
     *rows("vllm_ascend", VLLM_ASCEND_WRAPPED, ASCEND_VERSIONS),
     *rows("vllm_ascend", VLLM_ASCEND),
@@ -1228,9 +1232,9 @@ CONTRACT = [
     *rows("verl", VERL_AGENT_LOOP),
     *rows("verl", VERL_DEATHS),
     *rows("vllm", VLLM_DEATHS),
-    *rows("vllm", VLLM_TIES, (VLLM_CPU_INSTALLED,)),
+    *rows("vllm", VLLM_TIES, (*PROBED_VLLM, VLLM_CPU_INSTALLED)),
     *rows("vllm", VLLM_BATCH_INVARIANT_024, ("0.23", "0.24")),
-    *rows("vllm", VLLM_BATCH_INVARIANT, (VLLM_CPU_INSTALLED,)),
+    *rows("vllm", VLLM_BATCH_INVARIANT, (*PROBED_VLLM, VLLM_CPU_INSTALLED)),
     *rows("vllm_ascend", VLLM_ASCEND_BATCH_INVARIANT),
     *rows("verl", VERL_PLATFORM),
     *ABSTRACT,

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import ARTICLE, ConfigError, RunConfig, SamConfig
+from sam_rollout.integrations.vllm.hybrids import WITHOUT_DRAFTS
 from sam_rollout.sizing import HardwareConfig, ModelShape
 from tests.pages import ROOT
 from tests.settings_checks import check
@@ -112,6 +113,7 @@ def test_every_experiment_can_be_run(path, capsys):
 
 
 OURS = ["qwen3_32b_910c", "qwen3_235b_910c", "qwen3_32b_cuda", "qwen3_8b_cuda"]
+HYBRIDS = [f"qwen3_5_{name}" for name in ("27b_cuda", "27b_910c", "35b_a3b_cuda", "35b_a3b_910c")]
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -121,7 +123,17 @@ def test_our_presets_can_be_run_with_a_head(name, capsys):
     assert capsys.readouterr().out == "", "no notes on the settings we ship"
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_presets_of_hybrids_do_not_draft(name):
+    """Also where they are asked for, by sizes alone: the model is on no machine of ours."""
+    preset = check(composed(f"experiment={name}"))
+    assert (preset.sam.enabled, preset.sampler.kind, preset.decisions) == (False, "stock", ())
+    for option in ("on", "article"):
+        asked = check(composed(f"experiment={name}", f"sam={option}"))
+        assert (asked.sam.enabled, asked.decisions) == (False, (WITHOUT_DRAFTS,)), option
+
+
+@pytest.mark.parametrize("name", OURS + HYBRIDS)
 def test_presets_that_save_do_not_keep_every_checkpoint(name):
     trainer = composed(f"experiment={name}").trainer
     assert trainer.save_freq > 0 and 0 < trainer.max_actor_ckpt_to_keep <= 2

@@ -191,6 +191,9 @@ def _rollout_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
     field = f"{ROLLOUT}.tensor_model_parallel_size"
     yield _divides(field, layout.tensor, shape.heads, "model_shape.heads")
     yield _fits(field, layout.tensor, shape.kv_heads, "model_shape.kv_heads")
+    if shape.linear_layers:
+        heads = math.gcd(shape.linear_key_heads, shape.linear_value_heads)
+        yield _divides(field, layout.tensor, heads, "model_shape.linear_{key,value}_heads, both")
     if not shape.experts:
         yield _divides(field, layout.tensor, shape.intermediate, "model_shape.intermediate")
     elif layout.expert == 1:

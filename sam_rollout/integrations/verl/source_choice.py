@@ -20,7 +20,7 @@ from sam_rollout.automaton.interface import places_of
 from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.data_checks import data_files
 from sam_rollout.integrations.verl.layouts import rollout_layout
-from sam_rollout.integrations.verl.policy_model import read_config
+from sam_rollout.integrations.verl.policy_model import policy_shape, read_config
 from sam_rollout.integrations.vllm.hybrids import WITHOUT_DRAFTS, is_hybrid
 from sam_rollout.sizing import DraftTexts, RolloutRound
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
@@ -46,9 +46,14 @@ def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
     """
     sam, lines = _settled(config, run)
     decisions = tuple(lines) if run.sam.enabled else ()
-    if run.sam.enabled and is_hybrid(read_config(config) or {}):
+    if run.sam.enabled and _is_hybrid(config):
         sam, decisions = replace(sam, enabled=False), (WITHOUT_DRAFTS,)
     return replace(run, sam=sam, decisions=decisions)
+
+
+def _is_hybrid(config: DictConfig) -> bool:
+    own = read_config(config)
+    return bool(policy_shape(config)[0].linear_layers) if own is None else is_hybrid(own)
 
 
 def draft_texts(config: DictConfig, run: RunConfig) -> DraftTexts:

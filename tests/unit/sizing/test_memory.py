@@ -95,6 +95,13 @@ def test_a_model_that_drafts_takes_from_the_kv_cache_and_grows_its_tokens(dense)
     assert joined.kv_tokens == int(joined.rollout[KV_CACHE] // (token * 65 / 64))
 
 
+def test_states_of_a_hybrid_take_from_the_kv_cache(hybrid):
+    few, many = (plan(hybrid, max_num_seqs=n, verified_requests=0) for n in (64, 128))
+    states = [found.rollout["states of linear attention"] for found in (few, many)]
+    assert states == [64 * hybrid.state_bytes(8), 128 * hybrid.state_bytes(8)]
+    assert many.kv_tokens < few.kv_tokens
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

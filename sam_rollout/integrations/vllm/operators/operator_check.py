@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sam_rollout.config import GateConfig, SamConfig
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.core.limits import MAX_DRAFT_TOKENS
 from sam_rollout.integrations.vllm.engine_settings import METHOD
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
@@ -34,6 +34,9 @@ DECODED_AGAIN = 0  # draft tokens per step when texts are decoded a second time
 # Names of classes, because importing them would import vLLM before its environment is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
+
+# The sampler of a rollout; on some CPUs, the sampler decides about the kernels.
+SAMPLER = RolloutSamplerConfig("coupled")
 
 # A text's columns "logprobs", "top" and "widths", with a value per token: see `TextScores.drain`.
 Scores = dict[str, list]
@@ -222,7 +225,7 @@ def _sample(
 ) -> tuple[list[list[int]], list[Scores]]:
     """Sample the texts in an engine without drafts; return tokens and scores of each."""
     # This engine does not use the worker extension, but a process has one for all its engines.
-    with offline_engine(check.model, SamConfig(enabled=False), **arguments) as engine:
+    with offline_engine(check.model, SamConfig(enabled=False), SAMPLER, **arguments) as engine:
         own = [
             {"max_tokens": check.max_tokens, "logprobs": 1, "seed": check.seed + number}
             for number in range(len(prompts))
@@ -252,8 +255,9 @@ def _verify(
     k = max(draft_tokens)
     sam = SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", check.prompts))
     speculative = {"method": METHOD, "model": PROPOSER, "num_speculative_tokens": k}
+    arguments = {**arguments, "speculative_config": speculative}
     passes = []
-    with offline_engine(check.model, sam, speculative_config=speculative, **arguments) as engine:
+    with offline_engine(check.model, sam, SAMPLER, **arguments) as engine:
         from sam_rollout.integrations.vllm.operators.known_text import known_text_arguments
 
         engine.collective_rpc("known_text_install")

@@ -33,7 +33,7 @@ from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockst
 from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.sources.model import BY_PASSES
 
-# Releases for which the contract rows of both schedulers are checked.
+# Releases that ours is made for, and in which the contract rows of both schedulers hold.
 KNOWN_RELEASES = ((0, 24), (0, 31))
 # The same for the synchronous scheduler with a draft model, whose number of passes it sets.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
