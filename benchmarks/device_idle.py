@@ -79,11 +79,7 @@ def measure(
 ) -> dict[str, float]:
     """Measure one cell: mean milliseconds of the idle device in a step, and of its parts.
 
-    Args:
-        engine: The engine of a side.
-        known: Prompts and responses, `texts`.
-        cell: Milliseconds of a step on the device, and number of requests.
-        number: Makes the identities of the cell's requests unique.
+    `known` are the `texts`; `number` makes the identities of the cell's requests unique.
 
     Raises:
         RuntimeError: A text is not the known one.

@@ -35,7 +35,8 @@ DECODED_AGAIN = 0  # draft tokens per step when texts are decoded a second time
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
-SAMPLER = RolloutSamplerConfig("coupled")  # a rollout's: on some CPUs it decides on kernels
+# The sampler of a rollout; on some CPUs, the sampler decides about the kernels.
+SAMPLER = RolloutSamplerConfig("coupled")
 
 # A text's columns "logprobs", "top" and "widths", with a value per token: see `TextScores.drain`.
 Scores = dict[str, list]
@@ -47,13 +48,23 @@ class OperatorCheckError(RuntimeError):
 
 @dataclass(frozen=True)
 class OperatorCheck:
-    """The settings of a check."""
+    """The settings of a check.
 
-    model: str  # checkpoint folder or hub name
+    Attributes:
+        model: Checkpoint folder or hub name.
+        dtype: The engine's dtype, one of ``DTYPES``.
+        draft_tokens: Numbers of draft tokens per step; each is checked in a separate engine.
+        max_tokens: Length of every text; the end-of-text token does not end it.
+        prompts: Number of texts; all run at once.
+        seed: Seed of the sampled texts.
+        tensor_parallel_size: Number of devices that share the model.
+    """
+
+    model: str
     dtype: str = "bfloat16"
-    draft_tokens: tuple[int, ...] = (1, 3, 8)  # per step, each number in an engine of its own
-    max_tokens: int = 512  # length of every text; the end-of-text token does not end it
-    prompts: int = 8  # texts, which run all at once
+    draft_tokens: tuple[int, ...] = (1, 3, 8)
+    max_tokens: int = 512
+    prompts: int = 8
     seed: int = 0
     tensor_parallel_size: int = 1
 
@@ -74,11 +85,15 @@ class OperatorCheck:
 def differences(
     contexts: Sequence[int], reference: Sequence[Scores], verified: Sequence[Scores], width: int
 ) -> list[dict[str, Any]]:
-    """Compare two scorings of the same texts (``TextScores.drain``) by length of context.
+    """Compare two scorings of the same texts by length of context.
 
     A token counts if ``verified`` scored it together with others, ``width`` in all. A text's first
-    token does not count, because both sides score it in the prefill. ``contexts`` are the prompts'
-    lengths.
+    token does not count, because both sides score it in the prefill.
+
+    Args:
+        contexts: Tokens of each text's prompt.
+        reference, verified: The scores of each text (``TextScores.drain``).
+        width: Number of positions that a step scores together.
 
     Returns:
         A row for each range of context lengths, ``low <= length < high``; the last row is for all
@@ -150,6 +165,9 @@ def run(check: OperatorCheck) -> dict[str, Any]:
         ``rows``, one for each number of drafts (``draft_tokens``; 0 is decoded again), with the
         rows of ``differences`` in ``by_length`` and ``overall``; and ``maximum``, the largest
         difference over all numbers of drafts except 0.
+
+    Raises:
+        OperatorCheckError: The engine verified no whole group of drafts.
     """
     prepare_environment()
     prompts = prompts_of(check.model, check.prompts)
