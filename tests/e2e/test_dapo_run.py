@@ -151,14 +151,15 @@ def _parts(run) -> pd.DataFrame:
 
 
 def test_interrupted_responses_go_on_and_a_resumed_run_takes_their_prompts_up(train):
-    """A weight update interrupts responses; most of them wait, because few run at once."""
+    """Few of many responses run at once, so that some do when a step has its own."""
     trainer = (
         "sam=on",
         "trainer.v1.trainer_mode=sam_colocate_async",
-        "trainer.v1.colocate_async.num_warmup_batches=2",
+        "trainer.v1.colocate_async.num_warmup_batches=4",
         "dynamic_sampling=none",
         "dynamic_sampling.gen_batch_size=4",
-        "actor_rollout_ref.rollout.max_num_seqs=16",
+        "actor_rollout_ref.rollout.max_num_seqs=8",
+        "trainer.val_before_train=true",  # later the reward's first call would take long
         "trainer.save_freq=2",
     )
     run = train(*trainer, "trainer.total_training_steps=2")
