@@ -8,12 +8,8 @@ has the same random numbers, so all sides train on the same responses. The first
 left out, because it includes lazy initialisation. Other programs on the machine disturb times.
 Therefore the record also has each run's engine steps and its engine's processor time. The unfair
 run has another seed and shorter responses. It shows, and a test checks, that a comparison reports
-such differences.
-
-Finished runs stay in the work folder, so that an interrupted recording can continue. The program
-writes below benchmarks/results: a small copy of every run with its texts (``runs/``), both
-comparisons as JSON and HTML, a picture, and a screenshot if a Chromium is installed. ``--again``
-writes these files from the stored runs, for changes of the comparison; machine and date stay.
+such differences. Two more sides stand beside the comparison: `chains` drafts without draws, and
+`trees` lets the gate choose between chains and trees.
 """
 
 from __future__ import annotations
@@ -24,6 +20,8 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+
+import pyarrow.compute as pc
 
 from benchmarks import measuring
 from benchmarks.recorded_comparison import (
@@ -45,7 +43,12 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 # Name of a side -> its overrides; the first side is the baseline.
 SIDES = {"off": ("sam=off",), "on": ("sam=on",)}
-ENGINE_STEPS = "sam/engine/steps"
+# Chains of copied text only, as drafters have them that know no draws; and trees by the gate.
+MORE_SIDES = {
+    "chains": ("sam=on", "sam.draft_shape=chain", "sam.sources.draws.enabled=false"),
+    "trees": ("sam=on", "sam.draft_shape=auto", "sam.max_draft_tokens=16"),
+}
+TAIL = 16  # most running requests in the tail, as in the experiments
 UNFAIR_RUN = "other-seed-shorter"
 UNFAIR_OVERRIDES = (
     "actor_rollout_ref.rollout.seed=7",
@@ -58,9 +61,10 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 def plan(repeats: int, steps: int, unfair_steps: int) -> dict[str, tuple[str, ...]]:
     """Return name -> overrides of every run, in order; the sides begin in turns."""
     runs: dict[str, tuple[str, ...]] = {}
+    sides = SIDES | MORE_SIDES
     for number in range(1, repeats + 1):
-        for side in SIDES if number % 2 else reversed(SIDES):
-            runs[f"{side}-{number}"] = (*SIDES[side], _steps(steps))
+        for side in sides if number % 2 else reversed(sides):
+            runs[f"{side}-{number}"] = (*sides[side], _steps(steps))
     return runs | {UNFAIR_RUN: ("sam=on", _steps(unfair_steps), *UNFAIR_OVERRIDES)}
 
 
@@ -78,14 +82,11 @@ def pairs(repeats: int) -> dict[str, Any]:
 
 
 def beside_the_clock(work_dir: Path, repeats: int) -> dict[str, Any]:
-    """Return engine steps and processor time of every run without its first step, and ratios."""
+    """Return the figures of every run, and their ratios to the baseline's."""
     found: dict[str, dict[str, list[float]]] = {}
-    for side in SIDES:
-        runs = [work_dir / f"{side}-{number}" for number in range(1, repeats + 1)]
-        found[side] = {
-            "engine_steps": [_engine_steps(run) for run in runs],
-            "engine_cpu_s": [read_cpu_s(run) for run in runs],
-        }
+    for side in SIDES | MORE_SIDES:
+        runs = [figures_of(work_dir / f"{side}-{number}") for number in range(1, repeats + 1)]
+        found[side] = {name: [one[name] for one in runs] for name in runs[0]}
     base = dict(found[next(iter(SIDES))])
     for own in found.values():
         for name, column in base.items():
@@ -93,9 +94,17 @@ def beside_the_clock(work_dir: Path, repeats: int) -> dict[str, Any]:
     return found
 
 
-def _engine_steps(run: Path) -> float:
-    steps = RunFolder(run).read_train_steps()
-    return sum(values[ENGINE_STEPS] for step, values in steps.items() if step != min(steps))
+def figures_of(run: Path) -> dict[str, float]:
+    """Return sums over a run's training steps without the first one."""
+    steps = RunFolder(run).read("engine_steps")
+    steps = steps.filter(pc.equal(steps["split"], "train"))
+    steps = steps.filter(pc.greater(steps["step"], pc.min(steps["step"])))
+    return {
+        "rollout_s": pc.sum(steps["duration_s"]).as_py(),
+        "engine steps": len(steps),
+        "engine steps of the tail": pc.sum(pc.less_equal(steps["running"], TAIL)).as_py(),
+        "engine_cpu_s": read_cpu_s(run),
+    }
 
 
 def finished(run_dir: Path, overrides: tuple[str, ...]) -> bool:
@@ -147,7 +156,7 @@ def main() -> None:
         recorded = "rollout_telemetry.record_traces=true"
         train(run_dir.absolute(), *overrides, recorded, timeout_s=arguments.timeout_s)
     shutil.rmtree(RESULTS / RUNS, ignore_errors=True)
-    for name in runs:
+    for name in [name for name in runs if name.rpartition("-")[0] not in MORE_SIDES]:
         store(arguments.work_dir / name, RESULTS / RUNS / name, traces=True)
     write_record(
         {

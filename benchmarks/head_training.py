@@ -1,8 +1,10 @@
 """Measures what an EAGLE-3 head learns from recorded texts, and the time of the command.
 
     python -m benchmarks.head_training [--output FILE]
+    python -m benchmarks.head_training --smollm2 --traces outputs/learning/smollm2_cpu/off
 
-The texts are recorded responses of the tiny model at temperature 1. One prompt in six is held out
+The texts are recorded responses of the tiny model at temperature 1, or those of SmolLM2's learning
+run (`benchmarks/learning.py`). One prompt in six is held out
 with all its responses. `sam-rollout head train` runs twice: with few updates (about two minutes on
 two idle cores), and with the default number. Acceptance is measured by draft position, over all
 positions of the held-out responses; acceptance length includes the bonus token. The number of
@@ -16,32 +18,30 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import MODEL, parser, write_record
+from benchmarks.measuring import MODEL, UseSmolLM2, parser, write_record
 from sam_rollout.bench.machine_record import machine
 
 TEXTS = MODEL.parent / "tiny_qwen3.parquet"
 THREADS, UPDATES = 2, (500, 1500)  # the command has 1500 updates by default
 
 
-def train(updates: int) -> dict[str, Any]:
-    """Run the command; return its held-out acceptance and its times."""
-    with tempfile.TemporaryDirectory() as folder:
-        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        subprocess.run(
-            [
-                sys.executable, "-m", "sam_rollout.cli", "head", "train", "--model", MODEL,
-                "--traces", TEXTS, "--output", folder, "--updates", str(updates),
-            ],
-            check=True, env={**os.environ, "OMP_NUM_THREADS": str(THREADS)},
-        )  # fmt: skip
-        wall_s = time.monotonic() - start
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        record = json.loads(Path(folder, "training.json").read_text(encoding="utf-8"))
+def train(model: Path, texts: Path, updates: int, folder: Path) -> dict[str, Any]:
+    """Run the command; return its held-out acceptance and its times. The head stays in `folder`."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    subprocess.run(
+        [
+            sys.executable, "-m", "sam_rollout.cli", "head", "train", "--model", model,
+            "--traces", texts, "--output", folder, "--updates", str(updates),
+        ],
+        check=True, env={**os.environ, "OMP_NUM_THREADS": str(THREADS)},
+    )  # fmt: skip
+    wall_s = time.monotonic() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    record = json.loads(Path(folder, "training.json").read_text(encoding="utf-8"))
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     took = {"wall_s": round(wall_s, 1), "cpu_s": round(cpu_s, 1)}
     return {**record["held_out"][-1], **record["texts"], **took}
@@ -49,9 +49,18 @@ def train(updates: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, and write the record."""
-    arguments = parser(__doc__, "head_training_tiny_cpu").parse_args()
-    rows = [train(updates) for updates in UPDATES]
+    options = parser(__doc__, "head_training_tiny_cpu")
+    options.add_argument("--smollm2", action=UseSmolLM2)
+    options.add_argument("--traces", type=Path, default=TEXTS)
+    options.add_argument("--updates", type=int, nargs="+", default=UPDATES)
+    options.add_argument("--work-dir", type=Path, default=Path("outputs/heads"))
+    arguments = options.parse_args()
     about = machine("torch", "transformers")
+    given = arguments.model, arguments.traces
+    rows = [
+        train(*given, updates, arguments.work_dir / f"{arguments.model.parent.name}-{updates}")
+        for updates in arguments.updates
+    ]
     record = {"machine": about, "setting": {"threads": THREADS}, "rows": rows}
     write_record(record, arguments.output)
 

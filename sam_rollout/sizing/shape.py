@@ -11,18 +11,19 @@ _NOT_COVERED = (
     "kv_lora_rank",
     "n_routed_experts",
     "n_shared_experts",
-    "shared_expert_intermediate_size",
     "first_k_dense_replace",
-    "linear_num_value_heads",
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelShape(Section):
-    """The sizes of a Qwen3 decoder; the group `model_shape` of configs/model.
+    """The sizes of a decoder like Qwen3's or Qwen3.5's; the group `model_shape` of configs/model.
 
     Names and values follow the model's `config.json`: `kv_heads` is `num_key_value_heads`. A dense
-    model has 0 `experts`. Norms are not counted; they have less than 0.01 % of the parameters.
+    model has 0 `experts`. In a hybrid, `linear_layers` layers have a gated delta net in place of
+    attention, and the attention of the others gates its output. Norms and convolutions are not
+    counted; they have less than 0.1 % of the parameters. Image encoders and layers that predict
+    further tokens (MTP) are not counted either.
     """
 
     PATH: ClassVar[str] = "model_shape"
@@ -36,6 +37,11 @@ class ModelShape(Section):
     experts: int = setting(0, minimum=0)
     experts_per_token: int = setting(0, minimum=0)
     moe_intermediate: int = setting(0, minimum=0)
+    shared_intermediate: int = setting(0, minimum=0)
+    linear_layers: int = setting(0, minimum=0)
+    linear_key_heads: int = setting(0, minimum=0)
+    linear_value_heads: int = setting(0, minimum=0)
+    linear_head_dim: int = setting(0, minimum=0)
     vocab: int = setting(1, minimum=1)
     tied_embeddings: bool = False
 
@@ -44,10 +50,15 @@ class ModelShape(Section):
         kind = "a mixture of experts" if self.experts else "a dense model"
         needed = ("experts_per_token", "moe_intermediate") if self.experts else ("intermediate",)
         most = f"must be at most {self.PATH}.experts = {self.experts}"
+        fewer = f"must be less than {self.PATH}.layers = {self.layers}"
+        linear = ("linear_key_heads", "linear_value_heads", "linear_head_dim")
+        if self.linear_layers:
+            needed, kind = (*needed, *linear), f"{kind} with linear_layers"
         for name, right, allowed in (
             ("heads", self.heads % self.kv_heads == 0, "must be a multiple of kv_heads"),
             *((n, getattr(self, n) > 0, f"must be at least 1 for {kind}") for n in needed),
             ("experts_per_token", self.experts_per_token <= self.experts, most),
+            ("linear_layers", self.linear_layers < self.layers, fewer),
         ):
             if not right:
                 raise ConfigError(f"{self.PATH}.{name}", getattr(self, name), allowed)
@@ -56,13 +67,9 @@ class ModelShape(Section):
     def of_model(cls, config: Mapping[str, Any]) -> Self | None:
         """Read the sizes of a decoder from its ``config.json``.
 
-        Args:
-            config: The file's content. For a model that reads more than text, the sizes are those
-                of its text model.
-
         Returns:
             The sizes; None if the file lacks them, or if the formulas below do not cover the model
-            (latent or linear attention, shared experts, layers of two kinds).
+            (latent attention, other linear attention than Qwen3.5's, dense layers beside experts).
         """
         text = {**config, **(config.get("text_config") or {})}
         if any(text.get(name) for name in _NOT_COVERED):
@@ -70,6 +77,9 @@ class ModelShape(Section):
         experts = text.get("num_experts") or text.get("num_local_experts") or 0
         try:
             heads = text["num_attention_heads"]
+            linear = _linear_layers(text)
+            if linear and text["linear_key_head_dim"] != text["linear_value_head_dim"]:
+                return None
             return cls(
                 layers=text["num_hidden_layers"],
                 hidden=text["hidden_size"],
@@ -80,6 +90,11 @@ class ModelShape(Section):
                 experts=experts,
                 experts_per_token=text["num_experts_per_tok"] if experts else 0,
                 moe_intermediate=text["moe_intermediate_size"] if experts else 0,
+                shared_intermediate=text.get("shared_expert_intermediate_size") or 0,
+                linear_layers=linear,
+                linear_key_heads=text["linear_num_key_heads"] if linear else 0,
+                linear_value_heads=text["linear_num_value_heads"] if linear else 0,
+                linear_head_dim=text["linear_key_head_dim"] if linear else 0,
                 vocab=text["vocab_size"],
                 tied_embeddings=bool(config.get("tie_word_embeddings")),
             )
@@ -88,13 +103,27 @@ class ModelShape(Section):
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of the query, key, value and output projections of one layer."""
-        return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        """Parameters of a layer's attention or delta net, the mean over all layers.
+
+        Attention projects queries, keys, values and the output, and in hybrids a gate of the
+        output. A delta net projects the same with a gate, and two numbers per head.
+        """
+        attention = 2 * self.head_dim * (self.heads + self.kv_heads)
+        if not self.linear_layers:
+            return self.hidden * attention
+        attention += self.head_dim * self.heads
+        net = self.linear_head_dim * (2 * self.linear_key_heads + 3 * self.linear_value_heads)
+        net += 2 * self.linear_value_heads
+        both = self.linear_layers * net + (self.layers - self.linear_layers) * attention
+        return self.hidden * both // self.layers
 
     @property
     def mlp_parameters(self) -> int:
-        """Parameters of one dense layer's gate, up and down projections; 0 with experts."""
-        return 0 if self.experts else 3 * self.hidden * self.intermediate
+        """Parameters of one dense layer's gate, up and down projections.
+
+        With experts they are those of the expert that all tokens share, or 0.
+        """
+        return 3 * self.hidden * (self.shared_intermediate if self.experts else self.intermediate)
 
     @property
     def expert_parameters(self) -> int:
@@ -132,26 +161,44 @@ class ModelShape(Section):
         With fewer key/value heads than ranks, vLLM replicates heads, and each rank keeps one.
         """
         heads = max(1, self.kv_heads // tensor_parallel)
-        return 2 * self.layers * heads * self.head_dim * 2
+        return 2 * (self.layers - self.linear_layers) * heads * self.head_dim * 2
+
+    def state_bytes(self, tensor_parallel: int = 1) -> int:
+        """Return the bytes of one request's states on one rank, in float32, for all linear layers.
+
+        vLLM keeps them in the type that `config.json` names, which is float32 for Qwen3.5
+        (`mamba_ssm_dtype`).
+        """
+        heads = max(1, self.linear_value_heads // tensor_parallel)
+        return self.linear_layers * heads * self.linear_head_dim**2 * 4
+
+
+def _linear_layers(text: Mapping[str, Any]) -> int:
+    """Count a hybrid's layers with linear attention in its `config.json`.
+
+    Raises:
+        KeyError: The file does not say which layers have it.
+    """
+    kinds = text.get("layer_types")
+    if kinds is None:
+        if not text.get("linear_num_value_heads"):
+            return 0
+        # Without a list, every n-th layer has attention (Qwen3-Next).
+        layers, every = text["num_hidden_layers"], text["full_attention_interval"]
+        return layers - layers // every
+    return kinds.count("linear_attention")
 
 
 @dataclasses.dataclass(frozen=True)
 class HardwareConfig(Section):
-    """One device as verl counts them (a die or a GPU); the group `hardware` of configs/device.
-
-    Attributes:
-        device: Name of the device.
-        memory_gib: Memory of the device.
-        runtime_gib: Memory of driver and communication.
-        asleep_gib: Memory that a sleeping engine keeps during training.
-        kv_cache_gib: Size of the KV cache if it is configured (vLLM on CPUs); 0 if the cache gets
-            the rest of the engine's share.
-    """
+    """One device as verl counts them (a die or a GPU); the group `hardware` of configs/device."""
 
     PATH: ClassVar[str] = "hardware"
 
     device: str = "device"
     memory_gib: int = setting(1, minimum=1)
-    runtime_gib: int = setting(0, minimum=0)
-    asleep_gib: int = setting(0, minimum=0)
+    runtime_gib: int = setting(0, minimum=0)  # memory of driver and communication
+    asleep_gib: int = setting(0, minimum=0)  # memory that a sleeping engine keeps during training
+    # Size of the KV cache if it is configured (vLLM on CPUs); 0 if the cache gets the rest of the
+    # engine's share.
     kv_cache_gib: int = setting(0, minimum=0)

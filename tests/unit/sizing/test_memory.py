@@ -9,15 +9,13 @@ import math
 
 import pytest
 
-from sam_rollout.sizing import (
-    GIB,
+from sam_rollout.sizing.memory import GIB, KV_CACHE, plan_memory, rollout_weights, training_states
+from sam_rollout.sizing.parallelism import (
     EngineLimits,
-    HardwareConfig,
     RolloutLayout,
     TrainingLayout,
-    plan_memory,
 )
-from sam_rollout.sizing.memory import KV_CACHE, rollout_weights, training_states
+from sam_rollout.sizing.shape import HardwareConfig
 
 DIE = HardwareConfig("die", memory_gib=64, runtime_gib=2, asleep_gib=9)
 MEGATRON = TrainingLayout(
@@ -85,6 +83,13 @@ def test_the_kv_cache_takes_what_the_share_leaves(dense):
     assert fits.kv_tokens > 36992
     told = dataclasses.replace(DIE, kv_cache_gib=9)
     assert plan(dense, hardware=told).rollout[KV_CACHE] == 9 * GIB
+
+
+def test_states_of_a_hybrid_take_from_the_kv_cache(hybrid):
+    few, many = (plan(hybrid, max_num_seqs=n, verified_requests=0) for n in (64, 128))
+    states = [found.rollout["states of linear attention"] for found in (few, many)]
+    assert states == [64 * hybrid.state_bytes(8), 128 * hybrid.state_bytes(8)]
+    assert many.kv_tokens < few.kv_tokens
 
 
 @pytest.mark.parametrize(

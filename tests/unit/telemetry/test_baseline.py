@@ -36,7 +36,6 @@ def folder(tmp_path):
 
 def test_a_step_is_laid_beside_the_same_step(folder):
     baseline = Baseline(folder.path)
-    assert baseline.steps == [1, 2]
     metrics = baseline.metrics(1, step(20.0, 80))
     assert metrics == {
         "compare/rollout_s_baseline": 30.0,
@@ -71,7 +70,6 @@ def test_a_resumed_run_sums_up_the_steps_before_it(folder):
 def test_what_a_baseline_does_not_know_is_left_out(folder):
     folder.append_train_step(3, step(math.nan, 100))
     baseline = Baseline(folder.path)
-    assert baseline.steps == [1, 2]
     assert baseline.metrics(0, step(1.0, 1)) == baseline.metrics(3, step(20.0, 80)) == {}
     lost = baseline.metrics(2, step(math.nan, 100, text="a table"))
     assert "compare/rollout_s_baseline" in lost

@@ -133,6 +133,12 @@ def test_the_models_own_files_give_its_shape(model):
     assert (shape.layers, source) == (12, "model_shape")  # that of the tiny model
 
 
+LINEAR = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+
+
 def test_the_shape_of_a_mixture_of_experts():
     sizes = SIZES | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     shape = policy_model.ModelShape.of_model(sizes)
@@ -140,14 +146,28 @@ def test_the_shape_of_a_mixture_of_experts():
 
 
 @pytest.mark.parametrize(
+    ("layers", "linear"),
+    [
+        ({"layer_types": ["linear_attention"] * 2 + ["full_attention"]}, 2),
+        ({"full_attention_interval": 3}, 2),  # Qwen3-Next
+    ],
+)
+def test_the_shape_of_a_hybrid(layers, linear):
+    sizes = SIZES | LINEAR | layers | {"shared_expert_intermediate_size": 64}
+    shape = policy_model.ModelShape.of_model({"text_config": sizes})
+    assert (shape.linear_layers, shape.linear_key_heads, shape.linear_value_heads) == (linear, 2, 4)
+    assert (shape.linear_head_dim, shape.shared_intermediate) == (16, 64)
+
+
+@pytest.mark.parametrize(
     "kind",
     [
         {"n_routed_experts": 256, "kv_lora_rank": 512},
         {"text_config": {"linear_num_value_heads": 32}},
-        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
-         "shared_expert_intermediate_size": 64},
+        {"layer_types": ["linear_attention"] * 2 + ["full_attention"]},
+        LINEAR | {"full_attention_interval": 3, "linear_value_head_dim": 32},
     ],
-)  # fmt: skip
+)
 def test_a_kind_that_the_formulas_do_not_cover_is_left_to_model_shape(model, kind):
     (model / "config.json").write_text(json.dumps(SIZES | kind))
     shape, source = policy_model.policy_shape(with_model(model, "model_shape.layers=61"))
