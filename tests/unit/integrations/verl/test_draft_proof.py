@@ -59,23 +59,16 @@ class Engine:
         yield SimpleNamespace(outputs=[answer])
 
 
-class Recorders(EngineRecorders):
-    forgot = 0
-
-    def forget(self) -> None:
-        self.forgot += 1
-        super().forget()
-
-
 def compared(engine: Engine, *found: Candidate, kind: str = "coupled", count: int = 8):
-    recorders = Recorders(2)
+    recorders, forgot = EngineRecorders(2), []
+    recorders.forget = lambda: forgot.append(True)
     proof = DraftProof(engine, RolloutSamplerConfig(kind), recorders)
     proof.candidates = list(found)
     try:
         return asyncio.run(proof.compare(count, seed=1))
     finally:
         assert engine.paused == [False, False] and proof.candidates == []
-        assert recorders.forgot == bool(found)
+        assert forgot == [True] * bool(found)
 
 
 def test_only_what_drafts_were_verified_of_and_can_be_asked_again_is_compared():

@@ -46,12 +46,6 @@ def test_configuration_survives_the_way_through_the_engine(config, sampler):
     assert settings_of(received) is settings_of(received), "a process parses them once"
 
 
-@pytest.mark.parametrize("additional", [None, {}, {"other": 1}])
-def test_an_engine_without_our_configuration_is_named(additional):
-    with pytest.raises(ValueError, match="engine_arguments"):
-        settings_of(SimpleNamespace(additional_config=additional))
-
-
 NGRAM = {"proposer": "vllm.v1.spec_decode.ngram_proposer.NgramProposer"}
 NONE = {"proposer": None}
 FILLED_UP = {
