@@ -72,6 +72,9 @@ def measured(steps: pd.DataFrame) -> dict[str, float]:
     """Return a run's figures without its first step; what a side does not log is 0."""
     later = steps.iloc[1:]
     rows = {column: later.get(metric, pd.Series([0.0])).mean() for column, metric in MEANS.items()}
+    # An asynchronous step that finds all of its responses ready has no engine step.
+    for column in ("rollout_s", "generated_tokens"):
+        rows[column] = later[MEANS[column]].fillna(0.0).mean()
     rows["trained_tokens_per_s"] = later[TOKENS].sum() / later[STEP_S].sum()
     return {column: float(value) for column, value in rows.items()}
 

@@ -533,6 +533,17 @@ VLLM_TREES: Table = {
         "GPUModelRunner._prepare_inputs(scheduler_output, num_scheduled_tokens)": (
             "slots are worked out before the positions of a tree's tokens are put right",
             "self.input_batch.block_table.compute_slot_mapping("),
+        "GPUModelRunner.propose_draft_token_ids(scheduler_output, sampled_token_ids, "
+        "sampling_metadata, hidden_states, sample_hidden_states, aux_hidden_states, "
+        "spec_decode_metadata, common_attn_metadata, slot_mappings)": (
+            "wrapped: a drafter reads a request's accepted tokens first, which are moved there",
+            "target_token_ids = self.input_ids.gpu[:total_num_tokens]",
+            "target_positions = self._get_positions(total_num_tokens)",
+            "[h[:total_num_tokens] for h in aux_hidden_states]",
+            "target_hidden_states = hidden_states[:total_num_tokens]",
+            "indices.append(offset + len(tokens) - 1)",
+            "hidden_states = sample_hidden_states[indices]"),
+        "GPUModelRunner.get_model()": "the layers of a model that drafts are not among its modules",
     },
     "v1.attention.backends.cpu_attn": {
         "CPUAttentionBackendImpl.forward": (

@@ -52,7 +52,7 @@ class StepRecords:
         if split == TRAIN_SPLIT:
             self._reports = replicas
         tables = [records.engine_steps for records in replicas]
-        if not any(table.num_rows for table in tables):
+        if not any(table.num_rows for table in (*tables, *(one.requests for one in replicas))):
             return {}
         for records in replicas:
             self._folder.write("engine_steps", records.replica, records.engine_steps)
