@@ -1,10 +1,10 @@
-"""A device that is not there: known texts, and kernels that take a given time on a timeline.
+"""Emulates an accelerator: texts are known, and the device's work takes given times.
 
-vLLM's scheduler, message queues, model runner, our drafter and the processing of outputs are the
-real code, on a CPU. The model is not: a step takes `step_s` and `token_s` for each token it scores,
-and samples what the text of its request goes on with. A pass of a head takes a tenth of `step_s`,
-and drafts nothing that is right. Launching a step keeps the host busy for `launch_s`; after that
-the host is free until it asks for the result, as beside an accelerator.
+vLLM's scheduler, message queues, model runner, output processing and our drafter are the real code,
+on a CPU. Only the model is replaced. A step takes `step_s`, and `token_s` for each scored token. It
+samples the next token of the request's known text. A pass of a draft head takes a tenth of
+`step_s`, and all its tokens are wrong. Launching a step keeps the host busy for `launch_s`; then
+the host is free until it asks for the result, as with an accelerator.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ import torch
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 from tests import emulated_device
 
-# What lies between the end of a step and the launch of the next, where that waits for its tokens.
+# Parts of the time between a step's end and the next launch, if the launch waits for its tokens.
 PARTS = ("waking", "taking tokens in", "drafting", "writing drafts")
-TEXT_KEY = "emulated_text"  # of extra_args: the number of a request's text
+TEXT_KEY = "emulated_text"  # key in `extra_args`: the number of a request's text
 
 
 @dataclass
 class Timeline(emulated_device.Device):
-    """A device with a timeline. Times are seconds of `time.perf_counter`."""
+    """A device that keeps its times, in seconds of `time.perf_counter`."""
 
     step_s: float = 0.01
     token_s: float = 1e-5
     launch_s: float = 3e-4
     free_at: float = 0.0
-    # Requests, tokens, seconds idle before, seconds of work.
+    # Each step's requests, tokens, seconds idle before it, and seconds of work.
     steps: list[tuple[int, int, float, float]] = field(default_factory=list)
-    # The seconds of each of `PARTS`, for steps that wait for the tokens of the step before.
+    # The seconds of `PARTS`, for steps that wait for the tokens of the previous step.
     parts: list[tuple[float, ...]] = field(default_factory=list)
     _marks: list[float] = field(default_factory=list)
 
     def mark(self) -> None:
-        """Something that `PARTS` begins or ends with has happened."""
+        """Note the present time as the end of a part and the begin of the next."""
         self._marks.append(time.perf_counter())
 
     def begin_parts(self) -> None:
-        """The tokens of the step under way are waited for."""
+        """Begin the first part, which waits for the tokens of the running step."""
         self._marks = [self.free_at]
 
     def launch(self, requests: int, tokens: int) -> None:
-        """Start a step when the one before has ended."""
+        """Launch a step, which starts when the previous one has ended."""
         self.mark()
         if len(self._marks) == len(PARTS) + 1:
             pairs = itertools.pairwise(self._marks)
@@ -64,7 +64,7 @@ class Timeline(emulated_device.Device):
         self.work(self.step_s + self.token_s * tokens)
 
     def work(self, seconds: float) -> None:
-        """Take longer for the step that was launched last."""
+        """Add work to the step that was launched last."""
         self.free_at += seconds
         *step, busy = self.steps[-1]
         self.steps[-1] = (*step, busy + seconds)
@@ -74,7 +74,7 @@ DEVICE = Timeline()
 
 
 def _note_parts() -> None:
-    """Have late binding's steps mark where their parts end."""
+    """Make late binding mark the ends of the parts of its steps."""
     from sam_rollout.integrations.vllm.scheduling.late_binding import Launched
     from sam_rollout.session.session import DraftSession
 
@@ -97,10 +97,10 @@ def _note_parts() -> None:
 
 
 def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
-    """Put the device into the model's place in every engine that is made from here on.
+    """Replace the model by the device in every engine that starts later.
 
     Args:
-        texts: prompt and response; a request's number is `extra_args[TEXT_KEY]`.
+        texts: Prompts and responses; a request names its text by `extra_args[TEXT_KEY]`.
     """
     import vllm.v1.worker.cpu_worker as worker
     from vllm.v1.outputs import SamplerOutput
@@ -112,9 +112,9 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
         known[row, : len(prompt) + len(response)] = prompt + response
 
     class EmulatedRunner(CPUModelRunner):
-        """A runner whose forward pass takes time on the device, and none of the host."""
+        """A runner whose forward pass takes time on the device, but not on the host."""
 
-        _scored = 0  # tokens of the step under way; 0 while the engine warms up
+        _scored = 0  # tokens of the running step; 0 while the engine warms up
         _ids: tuple[str, ...] = ()
 
         def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -180,11 +180,11 @@ class EmulatedWorkerExtension(SamWorkerExtension):
     """Worker methods that set the device's times and return its steps."""
 
     def device_begin(self, step_s: float, token_s: float, launch_s: float) -> None:
-        """Set its times, and forget what it did."""
+        """Set the device's times, and forget its steps."""
         DEVICE.step_s, DEVICE.token_s, DEVICE.launch_s = step_s, token_s, launch_s
         DEVICE.steps.clear()
         DEVICE.parts.clear()
 
     def device_steps(self) -> tuple[bool, list[tuple[int, int, float, float]], list[tuple]]:
-        """Whether it schedules asynchronously; requests, tokens, idle seconds; seconds of parts."""
+        """Return whether the engine schedules asynchronously, and the device's steps and parts."""
         return self.model_runner.use_async_scheduling, list(DEVICE.steps), list(DEVICE.parts)
