@@ -494,6 +494,9 @@ VLLM_CONFIGURATION: Table = {
     "config.parallel:ParallelConfig.worker_extension_cls": "worker methods of ours",
     "v1.engine.async_llm": {
         "AsyncLLM.collective_rpc(method, timeout, args, kwargs)": "reaches the worker methods",
+        "AsyncLLM.add_request(request_id)":
+            "wrapped in the server: the engine knows a request after it",
+        "AsyncLLM.generate": ("calls it", "await self.add_request(request_id, "),
         "AsyncLLM.model_config": "bounds of what other nodes say their engines sampled",
         "AsyncLLM.logger_manager": "the stat logger's records are drained from the server process",
     },
