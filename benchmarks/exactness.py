@@ -3,17 +3,16 @@
     python -m benchmarks.exactness [--model FOLDER]... [--output benchmarks/results/exactness.json]
     python -m benchmarks.exactness --check
 
-Logits are disturbed as other kernels would disturb them. Tokens are drawn from both with the same
-random bits. Made-up distributions are Zipf-like, in random order, over 151,936 tokens. They have
-one entropy each, or the entropies of a reasoning model. Models (the tiny one, others by
+The program disturbs logits as other kernels would, and draws tokens from both with the same random
+bits. Made-up distributions are Zipf-like, in random order, over 151,936 tokens. All positions have
+the same entropy, or the entropies of a reasoning model. Models (the tiny one, others by
 ``--model``) read texts that they have sampled, and then read them again with a disturbance: another
 order of sums in attention or in the output layer, products rounded as TF32, hidden states or logits
 rounded to bfloat16, another attention in bfloat16, or noise at positions of similar entropy.
 
-The program reports the share of changed tokens, as drawn and by the closed form, which is below
+The program reports the share of changed tokens, counted and by the closed form, which is below
 2 TV for Gumbel noise. It also reports how many of a response's 10,000 tokens precede the first
-change. ``--check`` repeats the first row and a short second one, and fails if they contradict
-docs/verification.md.
+change. ``--check`` measures two rows, and fails if they contradict docs/verification.md.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.measuring import MODEL, parser, write_record
+from benchmarks.measuring import MODEL, load_prompts, parser, write_record
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.verification import draw_gumbel, draw_tokens, keyed_bits
 
@@ -43,10 +42,6 @@ PROMPTS, SIBLINGS, TOKENS = 8, 2, 160  # texts that a model samples
 
 Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]  # logits and disturbed ones, [rows, vocabulary]
-SAMPLERS: dict[str, Draw] = {
-    "inversion": lambda logits, bits: draw_tokens(logits.softmax(-1), bits),
-    "gumbel": draw_gumbel,
-}
 
 
 def inversion_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -69,7 +64,11 @@ def gumbel_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return 1 - both.sum(-1)
 
 
-CLOSED_FORMS = {"inversion": inversion_changes, "gumbel": gumbel_changes}
+# Name -> how it draws tokens, and the closed form of its share of changed tokens.
+SAMPLERS: dict[str, tuple[Draw, Draw]] = {
+    "inversion": (lambda logits, bits: draw_tokens(logits.softmax(-1), bits), inversion_changes),
+    "gumbel": (draw_gumbel, gumbel_changes),
+}
 
 
 def tokens_before_a_change(share: float) -> float:
@@ -90,8 +89,8 @@ def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
         sums["entropy"] += float(torch.special.entr(p).sum())
         sums["tv"] += float((p - q).abs().sum()) / 2
         places = torch.arange(positions, positions + len(p))
-        for name, draw in SAMPLERS.items():
-            sums[name] += float(CLOSED_FORMS[name](p, q).clamp(min=0).sum())
+        for name, (draw, changes) in SAMPLERS.items():
+            sums[name] += float(changes(p, q).clamp(min=0).sum())
             for key in range(draws):
                 bits = keyed_bits(torch.full_like(places, key), places)
                 changed[name] += int((draw(logits, bits) != draw(disturbed, bits)).sum())
@@ -158,20 +157,15 @@ def made_up_rows() -> dict[str, Pairs]:
 class Reader:
     """A model that samples texts, and reads them again with disturbances."""
 
-    def __init__(self, folder: str) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
 
-        from recipes.dapo_qwen3.synthetic_math import draw_problems, prompts_of
-
-        prompts = prompts_of(
-            draw_problems(seed=2, count=PROMPTS), AutoTokenizer.from_pretrained(folder)
-        )
         load = partial(AutoModelForCausalLM.from_pretrained, folder)
         self._model = load(dtype=torch.float32, attn_implementation="eager")
         self._half = load(dtype=torch.bfloat16, attn_implementation="eager")
         torch.manual_seed(0)
         self._texts = []
-        for prompt in prompts:
+        for prompt in load_prompts(PROMPTS, model=folder):
             texts = self._model.generate(
                 torch.tensor([prompt]), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
                 max_new_tokens=TOKENS, num_return_sequences=SIBLINGS,
@@ -194,11 +188,9 @@ class Reader:
             "attention in another order": self._read_twice(self._model),
             **{name: self._with_head(head) for name, head in heads.items()},
             "bfloat16, attention in another order": self._read_twice(self._half),
-            **{
-                f"noise 0.01, {low:g} to {high:g} nats": self._with_noise(low, high)
-                for low, high in BANDS
-            },
-        }
+            **{f"noise 0.01, {low:g} to {high:g} nats": self._noisy(low, high)
+               for low, high in BANDS},
+        }  # fmt: skip
 
     def _read_twice(self, model: Any) -> Pairs:
         for start, text in self._texts:
@@ -215,7 +207,7 @@ class Reader:
             hidden = self._model.model(text).last_hidden_state[0, start - 1 :]
             yield hidden @ weight.T, head(hidden)
 
-    def _with_noise(self, low: float, high: float) -> Pairs:
+    def _noisy(self, low: float, high: float) -> Pairs:
         """Yield only positions of these entropies, with noise."""
         generator = torch.Generator().manual_seed(0)
         for logits, _ in self._with_head(lambda hidden: hidden):
@@ -237,17 +229,16 @@ def show(name: str, row: dict[str, Any]) -> None:
 
 def check() -> None:
     """Repeat two rows, and fail if they contradict docs/verification.md."""
-    for nats, positions, fewer in ((1.0, POSITIONS, 5), (4.0, BATCH, 30)):
+    for nats, positions, draws, fewer in ((1.0, POSITIONS, DRAWS, 5), (4.0, BATCH, 1, 30)):
         name = f"{nats:g} nats, noise 0.01"
-        pairs = made_up(np.full(positions, nats), partial(add_noise, size=0.01))
-        row = measure(pairs, DRAWS if positions == POSITIONS else 1)
+        row = measure(made_up(np.full(positions, nats), partial(add_noise, size=0.01)), draws)
         show(name, row)
         inversion, gumbel = (row["samplers"][sampler]["expected"] for sampler in SAMPLERS)
         if gumbel > 2 * row["tv"]:
             raise SystemExit(f"{name}: {gumbel} is more than 2 TV = {2 * row['tv']}")
         if inversion < fewer * gumbel:
             raise SystemExit(f"{name}: {inversion / gumbel:.1f} times fewer, not {fewer} times")
-        count = row["positions"] * row["draws"]
+        count = positions * draws
         for sampler, one in row["samplers"].items():
             off = abs(one["changed"] - one["expected"]) * count
             if off > 5 * math.sqrt(one["expected"] * count) + 1:
@@ -265,20 +256,22 @@ def main() -> None:
         return check()
     sources = {"made-up": made_up_rows}
     for folder in (MODEL, *arguments.model):
-        sources[folder.name] = lambda folder=folder: Reader(str(folder)).rows()
-    rows: dict[str, dict[str, Any]] = {}
-    for source, pairs_of in sources.items():
-        rows[source] = {}
-        for name, pairs in pairs_of().items():
+        sources[folder.name] = lambda folder=folder: Reader(folder).rows()
+    rows: dict[str, dict[str, Any]] = {source: {} for source in sources}
+    for source, rows_of in sources.items():
+        for name, pairs in rows_of().items():
             if row := measure(pairs, DRAWS):
                 rows[source][name] = row
                 show(f"{source}, {name}", row)
-    setting = {
-        "vocabulary": VOCABULARY, "draws": DRAWS, "response": RESPONSE,
-        "texts": PROMPTS * SIBLINGS, "tokens": TOKENS,
+    record = {
+        "machine": machine("torch", "transformers"),
+        "setting": {
+            "vocabulary": VOCABULARY, "draws": DRAWS, "response": RESPONSE,
+            "texts": PROMPTS * SIBLINGS, "tokens": TOKENS,
+        },
+        "rows": rows,
     }  # fmt: skip
-    about = machine("torch", "transformers")
-    write_record({"machine": about, "setting": setting, "rows": rows}, arguments.output)
+    write_record(record, arguments.output)
 
 
 if __name__ == "__main__":

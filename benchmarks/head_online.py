@@ -2,13 +2,14 @@
 
     python -m benchmarks.head_online [--steps 20] [--work-dir outputs/head_online]
 
-There is one run of each side: without drafts; with texts alone (`sam=on`); with the shipped head
-frozen (`sam=joined`); with that head trained during the run (`sam=trained`), with ten percent of
-the time and with the default budget; and with a new head. By default a gate decides by measured
-times in which steps to draft. Two further runs, with texts alone and with a new head, draft in
-every step, so that no gate affects acceptance. How much a head learns still depends on the machine.
+Each side is one run: without drafts; with texts alone (`sam=on`); with the shipped head frozen
+(`sam=joined`); with that head trained during the run (`sam=trained`), with ten percent of the time
+and with the default budget; and with a new head. In these runs a gate decides by measured times in
+which steps to draft. Two further runs, with texts alone and with a new head, draft in every step,
+so that the gate does not affect acceptance. The machine's speed still affects how much a head
+learns.
 
-All runs sample and learn the same: the program compares token ids of every response, rewards and
+All runs sample and learn the same. The program compares token ids of every response, rewards and
 gradient norms with the run without drafts. Finished runs stay in the work folder.
 
 Heads alone are tested on new responses before they learn from them. The frozen head is tested on
@@ -17,7 +18,6 @@ the same responses, inside the run that trains it.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from benchmarks.measuring import RESULTS, median_interval, write_record
-from benchmarks.training_run import train
+from benchmarks import measuring
+from benchmarks.learning import run_once, same_texts
+from benchmarks.training_run import TINY
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.report.charts import COLOURS, STYLE
 from sam_rollout.sources.model import HeadTrainingConfig
-from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 TRAINING = "sam.sources.model.train"
 # Shares of time. The default is small for twenty steps of a few seconds.
@@ -55,10 +55,9 @@ SMALL = (
     "dynamic_sampling.max_rounds=0",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "reward.reward_kwargs.overlong_buffer_cfg.len=64",
-    "rollout_telemetry.record_traces=true", "rollout_telemetry.curve_every=0",
+    "rollout_telemetry.curve_every=0",
 )  # fmt: skip
-LIMIT_S = 1800
-LEARNED = ("actor/grad_norm", "critic/rewards/mean", "actor/pg_loss", "response_length/mean")
+LEARNED = ["actor/grad_norm", "critic/rewards/mean", "actor/pg_loss", "response_length/mean"]
 SHOWN = {
     "acceptance_length": "sam/draft/acceptance_length",
     "rollout_s": "sam/engine/rollout_s",
@@ -72,36 +71,6 @@ SHOWN = {
 }  # fmt: skip
 
 
-def run(side: str, steps: int, folder: Path) -> None:
-    """Train a side, unless the folder has the finished run."""
-    try:
-        if max(RunFolder(folder).read_train_steps(), default=0) == steps:
-            return
-    except RunFolderError:
-        pass
-    print(f"==> {side}", flush=True)
-    train(folder, *SIDES[side], *SMALL, f"trainer.total_training_steps={steps}", timeout_s=LIMIT_S)
-
-
-def texts(folder: Path) -> dict[tuple, list[int]]:
-    """Return the token ids of every response of a run, by step, group and sibling."""
-    table = RunFolder(folder).read("traces").to_pylist()
-    return {(row["step"], row["group"], row["sibling"]): row["response_ids"] for row in table}
-
-
-def compared(folder: Path, base: Path) -> dict[str, Any]:
-    """Count the responses and updates of a run that equal the base's."""
-    mine, theirs = texts(folder), texts(base)
-    steps, others = (RunFolder(path).read_train_steps() for path in (folder, base))
-    return {
-        "responses": len(mine),
-        "identical": sum(mine[key] == theirs.get(key) for key in mine),
-        "same_updates": sum(
-            all(steps[n][name] == others[n][name] for name in LEARNED) for n in steps
-        ),
-    }
-
-
 def _training_s(own: dict[str, list]) -> list[float]:
     """Return the seconds of a head's training by step."""
     return [share * step_s for share, step_s in zip(own["share"], own["step_s"], strict=True)]
@@ -109,53 +78,51 @@ def _training_s(own: dict[str, list]) -> list[float]:
 
 def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
     """Return the runs' results as rows; steps are counted from 1."""
-    trained = series["trained"]
+    trained, nothing = series["trained"], series["from nothing with open gate"]
     late = slice(min(4, len(trained["length"]) - 1), None)  # from step 5 on
     tokens = {name: sum(own["acceptance_length"][late]) for name, own in series.items()}
     pairs = list(zip(trained["length"], trained["first_length"], strict=True))[late]
     against = [a / b for a, b in pairs if a is not None]
-    nothing, texts_alone = series["from nothing with open gate"], series["on with open gate"]
-    lengths = zip(nothing["acceptance_length"], texts_alone["acceptance_length"], strict=True)
-    gains = [joined / alone for joined, alone in lengths]
+    texts_alone = series["on with open gate"]["acceptance_length"]
+    gains = [a / b for a, b in zip(nothing["acceptance_length"], texts_alone, strict=True)]
     ahead, well_ahead = (
         next((n for n in range(len(gains)) if min(gains[n:]) > gain), len(gains))
         for gain in (1.0, 1.1)
     )
-    rows = [
-        {
-            "row": "trained",
+    rows: dict[str, dict[str, Any]] = {
+        "trained": {
             "least_against_frozen": min(against),
             "mean_against_frozen": sum(against) / len(against),
-            "joined_against_texts": tokens["trained"] / tokens["on"],
             "joined_against_frozen": tokens["trained"] / tokens["frozen"],
         },
-        {
-            "row": "from nothing with open gate",
+        "from nothing with open gate": {
             "ahead_of_texts_from_step": ahead + 1,
             "seconds_of_training_till_then": sum(_training_s(nothing)[:ahead]),
             "ten_percent_ahead_from_step": well_ahead + 1,
             "seconds_till_ten_percent": sum(_training_s(nothing)[:well_ahead]),
-            "joined_against_texts": tokens["from nothing with open gate"]
-            / tokens["on with open gate"],
         },
-        *(
-            {"row": side, "joined_against_texts": tokens[side] / tokens["on"]}
-            for side in ("from nothing", "by default")
-        ),
-    ]
-    for row in rows:
-        own = series[row["row"]]
-        row["share_of_time"] = sum(_training_s(own)) / sum(own["step_s"])
-        row["budget"] = BUDGETS[row["row"].removesuffix(" with open gate")]
-        row["updates"] = sum(own["updates"])
-    return rows
+        "from nothing": {},
+        "by default": {},
+    }
+    for name, row in rows.items():
+        own = series[name]
+        side, _, gate = name.partition(" with ")
+        base = f"on with {gate}" if gate else "on"
+        row |= {
+            "row": name,
+            "joined_against_texts": tokens[name] / tokens[base],
+            "share_of_time": sum(_training_s(own)) / sum(own["step_s"]),
+            "budget": BUDGETS[side],
+            "updates": sum(own["updates"]),
+        }
+    return list(rows.values())
 
 
 def against_off(series: dict[str, dict[str, list]]) -> dict[str, dict[str, Any]]:
     """Return ratios off / side per training step without the first, as medians with intervals."""
     return {
         side: {
-            name: median_interval(
+            name: measuring.median_interval(
                 [a / b for a, b in zip(series["off"][name][1:], own[name][1:], strict=True)]
             )
             for name in ("rollout_s", "engine_steps", "step_s")
@@ -198,39 +165,40 @@ def draw(series: dict[str, dict[str, list]], path: Path) -> None:
 
 def main() -> None:
     """Run the missing runs, compare them, and write record and picture."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = measuring.parser(__doc__, "head_online_tiny_cpu")
     options.add_argument("--steps", type=int, default=20)
     options.add_argument("--work-dir", type=Path, default=Path("outputs/head_online"))
-    options.add_argument("--output", type=Path, default=RESULTS / "head_online_tiny_cpu.json")
     arguments = options.parse_args()
-    folders = {side: arguments.work_dir / side.replace(" ", "_") for side in SIDES}
-    for side, folder in folders.items():
-        run(side, arguments.steps, folder)
-    series = {}
-    for side, folder in folders.items():
-        steps = RunFolder(folder).read_train_steps()
+    series, same = {}, {}
+    base = None
+    for side, overrides in SIDES.items():
+        print(f"==> {side}", flush=True)
+        folder = arguments.work_dir.absolute() / side.replace(" ", "_")
+        length = f"trainer.total_training_steps={arguments.steps}"
+        run = run_once(folder, TINY, *overrides, *SMALL, length)
+        base = base or run
+        if run is not base:
+            updates = run.steps[LEARNED] == base.steps[LEARNED]
+            same[side] = same_texts(run, base) | {"same_updates": int(updates.all(axis=1).sum())}
+        # None in steps that had no time to test new texts.
+        steps = run.steps.astype(object).where(run.steps.notna(), None)
         series[side] = {
-            # None in steps that had no time to test new texts.
-            short: [steps[n].get(name) for n in sorted(steps)]
-            for short, name in SHOWN.items()
-            if any(name in step for step in steps.values())
+            short: steps[name].tolist() for short, name in SHOWN.items() if name in steps
         }
-    rows = summary(series)
-    same = {side: compared(folders[side], folders["off"]) for side in SIDES if side != "off"}
-    rows.append(
-        {
-            "row": "all sides",
-            "identical": min(one["identical"] / one["responses"] for one in same.values()),
-            "same_updates": min(one["same_updates"] / arguments.steps for one in same.values()),
-        }
-    )
-    setting = {"steps": arguments.steps, "overrides": SMALL, "sides": SIDES, "budgets": BUDGETS}
-    about = machine("torch", "vllm", "verl", "ray")
+    everything = {
+        "row": "all sides",
+        "identical": min(one["identical"] / one["responses"] for one in same.values()),
+        "same_updates": min(one["same_updates"] / arguments.steps for one in same.values()),
+    }
     record = {
-        "machine": about, "setting": setting, "rows": rows, "same": same,
+        "machine": machine("torch", "vllm", "verl", "ray"),
+        "setting": {
+            "steps": arguments.steps, "overrides": SMALL, "sides": SIDES, "budgets": BUDGETS,
+        },
+        "rows": [*summary(series), everything], "same": same,
         "against_off": against_off(series), "series": series,
     }  # fmt: skip
-    write_record(record, arguments.output)
+    measuring.write_record(record, arguments.output)
     draw(series, arguments.output.with_suffix(".png"))
 
 

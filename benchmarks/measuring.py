@@ -56,16 +56,10 @@ def write_record(record: dict[str, Any], path: Path) -> None:
     print(f"written: {path}", flush=True)
 
 
-def turns(sides: Sequence[str], number: int) -> list[str]:
+def turns(sides: Sequence[Any], number: int) -> list[Any]:
     """Return the sides in the order of a round; the order rotates."""
     turn = number % len(sides)
     return [*sides[turn:], *sides[:turn]]
-
-
-def quartiles(values: Sequence[float]) -> dict[str, float]:
-    """Return the median and the quartiles of values."""
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return {"median": median, "q1": low, "q3": high}
 
 
 def median_interval(values: Sequence[float]) -> dict[str, float]:
@@ -74,10 +68,12 @@ def median_interval(values: Sequence[float]) -> dict[str, float]:
 
     ordered = sorted(values)
     skip = max(int(binom.ppf(0.025, len(values), 0.5)) - 1, 0)
-    spread = (
-        quartiles(values) if len(values) > 1 else dict.fromkeys(("median", "q1", "q3"), ordered[0])
-    )
-    return {**spread, "low": ordered[skip], "high": ordered[-1 - skip]}
+    if len(values) > 1:
+        q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
+    else:
+        q1 = median = q3 = ordered[0]
+    ends = {"low": ordered[skip], "high": ordered[-1 - skip]}
+    return {"median": median, "q1": q1, "q3": q3, **ends}
 
 
 def load_prompts(count: int, seed: int = 2, model: Path = MODEL) -> list[list[int]]:
@@ -123,3 +119,11 @@ def vllm_requests(
     prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in requests]
     identities = (identity.to_extra_args() for _, identity in requests)
     return prompts, [SamplingParams(extra_args=extra, **sampling) for extra in identities]
+
+
+def sample(
+    engine: Any, requests: Sequence[tuple[list[int], RequestIdentity]], **sampling: Any
+) -> list[list[int]]:
+    """Let vLLM answer requests, with the arguments `sampling`; return the token ids."""
+    outputs = engine.generate(*vllm_requests(requests, **sampling), use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]

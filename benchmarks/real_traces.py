@@ -5,7 +5,7 @@
     sam-rollout bench drafter --traces FOLDER --json benchmarks/results/drafter.json
 
 The sets are not part of this project, because licences differ. They can be rebuilt id by id. Texts
-are read at the commit that `SOURCES` names, independently of the checkout. They are tokenized with
+are read at the commit that `SOURCES` names, whatever is checked out. They are tokenized with
 tekken (131k tokens, a file of mistral-common), which is not the models' own tokenizer. Responses of
 `ta_r1distill` begin with the question, as in the repository's files.
 """
@@ -31,7 +31,7 @@ Response = tuple[str, int, int, tuple[str, ...], str]
 
 @dataclass(frozen=True)
 class Clone:
-    """A repository at one commit, independently of its checkout."""
+    """A repository at one commit, whatever its checkout is."""
 
     folder: Path
     commit: str
@@ -167,27 +167,8 @@ def load_tokenizer() -> Callable[[str], list[int]]:
     return partial(Tekkenizer.from_file(file).encode, bos=False, eos=False)
 
 
-def rebuild(source: Source, folder: Path, encode: Callable[[str], list[int]]) -> Iterator[str]:
-    """Yield the lines of a set in the format of `sam_rollout.telemetry.traces`.
-
-    Args:
-        source: The set's origin.
-        folder: A clone of the source's repository.
-        encode: Function from text to token ids.
-    """
-    for group, sibling, step, prompt, response in source.read(Clone(folder, source.commit)):
-        entry = {
-            "group": group,
-            "sibling": sibling,
-            "step": step,
-            "prompt": [token for piece in prompt for token in encode(piece)],
-            "response": encode(response),
-        }
-        yield json.dumps(entry)
-
-
 def main() -> None:
-    """Write one file per set."""
+    """Write one file per set, in the format of `sam_rollout.telemetry.traces`."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("clones", type=Path, help="folder with a clone of each repository")
     options.add_argument("--output", type=Path, required=True, help="folder for the sets")
@@ -195,10 +176,18 @@ def main() -> None:
     encode = load_tokenizer()
     arguments.output.mkdir(parents=True, exist_ok=True)
     for name, source in SOURCES.items():
-        clone = arguments.clones / source.repository.split("/")[1]
-        lines = list(rebuild(source, clone, encode))
-        (arguments.output / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-        print(f"{name}: {len(lines)} responses", flush=True)
+        clone = Clone(arguments.clones / source.repository.split("/")[1], source.commit)
+        count = 0
+        with (arguments.output / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+            for group, sibling, step, prompt, response in source.read(clone):
+                entry = {
+                    "group": group, "sibling": sibling, "step": step,
+                    "prompt": [token for piece in prompt for token in encode(piece)],
+                    "response": encode(response),
+                }  # fmt: skip
+                file.write(json.dumps(entry) + "\n")
+                count += 1
+        print(f"{name}: {count} responses", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from benchmarks.measuring import REPOSITORY
 from sam_rollout.telemetry.records import RunFolder
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-TABLES = ("engine_steps", "requests")
 # Decimals that are kept. Durations are summed; times of day only order rows.
 DECIMALS = {
     "time_s": 2, "start_s": 2, "end_s": 2, "duration_s": 4, "drafter_us": 0, "sampler_us": 0,
@@ -39,12 +38,11 @@ def store(run_dir: Path, target: Path, *, traces: bool = False) -> None:
     root.mkdir(parents=True)
     for number, info in enumerate(source.read_starts()):
         name = "run.json" if number == 0 else f"run-{number - 1:03d}.json"
-        light = replace(
-            info, config=scrub(info.config, run_dir), git=scrub(dict(info.git), run_dir)
-        )
-        (root / name).write_text(json.dumps(asdict(light)) + "\n", encoding="utf-8")
+        light = asdict(info)
+        light |= {part: scrub(light[part], run_dir) for part in ("config", "git")}
+        (root / name).write_text(json.dumps(light) + "\n", encoding="utf-8")
     shutil.copyfile(source.train_steps_path, root / "train_steps.jsonl")
-    for name in (*TABLES, *(["traces"] if traces else [])):
+    for name in ("engine_steps", "requests", *(["traces"] if traces else [])):
         table = source.read(name)
         for replica in pc.unique(table["replica"]).to_pylist():
             _write(table.filter(pc.equal(table["replica"], replica)), root / name, replica)
@@ -53,19 +51,15 @@ def store(run_dir: Path, target: Path, *, traces: bool = False) -> None:
 def _write(table: pa.Table, folder: Path, replica: int) -> None:
     """Write one small file per replica."""
     folder.mkdir(exist_ok=True)
-    rounded = [name for name in DECIMALS if name in table.schema.names]
-    for name in rounded:
-        place = table.schema.get_field_index(name)
-        column = pc.round(table[name], DECIMALS[name])
-        table = table.set_column(place, table.schema.field(place), column)
+    for name, digits in DECIMALS.items():
+        if (place := table.schema.get_field_index(name)) >= 0:
+            rounded = pc.round(table[name], digits)
+            table = table.set_column(place, table.schema.field(place), rounded)
     pq.write_table(
-        table,
-        folder / f"{replica}-000.parquet",
-        compression="zstd",
-        compression_level=19,
+        table, folder / f"{replica}-000.parquet", compression="zstd", compression_level=19,
         use_dictionary=[name for name in table.schema.names if name not in OF_DAY],
         use_byte_stream_split=[name for name in table.schema.names if name in OF_DAY],
-    )
+    )  # fmt: skip
 
 
 def scrub(value: Any, run_dir: Path) -> Any:

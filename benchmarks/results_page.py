@@ -18,27 +18,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.measuring import REPOSITORY, RESULTS, read_record
 from benchmarks.real_traces import SOURCES
-from benchmarks.recorded_comparison import FAIR, SIDES_PICTURE, UNFAIR, load_recorded, published
+from benchmarks.recorded_comparison import SIDES_PICTURE, load_recorded, published
 from sam_rollout.bench import sides
-from sam_rollout.bench.draft_tables import pivot
+from sam_rollout.bench.drafter_bench import pivot
 from sam_rollout.report.compare import TimeRow
 
-PAGE = REPOSITORY / "docs" / "results.md"
-# The READMEs' table of drafters: its rows, and the sizes of its measurements.
-README_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.DEFAULT, sides.NGRAM_24,
-                sides.ARCTIC_4, sides.FIRST)  # fmt: skip
-README_K, README_CONTEXT, README_BATCHES = 3, 32_768, (32, 128)
-
-# Records below benchmarks/results that have a page of tables, where they have been made.
-RECORDS = (
-    "rollout_tiny_cpu", "rollout_models_tiny_cpu", "compare_tiny_cpu", "learning_tiny_cpu",
-    "trajectories_tiny_cpu", "evaluate_tiny_cpu", "arbitrage_tiny_cpu", "operators_tiny_cpu",
-    "sampler", "exactness", "drafter", "draft_trees", "draft_shapes", "gate", "device_idle",
-    "model_drafts_tiny_cpu", "head_training_tiny_cpu", "head_online_tiny_cpu",
-    "smollm2_cpu", "rollout_smollm2_cpu", "trajectories_smollm2_cpu",
-    "operators_smollm2_cpu", "gate_smollm2", "learning_smollm2_cpu", "head_training_smollm2_cpu",
-    "long_tail_smollm2_cpu",
-)  # fmt: skip
+PAGE, VERDICTS = REPOSITORY / "docs" / "results.md", "verdicts"
+SECTIONS = REPOSITORY / "benchmarks" / "results_sections"
 
 
 def _spread(cell: dict[str, float] | None, low: str, high: str, median: str = "median") -> str:
@@ -84,15 +70,22 @@ def over(rows: Sequence[Mapping[str, Any]], mode: str, other: str) -> list[tuple
     ]
 
 
+def _factor(gain: dict[str, Any]) -> str:
+    """Format a gain as a factor with its interval: 1.16 [1.10, 1.22]."""
+    faster = gain["speed_up_minus_one"]
+    value, low, high = (f"{1 + faster[name]:.2f}" for name in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
 def _render(name: str, **given: Any) -> str:
     """Fill in a template; each wrapped paragraph becomes one line."""
     environment = Environment(
-        loader=FileSystemLoader(REPOSITORY / "benchmarks" / "results_sections"),
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=FileSystemLoader(SECTIONS), undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {
-        "fmt": format, "median": statistics.median, "over": over, "ratio": _ratio,
-        "spread": _spread,
+        "factor": _factor, "fmt": format, "median": statistics.median, "over": over,
+        "ratio": _ratio, "spread": _spread,
     }  # fmt: skip
     environment.tests["search"] = lambda text, part: part in text
     parts = environment.get_template(f"{name}.md.j2").render(given).strip().split("\n\n")
@@ -116,58 +109,14 @@ def section(name: str, record: dict[str, Any]) -> str:
     return _render(name, **given)
 
 
-def verdicts() -> str:
-    """Return the page that summarises all records."""
-    records = {name: read_record(RESULTS / f"{name}.json") for name in RECORDS}
-    fair, unfair = (records["compare_tiny_cpu"]["comparisons"][name] for name in (FAIR, UNFAIR))
-    row = {row["key"]: row for row in fair["times"]}
-    times = {
-        "rollout": _factor(row["rollout"]["raw"]),
-        "tail": _factor(row["tail"]["equal_tokens"]),
-        "step": _factor(row["step"]["raw"]),
-    }
-    pairs = fair["lossless"]["pairs"]
-    same, matched = (sum(pair[name] for pair in pairs) for name in ("identical", "matched"))
-    rollout = next(row for row in unfair["times"] if row["key"] == "rollout")
-    gains = {
-        name: f"{rollout[key]['speed_up_minus_one']['value']:+.0%}"
-        for name, key in (("raw", "raw"), ("equal", "equal_tokens"))
-    }
-    return _render(
-        "verdicts", record=records, times=times, same=f"{same:,} of {matched:,}",
-        unfair=gains, sides=sides, sources=SOURCES,
-    )  # fmt: skip
-
-
-def _factor(gain: dict[str, Any]) -> str:
-    """Format a gain as a factor with its interval: 1.16 [1.10, 1.22]."""
-    faster = gain["speed_up_minus_one"]
-    value, low, high = (f"{1 + faster[name]:.2f}" for name in ("value", "low", "high"))
-    return f"{value} [{low}, {high}]"
-
-
 def render() -> dict[Path, str]:
-    """Every page that follows from the records, by its file."""
-    records = {name: read_record(RESULTS / f"{name}.json") for name in RECORDS}
-    pages = {PAGE: verdicts()} | {
+    """Return every page by its file: docs/results.md, and one for each record that exists."""
+    names = {path.name.removesuffix(".md.j2") for path in SECTIONS.iterdir()} - {VERDICTS}
+    records = {name: read_record(RESULTS / f"{name}.json") for name in sorted(names)}
+    pages = {PAGE: _render(VERDICTS, record=records, sides=sides, sources=SOURCES)} | {
         RESULTS / f"{name}.md": section(name, record) for name, record in records.items() if record
     }
     return {path: f"{text}\n" for path, text in pages.items()}
-
-
-def drafter_figures(record: dict[str, Any]) -> list[list[str | None]]:
-    """Return the numbers of the READMEs' table of drafters, row by row; None for a gap."""
-    figures = {
-        (row["data"], row["side"]): f"{row['mean_acceptance_length']:.2f}"
-        for row in record["acceptance"]
-        if row["k"] == README_K
-    } | {
-        (row["rows"], row["side"]): f"{row['median_us'] / 1000:.2f}"
-        for row in record["calls"]
-        if row["context"] == README_CONTEXT
-    }
-    columns = (*SOURCES, *README_BATCHES)
-    return [[figures.get((column, side)) for column in columns] for side in README_SIDES]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from benchmarks.measuring import REPOSITORY
+
 TINY = "tiny_cpu"
 # Experiment -> folder of its data.
 DATA = {TINY: "synthetic", "smollm2_cpu": "word_problems"}

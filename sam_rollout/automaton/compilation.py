@@ -2,7 +2,7 @@
 
 The cache saves seconds and must never cost a rollout. numba raises if no folder is writable (a
 read-only installation without a home directory), if the disk is full, or if an entry is damaged.
-In each case the kernels are compiled in memory, with one warning.
+Then the kernels are compiled in memory, with one warning.
 
 numba writes the index of an entry before the entry, and identifies a source by its time stamp.
 Workers that start together on a new version, or on different processors with one shared home, could
@@ -24,8 +24,9 @@ from numba import types
 
 logger = logging.getLogger(__name__)
 
-# A kernel depends on all of these, since kernels use one another's column numbers and helpers.
-_SOURCES = sorted(Path(__file__).parent.glob("*.py"))
+# A kernel depends on these folders and on its own, since kernels use one another's column numbers
+# and helpers.
+_FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "core")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +70,7 @@ def kernel(*signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def warm_up(*kernels: Any) -> WarmUp:
-    """Compile or load declared kernels, and forbid compiling them later.
-
-    After it no engine step waits for the compiler. Kernels that are ready are passed over.
-    """
+    """Compile or load declared kernels, and forbid compiling them later, in an engine step."""
     started_s = time.perf_counter()
     loaded = compiled = 0
     cache_path = problem = ""
@@ -104,8 +102,9 @@ def _name_after_content(kernel: Any) -> None:
     """Make the name of the kernel's cache files depend on source, numba and processor."""
     function = kernel.py_func
     content = hashlib.sha256()
-    for path in (Path(inspect.getfile(function)), *_SOURCES):
-        content.update(path.read_bytes())
+    for folder in (Path(inspect.getfile(function)).parent, *_FOLDERS):
+        for path in sorted(folder.glob("*.py")):
+            content.update(path.read_bytes())
     # The target triple, processor and features for which numba generates code.
     target = kernel.targetctx.codegen().magic_tuple()
     content.update(repr((numba.__version__, target)).encode())

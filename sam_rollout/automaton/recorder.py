@@ -25,12 +25,7 @@ _NOTHING = np.zeros(0, np.int32)
 
 
 class TextRecorder:
-    """The generated texts of up to `slots` requests.
-
-    Args:
-        slots: number of requests.
-        max_length: most tokens of a request, its prompt included.
-    """
+    """The generated texts of up to `slots` requests, of at most `max_length` tokens with prompt."""
 
     def __init__(self, slots: int, max_length: int) -> None:
         warm_up(record_rows)
@@ -46,24 +41,31 @@ class TextRecorder:
         """Memory that was ever written to; the system has given no other."""
         return self._written * self._texts.itemsize
 
-    def open(self) -> int:
-        """Return a slot for another request, or -1 if none is left."""
+    def open(self, prompt_tokens: int = 0) -> int:
+        """Return a slot for another request, or -1 if none is left.
+
+        Args:
+            prompt_tokens: length of the prompt where a response may follow it in the first row,
+                because the response was interrupted; 0 if the first row ends with the prompt and
+                one more token.
+        """
         if not self._free:
             return -1
         slot = self._free.pop()
-        self._spans[slot, :2] = -1
+        self._spans[slot, 0] = max(0, prompt_tokens - CONTEXT) if prompt_tokens else -1
+        self._spans[slot, 1] = -1
         return slot
 
     def peek(self, slot: int, start: int) -> Int32Array:
-        """Return a copy of the recorded tokens from `start` on, int32[n]; recording goes on."""
+        """Return a copy of the recorded tokens from `start` on; recording goes on."""
         first, end, _ = self._spans[slot]
-        return self._texts[slot, first + start : end].copy() if first >= 0 else _NOTHING
+        return self._texts[slot, first + start : end].copy() if end >= 0 else _NOTHING
 
     def take(self, slot: int) -> Int32Array:
         """Free a slot and return its text: a few tokens of the prompt, then the response."""
         start, end, _ = self._spans[slot]
         self._free.append(slot)
-        return self._texts[slot, start:end].copy() if start >= 0 else _NOTHING
+        return self._texts[slot, start:end].copy() if end >= 0 else _NOTHING
 
     def record(
         self,
@@ -72,11 +74,9 @@ class TextRecorder:
         num_tokens: Int32Array,
         eligible: npt.NDArray[np.bool_],
     ) -> None:
-        """Copy each row's new tokens; a slot's first row ends with its first generated token.
+        """Copy each row's new tokens; a slot's first row ends with its first sampled token.
 
-        Args:
-            slots: int32[B], each row's slot; a negative one skips the row.
-            token_ids, num_tokens, eligible: see `Source.catch_up`.
+        `slots` is int32[B], negative for rows to skip; see `Source.catch_up` for the rest.
         """
         self._written += record_rows(
             self._texts, self._spans, slots, token_ids, num_tokens, eligible
@@ -92,8 +92,11 @@ def record_rows(texts, spans, slots, token_ids, num_tokens, eligible):
         if slot < 0 or not eligible[row]:
             continue
         length = min(np.int64(num_tokens[row]), texts.shape[1], token_ids.shape[1])
-        if spans[slot, 0] < 0:
-            spans[slot, 0] = spans[slot, 1] = max(0, length - 1 - CONTEXT)
+        if spans[slot, 1] < 0:
+            first = max(0, length - 1 - CONTEXT)
+            if spans[slot, 0] >= 0:
+                first = min(first, np.int64(spans[slot, 0]))
+            spans[slot, 0] = spans[slot, 1] = first
         if length < spans[slot, 0]:  # the row was cut before the first token kept
             spans[slot, 0] = length
         for position in range(spans[slot, 1], length):

@@ -1,21 +1,22 @@
-"""Measures the time of drafters, which are called as an engine calls them, in turns."""
+"""Measures the time of drafters, which take turns and are called as in an engine."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from sam_rollout.bench.sides import ARCTIC_4, FIRST, Session, Side
+from sam_rollout.bench.replay import Call, Rows
+from sam_rollout.bench.sessions import Session
+from sam_rollout.bench.sides import ARCTIC_4, FIRST, Side
 from sam_rollout.telemetry.traces import Trace
 
 K = 3
-BLOCK = 10  # number of calls that a side makes in a row
+BLOCK = 10  # calls of a side in a row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,7 @@ class CostSizes:
     batches: tuple[int, ...] = (1, 8, 32, 128)
     contexts: tuple[int, ...] = (4_096, 32_768)
     steps: int = 100
-    slow_tokens: int = 1_100_000  # most tokens for slow sides (`SLOW`)
+    slow_tokens: int = 1_100_000  # most tokens of a batch for slow sides (`SLOW`)
 
     @property
     def longest(self) -> int:
@@ -33,56 +34,25 @@ class CostSizes:
         return max(self.contexts) + 4 * self.steps + 64
 
 
-# Most tokens for the plain automaton. It and Arctic's trees take many times the time and memory of
-# the other sides.
+# Most tokens of a batch for the plain automaton. The slow sides take many times the time and the
+# memory of the others.
 PLAIN_PYTHON_TOKENS = 131_072
 SLOW = (ARCTIC_4, FIRST)
 
 
-class Batch:
-    """A batch of requests that grow by two tokens per step on average.
+def batch_of(texts: list[Trace], rows: int, length: int) -> Rows:
+    """Return a batch of waiting requests whose texts have this length.
 
-    Args:
-        texts: Siblings of one prompt. Further rows repeat them with other token ids, as groups that
-            share no tokens with the first.
-        rows: Number of requests.
-        context: Tokens of each request at the beginning.
-        steps: Number of steps.
+    The texts are siblings of one prompt. Further rows repeat them with other token ids, as groups
+    that share no tokens with the first.
     """
-
-    def __init__(self, texts: list[Trace], rows: int, context: int, steps: int) -> None:
-        vocabulary = 1 + max(int(text.tokens.max()) for text in texts)
-        self.traces = [
-            _regrouped(texts[row % len(texts)], row // len(texts), vocabulary)
-            for row in range(rows)
-        ]
-        room = context + 3 * steps
-        self.tokens = np.stack([trace.tokens[:room] for trace in self.traces])
-        self.ids = [f"request-{row}" for row in range(rows)]
-        self.lengths = np.full(rows, context, np.int32)
-        self._rows = np.arange(rows, dtype=np.int32)
-        self._step = 0
-        self._responses = [
-            row[len(trace.prompt) : context].tolist()
-            for row, trace in zip(self.tokens, self.traces, strict=True)
-        ]
-
-    def start(self, session: Session) -> float:
-        """Let a session read the first tokens; return the seconds it took."""
-        for request_id, trace in zip(self.ids, self.traces, strict=True):
-            session.admit(request_id, trace, 0)
-        given = (self.ids, self.tokens, self.lengths, self._responses)
-        return _wall_s(partial(session.propose, *given))
-
-    def grow(self) -> list[list[int]]:
-        """Add one to three tokens to each row; return them."""
-        before = self.lengths.copy()
-        self.lengths += 1 + (self._rows + self._step) % 3
-        self._step += 1
-        return [
-            row[start:stop].tolist()
-            for row, start, stop in zip(self.tokens, before, self.lengths, strict=True)
-        ]
+    vocabulary = 1 + max(int(text.tokens.max()) for text in texts)
+    batch = Rows(rows, length, "request")  # their prompts are empty
+    for row in range(rows):
+        text, group = texts[row % len(texts)], row // len(texts)
+        response = text.response[:length] + group * vocabulary
+        batch.waiting.append(dataclasses.replace(text, group=str(group), response=response))
+    return batch
 
 
 def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
@@ -100,70 +70,64 @@ def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
     return Trace("joined", first, np.zeros(0, np.int32), response.astype(np.int32))
 
 
-def _regrouped(trace: Trace, group: int, vocabulary: int) -> Trace:
-    shift = group * vocabulary
-    return dataclasses.replace(
-        trace, group=str(group), prompt=trace.prompt + shift, response=trace.response + shift
-    )
-
-
 def measure_calls(there: list[Side], texts: list[Trace], sizes: CostSizes) -> list[dict[str, Any]]:
     """Measure the calls of every side at every size, with the sides in turns."""
     rows = []
+    most = {name: sizes.slow_tokens for name in SLOW}
+    most[FIRST] = min(PLAIN_PYTHON_TOKENS, sizes.slow_tokens)
     for context in sizes.contexts:
         for batch in sizes.batches:
-            fit = [side for side in there if batch * context <= _most_tokens(side, sizes)]
+            fit = [side for side in there if batch * context <= most.get(side.name, math.inf)]
             rows += _calls_at(fit, texts, batch, context, sizes.steps)
     return rows
-
-
-def _most_tokens(side: Side, sizes: CostSizes) -> float:
-    if side.name == FIRST:
-        return min(PLAIN_PYTHON_TOKENS, sizes.slow_tokens)
-    return sizes.slow_tokens if side.name in SLOW else float("inf")
 
 
 def _calls_at(
     there: list[Side], texts: list[Trace], batch: int, context: int, steps: int
 ) -> list[dict[str, Any]]:
-    """Measure calls of one size, with the sides in turns of several calls.
+    """Measure the calls of one size; each turn of a side has several calls.
 
     At the first call of a turn, the CPU's caches hold the other sides' data, as they do after an
     engine's forward pass. The time of these cold calls depends on the other sides, so it is kept
     separately.
     """
-    work = Batch(texts, batch, context, steps)
-    sessions = [side.open(K, batch, work.tokens.shape[1] + 64) for side in there]
-    builds_s = [work.start(session) for session in sessions]
-    warm: list[list[float]] = [[] for _ in sessions]
-    cold: list[list[float]] = [[] for _ in sessions]
+    length = context + 3 * steps
+    requests = batch_of(texts, batch, length)
+    admitted = requests.join(context)
+    sessions = [side.open(K, batch, length + 64) for side in there]
+    builds_us = []
+    for session in sessions:
+        for request_id, trace in admitted:
+            session.admit(request_id, trace, 0)
+        builds_us.append(_wall_us(session, requests.call()))
+    warm_us: list[list[float]] = [[] for _ in sessions]
+    cold_us: list[list[float]] = [[] for _ in sessions]
     for first in range(0, steps, BLOCK):
-        grown = [(work.grow(), work.lengths.copy()) for _ in range(min(BLOCK, steps - first))]
+        calls = []
+        for step in range(first, min(first + BLOCK, steps)):
+            for row in range(batch):
+                requests.advance(row, 1 + (row + step) % 3)
+            calls.append(requests.call())
         for turn in range(len(sessions)):
             i = (turn + first // BLOCK) % len(sessions)
-            for call, (sampled, lengths) in enumerate(grown):
-                given = (work.ids, work.tokens, lengths, sampled)
-                taken_us = 1e6 * _wall_s(partial(sessions[i].propose, *given))
-                (warm if call else cold)[i].append(taken_us)
-    return [
-        {
-            "side": side.name,
-            "rows": batch,
-            "context": context,
-            **_quartiles("us", warm[i]),
-            "cold_us": statistics.median(cold[i]),
-            "build_ns_per_token": 1e9 * builds_s[i] / (batch * context),
-        }
-        for i, side in enumerate(there)
-    ]
+            took_us = [_wall_us(sessions[i], call) for call in calls]
+            cold_us[i].append(took_us[0])
+            warm_us[i] += took_us[1:]
+    rows = []
+    for i, side in enumerate(there):
+        q1, median, q3 = statistics.quantiles(warm_us[i], n=4, method="inclusive")
+        rows.append(
+            {
+                "side": side.name, "rows": batch, "context": context,
+                "median_us": median, "q1_us": q1, "q3_us": q3,
+                "cold_us": statistics.median(cold_us[i]),
+                "build_ns_per_token": 1e3 * builds_us[i] / (batch * context),
+            }
+        )  # fmt: skip
+    return rows
 
 
-def _quartiles(unit: str, values: list[float]) -> dict[str, float]:
-    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
-    return {f"median_{unit}": median, f"q1_{unit}": q1, f"q3_{unit}": q3}
-
-
-def _wall_s(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
+def _wall_us(session: Session, call: Call) -> float:
+    started_ns = time.perf_counter_ns()
+    session.propose(*call)
+    return (time.perf_counter_ns() - started_ns) / 1e3

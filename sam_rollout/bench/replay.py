@@ -6,13 +6,17 @@ begins with its prompt and one response token, as after prefill.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from sam_rollout.bench.sides import Session
-from sam_rollout.telemetry.traces import Trace
+from sam_rollout.bench.sessions import Session
+from sam_rollout.telemetry.traces import Int32Array, Trace
+
+# Request ids, token ids, known tokens and sampled tokens: the arguments of `Session.propose`.
+Call = tuple[list[str], Int32Array, Int32Array, list[list[int]]]
 
 
 @dataclass
@@ -23,6 +27,9 @@ class Replay:
     tokens: int = 0  # without the first token of each response, which cannot be drafted
     drafted: int = 0
     accepted: int = 0
+    engine_steps: int = 0  # steps of the batch
+    tail_steps: int = 0  # engine steps with at most `tail` requests, while none waits
+    tail: int = 8
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -34,68 +41,138 @@ class Replay:
         """Draft tokens per step; NaN without steps."""
         return self.drafted / self.steps if self.steps else float("nan")
 
-    def book(self, drafted: int, accepted: int, remaining: int) -> int:
-        """Count one step of one request; return the number of its tokens.
 
-        Args:
-            drafted: Number of draft tokens.
-            accepted: Number of accepted draft tokens.
-            remaining: Number of tokens left in the text, at least 1; the step yields no more.
+class Rows:
+    """The running requests of a replay, in the rows of an engine's batch.
+
+    Args:
+        max_rows: Most requests that run at once.
+        length: Length of the longest text, tokens.
+        name: The beginning of all request ids.
+    """
+
+    def __init__(self, max_rows: int, length: int, name: str) -> None:
+        self.waiting: deque[Trace] = deque()  # responses that have not started, in order
+        self.ids: list[str] = []  # of the requests, by row
+        self.tokens = np.zeros((max_rows, length), np.int32)  # row i has the text of request i
+        # int32 [max_rows]: known tokens, tokens of the last step, length of the text.
+        self.known, self.gained, self._lengths = np.zeros((3, max_rows), np.int32)
+        self._name, self._joined = name, 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def submit(self, traces: Iterable[Trace]) -> None:
+        """Add responses to the waiting ones; a response without tokens is ignored."""
+        self.waiting.extend(trace for trace in traces if len(trace.response))
+
+    def join(self, first: int = 1) -> list[tuple[str, Trace]]:
+        """Start waiting responses while there is room; return them with their request ids.
+
+        They know their first response tokens, `first` in number.
         """
-        tokens = min(accepted + 1, remaining)
-        self.steps += 1
-        self.tokens += tokens
-        self.drafted += drafted
-        self.accepted += accepted
-        return tokens
+        joined = []
+        while self.waiting and len(self) < len(self.known):
+            trace, row = self.waiting.popleft(), len(self)
+            self.ids.append(f"{self._name}/{self._joined}")
+            self._joined += 1
+            text = trace.tokens
+            self.tokens[row, : len(text)], self._lengths[row] = text, len(text)
+            self.known[row], self.gained[row] = len(trace.prompt) + first, first
+            joined.append((self.ids[row], trace))
+        return joined
+
+    def batch(self) -> tuple[list[str], Int32Array, Int32Array, Int32Array]:
+        """Return ids, tokens, known and gained; copies, because vLLM passes new ones each step."""
+        rows = len(self)
+        return list(self.ids), self.tokens, self.known[:rows].copy(), self.gained[:rows].copy()
+
+    def call(self) -> Call:
+        """Return the arguments of `Session.propose`."""
+        ids, tokens, known, gained = self.batch()
+        rows = enumerate(zip(known - gained, known, strict=True))
+        return ids, tokens, known, [tokens[row, start:end].tolist() for row, (start, end) in rows]
+
+    def left(self, row: int) -> int:
+        """Return the number of tokens that a row has yet to gain."""
+        return int(self._lengths[row] - self.known[row])
+
+    def advance(self, row: int, tokens: int) -> int:
+        """Let a row gain tokens, at most those left; return their number."""
+        self.gained[row] = min(tokens, self.left(row))
+        self.known[row] += self.gained[row]
+        return int(self.gained[row])
+
+    def verify(self, row: int, draft: list[int], parents: Sequence[int] | None = None) -> int:
+        """Let a row gain accepted tokens (see `accepted_tokens`) and a bonus; return the former."""
+        known = self.known[row]
+        text = self.tokens[row, known : known + min(len(draft), self.left(row))]
+        accepted = accepted_tokens(draft, text.tolist(), parents)
+        self.advance(row, accepted + 1)
+        return accepted
+
+    def leave(self) -> list[str]:
+        """Remove ended requests and return their ids; the last row moves up, as in vLLM."""
+        ended = []
+        for row in reversed(range(len(self))):
+            if not self.left(row):
+                ended.append(self.ids[row])
+                self.ids[row] = self.ids[-1]
+                last = len(self) - 1
+                for column in (self.tokens, self.known, self.gained, self._lengths):
+                    column[row] = column[last]
+                self.ids.pop()
+        return ended
 
 
-def replay(session: Session, traces: list[Trace], into: Replay, step: int = 0) -> None:
-    """Replay traces together, one step of all requests at a time.
+def replay(
+    session: Session, traces: list[Trace], into: Replay, step: int = 0, max_rows: int | None = None
+) -> None:
+    """Replay traces together, one step of all running requests at a time.
 
     Args:
         session: The drafter, which keeps the texts that it has seen before.
         traces: The texts; those without response tokens are ignored.
         into: The sums to add to.
         step: Number of the training step, for sources that use earlier steps.
+        max_rows: Most requests that run at once; None runs all.
     """
-    traces = [trace for trace in traces if len(trace.response) > 0]
-    if not traces:
+    if not any(len(trace.response) for trace in traces):
         return
-    texts = [trace.tokens.tolist() for trace in traces]
-    token_ids = np.zeros((len(texts), max(map(len, texts))), np.int32)
-    for row, text in enumerate(texts):
-        token_ids[row, : len(text)] = text
-    ids = [f"{step}/{trace.group}/{i}" for i, trace in enumerate(traces)]
-    for request_id, trace in zip(ids, traces, strict=True):
-        session.admit(request_id, trace, step)
-    known = [len(trace.prompt) + 1 for trace in traces]
-    sampled = [text[n - 1 : n] for text, n in zip(texts, known, strict=True)]
-    while True:
-        ended = [row for row, text in enumerate(texts) if known[row] == len(text)]
-        session.finish([ids[row] for row in ended])
-        for row in reversed(ended):  # the last row moves up, as in vLLM's batch
-            last = len(ids) - 1
-            token_ids[row] = token_ids[last]
-            columns: tuple[list[Any], ...] = (ids, texts, known, sampled)
-            for column in columns:
-                column[row] = column[last]
-                column.pop()
-        if not ids:
-            break
-        drafts = session.propose(ids, token_ids, np.array(known, np.int32), sampled)
-        for row, draft in enumerate(drafts):
-            text, n = texts[row], known[row]
-            right = accepted_tokens(draft, text, n)
-            known[row] += into.book(len(draft), right, len(text) - n)
-            sampled[row] = text[n : known[row]]
-        ids = list(ids)  # the model runner passes a new list in each step, too
+    longest = max(len(trace.tokens) for trace in traces)
+    rows = Rows(max_rows or len(traces), longest, f"{step}/{traces[0].group}")
+    rows.submit(traces)
+    while rows or rows.waiting:
+        session.finish(rows.leave())
+        for request_id, trace in rows.join():
+            session.admit(request_id, trace, step)
+        session.finish(rows.leave())  # responses of one token
+        if not rows:
+            continue
+        for row, draft in enumerate(session.propose(*rows.call())):
+            into.accepted += rows.verify(row, draft, session.parents(row))
+            into.drafted += len(draft)
+        into.tokens += int(rows.gained[: len(rows)].sum())
+        into.steps += len(rows)
+        into.engine_steps += 1
+        into.tail_steps += len(rows) <= into.tail and not rows.waiting
     session.end_step()
 
 
-def accepted_tokens(draft: list[int], text: list[int], at: int) -> int:
-    """Return how many first draft tokens equal the text from position `at` on."""
-    for i, (drafted, true) in enumerate(zip(draft, text[at : at + len(draft)], strict=False)):
-        if drafted != true:
-            return i
-    return min(len(draft), len(text) - at)
+def accepted_tokens(
+    draft: Sequence[int], text: Sequence[int], parents: Sequence[int] | None = None
+) -> int:
+    """Return how many draft tokens continue a text.
+
+    Args:
+        draft: The draft tokens.
+        text: The tokens that the model writes next.
+        parents: In a tree, each token's predecessor as an index into the draft, or -1; None for a
+            chain.
+    """
+    last, accepted = -1, 0
+    for place, token in enumerate(draft):
+        before = place - 1 if parents is None else parents[place]
+        if before == last and accepted < len(text) and token == text[accepted]:
+            last, accepted = place, accepted + 1
+    return accepted

@@ -12,7 +12,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ import torch
 from sam_rollout.bench import stock_samplers
 from sam_rollout.bench.counting import count
 from sam_rollout.bench.machine_record import machine
+from sam_rollout.report.comparison_tables import Table, print_table
 from sam_rollout.verification import (
     DraftLayout,
     draw_gumbel,
@@ -51,70 +52,38 @@ class Setting:
     budget_s: float = 3.0  # time per sampler and size
 
 
-@dataclass
-class Timing:
-    """The result of one sampler at one size."""
-
-    name: str
-    source: str
-    median_ms: float
-    q1_ms: float
-    q3_ms: float
-    repeats: int
-    kernels: int | None  # None if it cannot be counted
-    synchronisations: int | None
-    mb_touched: float | None
-
-
-@dataclass
 class Case:
-    """One size with the samplers' inputs."""
+    """One size: random distributions in which each draft token has probability `ACCEPTANCE`."""
 
-    batch: int
-    k: int
-    probabilities: torch.Tensor  # float32 [batch * (k + 1), vocabulary]
-    draft_ids: torch.Tensor  # int64 [batch * k]
-    cumulative: torch.Tensor  # int64 [batch]
-    keys: torch.Tensor  # int64 [batch]
-    positions: torch.Tensor  # int64 [batch]
-    scratch: torch.Tensor  # float32 [batch, vocabulary]
-    stock: stock_samplers.StockInput = field(init=False)
-    logits: torch.Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, batch: int, k: int, setting: Setting) -> None:
+        self.batch, self.k = batch, k
+        device, vocabulary = setting.device, setting.vocabulary
+        generator = torch.Generator().manual_seed(0)
+        distinct = min(DISTINCT_ROWS, batch * (k + 1))
+        pool = torch.randn(distinct, vocabulary, generator=generator).mul_(2).softmax(dim=-1)
+        pool.mul_(1 - ACCEPTANCE)
+        likely = torch.randint(vocabulary, (distinct,), generator=generator)
+        pool[torch.arange(distinct), likely] += ACCEPTANCE
+        which = torch.arange(batch * (k + 1)) % distinct
+        drafts = likely[which].view(batch, k + 1)[:, :-1].reshape(-1)
+        self.probabilities = pool.to(device)[which.to(device)]  # [batch * (k + 1), vocabulary]
         self.logits = self.probabilities.log()
-        vocabulary = self.probabilities.shape[1]
-        rows = self.probabilities.view(self.batch, self.k + 1, vocabulary)
+        self.draft_ids = drafts.to(device)  # int64 [batch * k]
+        self.keys = torch.randint(1 << 62, (batch,), generator=generator).to(device)
+        self.positions = torch.randint(1 << 15, (batch,), generator=generator).to(device)
+        self.scratch = torch.empty(batch, vocabulary, device=device)
+        rows = self.probabilities.view(batch, k + 1, vocabulary)
         self.stock = stock_samplers.StockInput(
             rows[:, :-1].reshape(-1, vocabulary),
             self.draft_ids,
-            self.cumulative,
-            self.draft_ids.new_zeros(self.batch, 1),
-            self.k,
+            (torch.arange(1, batch + 1) * k).to(device),
+            self.draft_ids.new_zeros(batch, 1),
+            k,
         )
 
-
-def make_case(batch: int, k: int, setting: Setting) -> Case:
-    """Make random distributions in which each draft token has probability ``ACCEPTANCE``."""
-    device, vocabulary = setting.device, setting.vocabulary
-    generator = torch.Generator().manual_seed(0)
-    distinct = min(DISTINCT_ROWS, batch * (k + 1))
-    pool = torch.randn(distinct, vocabulary, generator=generator).mul_(2).softmax(dim=-1)
-    pool.mul_(1 - ACCEPTANCE)
-    likely = torch.randint(vocabulary, (distinct,), generator=generator)
-    pool[torch.arange(distinct), likely] += ACCEPTANCE
-    which = torch.arange(batch * (k + 1)) % distinct
-    drafts = likely[which].view(batch, k + 1)[:, :-1].reshape(-1)
-    return Case(
-        batch,
-        k,
-        pool.to(device)[which.to(device)],
-        drafts.to(device),
-        (torch.arange(1, batch + 1) * k).to(device),
-        torch.randint(1 << 62, (batch,), generator=generator).to(device),
-        torch.randint(1 << 15, (batch,), generator=generator).to(device),
-        torch.empty(batch, vocabulary, device=device),
-    )
+    def layout(self) -> DraftLayout:
+        """Make the layout of the drafts, as samplers of an engine do in each step."""
+        return DraftLayout(self.stock.cumulative, self.batch * self.k, self.k)
 
 
 def _row_keys(case: Case, layout: DraftLayout) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,7 +95,7 @@ def _row_keys(case: Case, layout: DraftLayout) -> tuple[torch.Tensor, torch.Tens
 
 def run_vectorised(case: Case) -> torch.Tensor:
     """Run the vectorised verification, with its random numbers."""
-    layout = DraftLayout(case.cumulative, case.batch * case.k, case.k)
+    layout = case.layout()
     keys, positions = _row_keys(case, layout)
     accept, draw = (keyed_bits(keys, positions, stream) for stream in range(2))
     return verify_vectorised(
@@ -134,31 +103,29 @@ def run_vectorised(case: Case) -> torch.Tensor:
     )
 
 
-def run_coupled(case: Case) -> torch.Tensor:
-    """Run the coupled verification with Gumbel noise, which needs no probabilities."""
-    layout = DraftLayout(case.cumulative, case.batch * case.k, case.k)
-    tokens = draw_gumbel(case.logits, keyed_bits(*_row_keys(case, layout)))
-    return verify_coupled(layout, case.draft_ids, tokens)
-
-
-def run_coupled_inversion(case: Case) -> torch.Tensor:
-    """Run the coupled verification by inversion."""
-    layout = DraftLayout(case.cumulative, case.batch * case.k, case.k)
-    tokens = draw_tokens(case.probabilities, keyed_bits(*_row_keys(case, layout)))
+def run_coupled(case: Case, *, inversion: bool = False) -> torch.Tensor:
+    """Run the coupled verification, with Gumbel noise from logits or by inversion."""
+    layout = case.layout()
+    bits = keyed_bits(*_row_keys(case, layout))
+    tokens = draw_tokens(case.probabilities, bits) if inversion else draw_gumbel(case.logits, bits)
     return verify_coupled(layout, case.draft_ids, tokens)
 
 
 OURS: dict[str, Callable[[Case], torch.Tensor]] = {
     "vectorised": run_vectorised,
     "coupled": run_coupled,
-    "coupled_inversion": run_coupled_inversion,
+    "coupled_inversion": partial(run_coupled, inversion=True),
 }
 
 
 def measure_case(
     case: Case, others: Iterable[stock_samplers.Stock], setting: Setting
-) -> list[Timing]:
-    """Time reading, copying and all samplers in turns; slow samplers run fewer times."""
+) -> list[dict[str, Any]]:
+    """Time reading, copying and all samplers in turns; slow samplers run fewer times.
+
+    Returns:
+        A row of JSON values for each; its counts are None if they cannot be counted.
+    """
     called: list[tuple[str, str, Callable[[], Any], bool]] = [
         (READ, "torch", case.probabilities.sum, True),
         (COPY, "torch", lambda: case.scratch.copy_(case.probabilities[: case.batch]), True),
@@ -173,15 +140,20 @@ def measure_case(
             taken = times_s[name]
             if len(taken) < MIN_REPEATS or sum(taken) < setting.budget_s:
                 taken.append(_time_s(call, setting.device))
-    timings = []
+    rows = []
     for name, source, call, countable in called:
-        counted: tuple[int | None, int | None, float | None] = (None, None, None)
-        if countable:
-            counts = count(call)
-            counted = (counts.kernels, counts.synchronisations, counts.nbytes / 1e6)
+        counts = count(call) if countable else None
         q1, median, q3 = (1e3 * value for value in statistics.quantiles(times_s[name], n=4))
-        timings.append(Timing(name, source, median, q1, q3, len(times_s[name]), *counted))
-    return timings
+        rows.append(
+            {
+                "name": name, "source": source, "median_ms": median, "q1_ms": q1, "q3_ms": q3,
+                "repeats": len(times_s[name]),
+                "kernels": counts and counts.kernels,
+                "synchronisations": counts and counts.synchronisations,
+                "mb_touched": counts and counts.nbytes / 1e6,
+            }
+        )  # fmt: skip
+    return rows
 
 
 def _time_s(call: Callable[[], Any], device: str) -> float:
@@ -212,54 +184,35 @@ def measure(setting: Setting) -> dict[str, Any]:
     others = stock_samplers.available(setting.device)
     cases = []
     for batch, k in itertools.product(setting.batches, setting.ks):
-        case = make_case(batch, k, setting)
-        cases.append(_describe(case, measure_case(case, others, setting)))
+        case = Case(batch, k, setting)
+        size = {"batch": batch, "k": k, "target_mb": case.probabilities.nbytes / 1e6}
+        cases.append({**size, "timings": measure_case(case, others, setting)})
         del case  # frees the memory for the next one
-    return {"machine": _machine(setting), "setting": asdict(setting), "cases": cases}
-
-
-def _describe(case: Case, timings: list[Timing]) -> dict[str, Any]:
-    return {
-        "batch": case.batch,
-        "k": case.k,
-        "target_mb": case.probabilities.nbytes / 1e6,
-        "timings": [asdict(timing) for timing in timings],
-    }
-
-
-def _machine(setting: Setting) -> dict[str, Any]:
-    described = machine("torch")
+    about = machine("torch")
     if setting.device != "cpu":
-        described["device"] = getattr(torch, setting.device).get_device_name()
-    return described
+        about["device"] = getattr(torch, setting.device).get_device_name()
+    return {"machine": about, "setting": asdict(setting), "cases": cases}
 
 
 def show(result: dict[str, Any], console: Console) -> None:
     """Print the results as one table."""
-    from rich.table import Table
-
     setting = result["setting"]
     console.print(", ".join(f"{name} {value}" for name, value in result["machine"].items()))
-    console.print(
+    title = (
         f"{setting['device']}, {setting['threads']} CPU thread(s), vocabulary "
-        f"{setting['vocabulary']:,}, fp32, one-hot drafts, random numbers included."
+        f"{setting['vocabulary']:,}, fp32, one-hot drafts, random numbers included"
     )
-    table = Table("batch", "k", "sampler", "from")
-    for head in ("ms", "quartiles", "kernels", "syncs", "MB touched"):
-        table.add_column(head, justify="right")
-    for case in result["cases"]:
-        for timing in case["timings"]:
-            table.add_row(
-                str(case["batch"]),
-                str(case["k"]),
-                timing["name"],
-                timing["source"],
-                f"{timing['median_ms']:.3g}",
-                f"{timing['q1_ms']:.3g} .. {timing['q3_ms']:.3g}",
-                *(
-                    "-" if timing[name] is None else f"{timing[name]:.4g}"
-                    for name in ("kernels", "synchronisations", "mb_touched")
-                ),
-            )
-        table.add_section()
-    console.print(table)
+    head = ("sampler", "batch", "k", "from", "ms", "quartiles", "kernels", "syncs", "MB touched")
+    rows = [
+        (
+            timing["name"], str(case["batch"]), str(case["k"]), timing["source"],
+            f"{timing['median_ms']:.3g}", f"{timing['q1_ms']:.3g} .. {timing['q3_ms']:.3g}",
+            *(
+                "-" if timing[name] is None else f"{timing[name]:.4g}"
+                for name in ("kernels", "synchronisations", "mb_touched")
+            ),
+        )
+        for case in result["cases"]
+        for timing in case["timings"]
+    ]  # fmt: skip
+    print_table(Table(title, head, rows), console)

@@ -8,60 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
-from sam_rollout.bench.replayed_requests import ReplayedRequests
+from sam_rollout.bench.sessions import OwnSession, Session
 from sam_rollout.config import SamConfig, sources_of
-from sam_rollout.core.limits import Limits
-from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.session.session import DraftSession
-from sam_rollout.telemetry.traces import Int32Array, Trace
+from sam_rollout.telemetry.traces import Trace
 
 # vLLM's defaults (SpeculativeConfig, read in 0.28).
 NGRAM_DEFAULT = (5, 5)
 NGRAM_SHORT = (2, 4)  # the setting in its documentation's examples
 ARCTIC_TREE_DEPTH, ARCTIC_CACHED_REQUESTS, ARCTIC_MIN_PROBABILITY = 24, 10_000, 0.1
 ARCTIC_SPEC_FACTOR = 1.0
-
-
-class Session:
-    """A drafter that drafts for one batch of requests after the other."""
-
-    def admit(self, request_id: str, trace: Trace, step: int) -> None:
-        """Add a new request before its first call."""
-
-    def propose(
-        self,
-        request_ids: list[str],
-        token_ids: Int32Array,
-        lengths: Int32Array,
-        sampled: list[list[int]],
-    ) -> list[list[int]]:
-        """Read the new tokens, and draft.
-
-        Args:
-            request_ids: The B requests in order of rows.
-            token_ids: int32 [R >= B, L]; row i begins with the text of request i.
-            lengths: int32 [B], known tokens of each row.
-            sampled: Each row's tokens since the last call, at least one.
-
-        Returns:
-            The draft of each row.
-        """
-        raise NotImplementedError
-
-    def finish(self, request_ids: Iterable[str]) -> None:
-        """Remove requests that have ended."""
-
-    def end_step(self) -> None:
-        """End a training step, after all its requests have ended."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,61 +33,20 @@ class Side:
     open: Callable[[int, int, int], Session]  # makes a session from k, max_rows and max_length
 
 
-class OwnSession(Session):
-    """Our drafter with the source `own` and further ones, in a temporary folder.
-
-    Args:
-        sources: Settings of each further source.
-        policy: The setting `sam.draft_policy`.
-        k: Most draft tokens per request.
-        max_rows: Most requests at once.
-        max_length: Length of the longest text, tokens.
-    """
-
-    def __init__(
-        self, sources: Mapping[str, Any], policy: str, k: int, max_rows: int, max_length: int
-    ) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        more = {name: {"enabled": True, **fields} for name, fields in sources.items()}
-        config = SamConfig.from_mapping(
-            {
-                "max_draft_tokens": k,
-                "draft_policy": policy,
-                "gate": {"kind": "threshold", "threshold": max_rows},  # always open
-                "sources": {**sources_of("own").to_mapping(), **more},
-                "texts": {"path": self._folder.name},
-            }
-        )
-        self._requests = ReplayedRequests()
-        limits = Limits(max_rows, max_length)
-        self._session = DraftSession(config, self._requests, limits, record=False)
-
-    @property
-    def drafter(self) -> SamDrafter:
-        """The session's drafter; raises if it failed, because it would then draft nothing."""
-        if self._session.drafter is None:
-            raise RuntimeError("the drafter failed; the log says why")
-        return self._session.drafter
-
-    def admit(self, request_id: str, trace: Trace, step: int) -> None:
-        """Add the request with its group and sibling."""
-        self._requests.admit(request_id, trace, step)
-
-    def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
-        """Run a step of the session; its gate is open."""
-        gained = np.fromiter(map(len, sampled), np.int32, len(sampled))
-        batch = self._session.step(request_ids, token_ids, lengths, gained)
-        self.drafter.wait()
-        return batch.to_lists()
-
-    def finish(self, request_ids: Iterable[str]) -> None:
-        """Remove requests; the session notices it in the next step, as in an engine."""
-        for request_id in request_ids:
-            self._requests.pop(request_id, None)
-
-    def end_step(self) -> None:
-        """End the training step in the session."""
-        self._session.end_step()
+def _own(
+    sources: Mapping[str, Any], policy: str, k: int, max_rows: int, max_length: int
+) -> OwnSession:
+    """Open a session with the source `own`, further ones with these settings, and an open gate."""
+    more = {name: {"enabled": True, **fields} for name, fields in sources.items()}
+    config = SamConfig.from_mapping(
+        {
+            "max_draft_tokens": k,
+            "draft_policy": policy,
+            "gate": {"kind": "threshold", "threshold": max_rows},
+            "sources": {**sources_of("own").to_mapping(), **more},
+        }
+    )
+    return OwnSession(config, max_rows, max_length)
 
 
 class _FirstOccurrence(Session):
@@ -158,11 +78,8 @@ class _Ngram(Session):
         from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
         self._k = k
-        shortest, longest = window
-        config = _vllm_config(
-            k, max_rows, max_length, prompt_lookup_min=shortest, prompt_lookup_max=longest
-        )
-        self._proposer = NgramProposer(config)
+        lookup = dict(zip(("prompt_lookup_min", "prompt_lookup_max"), window, strict=True))
+        self._proposer = NgramProposer(_vllm_config(k, max_rows, max_length, **lookup))
         self._names = set(inspect.signature(self._proposer.propose).parameters)
 
     def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
@@ -175,9 +92,7 @@ class _Ngram(Session):
             "token_ids_cpu": token_ids,
             "spec_decode_unsupported_reqs": (),
         }
-        return self._proposer.propose(
-            **{name: value for name, value in known.items() if name in self._names}
-        )
+        return self._proposer.propose(**{name: known[name] for name in known.keys() & self._names})
 
 
 class _Arctic(Session):
@@ -205,11 +120,9 @@ class _Arctic(Session):
             suffix_decoding_max_spec_factor=spec_factor,
             suffix_decoding_min_token_prob=ARCTIC_MIN_PROBABILITY,
         )
-        self._k = k
         self._proposer = SuffixDecodingProposer(config)
-        self._takes_k = "num_speculative_tokens" in inspect.signature(
-            self._proposer.propose
-        ).parameters  # fmt: skip
+        names = inspect.signature(self._proposer.propose).parameters
+        self._k = (k,) if "num_speculative_tokens" in names else ()
         self._prompt_length: dict[str, int] = {}
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
@@ -225,8 +138,7 @@ class _Arctic(Session):
             num_prompt_tokens=[self._prompt_length[request_id] for request_id in request_ids],
             token_ids_cpu=token_ids,
         )
-        k = (self._k,) if self._takes_k else ()
-        return self._proposer.propose(*k, batch, sampled)
+        return self._proposer.propose(*self._k, batch, sampled)
 
 
 def _vllm_config(k: int, max_rows: int, max_length: int, **speculative: Any) -> SimpleNamespace:
@@ -257,12 +169,12 @@ ADAPTIVE = "own, adaptive k"
 def all_sides() -> list[Side]:
     """Return all known drafters, installed or not."""
     return [
-        Side(OWN, partial(OwnSession, {}, "fixed")),
-        Side(ADAPTIVE, partial(OwnSession, {}, "confidence")),
-        Side(OWN_SIBLINGS, partial(OwnSession, _SIBLINGS, "fixed")),
-        Side(OWN_RUN, partial(OwnSession, _RUN, "fixed")),
-        Side(ALL_SOURCES, partial(OwnSession, _PROMPT, "fixed")),
-        Side(DEFAULT, partial(OwnSession, {**_PROMPT, **_RUN}, "fixed")),
+        Side(OWN, partial(_own, {}, "fixed")),
+        Side(ADAPTIVE, partial(_own, {}, "confidence")),
+        Side(OWN_SIBLINGS, partial(_own, _SIBLINGS, "fixed")),
+        Side(OWN_RUN, partial(_own, _RUN, "fixed")),
+        Side(ALL_SOURCES, partial(_own, _PROMPT, "fixed")),
+        Side(DEFAULT, partial(_own, {**_PROMPT, **_RUN}, "fixed")),
         Side(FIRST, _FirstOccurrence),
         Side(NGRAM, partial(_Ngram, NGRAM_DEFAULT)),
         Side(NGRAM_24, partial(_Ngram, NGRAM_SHORT)),

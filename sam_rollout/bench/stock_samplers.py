@@ -21,24 +21,13 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True)
 class StockInput:
-    """The input of the rejection samplers of vLLM and vLLM-Ascend.
+    """The input of the rejection samplers of vLLM and vLLM-Ascend."""
 
-    Attributes:
-        probabilities: float32 [num_drafts, vocabulary], only for draft positions.
-        draft_ids: int64 [num_drafts].
-        cumulative: int64 [batch], cumulative number of draft tokens.
-        bonus_ids: int64 [batch, 1].
-        max_drafts: Most draft tokens of a request.
-    """
-
-    probabilities: torch.Tensor
-    draft_ids: torch.Tensor
-    cumulative: torch.Tensor
-    bonus_ids: torch.Tensor
-    max_drafts: int
-
-
-Sampler = Callable[[StockInput], torch.Tensor]
+    probabilities: torch.Tensor  # float32 [num_drafts, vocabulary], only for draft positions
+    draft_ids: torch.Tensor  # int64 [num_drafts]
+    cumulative: torch.Tensor  # int64 [batch], cumulative number of draft tokens
+    bonus_ids: torch.Tensor  # int64 [batch, 1]
+    max_drafts: int  # most draft tokens of a request
 
 
 @dataclass(frozen=True)
@@ -47,7 +36,7 @@ class Stock:
 
     name: str
     source: str
-    sample: Sampler  # -> int32 [batch, max_drafts + 1]
+    sample: Callable[[StockInput], torch.Tensor]  # -> int32 [batch, max_drafts + 1]
     countable: bool = True  # False if PyTorch's dispatcher does not see all operations
 
 
@@ -58,7 +47,7 @@ def available(device: str) -> list[Stock]:
 
 
 def _draw_noise(given: StockInput) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw exponential [batch, vocabulary] and uniform float64 [num_drafts] random numbers."""
+    """Draw random numbers: exponential [batch, vocabulary], and uniform float64 [num_drafts]."""
     shape = (len(given.cumulative), given.probabilities.shape[1])
     q = torch.empty(shape, dtype=torch.float32, device=given.probabilities.device).exponential_()
     uniform = torch.rand(len(given.draft_ids), dtype=torch.float64, device=q.device)
@@ -165,15 +154,6 @@ def _call(functions: tuple[Callable, Callable], given: StockInput, options: dict
     recovered = torch.empty_like(given.draft_ids)
     common = given.cumulative, given.draft_ids, None, given.probabilities
     recover(recovered, *common, q, q.shape[1], **options)
-    accept(
-        output,
-        *common,
-        given.bonus_ids,
-        recovered,
-        uniform,
-        is_greedy,
-        given.max_drafts,
-        q.shape[1],
-        **options,
-    )
+    sizes = given.max_drafts, q.shape[1]
+    accept(output, *common, given.bonus_ids, recovered, uniform, is_greedy, *sizes, **options)
     return output

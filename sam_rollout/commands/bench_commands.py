@@ -64,7 +64,6 @@ def drafter(
     quick: Annotated[bool, typer.Option("--quick", help="Time fewer sizes.")] = False,
 ) -> None:
     """Measure drafts and their costs: ours, vLLM's n-grams, Arctic's suffix trees."""
-    from sam_rollout.bench import draft_tables
     from sam_rollout.bench import drafter_bench as program
     from sam_rollout.core.composition import ExperimentError, recipe_folder
     from sam_rollout.telemetry.traces import TraceError, read_sets
@@ -75,6 +74,6 @@ def drafter(
         texts = read_sets(traces or [recipe_folder() / "tiny_qwen3.parquet"])
         costs = program.QUICK if quick else program.CostSizes()
         with wide_console().status("starting") as status:
-            result = program.Bench(texts, costs, progress=status.update).run()
-        draft_tables.show(result, wide_console())
+            result = program.measure(texts, costs, status.update)
+        program.show(result, wide_console())
         write_json(json_path, result)

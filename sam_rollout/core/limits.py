@@ -2,18 +2,14 @@
 
 from typing import NamedTuple
 
-# Copies of earlier text never have more useful draft tokens than this, while every verify step
-# grows with them.
+# More tokens of a copied text are not useful, and each makes a verify step larger.
 MAX_DRAFT_TOKENS = 32
-MOST_STEP_TOKENS = 4096  # draft tokens of all trees in a step; accelerators are busy far below
+MOST_STEP_TOKENS = 4096  # draft tokens of all trees in a step; fewer keep an accelerator busy
 UNKNOWN_VOCABULARY = (1 << 31) - 1  # every token id but the largest
 
 
 class Limits(NamedTuple):
-    """One engine's limits, for modules that keep a row per request or a place per token.
-
-    The drafter and the session set `k` themselves; other callers may leave it out.
-    """
+    """One engine's limits; only the drafter and the session need `k`."""
 
     max_rows: int  # most requests in one batch (max_num_seqs)
     max_model_len: int  # longest text, tokens

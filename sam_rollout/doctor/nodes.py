@@ -71,13 +71,7 @@ def examine_node(question: Question, marker: str) -> tuple[list[Finding], Facts]
 def examine_cluster(
     question: Question, address: str | None, progress: Callable[[str], None]
 ) -> Iterator[Finding]:
-    """Run the checks on every living node of a running cluster, and compare the nodes.
-
-    Args:
-        question: The device and the experiment.
-        address: Address of the cluster; by default RAY_ADDRESS, or the cluster on this machine.
-        progress: Called with each activity.
-    """
+    """Run the checks on every living node of a running cluster, and compare the nodes."""
     try:
         import ray
     except ImportError as error:

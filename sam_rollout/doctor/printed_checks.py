@@ -72,12 +72,7 @@ def judge(what: str, found: object, fix: str, *, fails: bool = False, warns: boo
 
 
 def to_text(about: str, findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the findings as text, with a summary at the end.
-
-    Args:
-        about: The device, and the experiment if there is one.
-        findings: The findings of this machine, or of the nodes of a cluster.
-    """
+    """Yield the findings as text, with a summary at the end."""
     yield f"Ready for {about}?"
     findings = merged(findings)
     heading = ""

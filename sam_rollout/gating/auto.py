@@ -1,28 +1,30 @@
 """The gate that measures: the drafts with the most tokens per second, on this engine, now.
 
-The time of a step is the time between two calls of the proposer: a call is made for every step,
-once its tokens are on the host, so that nothing has to be waited for. It contains everything that
-drafts cost, finding them too. Steps that did anything but decode the same requests as the step
-before are left out: prompts, requests that joined or left, steps in which the engine did not call.
+The time of a step is the time between two calls of the proposer. A call is made for every step,
+once its tokens are on the host, so the measurement waits for nothing. It contains all costs of
+drafts, that of finding them included. A step counts only if it decoded the same requests as the
+step before. So steps with prompts, with requests that joined or left, and steps after which the
+engine did not call are left out.
 
-A decision is a level: drafts or none, and the least chance of a token that is drafted, the price of
-its time. Each request is then drafted as many tokens as are worth it, which may be none. Rate of a
-level: requests * (1 + expected accepted tokens) / expected step time. The level with the highest
-rate is taken. A lead of less than `_LEAD` changes nothing, and drafts have to promise as much
-before they are made at all. Now and then another one is tried, where its time or what is offered is
-not known (any more). The time this loses against the best one is kept below `exploration` of all
-step time; a few steps are given in advance.
+A decision is a level. It says whether to draft and, if so, the least chance of a drafted token (the
+price of its time). Then each request is drafted as many tokens as are worth their time, which may
+be none. The rate of a level is requests * (1 + expected accepted tokens) / expected step time. The
+level with the highest rate is taken, if it leads by `_LEAD`. Drafts need that lead over no drafts,
+too. Now and then the gate tries another level, if it does not know that level's time or offers (any
+more). The time that trials lose is kept below `exploration` of all step time; a few steps are given
+in advance.
 
-Where drafts may be chains or trees, each shape has its levels. What is offered, how much of it is
-right and what a step takes are learned of each shape apart, and the level with the highest rate
-decides the shape, too. The shape that is not in use has to lead by `_SHAPE_LEADS`; it is tried now
-and then, as long as that is affordable.
+If drafts may be chains or trees, each shape has its own levels, and the level with the highest rate
+decides the shape, too. Offers, their shares of right tokens, and step times are learned separately
+for each shape. The shape that is not in use has to lead by `_SHAPE_LEADS`. It is tried now and then
+(`shape_trials.py`), as long as that is affordable. If not every request may have drafts of a shape,
+the gate learns the shape's offers from the requests that may, and expects them of these alone.
 
-Where engines decide together (``agreement.py``), times are learned from the busiest one's load, and
-what is offered from one's own requests.
+If engines decide together (``agreement.py``), each learns times from the busiest engine's load, and
+offers from its own requests.
 
-Nothing here is random and nothing depends on a seed: decisions follow from times alone. They are
-not repeatable, as times are not; with the coupled sampler the texts do not depend on them.
+Nothing here is random. Decisions follow from measured times, so they are not repeatable. With the
+coupled sampler the texts do not depend on them.
 """
 
 import math
@@ -34,6 +36,7 @@ from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import CHANCES, Offered
 from sam_rollout.gating.draft_supply import LEVELS, Calibration, Levels, Supply
 from sam_rollout.gating.gate import LOOK, hands_over
+from sam_rollout.gating.shape_trials import LOOK_ROWS, ShapeTrials
 from sam_rollout.gating.step import DecidedStep, EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
 
@@ -42,19 +45,16 @@ _ADVANCE = 4  # steps that may be lost before any exploration was earned
 _DECIDE_EVERY = 4  # steps, as long as no request joins or leaves
 _ENOUGH = 4  # steps after which a load is known for a number of requests
 _STALE = 512  # steps after which it has to be measured again
-# Steps from a trial of a closed gate until it tries the most promising drafts again, since what is
-# offered may have changed: twice as many after each, up to the most, until it opens. After a step
-# that was offered what would pay it tries them with the next decision.
+# Steps after which a closed gate tries the most promising drafts again, since offers may have
+# changed. The number doubles with each trial, up to the second one, until the gate opens. After a
+# step whose offers would pay, the gate tries them with its next decision.
 _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
-_LOOK_ROWS = 64  # requests that were looked at before anything is known about offers
 # How far a chain has to lead to replace a tree, and a tree to replace a chain. Where both are as
 # good, drafts are chains.
 _SHAPE_LEADS = 1.01, 1.05
-# Steps from trials of the other shape to the next: twice as many after each that changed nothing.
-_SHAPE_AGAIN, _SHAPE_AT_LEAST_EVERY = 32, 512
 # Learning from a step takes time (benchmarks/gate.py: us a decision), most of it because other code
 # has emptied the caches since the last one.
-# One in this many of the steps that tell nothing new is looked at; few requests tell less a step.
+# Of familiar steps, the gate looks at one in this many; with few requests it looks at more.
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # steps after which a cell counts as such
 _COUNTED = (
@@ -95,7 +95,9 @@ class AutoGate:
         self._expected = [0.0] * self._levels  # seconds, likewise
         self._fair = [0.0] * self._levels  # seconds that a request's token takes, likewise
         self._best_shape = 0  # of the level chosen, or of the last one that drafted
-        self._shape_tried_at, self._shape_again = 0, _SHAPE_AGAIN
+        self._shape_trials = [ShapeTrials() for _ in self._octaves]
+        # Share of requests that may have drafts of each shape: now, and at the last decision.
+        self._may_draft = self._decided_may_draft = (1.0,) * shapes
         self._filling = 0.0  # tokens per request that fill up a step without drafts
         self._seen = [[-_STALE] * self._times.loads for _ in range(self._times.bins)]
         self._steps = 0
@@ -123,7 +125,8 @@ class AutoGate:
     def observe(self, step: EngineStep) -> None:
         """Learn the cost and the yield of the previous step."""
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
-        if step.wasted:  # tells nothing of steps without drafts, and is part of a trial's cost
+        self._may_draft = step.may_draft or self._may_draft
+        if step.wasted:  # it is no measure of steps without drafts, but part of a trial's cost
             self._unseen += 1
             self._lose(seconds - self._expected[self._best])
             self._counts["left_out_steps"] += 1
@@ -153,7 +156,11 @@ class AutoGate:
     def _hear(self, offered: Offered, rows: int, shape: int) -> None:
         """Learn what could have been drafted of a shape in a step with `rows` requests."""
         self._calibrations[shape].observe(offered)
-        self._supplies[shape].observe(offered)
+        trials = self._shape_trials[self._octave]
+        fresh = trials.fresh if shape != self._best_shape else None
+        (fresh or self._supplies[shape]).observe(offered)
+        if fresh is not None and fresh.rows >= LOOK_ROWS:
+            self._supplies[shape], trials.fresh = fresh, None
         self._told += offered.tokens
         if self._best:
             return
@@ -175,7 +182,7 @@ class AutoGate:
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
-            # What the best level would have made of a pause is not the trial's fault.
+            # A pause would have hit the best level, too, so `_lose` bounds the loss.
             self._lose(seconds - made.load.tokens * self._fair_s_per_token)
         if not made.budget:
             self._filling = draft_tokens / rows
@@ -194,7 +201,7 @@ class AutoGate:
         self._counts["measured_tokens"] += made.load.tokens
 
     def _lose(self, seconds: float) -> None:
-        """Book what a step took too long; a pause is not its fault."""
+        """Book the time that a step lost, without what a pause took."""
         self._lost_s += min(max(0.0, seconds), self._k * self._expected[self._best])
 
     def _expect(self, made: DecidedStep, context: int) -> float:
@@ -230,14 +237,17 @@ class AutoGate:
         return wish
 
     def _decide(self, rows: int, whole: bool) -> int:
-        if rows == self._decided_for and self._steps % _DECIDE_EVERY:
+        same = rows == self._decided_for and self._may_draft == self._decided_may_draft
+        if same and self._steps % _DECIDE_EVERY:
             return self._best
         if rows.bit_length() != self._octave:
             self._enter(rows.bit_length())
         if not self._times.ready:
             self._best = 0
             return 0
-        self._decided_for = rows
+        self._decided_for, self._decided_may_draft = rows, self._may_draft
+        if not self._may_draft[self._best_shape] and any(self._may_draft):
+            self._use(1 - self._best_shape)
         self._whole = whole
         offered = [supply.by_level() for supply in self._supplies]
         tokens, expected, fair = self._work_out(rows, self._context, offered)
@@ -247,7 +257,7 @@ class AutoGate:
         if self._levels > LEVELS:
             for level in self._all[1:]:
                 if (shape := _shape_of(level)) != self._best_shape:
-                    known = self._supplies[shape].rows >= _LOOK_ROWS
+                    known = self._supplies[shape].rows >= LOOK_ROWS
                     s_per_token[level] *= _SHAPE_LEADS[shape] if known else math.inf
         drafting = min(choices[1:], key=s_per_token.__getitem__)
         s_per_token[0] /= _LEAD
@@ -256,11 +266,14 @@ class AutoGate:
         if bool(best) != bool(self._best):
             self._ask_again = _ASK_AGAIN
         if best and _shape_of(best) != self._best_shape:
-            self._best_shape, self._shape_again = _shape_of(best), _SHAPE_AGAIN
-            self._shape_tried_at = self._steps
+            self._use(_shape_of(best))
         self._best = best
         self._fair_s_per_token = fair[best] / rows
         return best if self._postponed else self._trial(rows, drafting, choices)
+
+    def _use(self, shape: int) -> None:
+        self._best_shape = shape
+        self._shape_trials[self._octave].changed(self._steps)
 
     def _work_out(
         self, rows: int, context: int, by_shape: Sequence[Levels], first: int = 0
@@ -273,15 +286,17 @@ class AutoGate:
             by_shape: what is offered to a request, of each shape.
             first: shape that `by_shape` begins with.
         """
-        root, tokens, weights = math.sqrt(rows), [self._filling * rows], []
+        tokens, weights = [self._filling * rows], []
         sizes, shapes, accepted = list(tokens), [0], [0.0]
         # Time need not grow in proportion: it is that of larger and of smaller steps, which have
         # the same mean and spread. None is smaller than without draft tokens.
         for shape, levels in enumerate(by_shape, first):
-            accepted += levels.accepted[1:]
+            share = self._may_draft[shape]
+            drafting, root = rows * share, math.sqrt(rows * share)
+            accepted += [share * right for right in levels.accepted[1:]]
             shapes += [shape] * (2 * _CLASSES)
             for offered, spread in zip(levels.offered[1:], levels.spread[1:], strict=True):
-                mean, off = offered * rows, spread * root
+                mean, off = offered * drafting, spread * root
                 if self._whole:
                     mean, off = self._k * rows, 0.0
                 below = min(mean, off)
@@ -305,12 +320,11 @@ class AutoGate:
         return min(s_per_token) * _LEAD < s_per_token[0]
 
     def _enter(self, octave: int) -> None:
-        """Change to what is offered in another octave of running requests."""
+        """Change to the offers of another octave of running requests."""
         known = self._octaves[octave]
         if known is None:
             known = self._octaves[octave] = [supply.heir() for supply in self._supplies]
         self._supplies, self._octave = known, octave
-        self._shape_again = _SHAPE_AGAIN
 
     def _trial(self, rows: int, drafting: int, choices: tuple[int, ...]) -> int:
         """A level about which too little is known, if its trial is affordable; or the best."""
@@ -321,7 +335,8 @@ class AutoGate:
             return other
         if room <= 0:
             return best
-        if self._supplies[0].rows < _LOOK_ROWS and not self._whole:
+        looks = self._best_shape == 0 and self._may_draft[0] and not self._whole
+        if looks and self._supplies[0].rows < LOOK_ROWS:  # a look finds chains
             self._counts["trials"] += 1
             return self._levels
         seen = self._seen[self._times.bin_of[rows]]
@@ -352,37 +367,41 @@ class AutoGate:
         """The level of another shape, if its trial is due and affordable; or the best.
 
         A trial that is expected to lose nothing needs no room: trials of other levels, which all
-        lose something, would leave none. Each series of trials begins anew, since the least chance,
-        which bounds what is offered, may have changed.
+        lose something, would leave none. A series of trials replaces what the one before has told,
+        since the least chance, which bounds what is offered, may have changed.
         """
         best = self._best
         if self._levels == LEVELS or not best or len(choices) < self._levels:
             return best
-        shape = 1 - self._best_shape
-        begins = self._supplies[shape].rows >= _LOOK_ROWS
-        if begins and self._steps - self._shape_tried_at < self._shape_again:
+        shape, trials = 1 - self._best_shape, self._shape_trials[self._octave]
+        known = self._supplies[shape]
+        begins = trials.is_over(known)
+        if not self._may_draft[shape] or (begins and not trials.is_due(self._steps)):
             return best
         level = 1 + shape * _CLASSES + (best - 1) % _CLASSES
         accepted = self._accepted(level)
-        if shape:  # a tree holds the chain with the same least chance
-            accepted = max(accepted, self._accepted(best))
+        if shape:  # a tree holds the chain with the same least chance, where there may be one
+            share = self._may_draft[shape] / (self._may_draft[1 - shape] or 1.0)
+            accepted = max(accepted, share * self._accepted(best))
         gained_s = self._decided_for * (1 + accepted) * self._fair_s_per_token
         if self._expected[level] - gained_s > max(room, 0.0):
             return best
         if begins:
-            self._supplies[shape] = Supply(self._calibrations[shape])
-            self._shape_tried_at = self._steps
-            self._shape_again = min(2 * self._shape_again, _SHAPE_AT_LEAST_EVERY)
+            has_enough = known.rows >= LOOK_ROWS
+            trials.begin(self._steps, Supply(self._calibrations[shape]) if has_enough else None)
+        trials.count(self._decided_for)
         return level
 
     def _accepted(self, level: int) -> float:
-        """Draft tokens of a request that are expected to be right."""
+        """Draft tokens of a request that are expected to be right, the mean of all requests."""
         if not level:
             return 0.0
-        return self._supplies[_shape_of(level)].by_level().accepted[1 + (level - 1) % _CLASSES]
+        shape = _shape_of(level)
+        accepted = self._supplies[shape].by_level().accepted[1 + (level - 1) % _CLASSES]
+        return self._may_draft[shape] * accepted
 
     def _can_pay(self, level: int) -> bool:
-        """Whether it could replace the best if what it costs more were half of what is expected."""
+        """Whether a level could replace the best one if its additional cost were half as large."""
         best = self._best
         tokens = (1 + self._accepted(level)) / (1 + self._accepted(best))
         return level < best or tokens > (1 + self._expected[level] / self._expected[best]) / 2

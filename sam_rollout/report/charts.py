@@ -31,21 +31,14 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Side:
-    """The runs with one colour in a chart: a single run, or repeats of one run.
+    """The runs with one colour in a chart: a single run, or repeats of one run."""
 
-    Attributes:
-        name: The side's name in the legend.
-        colour: The side's colour.
-        runs: A frame per run, with training steps as index and metrics as columns.
-        steps: The training steps to show; None shows all.
-        curve: The running requests during one training step's rollout.
-    """
-
-    name: str
-    colour: str
+    name: str  # the side's name in the legend
+    colour: str  # the side's colour
+    # A frame per run, with training steps as index and metrics as columns.
     runs: Sequence[pd.DataFrame]
-    steps: Sequence[int] | None = None
-    curve: RunningCurve | None = None
+    steps: Sequence[int] | None = None  # the training steps to show; None shows all
+    curve: RunningCurve | None = None  # the running requests during one training step's rollout
 
     def shown(self, panel: Panel) -> list[str]:
         """Return the panel's metrics that every run has."""
@@ -77,11 +70,7 @@ def rollout_curve(run: Run, step: int) -> RunningCurve | None:
 
 
 def draw(axis: Axes, panel: Panel, sides: Sequence[Side]) -> Mapping[str, pd.Series]:
-    """Draw the panel without title and legend, or a note that no side has it.
-
-    Returns:
-        Label -> the line's values by training step.
-    """
+    """Draw the panel without title and legend, or a note that no side has it."""
     if panel.picture:
         return _running(axis, sides)
     tables = {

@@ -27,9 +27,6 @@ def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
 
     The first run serves as the baseline of runs that were trained without `compare.baseline_run`.
     Running requests are drawn for each run's last training step.
-
-    Raises:
-        RunFolderError: A folder is no run folder.
     """
     runs = [load_run(path) for path in folders]
     names = [folder.absolute().name for folder in folders]

@@ -73,16 +73,11 @@ class PromptSourceConfig(Section):
 
 
 class PromptTexts(GroupedTexts[GroupKey]):
-    """One automaton per prompt, kept until its training step is over and its requests have ended.
+    """One automaton per prompt, kept until its training step is over and its responses have ended.
 
     A request without identity has no automaton here. Once a group has been given up, later requests
     of this group in the same training step get no automaton either. Requests of validation or
     outside training steps draft from no earlier step.
-
-    Args:
-        config: the source's settings.
-        limits: of the engine.
-        responses: the record of the engine's responses.
     """
 
     name = "prompt"
@@ -126,14 +121,17 @@ class PromptTexts(GroupedTexts[GroupKey]):
         super().finish(ended)
 
     def end_step(self) -> None:
-        """Free all groups; one with live requests is freed when these end."""
-        self._given_up.clear()
-        for reading in self._reading.values():
-            reading.cancel()
-        self._reading.clear()
+        """Free all groups without an interrupted response.
+
+        A group with live requests is freed when these end.
+        """
+        going_on = {*self._responses.interrupted.values()}
+        self._given_up &= going_on
+        for key in self._reading.keys() - going_on:
+            self._reading.pop(key).cancel()
         self._shared.end_step()
-        for group in list(self._groups.values()):
-            self._end(group)
+        for key in self._groups.keys() - going_on:
+            self._end(self._groups[key])
 
     def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
         """Exchange siblings' texts with other engines, if `share` is on."""
@@ -158,7 +156,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         return super()._nbytes + self._shared.nbytes + self._ended_bytes
 
     def _make_room(self) -> None:
-        """Drop other engines' waiting texts, earlier responses, ended groups, then other groups."""
+        """Drop other engines' waiting texts, then earlier responses, ended groups, other groups."""
         self._shared.forget_all()
         for group in [one for one in self._groups.values() if one.seeded_tokens]:
             if self._nbytes <= self._max_bytes:
@@ -171,7 +169,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         super()._make_room()
 
     def _do_without_earlier(self, group: Group[GroupKey]) -> None:
-        """Replace a group at once; this step's texts are read anew, a few tokens per step."""
+        """Replace a group at once, and let the new automaton read this step's texts gradually."""
         self._succeed(group, self.pool.create())
         self._forget_ended(group.key)  # no other automaton has to read them after this one
         self._counts["evictions"] += 1
@@ -179,7 +177,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
             self._give_up(group)
 
     def _keep_ended(self, key: Hashable, text: Int32Array) -> None:
-        """Keep an ended text of this step, if another automaton may have to read it."""
+        """Keep an ended text of this step if another automaton may have to read it."""
         group = self._groups.get(key)  # type: ignore[call-overload]
         if group is not None and (key in self._reading or group.seeded_tokens):
             self._ended.setdefault(group.key, []).append(text)

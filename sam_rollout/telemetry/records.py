@@ -48,13 +48,7 @@ class VersionError(RunFolderError):
 
 
 def column(kind: pa.DataType, meaning: str, default: Any = MISSING) -> Any:
-    """Declare a field of a record and the table's column for it.
-
-    Args:
-        kind: Arrow type of the column.
-        meaning: Description of the column, with its unit.
-        default: Default of the field; None makes the column nullable.
-    """
+    """Declare a field of a record and its column, which the default None makes nullable."""
     return field(default=default, metadata={"kind": kind, "meaning": meaning})
 
 
@@ -154,11 +148,24 @@ class RequestRecord:
     accepted_tokens: int = column(_INT, "draft tokens accepted")
     start_s: float = column(*_START)
     end_s: float = column(*_END)
-    finish_reason: str = column(_TEXT, "why generation ended: stop, length, abort")
+    finish_reason: str = column(
+        _TEXT,
+        "why generation ended: completed, or aborted where a weight update interrupted the "
+        "response, which another request goes on with",
+    )
     open_steps: int = column(
         _INT, "engine steps for which the gate allowed drafts, with or without a draft", 0
     )
     open_tokens: int = column(_INT, "tokens gained in open_steps", 0)
+    resumed_tokens: int | None = column(
+        _INT,
+        "last tokens of the prompt that are the response's own, sampled before an interruption; "
+        "null: recorded before there were interruptions",
+        None,
+    )
+    weights: int | None = column(
+        _INT, "training step whose update made the weights; null: unknown", None
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -234,32 +241,33 @@ def value_at(config: Mapping[str, Any], dotted: str, absent: Any = None) -> Any:
     return value
 
 
+def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Flatten nested mappings into one with dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in mapping.items():
+        full = f"{above}{name}"
+        found |= flat(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
+    return found
+
+
 @dataclass(frozen=True)
 class RunInfo:
     """The description of a run: the content of run.json.
-
-    Attributes:
-        label: The side of a comparison, such as "sam=on".
-        config: The full configuration as nested dicts; a comparison may vary its group `sam`.
-        versions: Package -> version.
-        seeds: Name -> seed.
-        host: Description of the machine and cluster.
-        started_at: ISO 8601 time with a UTC offset.
-        git: `commit` and `dirty` (whether tracked files were changed) of the checkout.
-        schema_version: Version of the run folder.
 
     Raises:
         ValueError: `started_at` has no UTC offset.
     """
 
-    label: str
+    label: str  # the side of a comparison, such as "sam=on"
+    # The full configuration as nested dicts; a comparison may vary its group `sam`.
     config: Mapping[str, Any]
-    versions: Mapping[str, str]
-    seeds: Mapping[str, int]
-    host: Mapping[str, Any]
-    started_at: str
+    versions: Mapping[str, str]  # package -> version
+    seeds: Mapping[str, int]  # name -> seed
+    host: Mapping[str, Any]  # description of the machine and cluster
+    started_at: str  # ISO 8601 time with a UTC offset
+    # `commit` and `dirty` (whether tracked files were changed) of the checkout.
     git: Mapping[str, Any] = field(default_factory=dict)
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = SCHEMA_VERSION  # version of the run folder
 
     def __post_init__(self) -> None:
         started = datetime.fromisoformat(self.started_at)
@@ -351,13 +359,9 @@ class RunFolder:
         return table
 
     def append_train_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append an entry for a training step; values that are not finite become null.
-
-        Raises:
-            TypeError: A value is not a number; names the metric.
-        """
-        values = {name: _number(name, value) for name, value in metrics.items()}
-        line = dumps({"step": int(step), "metrics": measured(values)}) + "\n"
+        """Append an entry for a training step; values that are not finite become null."""
+        values = {name: float(value) for name, value in metrics.items()}
+        line = dumps({"step": step, "metrics": measured(values)}) + "\n"
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self.train_steps_path, "a+b") as file:
             _drop_torn_line(file)
@@ -463,13 +467,6 @@ def _write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"metric {name!r} = {value!r} is not a number") from error
 
 
 def _drop_torn_line(file: BinaryIO) -> None:

@@ -273,6 +273,12 @@ _TRAINER = (
     Metric("rounds/surplus_groups", "groups",
            "Prompts dropped because the batch was full. If there are many, lower "
            "dynamic_sampling.gen_batch_size.", STEP),
+    Metric("rounds/staleness", "updates",
+           "Weight updates between the sampling of a token and its training, mean over the batch's "
+           "tokens; only with trainer_mode=sam_colocate_async, as it is 0 with sam_sync. If "
+           "rewards fall behind a synchronous run's, lower "
+           "trainer.v1.colocate_async.num_warmup_batches or "
+           "trainer.v1.sampler.max_off_policy_threshold.", STEP),
     Metric("rounds/accuracy_unfiltered", "1",
            "Share of right responses before any prompt was dropped. It rises if the policy learns.",
            STEP),
@@ -345,11 +351,7 @@ def _find(name: str) -> Metric | None:
 
 
 def declared(name: str) -> Metric:
-    """Return the declaration of a metric by its full name, for training or validation.
-
-    Raises:
-        KeyError: The metric is not declared.
-    """
+    """Return the declaration of a metric by its full name, for training or validation."""
     found = _find(name)
     if found is None:
         raise KeyError(f"metric {name!r} is not declared in sam_rollout.telemetry.schema")
@@ -357,11 +359,7 @@ def declared(name: str) -> Metric:
 
 
 def metric_name(split: str, name: str) -> str:
-    """Return the full name of a metric ("tail/time_s") for a split ("train" or "val").
-
-    Raises:
-        KeyError: The split is unknown or the metric is not declared.
-    """
+    """Return the full name of a metric ("tail/time_s") for a split ("train" or "val")."""
     full = f"{PREFIXES[split]}/{name}"
     declared(full)
     return full

@@ -1,13 +1,12 @@
 # shellcheck shell=bash
-# Environment of a node with NVIDIA GPUs, sourced by scripts/node.sh before Ray starts; a value in the
-# shell wins. INTERFACE is the network interface of training. Not run: there was no GPU cluster at
-# hand. What every process of a run reads and no node decides for itself is in configs/device/cuda.yaml.
+# Environment of a node with NVIDIA GPUs; scripts/node.sh sources it before Ray starts. A value in the
+# shell wins. INTERFACE is the network interface of training. This file was not run, for want of a GPU
+# cluster. Settings that are the same on all nodes are in configs/device/cuda.yaml.
 
-# Where the first connections are made; data goes over InfiniBand or RoCE where NCCL finds them.
+# NCCL makes its first connections here; data goes over InfiniBand or RoCE if NCCL finds them.
 set_default NCCL_SOCKET_IFNAME "$INTERFACE"
-# gloo takes the address that the host name resolves to, often 127.0.0.1, where no other node is.
+# By default, gloo and TensorPipe use the address of the host name, which is often 127.0.0.1.
 set_default GLOO_SOCKET_IFNAME "$INTERFACE"
-# The same for TensorPipe, torch's remote procedure calls.
 set_default TP_SOCKET_IFNAME "$INTERFACE"
 
 raise_open_files 32768

@@ -40,8 +40,8 @@ REPORT_S = 10.0  # time between two lines about the same state
 PROBE_S = 3.0  # limit of a connection to a node that may be down
 HEAD_GONE_PROBES = 3  # failed connections after which a worker considers the cluster ended
 RAY_STOP_S, JOB_STOP_S = 30.0, 15.0
-# Time for Ray Serve to move replicas when Ray ends. With the default of 30 s, a worker would spend
-# it on asking a head that has ended already.
+# Time for Ray Serve to move replicas when Ray ends. With the default of 30 s, a worker would try
+# for that long to reach a head that has already ended.
 RAY_DRAIN_S = "0"
 RAY_STARTED = "Ray runtime started."
 RAY_ATTEMPTS, RAY_START_S = 3, 120.0  # a busy machine may need longer than Ray's own limit of 30 s
@@ -80,7 +80,7 @@ class Part:
 
     @cached_property
     def head(self) -> str:
-        """The head's numeric address; with a name, Ray would wait for a name server."""
+        """The head's numeric address; Ray would look up a name, which may take long."""
         name, give = self.options.head_address, "give --head-address, or set MASTER_ADDR"
         try:
             address = socket.gethostbyname(name)

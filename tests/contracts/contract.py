@@ -533,6 +533,17 @@ VLLM_TREES: Table = {
         "GPUModelRunner._prepare_inputs(scheduler_output, num_scheduled_tokens)": (
             "slots are worked out before the positions of a tree's tokens are put right",
             "self.input_batch.block_table.compute_slot_mapping("),
+        "GPUModelRunner.propose_draft_token_ids(scheduler_output, sampled_token_ids, "
+        "sampling_metadata, hidden_states, sample_hidden_states, aux_hidden_states, "
+        "spec_decode_metadata, common_attn_metadata, slot_mappings)": (
+            "wrapped: a drafter reads a request's accepted tokens first, which are moved there",
+            "target_token_ids = self.input_ids.gpu[:total_num_tokens]",
+            "target_positions = self._get_positions(total_num_tokens)",
+            "[h[:total_num_tokens] for h in aux_hidden_states]",
+            "target_hidden_states = hidden_states[:total_num_tokens]",
+            "indices.append(offset + len(tokens) - 1)",
+            "hidden_states = sample_hidden_states[indices]"),
+        "GPUModelRunner.get_model()": "the layers of a model that drafts are not among its modules",
     },
     "v1.attention.backends.cpu_attn": {
         "CPUAttentionBackendImpl.forward": (
@@ -721,7 +732,8 @@ VERL_ROLLOUT: Table = {
     "workers.rollout.replica": {
         "RolloutReplicaRegistry.register(name, loader)": "registers the rollout sam_vllm",
         **members(
-            "TokenOutput", "what generate returns", "token_ids", "stop_reason", "num_preempted"),
+            "TokenOutput", "what generate returns", "token_ids", "log_probs", "routed_experts",
+            "stop_reason", "num_preempted"),
     },
     "workers.rollout.base:_ROLLOUT_REGISTRY": (
         "private: (name, 'async') -> class path of the training side's adapter",
@@ -746,12 +758,29 @@ VERL_ROLLOUT: Table = {
         "vLLMHttpServer.generate(prompt_ids, sampling_params, request_id)": (
             "overridden: adds extra_args, records the request; what it leaves in sampling_params "
             "are vLLM's parameters but for max_tokens, to ask for the same once more",
-            "sampling_params = SamplingParams(max_tokens=max_tokens, **sampling_params)"),
+            "sampling_params = SamplingParams(max_tokens=max_tokens, **sampling_params)",
+            "rejected = await self._park_until_admitted(request_id)",
+            "stop_reason = 'aborted'",
+            "extra_fields = {'global_steps': self.global_steps}"),
+        "vLLMHttpServer._park_until_admitted(request_id)": (
+            "private, overridden: requests wait in it until generation goes on",
+            "await self._resume_event.wait()"),
+        "vLLMHttpServer.abort_all_requests": (
+            "overridden: the engine's clock stops", "self.engine.pause_generation("),
         "vLLMHttpServer.collective_rpc(method, timeout, args, kwargs)":
             "reaches the worker methods",
     },
-    "workers.rollout.llm_server:LLMServerClient.generate(request_id, prompt_ids, sampling_params)":
-        "sampling_params travel unchanged from the agent loop to the server",
+    "workers.rollout.llm_server": {
+        "LLMServerClient.generate(request_id, prompt_ids, sampling_params)":
+            "sampling_params travel unchanged from the agent loop to the server",
+        "FullyAsyncLLMServerClient(LLMServerClient)":
+            "our client stands before it and behind it in the order of resolution",
+        "FullyAsyncLLMServerClient.generate(request_id, prompt_ids, sampling_params)": (
+            "asks anew for what follows the response so far, until it is not aborted",
+            "output = await super().generate(",
+            "prompt_ids=prompt_ids + final_output.token_ids",
+            "if output.stop_reason not in ('aborted', 'abort')"),
+    },
 }
 
 VERL_TRAINER: Table = {
@@ -785,6 +814,15 @@ VERL_TRAINER: Table = {
         "PPOTrainerSync.on_sample_end()":
             "overridden: drains the engines' records into _pending_sync_metrics",
         "PPOTrainerSync.on_step_end()": "overridden: ends the step's drafting state",
+    },
+    "trainer.ppo.v1.trainer_colocate_async": {
+        "PPOTrainerColocateAsync(PPOTrainer)": "base of our asynchronous trainer",
+        "PPOTrainerColocateAsync.get_llm_client()": (
+            "overridden: our client counts tokens by weights",
+            "client_cls=FullyAsyncLLMServerClient"),
+        "PPOTrainerColocateAsync.on_sample_end()": (
+            "overridden: interrupts responses, then drains their records",
+            "self.checkpoint_manager.abort_replicas()"),
     },
     "utils.tracking": {
         "Tracking.__init__": (

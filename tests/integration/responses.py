@@ -111,12 +111,17 @@ def runner_of(engine: Any) -> Any:
     return core_of(engine).model_executor.driver_worker.worker.model_runner
 
 
-def session_of(engine: Any) -> Any:
-    """What drafts in an engine in this process."""
+def proposer_of(engine: Any) -> Any:
+    """The proposer of an engine in this process."""
     from sam_rollout.integrations.vllm.drafting.proposer import PROPOSER_ATTRIBUTE
 
     runner = runner_of(engine)
-    return getattr(runner, PROPOSER_ATTRIBUTE, runner.drafter).session
+    return getattr(runner, PROPOSER_ATTRIBUTE, runner.drafter)
+
+
+def session_of(engine: Any) -> Any:
+    """What drafts in an engine in this process."""
+    return proposer_of(engine).session
 
 
 def core_of(engine: Any) -> Any:

@@ -1,14 +1,11 @@
 """Random lives of engines that draft: nothing hangs, no token is lost or doubled.
 
-The tiny model with the coupled sampler at T = 1, in vLLM's asynchronous path on a CPU
-(`tests/emulated_device.py`), where drafts are bound late, some with drafts of its EAGLE-3 head, or
-with these synchronously: each response has to be, token for token, that of an engine without drafts
-that schedules synchronously. Requests join and are aborted; the gate opens and closes; records are
-drained, texts exchanged, weights written again, running requests preempted by a reset of the prefix
-cache or for want of memory; the engine is paused and goes on, or is put to sleep; a drafter or the
-head raises. All of it at random, mostly while a step is on its way. k, sizes, gate and how large a
-step is prepared ahead differ from engine to engine. SAM_FUZZ_SECONDS says how long to go on with
-other engines than the three named here, from SAM_FUZZ_SEED on; a failure names its seed.
+The tiny model with the coupled sampler at T = 1 runs in vLLM's asynchronous path on a CPU
+(`tests/emulated_device.py`), or synchronously, with drafts of its EAGLE-3 head or of trees. Each
+response has to be that of an engine without drafts. What happens is random (`EVENTS`), mostly while
+a step is under way; a drafter or the head may raise. Settings differ from engine to engine.
+SAM_FUZZ_SECONDS says how long to go on with other engines of each kind, from SAM_FUZZ_SEED on; a
+failure names its seed.
 """
 
 from __future__ import annotations
@@ -26,6 +23,7 @@ import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig, sources_of
 from sam_rollout.gating import GuardedGate, ScheduleGate
+from sam_rollout.gating.gate import LOOK
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 from sam_rollout.sources.model import ModelSourceConfig
 from tests.integration.conftest import MODEL
@@ -41,6 +39,9 @@ SMALL = {
 LARGE = {"max_num_seqs": 32}
 TEXTS = ("own", "prompt", "run", "draws")
 HEAD = f"{MODEL}_eagle3"
+# Gates that a random one replaces, for chains and for both shapes.
+RANDOM, RANDOM_SHAPES = GateConfig("closed"), GateConfig("auto", exploration=0.0)
+TREE_SEEDS = [0, 1]
 pytestmark = pytest.mark.usefixtures("few_collections")
 SECONDS, SEED = (int(os.environ.get(f"SAM_FUZZ_{name}", 0)) for name in ("SECONDS", "SEED"))
 # Chance of each event before a step.
@@ -51,14 +52,17 @@ EVENTS = {
 
 
 class RandomGate(ScheduleGate):
-    """Opens and closes without a reason."""
+    """Opens, closes and changes the shape of drafts without a reason."""
 
-    def __init__(self, chance: random.Random, k: int) -> None:
-        self._chance, self._k, self._open = chance, k, True
+    def __init__(self, chance: random.Random, k: int, shapes: int) -> None:
+        self._chance, self._k, self._shapes, self._open = chance, k, shapes, True
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """All tokens or none."""
+        """All tokens or none; of several shapes also the likeliest ones, or a look."""
         self._open ^= self._chance.random() < 0.1
+        if self._shapes > 1:
+            self.shape = self._chance.randrange(self._shapes)
+            self.least_chance = self._chance.choice([0.0, 0.05, 0.3, LOOK])
         return self._k * self._open
 
 
@@ -83,8 +87,10 @@ class Life:
         self._engine, self._known, self._chance = engine, known, chance
         self._core, self._session = core_of(engine), session_of(engine)
         self._head = runner_of(engine).drafter if sam.drafts_with_model else None
-        if sam.gate.kind == "closed":
-            self._session.gate = GuardedGate(RandomGate(chance, sam.max_draft_tokens))
+        shapes = self._session.drafter.shapes
+        if sam.gate in (RANDOM, RANDOM_SHAPES):
+            gate = RandomGate(chance, sam.max_draft_tokens, len(shapes))
+            self._session.gate = GuardedGate(gate)
         self._fails_at = chance.randrange(200) if chance.random() < 0.2 else -1
         self._live: list[str] = []
         self._failures: Counter[str] = Counter()
@@ -94,7 +100,7 @@ class Life:
         assert scheduler == expected, f"scheduled by {scheduler}"
         has_head = self._head is not None
         self.totals: Counter[str] = Counter(
-            engines=1, with_head=has_head, head_ahead=has_head and ahead
+            engines=1, with_head=has_head, head_ahead=has_head and ahead, trees="tree" in shapes
         )
         self._meant: dict[str, int] = {}  # failures
 
@@ -124,7 +130,7 @@ class Life:
                 self._judge(output)
             self.totals["steps"] += 1
         for _ in range(2):
-            engine.step()  # the worker hears of those that ended last
+            engine.step()  # the worker learns which requests ended last
         self._drain()
         failed = {name: count for name, count in self._failures.items() if count}
         assert failed in ({}, self._meant), f"failed: {failed}, meant to: {self._meant}"
@@ -153,6 +159,7 @@ class Life:
 
     def _drain(self) -> None:
         drained = self._engine.collective_rpc("sam_drain")[0]
+        self.totals["tree_steps"] += sum(drained["steps"]["draft_trees"])
         for _, drafted, accepted, *_ in drained["requests"].values():
             self.totals += Counter(drafted=drafted, accepted=accepted)
         for name, value in drained["counters"].items():
@@ -193,9 +200,15 @@ class Life:
         self.totals["drafters_failed"] += 1
 
 
+def is_plain(sampling: Any) -> bool:
+    """Whether a request has no penalty, grammar or least length."""
+    ruled = sampling.structured_outputs is not None or sampling.min_tokens > 0
+    return sampling.repetition_penalty == 1.0 and not ruled
+
+
 def known_responses(prompts: list[list[int]]) -> list[Any]:
     """Prompt, `SamplingParams` and the response of an engine without drafts, for every request."""
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     chance = random.Random(0)
     limits = [chance.randint(1, MAX_TOKENS) for _ in range(PROMPTS * SIBLINGS)]
@@ -203,6 +216,11 @@ def known_responses(prompts: list[list[int]]) -> list[Any]:
     for one in sampling:
         one.repetition_penalty = chance.choice([1.0, 1.0, 1.0, 1.3])
         one.stop_token_ids = chance.choice([[], [], [7, 11]])
+        kind = chance.randrange(12)
+        if kind == 0:
+            one.structured_outputs = StructuredOutputsParams(regex="((yes|no) ){8}")
+        elif kind == 1:
+            one.min_tokens = one.max_tokens // 2
     with engine_of(SamConfig(enabled=False), **LARGE) as engine:
         outputs = engine.generate(asked, sampling, use_tqdm=False)
     for one in sampling:
@@ -218,29 +236,66 @@ def engine_of(sam: SamConfig, **sizes: Any) -> Any:
     )
 
 
+def any_sam(chance: random.Random, most_tokens: int) -> SamConfig:
+    """A gate, a number of tokens and sources."""
+    kind = chance.choice(["random", "auto", "threshold"])
+    threshold = chance.choice([4, 16, 64])
+    return replace(
+        SamConfig(gate=RANDOM if kind == "random" else GateConfig(kind, threshold=threshold)),
+        max_draft_tokens=chance.randint(1, most_tokens),
+        sources=sources_of(*chance.choice([TEXTS, (*TEXTS, "recycling")])),
+    )
+
+
+def with_head(chance: random.Random, sam: SamConfig) -> SamConfig:
+    """The same with drafts of the tiny model's head."""
+    head = ModelSourceConfig(True, "eagle3", HEAD, chance.randint(1, min(4, sam.max_draft_tokens)))
+    return replace(sam, sources=replace(sam.sources, model=head))
+
+
+def any_sizes(chance: random.Random) -> dict[str, Any]:
+    """Sizes of an engine."""
+    return {**chance.choice([SMALL, LARGE]), "enable_prefix_caching": chance.random() < 0.5}
+
+
+def live_with_trees(seed: int, known: list[Any]) -> Counter[str]:
+    """One engine's life, which drafts trees or trees and chains; what happened in it."""
+    chance = random.Random(seed)
+    sam = any_sam(chance, 16)
+    if sam.gate == RANDOM:
+        sam = replace(sam, gate=RANDOM_SHAPES)
+    shapes = ["tree", "auto"] if sam.gate.kind == "auto" else ["tree"]
+    sam = replace(
+        sam,
+        max_draft_tokens=max(2, sam.max_draft_tokens),
+        draft_shape=chance.choice(shapes),
+        step_budget=chance.choice([4, 32, 128]),
+        scheduling="sync",
+    )
+    if chance.random() < 0.25:
+        sam = with_head(chance, sam)
+    sizes = any_sizes(chance)
+    if "block_size" not in sizes:
+        sizes["block_size"] = chance.choice([32, 128])
+    with engine_of(sam, **sizes) as engine:
+        one = Life(engine, sam, known, chance)
+        one.run()
+    return one.totals
+
+
 def live(seed: int, known: list[Any]) -> Counter[str]:
-    """One engine's life; what happened in it."""
+    """One engine's life, which drafts chains; what happened in it."""
     from sam_rollout.integrations.vllm.scheduling import late_binding
     from tests.emulated_device import asynchronous_scheduling
 
     chance = random.Random(seed)
-    # Where penalties apply no step is prepared ahead.
+    # Where penalties, grammars or least lengths apply no step is prepared ahead.
     if chance.random() < 0.5:
-        known = [one for one in known if one[1].repetition_penalty == 1.0]
+        known = [one for one in known if is_plain(one[1])]
     ahead = mock.patch.object(late_binding, "SCORED_AHEAD", chance.choice([0, 32, 256]))
-    kind = chance.choice(["closed", "auto", "threshold"])  # closed: a random one in its place
-    sam = replace(
-        SamConfig(gate=GateConfig(kind, threshold=chance.choice([4, 16, 64]))),
-        max_draft_tokens=chance.randint(1, 8),
-        sources=sources_of(*chance.choice([TEXTS, (*TEXTS, "recycling")])),
-    )
-    sizes = {**chance.choice([SMALL, LARGE]), "enable_prefix_caching": chance.random() < 0.5}
+    sam, sizes = any_sam(chance, 8), any_sizes(chance)
     if chance.random() < 0.25:
-        head = ModelSourceConfig(
-            True, "eagle3", HEAD, chance.randint(1, min(4, sam.max_draft_tokens))
-        )
-        scheduling = chance.choice(["auto", "auto", "sync"])
-        sam = replace(sam, sources=replace(sam.sources, model=head), scheduling=scheduling)
+        sam = replace(with_head(chance, sam), scheduling=chance.choice(["auto", "auto", "sync"]))
     with ahead, asynchronous_scheduling(), engine_of(sam, **sizes) as engine:
         one = Life(engine, sam, known, chance)
         one.run()
@@ -263,20 +318,26 @@ def test_random_events_lose_and_double_no_token(known, seed, with_head, head_ahe
     assert sum(totals[event] > 0 for event in EVENTS) >= 4
 
 
+@pytest.mark.parametrize("seed", TREE_SEEDS)
+def test_random_events_with_trees_lose_and_double_no_token(known, seed):
+    totals = live_with_trees(seed, known)
+    assert totals["responses"] >= 30
+    assert totals["tree_steps"] > 10
+    assert 0 < totals["accepted"] < totals["drafted"]
+    assert sum(totals[event] > 0 for event in EVENTS) >= 4
+
+
 @pytest.mark.skipif(not SECONDS, reason="SAM_FUZZ_SECONDS is not set")
 @pytest.mark.timeout(SECONDS + 600)
-def test_other_engines(known):
+@pytest.mark.parametrize("lives", [live, live_with_trees])
+def test_other_engines(known, lives):
     until = time.monotonic() + SECONDS
+    totals: Counter[str] = Counter()
     for seed in itertools.count(SEED):
         try:
-            live(seed, known)
+            totals += lives(seed, known)
         except Exception as error:
             raise AssertionError(f"SAM_FUZZ_SEED={seed}: {error}") from error
         if time.monotonic() > until:
             break
-
-
-def test_a_doubled_token_is_seen(known):
-    doubled = [(prompt, sampling, text[:1] + text) for prompt, sampling, text in known]
-    with pytest.raises(AssertionError, match="request"):
-        live(1, doubled)
+    print(dict(totals))

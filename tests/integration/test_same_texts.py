@@ -34,6 +34,7 @@ from tests.integration.responses import (
     counted,
     drafts,
     generate,
+    proposer_of,
     requests,
     session_of,
     texts,
@@ -87,12 +88,15 @@ SIDES = {
     "trees of a few requests": Side(dataclasses.replace(TREES, gate=GateConfig("threshold", 16))),
     "tree, auto": Side(dataclasses.replace(TREES, gate=AUTO)),
     "tree, waits": Side(TREES, engine=SMALL | {"enable_prefix_caching": True}),
+    "tree, head": Side(dataclasses.replace(joined(8, ALWAYS), draft_shape="tree")),
     "tree, preempted": Side(TREES, engine=SMALL | {"max_num_batched_tokens": 256}),
     # Prepared ahead with up to 28 requests (k = 8) or 64 (k = 3), bound with more.
     "ahead, closed": Side(SamConfig(gate=CLOSED), ahead=True),
-    "ahead, opens": Side(SamConfig(gate=GateConfig("threshold", 24)), ahead=True),
+    "ahead, opens": Side(
+        SamConfig(draft_shape="tree", gate=GateConfig("threshold", 24)), ahead=True
+    ),
     "ahead, k = 8": Side(SamConfig(gate=ALWAYS), ahead=True),
-    "ahead, auto": Side(SamConfig(gate=AUTO), ahead=True),
+    "ahead, auto": Side(SamConfig(gate=AUTO, draft_shape="auto"), ahead=True),
     "ahead, head, k = 3": Side(joined(3, GateConfig("threshold", 24)), ahead=True),
     "ahead, head, k = 8": Side(joined(8, ALWAYS), ahead=True),
     # vLLM asks the head in steps alone in which no text is longer.
@@ -201,6 +205,9 @@ def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
         assert opened == {False, True}
     shapes = session_of(engine).drafter.shapes
     assert shapes == (("chain",) if side.ahead else shapes_of(side.sam))
+    asks_in_vain = side.ahead and side.sam.draft_shape != "chain"
+    reason = "trees are not bound late so far" if asks_in_vain else ""
+    assert proposer_of(engine).describe()["why_no_trees"] == reason
     if len(shapes) > 1:
         assert {False, True} == set(report["steps"]["draft_trees"])
         assert counters["gate/tree_steps"] > 0

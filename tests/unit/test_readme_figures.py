@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 
 from benchmarks.recorded_comparison import FAIR, RECORD, RESULTS, SIDES_PICTURE
-from benchmarks.results_page import README_CONTEXT, README_K, drafter_figures
+from sam_rollout.bench import sides
 from sam_rollout.report.lossless import TOKEN_IDS
 
 ROOT = Path(__file__).parents[2]
 READMES = sorted(ROOT.glob("README*.md"))
 PATH = ROOT / RESULTS / RECORD
+# The READMEs' table of drafters: its rows, and the sizes of its measurements.
+DRAFTERS = (sides.OWN, sides.OWN_SIBLINGS, sides.DEFAULT, sides.NGRAM_24, sides.ARCTIC_4,
+            sides.FIRST)  # fmt: skip
+K, CONTEXT, BATCHES = 3, 32_768, (32, 128)
 
 
 def row(rows: list[dict[str, Any]], key: str) -> dict[str, Any]:
@@ -101,7 +105,19 @@ def missing(expected: dict[str, list[str]], text: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
 def test_figures_of_the_drafters_follow_from_the_record(readme):
     record = json.loads((ROOT / RESULTS / "drafter.json").read_text(encoding="utf-8"))
-    rows = drafter_figures(record)
-    expected = {f"row {place}": [n for n in row if n] for place, row in enumerate(rows)}
-    expected["what it was measured at"] = [str(README_K), f"{README_CONTEXT:,}"]
+    lengths = [
+        (row["side"], f"{row['mean_acceptance_length']:.2f}")
+        for row in record["acceptance"]
+        if row["k"] == K
+    ]
+    times_ms = [
+        (row["side"], f"{row['median_us'] / 1000:.2f}")
+        for row in record["calls"]
+        if row["context"] == CONTEXT and row["rows"] in BATCHES
+    ]
+    expected: dict[str, list[str]] = {side: [] for side in DRAFTERS}
+    for side, figure in lengths + times_ms:
+        expected.get(side, []).append(figure)
+    assert all(len(found) >= 4 for found in expected.values())
+    expected["what it was measured at"] = [str(K), f"{CONTEXT:,}"]
     assert not missing(expected, section_with("arctic-inference", readme))

@@ -33,6 +33,8 @@ from sam_rollout.integrations.verl.failures import (
     cause_of,
     describe,
 )
+from sam_rollout.integrations.verl.interruptions import tokens_by_weights
+from sam_rollout.integrations.verl.registered_names import TOKENS_BY_WEIGHTS
 from sam_rollout.integrations.verl.request_keys import RequestKeys
 from sam_rollout.integrations.verl.rewards import UnjudgedError, check_reward
 
@@ -85,6 +87,7 @@ class IdentityClient:
         response.first_prompt_ids = response.first_prompt_ids or tuple(prompt_ids)
         chain = response.keys.begin(prompt_ids)
         identity = self._identity_of(response, chain.name, sampling_params.get("seed"))
+        identity = replace(identity, prompt_tokens=len(prompt_ids))
         given = sampling_params.get("extra_args") or {}
         extra_args = {**given, **identity.to_extra_args()}
         sampling_params = {**sampling_params, "extra_args": extra_args}
@@ -144,9 +147,10 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
                     "the reward gave a dict without 'score': must be in it"
                 ) from error
             raise
+        final = outputs[-1]
+        final.extra_fields[TOKENS_BY_WEIGHTS] = list(tokens_by_weights.get().items())
         if self.reward_loop_worker_handles is None:
             return  # A reward model scores the whole batch later.
-        final = outputs[-1]
         # Only training groups are filtered.
         metric = self._filter_metric if _current_response.get().split == TRAIN_SPLIT else None
         check_reward(final.reward_score, final.extra_fields.get("reward_extra_info") or {}, metric)
@@ -156,6 +160,7 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     ) -> Any:
         split = VAL_SPLIT if trajectory["validate"] else TRAIN_SPLIT
         first = int(kwargs.pop(FIRST_SIBLING_COLUMN, 0))
+        tokens_by_weights.set(Counter())
         _current_response.set(
             _Response(
                 step=int(trajectory["step"]),
@@ -180,12 +185,7 @@ class CopyCounter:
     def first_siblings(
         self, prompts: Iterable[Any], numbers: Iterable[int], *, step: int, split: str
     ) -> list[int]:
-        """Return each prompt's first sibling number: the responses that earlier copies asked for.
-
-        Args:
-            prompts: The prompts of a batch.
-            numbers: How many responses each prompt asks for.
-        """
+        """Return the number of responses that earlier copies of each prompt asked for."""
         if self._steps.get(split) != step:
             self._steps[split], self._asked[split] = step, Counter()
         asked = self._asked[split]
@@ -222,11 +222,7 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         super().generate_sequences(prompts)
 
     def _numbers(self, prompts: TensorDict, rows: int, *, validate: bool) -> list[int]:
-        """Return how many responses each prompt asks for: verl's column, or the configured number.
-
-        Args:
-            rows: Number of prompts.
-        """
+        """Return how many responses each prompt asks for: in its own column, or as configured."""
         if OWN_NUMBER_COLUMN in prompts:
             own = prompts[OWN_NUMBER_COLUMN]
             return [int(n) for n in own] if hasattr(own, "__len__") else [int(own)] * rows

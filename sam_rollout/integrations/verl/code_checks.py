@@ -6,6 +6,7 @@ beforehand, in an interpreter of its own, so that imports of user code have no e
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, Note, hold
 from sam_rollout.integrations.verl.environment import experiment_variables
+from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINER_NAME, BEGIN_ANEW
 
 LIMIT_S = 60
 REWARD = "reward.custom_reward_function"
@@ -42,7 +44,8 @@ _OWN_LOOPS = {"single_turn_agent", "tool_agent"}
 _CANONICAL_REWARD = "reward"
 
 # This program loads one object as verl does (verl.utils.import_utils.load_extern_object) and prints
-# one line of JSON: what is wrong with the object's name, and the figures that its module declares.
+# one line of JSON: what is wrong with the object's name, the figures that its module declares, and
+# the module's file.
 _LOAD = """
 import importlib, importlib.util, json, os, sys
 where, name = json.loads(sys.argv[1])
@@ -56,17 +59,14 @@ wrong = ""
 if name is not None and not callable(getattr(module, name, None)):
     names = [n for n, o in vars(module).items() if callable(o) and not n.startswith("_")]
     wrong = f"is no function or class of it; it has {', '.join(names) or 'none'}"
-print(json.dumps({"wrong": wrong, "figures": list(getattr(module, "FIGURES", ()))}), flush=True)
+figures, file = list(getattr(module, "FIGURES", ())), getattr(module, "__file__", None)
+print(json.dumps({"wrong": wrong, "figures": figures, "file": file}), flush=True)
 os._exit(0)  # what the module does at exit would come behind that line
 """
 
 
 def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
-    """Load the reward function and its manager; check that it returns the filter's metric.
-
-    Raises:
-        ConfigError: The function cannot be loaded, or does not return the filter's metric.
-    """
+    """Load the reward function and its manager; check that it returns the filter's metric."""
     manager = config.reward.reward_manager
     place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
     allowed += f", or set {place}.source=importlib and module.path"
@@ -90,11 +90,7 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
 
 
 def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
-    """Load the agent loops that the configuration adds to verl's own.
-
-    Raises:
-        ConfigError: A class cannot be loaded, or the default loop does not exist.
-    """
+    """Load the agent loops that the configuration adds to verl's own."""
     agent = config.actor_rollout_ref.rollout.agent
     field, known = f"{AGENT}.agent_loop_config_path", {*_OWN_LOOPS}
     if path := agent.agent_loop_config_path:
@@ -107,7 +103,9 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
             allowed = f"must be a YAML list of entries with name and _target_ ({said})"
             raise ConfigError(field, path, allowed) from error
         for loop, (module, _, name) in targets.items():
-            _load(config, f"{field}[{loop}]", module, f"{field}[{loop}]", name)
+            loaded = _load(config, f"{field}[{loop}]", module, f"{field}[{loop}]", name)
+            if loaded and config.trainer.v1.trainer_mode == ASYNC_TRAINER_NAME:
+                _check_interruptions(f"{field}[{loop}]", loaded["file"])
         known |= targets.keys()
     right = agent.default_agent_loop in known
     allowed = f"must be one of {', '.join(sorted(known))}; others are named in {field}"
@@ -115,12 +113,21 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
     yield Fact(agent.default_agent_loop)
 
 
-def check_other_code(config: DictConfig) -> Iterator[Fact]:
-    """Load the user's data set and sampler classes, and check that tools' files exist.
+def _check_interruptions(field: str, file: str) -> None:
+    """Refuse an agent loop whose file names a sampling parameter that would begin anew."""
+    nodes = [*ast.walk(ast.parse(Path(file).read_text()))]
+    named = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    named |= {node.arg for node in nodes if isinstance(node, ast.keyword)}
+    found = [name for name in BEGIN_ANEW if name in named]
+    allowed = (
+        f"must not set {', '.join(found)} with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}: it "
+        "would begin anew where a response is interrupted"
+    )
+    hold([(field, file, not found, allowed)])
 
-    Raises:
-        ConfigError: A file does not exist, or code cannot be loaded.
-    """
+
+def check_other_code(config: DictConfig) -> Iterator[Fact]:
+    """Load the user's data set and sampler classes, and check that tools' files exist."""
     for where, name in _OTHER_CODE:
         if path := OmegaConf.select(config, where):
             wanted = OmegaConf.select(config, name) if name else None
@@ -135,20 +142,10 @@ def check_other_code(config: DictConfig) -> Iterator[Fact]:
 def _load(
     config: DictConfig, where: str, path: str | None, field: str, name: str | None
 ) -> dict[str, Any] | None:
-    """Load one object in a fresh interpreter.
+    """Load one object in a fresh interpreter; return the output of `_LOAD`, None after `LIMIT_S` s.
 
-    Args:
-        config: The composed configuration; its variables are set in that interpreter.
-        where: The setting that names the file or module.
-        path: The value of `where`.
-        field: The setting that names the object.
-        name: The value of `field`; None checks the module alone.
-
-    Returns:
-        The output of `_LOAD`; None after `LIMIT_S` seconds.
-
-    Raises:
-        ConfigError: The file does not exist, or the object cannot be loaded.
+    The setting `where` names the file or module `path`, and the setting `field` the object `name`
+    in it. A name of None checks the module alone.
     """
     file = (path or "").removeprefix("file://")
     is_file = file.endswith(".py") and not file.startswith("pkg://")

@@ -160,11 +160,7 @@ class OnlyKeptErrors(logging.Filter):
 
 
 class FailureWatch:
-    """Collects the failures of all agent-loop workers for the trainer.
-
-    Args:
-        workers: Handles of the agent-loop actors.
-    """
+    """Collects the failures of all agent-loop workers for the trainer."""
 
     def __init__(self, workers: Sequence[Any]) -> None:
         self._workers = workers
@@ -192,12 +188,7 @@ class FailureWatch:
             self._ask()
 
     def settle(self) -> None:
-        """Ask the workers for failures and wait for the answer.
-
-        Raises:
-            RolloutFailedError: A worker met an error that every response would meet.
-            DeadPartError: A worker has died.
-        """
+        """Ask the workers for failures and wait for the answer."""
         if self._asked:  # an earlier question is still open
             self._take(SETTLE_S)
         self._ask()
@@ -243,11 +234,6 @@ class FailureWatch:
 
     def check(self, where: str, groups: Groups, limit: float) -> None:
         """End the run if more groups failed than allowed.
-
-        Args:
-            where: The step or validation, as messages name it.
-            groups: Counts of its groups.
-            limit: The largest share of groups that may fail.
 
         Raises:
             RolloutFailedError: Too many groups failed; names the first error.

@@ -4,7 +4,17 @@ ROLLOUT_NAME = "sam_vllm"
 TRAINER_NAME, ASYNC_TRAINER_NAME = "sam_sync", "sam_colocate_async"
 # Name of our trainer -> verl's mode that it is built on.
 TRAINER_MODES = {TRAINER_NAME: "sync", ASYNC_TRAINER_NAME: "colocate_async"}
+# Sampling parameters that look at a response's own tokens, and begin anew after an interruption.
+BEGIN_ANEW = (
+    "presence_penalty",
+    "frequency_penalty",
+    "structured_outputs",
+    "thinking_token_budget",
+    "logits_processors",
+)
 AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManager"
+# Extra field of a response: pairs of a training step and the tokens that its weights sampled.
+TOKENS_BY_WEIGHTS = "sam_tokens_by_weights"
 SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
 # Folders beside the checkpoints, which all nodes see: the trained head, and the head of random
 # weights that the run began with. The first name is also the head's folder in a checkpoint.

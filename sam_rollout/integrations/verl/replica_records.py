@@ -46,6 +46,8 @@ class FinishedRequest:
     start_s: float
     end_s: float
     finish_reason: str
+    resumed_tokens: int = 0  # of the prompt, which ends with the interrupted response
+    weights: int | None = None  # the training step that made the engine's weights
     # Arguments of vLLM's SamplingParams without max_tokens; None if it cannot be sampled again.
     sampling: dict[str, Any] | None = None
 
@@ -71,6 +73,8 @@ class FinishedRequest:
             prompt_tokens=len(self.prompt_ids),
             response_tokens=len(self.response_ids),
             finish_reason=self.finish_reason,
+            resumed_tokens=self.resumed_tokens,
+            weights=self.weights,
         )
 
     def trace(self, place: Place) -> TraceRecord:

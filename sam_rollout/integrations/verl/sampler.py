@@ -26,6 +26,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from sam_rollout.core.identity import TRAIN_SPLIT
 from sam_rollout.integrations.verl.failures import LEAST_GROUPS, FailureWatch, Groups
+from sam_rollout.integrations.verl.registered_names import TOKENS_BY_WEIGHTS
 from sam_rollout.integrations.verl.rewards import ACCURACY, figure
 from sam_rollout.telemetry.schema import metric_name
 
@@ -64,6 +65,9 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self._numbers = itertools.count()
         self._counted: set[str] = set()  # groups of earlier steps that wait for training
         self._outcomes: dict[str, list[float]] = {}
+        # Of each response that waits for training: pairs of a training step and the tokens that its
+        # weights sampled. Only an asynchronous trainer's client counts them.
+        self._tokens_by_weights: dict[str, list[tuple[int, int]]] = {}
         self._filtered: set[str] = set()
         self._failed: set[str] = set()
         self._trained: list[str] = []
@@ -80,6 +84,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self._outcomes = {}
         self._filtered = set()
         self._failed = set()
+        self._global_steps = global_steps
         self._where = f"training step {global_steps}"
         self.failures.begin()
 
@@ -140,7 +145,9 @@ class _ObservedReplayBuffer(ReplayBuffer):
             return
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
         for key, fields in zip(keys, data["extra_fields"], strict=True):
-            extra = getattr(fields, "data", fields).get("reward_extra_info") or {}
+            own = getattr(fields, "data", fields)
+            self._tokens_by_weights[key] = own.get(TOKENS_BY_WEIGHTS) or []
+            extra = own.get("reward_extra_info") or {}
             if (accuracy := figure(extra.get(ACCURACY))) is not None:
                 self._outcomes[key.split("_")[0]].append(accuracy)
 
@@ -191,15 +198,31 @@ class _ObservedReplayBuffer(ReplayBuffer):
             "failed_groups": failed,
             "failed_responses": self.failures.book.count,
         }
+        if (staleness := self._staleness()) is not None:
+            values["staleness"] = staleness
         means = np.array([np.mean(values) for values in self._outcomes.values() if values])
         if len(means):
             values["accuracy_unfiltered"] = float(means.mean())
         self._forget_order()
         return {metric_name(TRAIN_SPLIT, f"rounds/{name}"): v for name, v in values.items()}
 
+    def _staleness(self) -> float | None:
+        """Return the mean age of the weights that sampled a token of the batch, in updates."""
+        trained = set(self._trained)
+        counts = [
+            pair
+            for key, pairs in self._tokens_by_weights.items()
+            if key.split("_")[0] in trained
+            for pair in pairs
+        ]
+        tokens = sum(count for _, count in counts)
+        newest = self._global_steps - 1  # a step updates the weights after it has sampled
+        return sum((newest - step) * count for step, count in counts) / tokens if tokens else None
+
     def _forget_order(self) -> None:
         """Forget the order of the step's groups, none of which is used later."""
         self._order.clear()
+        self._tokens_by_weights.clear()
 
 
 class RefillReplayBuffer(_ObservedReplayBuffer):
@@ -234,6 +257,11 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
         kept = self.pending_keys, self.running_keys, self.finished_keys
         later = set().union(*(keys[TRAIN_SPLIT] for keys in kept)) - set(self._trained)
         self._order = {uid: number for uid, number in self._order.items() if uid in later}
+        self._tokens_by_weights = {
+            key: pairs
+            for key, pairs in self._tokens_by_weights.items()
+            if key.split("_")[0] in later
+        }
 
 
 class RoundsReplayBuffer(_ObservedReplayBuffer):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import os
 import tempfile
 import time
@@ -29,6 +30,12 @@ from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.integrations.verl.draft_proof import DraftProof, candidates
 from sam_rollout.integrations.verl.drafter_probe import DrafterProbe, needs_probe
 from sam_rollout.integrations.verl.failures import DeadPartError, describe
+from sam_rollout.integrations.verl.interruptions import (
+    INTERRUPTED,
+    continued,
+    forget_last,
+    unsettled_tokens,
+)
 from sam_rollout.integrations.verl.registered_names import ROLLOUT_NAME
 from sam_rollout.integrations.verl.replica_records import (
     FinishedRequest,
@@ -57,17 +64,14 @@ from sam_rollout.telemetry.progress import EngineProgress, total
 from sam_rollout.telemetry.proof import Compared
 
 WARM_UP_TOKENS = 16
+ABORTED_WITHIN_S = 5.0  # for outputs on their way from an engine that has aborted all requests
 # Arguments of `generate` for prompts with more than tokens.
 MEDIA = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "kv_transfer_params")
 ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 
 
 def worker_extension(device: str) -> str:
-    """Return the path of the class that extends the engine's workers.
-
-    Args:
-        device: verl's name of the device.
-    """
+    """Return the path of the class that extends the engine's workers."""
     if device == "npu":
         module = "sam_rollout.integrations.verl.worker_extension_ascend"
         return f"{module}.SamColocateAscendWorkerExtension"
@@ -89,7 +93,6 @@ class SamHttpServer(vLLMHttpServer):
     _failed_call = ""  # the error of the training side's last failed call
     _probe: DrafterProbe | None = None  # checks a drafting model before the first response
     _sharing: TextSharing | None = None
-    _under_way = 0  # number of running requests
 
     def _get_worker_extension_cls(self) -> str:
         return worker_extension(get_device_name())
@@ -143,6 +146,9 @@ class SamHttpServer(vLLMHttpServer):
         print(check_samplers(reports, settings.sampler), flush=True)
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
         self._finished: list[FinishedRequest] = []
+        self._under_way: dict[str, RequestIdentity | None] = {}  # by request
+        self._admitted_s: dict[str, float] = {}  # when each request came to the engine
+        self._interrupted: list[RequestIdentity | None] = []  # since the last drain
         self._recorders = EngineRecorders(len(bound))
         self._proof = DraftProof(self.engine, settings.sampler, self._recorders)
         if needs_probe(settings.sam):
@@ -188,24 +194,32 @@ class SamHttpServer(vLLMHttpServer):
             await self._probe.passed(prompt_ids)
         extra_args = sampling_params.get("extra_args") or {}
         identity = RequestIdentity.from_extra_args(extra_args)
-        start_s = time.time()
-        self._recorders.work_arrived()
+        resumed = identity.resumed(len(prompt_ids)) if identity else 0
         # verl reads the last output only. vLLM's default sends all tokens of a request again with
         # every new token, which keeps a core busy.
         sampling_params = {
-            **sampling_params,
+            **continued(sampling_params, resumed),
             "output_kind": RequestOutputKind.FINAL_ONLY,
         }
-        self._under_way += 1
+        self._under_way[request_id] = identity
+        start_s = time.time()
         try:
             with self._sharing.running(identity) if self._sharing else contextlib.nullcontext():
                 output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         except EngineDeadError as error:
             raise DeadPartError(self._engine_died()) from error
         finally:
-            self._under_way -= 1
-        if self._sharing is not None:
-            self._sharing.ended(identity, prompt_ids, output.token_ids)
+            del self._under_way[request_id]
+            start_s = self._admitted_s.pop(request_id, start_s)
+        if output.stop_reason == INTERRUPTED:
+            self._interrupted.append(identity)
+            forget_last(output, unsettled_tokens(sampling_params))
+            if not output.token_ids:
+                return output
+        elif self._sharing is not None:
+            begin = len(prompt_ids) - resumed
+            response = [*prompt_ids[begin:], *output.token_ids]
+            self._sharing.ended(identity, prompt_ids[:begin], response)
         self._finished.append(
             FinishedRequest(
                 request_id=request_id,
@@ -215,18 +229,33 @@ class SamHttpServer(vLLMHttpServer):
                 start_s=start_s,
                 end_s=time.time(),
                 finish_reason=str(output.stop_reason),
+                resumed_tokens=resumed,
+                weights=output.extra_fields.get("global_steps"),
                 # verl has filled in its defaults. Prompts with media cannot be sampled again.
                 sampling=None if any(kwargs.get(n) is not None for n in MEDIA) else sampling_params,
             )
         )
         return output
 
-    async def share_texts(self, servers: Mapping[int, Any]) -> None:
-        """Begin to share texts with the servers of all other replicas.
+    async def _park_until_admitted(self, request_id: str) -> TokenOutput | None:
+        """Wait as verl does while generation is interrupted; the request's time begins after it."""
+        rejected = await super()._park_until_admitted(request_id)
+        self._admitted_s[request_id] = time.time()
+        self._recorders.work_arrived()
+        return rejected
 
-        Args:
-            servers: Replica -> its server; this server is included.
-        """
+    async def abort_all_requests(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Interrupt all requests as verl does; the engine's clock stops until others come."""
+        aborted = await super().abort_all_requests(*args, **kwargs)
+        # Their last tokens belong to the records that the trainer asks for next.
+        deadline = time.monotonic() + ABORTED_WITHIN_S
+        while self._admitted_s and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        self._recorders.paused()
+        return aborted
+
+    async def share_texts(self, servers: Mapping[int, Any]) -> None:
+        """Begin to share texts with the servers of all other replicas."""
         engines = engine_count(self.engine)
         folder = await asyncio.to_thread(find_name, self._settings.sam)
         self._sharing = TextSharing(
@@ -259,15 +288,14 @@ class SamHttpServer(vLLMHttpServer):
     async def drain_records(
         self, step: int, split: str, keep: bool = False
     ) -> list[ReplicaRecords]:
-        """Return the records of each engine since the last call.
-
-        Args:
-            step: Training step of the records.
-            split: ``"train"`` or ``"val"``.
-            keep: Whether `check_drafts` follows, which needs the requests.
-        """
+        """Return each engine's records since the last call; `keep` requests for `check_drafts`."""
         asked_s = time.monotonic()
-        answers = await ask_engines(self.engine, "sam_drain")
+        going_on = [*self._interrupted, *self._under_way.values()]
+        self._interrupted = []
+        known = [dataclasses.asdict(one) for one in going_on if one is not None]
+        answers = await ask_engines(
+            self.engine, "sam_drain", [(known,)] * engine_count(self.engine)
+        )
         finished, self._finished = self._finished, []
         shares = self._recorders.share_out(finished)
         first = self.replica_rank * len(answers)
@@ -299,7 +327,7 @@ class SamHttpServer(vLLMHttpServer):
             RuntimeError: Requests are running, which would lose their drafts.
         """
         if self._under_way:
-            raise RuntimeError(f"{self._under_way} requests are under way")
+            raise RuntimeError(f"{len(self._under_way)} requests are under way")
         return await self._proof.compare(count, seed)
 
 

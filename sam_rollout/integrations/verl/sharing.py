@@ -154,14 +154,7 @@ class TextSharing:
     def hear(
         self, replica: int, folder: str, runs: Iterable[Iterable] | None, pieces: list[tuple]
     ) -> None:
-        """Receive a server's message.
-
-        Args:
-            replica: Number of the sender's replica.
-            folder: Name of the sender's folder; empty for none.
-            runs: Groups that run there; None if they have not changed.
-            pieces: Fields of newly sampled pieces.
-        """
+        """Receive a server's folder, running groups (None if unchanged) and new pieces."""
         peer = self._peers.get(replica)
         if peer is not None:
             peer.folder = folder

@@ -83,11 +83,7 @@ class StateCapture:
 
     @contextlib.contextmanager
     def running(self, responses: int) -> Iterator[None]:
-        """Return a context in which forward passes are captured.
-
-        Args:
-            responses: Number of responses that these passes will read.
-        """
+        """Return a context in which forward passes are captured."""
         self.taken, self.spent_s, self.problem = [], 0.0, None
         self._expected = max(1, responses)
         hooks = []
@@ -193,9 +189,6 @@ class StateCapture:
     @torch.no_grad()
     def _put_together(self, room: Tensor | None) -> None:
         """Bring every window's states to the process that keeps it.
-
-        Args:
-            room: The buffer from `_room_for_all`.
 
         Raises:
             RuntimeError: No process, or more than one, has the states of some token.

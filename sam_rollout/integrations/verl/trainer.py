@@ -20,9 +20,11 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
+from verl.workers.rollout.llm_server import LLMServerClient
 
 from sam_rollout.core.identity import TRAIN_SPLIT, VAL_SPLIT
 from sam_rollout.integrations.verl.failures import FailureWatch
+from sam_rollout.integrations.verl.interruptions import InterruptedClient
 from sam_rollout.integrations.verl.loggers import (
     WANDB,
     CurveLogger,
@@ -264,6 +266,10 @@ class SamTrainerColocateAsync(_RecordingTrainer, PPOTrainerColocateAsync):
 
     An interrupted response keeps its identity, and therefore its random numbers by position.
     """
+
+    def get_llm_client(self) -> LLMServerClient:
+        """Return verl's client that continues interrupted responses, which counts their tokens."""
+        return self.llm_server_manager.get_client(client_cls=InterruptedClient)
 
     def on_sample_end(self) -> None:
         """Interrupt running responses first, because their tokens belong to this step's records."""

@@ -1,5 +1,6 @@
 """The kernels in fresh processes: what numba's disk cache may do, and that reading survives it."""
 
+import importlib
 import json
 import os
 import shutil
@@ -8,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from numba import types
 
 import sam_rollout
-from sam_rollout.automaton import kernels
+from sam_rollout.automaton import compilation, kernels
 from sam_rollout.automaton.interface import LIVE
 
 SOURCE = Path(sam_rollout.__file__).parent
@@ -133,13 +135,6 @@ def test_processes_that_start_together_on_an_empty_cache(compiled):
     assert len(list(cache.rglob("*.nbc"))) == KERNELS
 
 
-def test_the_next_process_loads(compiled):
-    package, cache, _ = compiled
-    warm_up, stderr = finish(start(package, cache))
-    assert (warm_up["loaded"], warm_up["compiled"], warm_up["problem"]) == (KERNELS, 0, "")
-    assert warm_up["cache_path"].startswith(str(cache)) and stderr == ""
-
-
 def test_a_damaged_entry_is_survived(compiled, tmp_path):
     package, cache, _ = compiled
     damaged = shutil.copytree(cache, tmp_path / "cache")
@@ -148,6 +143,20 @@ def test_a_damaged_entry_is_survived(compiled, tmp_path):
     warm_up, _ = finish(start(package, damaged))
     assert (warm_up["loaded"], warm_up["compiled"]) == (KERNELS - 1, 1), "the others are loaded"
     assert warm_up["problem"].startswith("EOFError")
+
+
+def test_a_kernels_files_are_named_after_its_neighbours_too(tmp_path, monkeypatch):
+    """A kernel of drafts, say, calls helpers of another file of its folder."""
+    (tmp_path / "kernel_of_a_test.py").write_text("def function(a):\n    return a + 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    function, names = importlib.import_module("kernel_of_a_test").function, []
+    for neighbour in "first", "second", "first":
+        (tmp_path / "neighbour.py").write_text(neighbour)
+        function.__qualname__ = "function"
+        declared = compilation.kernel(types.int64)(function)
+        compilation._name_after_content(declared)
+        names.append(function.__qualname__)
+    assert names[0] == names[2] != names[1]
 
 
 def test_code_of_another_version_is_never_loaded(compiled):

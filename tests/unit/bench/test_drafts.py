@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sam_rollout.bench import draft_tables, sides
 from sam_rollout.bench import drafter_bench as drafts
+from sam_rollout.bench import sides
 from sam_rollout.bench.draft_costs import CostSizes, joined
 from sam_rollout.cli import app
 from sam_rollout.telemetry.traces import Trace
@@ -41,7 +41,7 @@ def two_epochs() -> list[Trace]:
 
 @pytest.fixture(scope="module")
 def result():
-    return drafts.Bench({REAL: two_epochs(), OTHER: group(0, 2, 200)}, TINY).run()
+    return drafts.measure({REAL: two_epochs(), OTHER: group(0, 2, 200)}, TINY)
 
 
 def test_every_set_of_texts_is_measured(result):
@@ -88,14 +88,14 @@ def test_long_texts_are_joined_from_responses_and_never_repeat_a_whole_one():
 
 def test_tables(result):
     console = Console(width=160, record=True, file=io.StringIO())
-    draft_tables.show({**result, "missing": {"a peer": "not installed"}}, console)
+    drafts.show({**result, "missing": {"a peer": "not installed"}}, console)
     text = console.export_text()
     for word in ("a peer", "not installed", *OURS, REAL, OTHER, "4 x 512"):
         assert word in text, word
 
 
 def test_the_command_prints_and_writes(result, monkeypatch, tmp_path):
-    monkeypatch.setattr(drafts.Bench, "run", lambda self: result)
+    monkeypatch.setattr(drafts, "measure", lambda *_: result)
     arguments = ["bench", "drafter", "--quick", "--json", str(tmp_path / "a.json")]
     outcome = CliRunner().invoke(app, arguments)
     assert outcome.exit_code == 0, outcome.output
@@ -104,7 +104,7 @@ def test_the_command_prints_and_writes(result, monkeypatch, tmp_path):
 
 def test_without_texts_of_the_user_those_of_the_tiny_model_are_read(result, monkeypatch):
     sets = []
-    monkeypatch.setattr(drafts.Bench, "run", lambda self: sets.append(self.sets) or result)
+    monkeypatch.setattr(drafts, "measure", lambda texts, *_: sets.append(texts) or result)
     outcome = CliRunner().invoke(app, ["bench", "drafter", "--quick"])
     assert outcome.exit_code == 0, outcome.output
     assert list(sets[0]) == ["tiny_qwen3"]

@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
+from sam_rollout.bench import sides
 from sam_rollout.bench.first_occurrence import FirstOccurrenceAutomaton
 from sam_rollout.bench.replay import Replay, accepted_tokens, replay
-from sam_rollout.bench.sides import OwnSession, Session
+from sam_rollout.bench.sessions import Session
 from sam_rollout.telemetry.traces import Trace
 
 
 class Scripted(Session):
-    """A drafter that says what it was told to, and notes what it was asked."""
+    """A drafter with given drafts, which notes its calls."""
 
     def __init__(self, drafts: dict[tuple[str, int], list[int]]) -> None:
         self.drafts = drafts
@@ -36,11 +37,19 @@ def trace(prompt: list[int], response: list[int], group: str = "g", sibling: int
 
 
 @pytest.mark.parametrize(
-    ("draft", "at", "right"),
-    [([], 0, 0), ([1, 2, 3], 0, 3), ([1, 9, 3], 0, 1), ([9, 2], 0, 0), ([3, 4, 5], 2, 2)],
+    ("draft", "parents", "right"),
+    [
+        ([], None, 0),
+        ([1, 2, 3], None, 3),
+        ([1, 9, 3], None, 1),
+        ([9, 2], None, 0),
+        ([1, 2, 3, 4, 5], None, 4),
+        ([9, 1, 8, 2], [-1, -1, 0, 1], 2),  # a tree: 9 8, and 1 2
+        ([1, 9, 2], [-1, 0, 1], 1),
+    ],
 )
-def test_a_draft_counts_up_to_its_first_mismatch_and_the_text_s_end(draft, at, right):
-    assert accepted_tokens(draft, [1, 2, 3, 4], at) == right
+def test_a_draft_counts_up_to_its_first_mismatch_and_the_text_s_end(draft, parents, right):
+    assert accepted_tokens(draft, [1, 2, 3, 4], parents) == right
 
 
 def test_steps_tokens_and_drafts_are_those_counted_by_hand():
@@ -49,11 +58,7 @@ def test_steps_tokens_and_drafts_are_those_counted_by_hand():
     session = Scripted({("0", 3): [2, 3, 9], ("0", 7): [6, 7, 8]})
     result = Replay()
     replay(session, [trace([7, 8], [1, 2, 3, 4, 5, 6])], result)
-    assert session.asked == [
-        (["0"], [3], [[1]]),
-        (["0"], [6], [[2, 3, 4]]),
-        (["0"], [7], [[5]]),
-    ]
+    assert session.asked == [(["0"], [3], [[1]]), (["0"], [6], [[2, 3, 4]]), (["0"], [7], [[5]])]
     assert (result.steps, result.tokens, result.drafted, result.accepted) == (3, 5, 6, 3)
     assert result.mean_acceptance_length == pytest.approx(5 / 3)
     assert result.drafted_per_step == 2
@@ -75,14 +80,6 @@ def test_requests_advance_together_and_rows_close_up():
     assert sorted(session.finished) == ["0/g/0", "0/g/1", "0/g/2"]
 
 
-def test_the_plain_automaton_drafts_what_followed_the_first_time():
-    automaton = FirstOccurrenceAutomaton()
-    automaton.extend([1, 2, 3, 1, 2, 4, 1, 2])
-    assert automaton.draft(3) == [3, 1, 2]
-    automaton.extend([9])
-    assert automaton.draft(3) == []
-
-
 def brute_force_first(text: list[int], k: int) -> list[int]:
     for length in range(len(text) - 1, 0, -1):
         for end in range(length, len(text)):
@@ -102,6 +99,7 @@ def test_the_plain_automaton_agrees_with_brute_force(alphabet):
 
 def test_our_drafter_replays_a_periodic_text_in_few_steps():
     result = Replay()
-    replay(OwnSession({}, "fixed", 3, 1, 200), [trace([1, 2, 3], [1, 2, 3] * 20)], result)
+    (own,) = [side for side in sides.all_sides() if side.name == sides.OWN]
+    replay(own.open(3, 1, 200), [trace([1, 2, 3], [1, 2, 3] * 20)], result)
     # 59 tokens behind the first: every step yields four once a token has repeated.
     assert (result.tokens, result.steps) == (59, 15)

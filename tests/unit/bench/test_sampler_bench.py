@@ -49,7 +49,7 @@ def test_each_size_has_every_sampler():
 
 
 def test_ours_never_wait_and_the_other_does():
-    cases = [sampler.make_case(batch, 2, SMALL) for batch in (2, 16)]
+    cases = [sampler.Case(batch, 2, SMALL) for batch in (2, 16)]
     for run in sampler.OURS.values():
         counts = [count(lambda run=run, case=case: run(case)) for case in cases]
         assert [each.synchronisations for each in counts] == [0, 0]

@@ -1,16 +1,13 @@
 """The drafter against brute force, through its public interface, with random lives.
 
-Batches of random requests over random alphabets grow, vanish for some steps, return, end, are
-aborted and have their ids used again, with the gate open or closed. Settings are random as well:
-k, the policy, which sources, short texts or such that cross many blocks of memory. Other engines
-say what they sample of the same groups: with gaps, late, or damaged.
+Settings, texts and events are random: requests grow, pause, return, end, are aborted and have their
+ids used again, and other engines tell of their texts with gaps, late, or damaged.
 
-Every token drafted from own text has to be one that followed, in that text, the longest suffix that
-went on there or the next shorter one (`automaton/continuations.py`), found by comparing the text
-with itself at every distance. A draft from other sources has to go on, token after token, as some
-known text did. With policy `fixed` it has all the tokens there can be. When all requests have
-ended, own text and `prompt` may hold nothing. SAM_FUZZ_SECONDS says how long to go on; a failure
-names its seed, and SAM_FUZZ_SEED begins with that.
+A token drafted from own text alone has to follow, in that text, the longest suffix that went on
+there or the next shorter one (`automaton/continuations.py`). A draft from other sources has to go
+on, token after token, as some known text did. A tree has its tokens after their parents and no
+continuation twice, and all rows keep to one budget. In the end own text and `prompt` hold nothing.
+SAM_FUZZ_SECONDS says how long to go on, from SAM_FUZZ_SEED on; a failure names its seed.
 """
 
 from __future__ import annotations
@@ -29,9 +26,8 @@ import pytest
 
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
-from sam_rollout.core.limits import Limits
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources import UNKNOWN_VOCABULARY
 from tests.unit.drafting.texts import drive
 
 MAX_ROWS = 6
@@ -39,9 +35,10 @@ SHORT, LONG = 160, 2_500  # tokens of a text; a block holds 512
 LARGEST_TOKEN = UNKNOWN_VOCABULARY - 1
 STEPS = 60  # of one drafter
 GROUPS = 3
+SHAPES = ("chain",), ("chain",), ("tree",), ("chain", "tree")
 SECONDS, SEED = (int(os.environ.get(f"SAM_FUZZ_{name}", least)) for name, least in
                  (("SECONDS", 3), ("SEED", 0)))  # fmt: skip
-# Share of the steps before which other engines are heard.
+# The share of steps before which texts are exchanged with other engines.
 HEARD = 0.3
 
 
@@ -131,6 +128,7 @@ class Fuzz:
                 "max_draft_tokens": self._k,
                 "draft_policy": "confidence" if self._adaptive else "fixed",
                 "min_confidence": 0.2,
+                "step_budget": int(rng.choice([1, 4, 128])),
                 "sources": self._sources(folder)
                 if self._others
                 else sources_of("own").to_mapping(),
@@ -139,7 +137,9 @@ class Fuzz:
         )
         prompt = config.sources.prompt
         self._share = prompt.enabled and prompt.share
-        self._drafter = SamDrafter(config, Limits(MAX_ROWS, self._longest))
+        self._step_budget = config.step_budget
+        shapes = SHAPES[rng.integers(len(SHAPES))]
+        self._drafter = SamDrafter(config, Limits(MAX_ROWS, self._longest), shapes)
         self._live: list[Request] = []
         self._retired: list[str] = []
         self._made, self._train_step = 0, 0
@@ -203,7 +203,7 @@ class Fuzz:
         self._drafter.wait()
 
     def _exchange(self) -> None:
-        """Hear of other engines' responses, and tell them of this one's."""
+        """Exchange responses with other engines."""
         pieces = [self._piece() for _ in range(self._rng.integers(0, 4))]
         for piece in self._drafter.exchange("this", pieces):
             assert piece.start == self._told[piece.response], f"{piece} after a gap"
@@ -244,7 +244,7 @@ class Fuzz:
             text = make_text(self._rng, self._ids, self._longest)
             known = int(self._rng.integers(1, self._longest // 4))
             self._live.append(Request(name, text, known))
-            if self._rng.random() < 0.9:  # nobody says who the others are
+            if self._rng.random() < 0.9:  # the others have no identity
                 group = str(self._rng.integers(GROUPS))
                 identity = RequestIdentity(group, 0, self._train_step, TRAIN_SPLIT, key=0)
                 self._drafter.admit(name, identity)
@@ -268,6 +268,7 @@ class Fuzz:
         lengths = np.array([request.known for request in rows], np.int32)
         eligible = rng.random(len(rows)) < 0.9
         gate_open = bool(rng.random() < 0.8)
+        shape = int(rng.integers(len(self._drafter.shapes)))
         batch = drive(
             self._drafter,
             [request.name for request in rows],
@@ -275,17 +276,25 @@ class Fuzz:
             lengths,
             eligible,
             gate_open=gate_open,
+            shape=shape,
         )
-        for request, draft, reads in zip(rows, batch.to_lists(), eligible, strict=True):
-            self._judge(request, draft, drafts=gate_open and bool(reads))
+        assert not batch.has_trees or sum(batch.counts[: len(rows)]) <= self._step_budget
+        for row, (request, draft) in enumerate(zip(rows, batch.to_lists(), strict=True)):
+            parents = batch.parents[row, : len(draft)].tolist() if batch.has_trees else None
+            self._judge(request, draft, parents, drafts=gate_open and bool(eligible[row]))
 
-    def _judge(self, request: Request, draft: list[int], drafts: bool) -> None:
+    def _judge(
+        self, request: Request, draft: list[int], parents: list[int] | None, drafts: bool
+    ) -> None:
         if not drafts:
             assert draft == [], f"{request.name}: drafted {draft} though it should not"
             return
         own = request.own
         own.extend(request.text[len(own.tokens) : request.known])
         count = min(self._k, self._longest - request.known)
+        if parents is not None:
+            self._judge_tree(request, draft, parents, count)
+            return
         if self._others and draft:
             for pair in itertools.pairwise([own.tokens[-1], *draft]):
                 assert pair in self._pairs, f"{request.name}: no text has {pair}; drafted {draft}"
@@ -295,6 +304,18 @@ class Fuzz:
             f"{request.name}: {own.tokens[-200:]} (of {len(own.tokens)}) does not allow {draft} "
             f"of {count}"
         )
+        self.judged += 1
+
+    def _judge_tree(
+        self, request: Request, draft: list[int], parents: list[int], count: int
+    ) -> None:
+        pairs = {*itertools.pairwise(request.own.tokens)} | (self._pairs if self._others else set())
+        assert len(draft) <= count, f"{request.name}: drafted {draft} of {count}"
+        assert len({*zip(draft, parents, strict=True)}) == len(draft), f"{request.name}: twice"
+        for place, (token, parent) in enumerate(zip(draft, parents, strict=True)):
+            assert -1 <= parent < place, f"{request.name}: token {place} follows {parent}"
+            before = draft[parent] if parent >= 0 else request.own.tokens[-1]
+            assert (before, token) in pairs, f"{request.name}: {token} never followed {before}"
         self.judged += 1
 
     def _leave(self) -> None:

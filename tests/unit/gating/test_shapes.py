@@ -12,6 +12,7 @@ from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import CHANCES, Offered
 from sam_rollout.gating import EngineStep, hands_over
 from sam_rollout.gating.auto import AutoGate
+from sam_rollout.gating.draft_supply import Supply
 from tests.unit.gating.steps import engine_step
 
 K, EXPLORATION = 16, 0.005
@@ -45,8 +46,10 @@ class Engine:
     """Decodes the same requests for ever; offers follow from the shape of the drafts.
 
     Attributes:
+        rows: requests; those at the front may have drafts.
+        may: share of them that may have drafts of each shape.
+        same_batch: whether the next steps decode the same requests as the steps before.
         shapes: of the drafts of each step, None while the gate was closed or looked.
-        s_per_token: of all steps.
     """
 
     def __init__(
@@ -55,15 +58,18 @@ class Engine:
         rows: int = 8,
         noise: float = 0.0,
         offers: tuple[np.ndarray, np.ndarray] = OFFERS,
+        may: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         self.seconds, self.rows, self.noise, self.offers = seconds, rows, noise, offers
         self.gate = AutoGate(Limits(64, 1 << 20, k=K), EXPLORATION, shapes=2)
+        self.may, self.same_batch = may, True
         self.shapes: list[int | None] = []
         self.trials: list[bool] = []
         self._random = np.random.default_rng(0)
         self._now = 0.0
-        self._texts = np.full(rows, 100, np.int32)
-        self._drafted, self._step = 0, None  # tokens of a request; shape and least chance
+        self._context = 100 * rows  # of all requests
+        # Tokens of each request, tokens of those that may have drafts; shape and least chance.
+        self._drafted, self._each, self._step = np.zeros(rows, np.int32), 0, None
         self.passed_s, self.tokens = 0.0, 0
 
     def run(self, steps: int) -> None:
@@ -72,35 +78,47 @@ class Engine:
             budget = self.gate.budget(self.rows)
             shape, least = self.gate.shape, self.gate.least_chance
             self._step = (shape, least) if budget else None
-            self._drafted = int((self.offers[shape] >= least).sum()) if budget else 0
+            self._each = int((self.offers[shape] >= least).sum()) if budget else 0
+            self._drafted = np.zeros(self.rows, np.int32)
+            self._drafted[: self._drafting(shape)] = self._each
             is_open = hands_over(budget, least)
             self.shapes.append(shape if is_open else None)
             self.trials.append(self.gate.is_trial)
 
+    def _drafting(self, shape: int) -> int:
+        """Requests that may have drafts of a shape."""
+        return round(self.rows * self.may[shape])
+
     def _observe(self) -> None:
         shape, _ = self._step or (CHAIN, 0.0)
-        seconds = self.seconds(self.rows * (1 + self._drafted), shape)
+        rows = len(self._drafted)  # of the step, which was decided for them
+        seconds = self.seconds(rows + int(self._drafted.sum()), shape)
         seconds *= max(0.2, 1 + self.noise * self._random.standard_normal())
-        offered, right = None, np.zeros(self.rows, int)
+        offered, right = None, np.zeros(rows, int)
         if self._step is not None:
             chances = self.offers[shape]
-            asked = min(self._drafted + 1, K)  # one is held back
-            proved = self._random.random((self.rows, K)) < chances
-            right = proved[:, : self._drafted].sum(1)
+            asked = min(self._each + 1, K)  # one is held back
+            proved = self._random.random((rows, K)) < chances
+            drafting = np.count_nonzero(self._drafted) if self._each else self._drafting(shape)
+            proved[drafting:] = False
+            right = proved[:, : self._each].sum(1)
             told = np.zeros((4, len(CHANCES)))
             for place in range(asked):
-                of_place = self.rows, self.rows, proved[:, place].sum(), self.rows * chances[place]
+                is_right = proved[:drafting, place].sum()
+                of_place = drafting, drafting, is_right, drafting * chances[place]
                 told[:, class_of(chances[place])] += of_place
-            offered = Offered(self.rows, told)
+            offered = Offered(drafting, told) if self.same_batch else None
         sampled = (1 + right).astype(np.int32)
-        self._texts = self._texts + sampled
+        self._context += int(sampled.sum())
         self._now += seconds
         self.passed_s += seconds
         self.tokens += int(sampled.sum())
-        drafted = np.full(self.rows, self._drafted, np.int32)
+        texts = np.full(rows, self._context // rows, np.int32)
+        texts[0] += self._context % rows
         step: EngineStep = engine_step(
-            int(self._now * 1e9), sampled, drafted, self._texts, offered=offered
-        )
+            int(self._now * 1e9), sampled, self._drafted, texts, offered=offered,
+            may_draft=self.may, same_batch=self.same_batch,
+        )  # fmt: skip
         self.gate.observe(step)
 
     def share_of(self, shape: int, last: int) -> float:
@@ -114,18 +132,13 @@ def test_where_tokens_are_free_drafts_become_trees():
     assert engine.shapes.index(TREE) < 200
 
 
-def test_where_tokens_are_dear_drafts_are_chains():
+@pytest.mark.parametrize("seconds", [linear, dear_trees])
+def test_where_tokens_or_trees_are_dear_drafts_are_chains(seconds):
     """What a tree has beside the chain is not worth its time."""
-    engine = Engine(linear)
+    engine = Engine(seconds)
     engine.run(2000)
     assert engine.share_of(TREE, 1900) < 0.05
-    assert engine.share_of(CHAIN, 1900) > 0.9
-
-
-def test_where_a_tree_itself_is_dear_drafts_are_chains():
-    engine = Engine(dear_trees)
-    engine.run(2000)
-    assert engine.share_of(TREE, 1900) < 0.05
+    assert seconds is dear_trees or engine.share_of(CHAIN, 1900) > 0.9
 
 
 @pytest.mark.parametrize("seconds", [flat, linear])
@@ -173,3 +186,78 @@ def test_trees_are_tried_where_other_trials_leave_no_room():
     engine.gate._lost_s += 1.0  # more than this run earns
     engine.run(400)
     assert engine.share_of(TREE, 200) > 0.9
+
+
+def test_trees_are_not_tried_where_no_request_may_have_one():
+    """Requests with a grammar, say: a step for trees would have no drafts."""
+    engine = Engine(flat, may=(1.0, 0.0))
+    engine.run(1000)
+    assert engine.share_of(CHAIN, 900) > 0.98
+    assert TREE not in engine.shapes
+
+
+def test_chains_are_not_looked_for_where_no_request_may_have_drafts():
+    engine = Engine(flat, may=(0.0, 0.0))
+    engine.run(1000)
+    assert engine.gate.drain()["gate/trials"] < 30
+
+
+@pytest.mark.parametrize(("share", "best"), [(0.25, CHAIN), (1.0, TREE)])
+def test_trees_of_a_part_of_the_requests_count_as_what_they_are(share, best):
+    """A step for trees has no drafts for the other requests."""
+    engine = Engine(flat, may=(1.0, share))
+    engine.run(2000)
+    assert engine.share_of(best, 1500) > 0.95
+
+
+def test_the_shape_follows_the_requests_that_may_have_trees():
+    engine = Engine(flat)
+    engine.run(400)
+    assert engine.share_of(TREE, 100) > 0.9
+    engine.may = (1.0, 0.0)
+    engine.run(100)
+    assert engine.share_of(CHAIN, 98) > 0.95
+    engine.may = (1.0, 1.0)
+    engine.run(500)
+    assert engine.share_of(TREE, 100) > 0.9
+
+
+def test_a_series_of_trials_ends_where_nothing_is_heard_of_it():
+    """A batch that changes in every step."""
+    engine = Engine(linear)
+    engine.run(30)
+    engine.gate._supplies[TREE] = Supply(engine.gate._calibrations[TREE])
+    engine.same_batch = False
+    engine.run(2000)
+    assert engine.shapes.count(TREE) < 200
+
+
+def test_trials_are_as_rare_where_the_number_of_requests_goes_up_and_down():
+    engine = Engine(linear)
+    engine.run(1000)
+    for turn in range(100):
+        engine.rows = 7 + turn % 2  # another octave each time
+        engine.run(20)
+    assert engine.share_of(TREE, 2000) < 0.05
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_trees_that_become_dearer_are_given_up(noise):
+    """The number of requests stays. Neither longer texts nor a slower engine take the blame."""
+    engine = Engine(flat, noise=noise)
+    engine.run(800)
+    assert engine.share_of(TREE, 200) > 0.9
+    engine.seconds = lambda tokens, shape: flat(tokens, shape) * (1.5 if shape == TREE else 1.0)
+    engine.run(1000)
+    assert engine.share_of(CHAIN, 300) > 0.9
+
+
+def test_what_chains_offer_is_not_forgotten_while_trees_are_drafted():
+    """A new series of trials may have to wait, since chains are expected to lose."""
+    engine = Engine(flat)
+    for _ in range(30):
+        engine.run(50)
+        known = engine.gate._supplies[CHAIN].rows
+        assert engine.share_of(TREE, 50) < 0.5 or known >= 64
+    assert engine.share_of(TREE, 1000) > 0.97
+    assert engine.shapes[-1000:].count(None) < 10, "hardly a step looks for chains"

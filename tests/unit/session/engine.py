@@ -1,4 +1,4 @@
-"""What an engine does with a session, without a model: texts that go on as somebody says."""
+"""The calls that an engine makes of a session, without a model: a test gives the tokens."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ class Engine:
         sources: SourcesConfig | None = None,  # instead of own text and siblings
         gate: GateConfig | None = None,
         pad_drafts: str = "auto",
+        shape: str = "chain",
         record: bool = True,
         **hooks: Any,
     ) -> None:
         self.config = SamConfig(
             max_draft_tokens=K,
             pad_drafts=pad_drafts,
+            draft_shape=shape,
             gate=gate or GateConfig("threshold", THRESHOLD),
             sources=sources or SourcesConfig(prompt=PromptSourceConfig(enabled=siblings)),
             texts=TextsConfig(path=folder),

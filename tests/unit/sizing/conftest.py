@@ -2,7 +2,7 @@
 
 import pytest
 
-from sam_rollout.sizing import ModelShape
+from sam_rollout.sizing.shape import ModelShape
 
 QWEN3_32B = ModelShape(
     layers=64,

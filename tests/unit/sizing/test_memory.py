@@ -9,16 +9,14 @@ import math
 
 import pytest
 
-from sam_rollout.sizing import (
-    GIB,
+from sam_rollout.sizing.memory import GIB, KV_CACHE, plan_memory, rollout_weights, training_states
+from sam_rollout.sizing.parallelism import (
     DrafterSize,
     EngineLimits,
-    HardwareConfig,
     RolloutLayout,
     TrainingLayout,
-    plan_memory,
 )
-from sam_rollout.sizing.memory import KV_CACHE, rollout_weights, training_states
+from sam_rollout.sizing.shape import HardwareConfig
 
 DIE = HardwareConfig("die", memory_gib=64, runtime_gib=2, asleep_gib=9)
 MEGATRON = TrainingLayout(

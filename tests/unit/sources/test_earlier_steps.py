@@ -1,11 +1,13 @@
 """Responses of earlier steps: whose are drafted from, what is kept, and what a bad disk costs."""
 
-from concurrent.futures import Future
+import dataclasses
 
 import numpy as np
 import pytest
 
-from sam_rollout.sources import UNKNOWN_VOCABULARY, Piece
+from sam_rollout.automaton.recorder import CONTEXT
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY
+from sam_rollout.sources.contract import Piece
 from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import TextStore
 from tests.unit.drafting.texts import Later, counter, drafter_of, identity, step
@@ -62,21 +64,6 @@ def test_the_next_epoch_drafts_from_the_last_one(tmp_path):
     assert counter(drafter, "prompt_groups") == counter(drafter, "prompt_bytes") == 0
 
 
-def test_siblings_of_this_step_are_found_beside_earlier_responses(tmp_path):
-    drafter = make_drafter(tmp_path)
-    responded(drafter, "a", identity(step=1))
-    live = [*PROMPT, *range(300, 340)]
-    drafter.admit("b", identity(step=2))
-    step(drafter, {"b": live})
-    drafter.wait()
-    step(drafter, {"b": live})
-    texts = {"b": live, "c": [7, *live[30:34]], "d": [7, *RESPONSE[30:34]]}
-    for sibling, name in enumerate("cd", start=1):
-        drafter.admit(name, identity(step=2, sibling=sibling))
-    drafts = step(drafter, texts)
-    assert drafts["c"] == live[34:37] and drafts["d"] == RESPONSE[34:37]
-
-
 def test_a_restart_and_another_engine_see_the_same_folder(tmp_path):
     responded(make_drafter(tmp_path), "a", identity(step=1))
     responded(make_drafter(tmp_path), "b", identity(step=1, sibling=1), RESPONSE[::-1])
@@ -94,6 +81,34 @@ def test_other_traffic_is_neither_kept_nor_drafted_for(tmp_path, who):
     assert not list(tmp_path.glob("0*"))
     responded(drafter, "b", identity(step=1))
     assert continued(drafter, "c", who, RESPONSE[:9]) == []
+
+
+def test_an_interrupted_response_is_kept_once_and_its_siblings_meanwhile(tmp_path):
+    drafter = make_drafter(tmp_path)
+    ended, cut = identity(step=1), identity(step=1, sibling=1)
+    cut = dataclasses.replace(cut, prompt_tokens=len(PROMPT))
+    drafter.admit("a", ended)
+    drafter.admit("b", cut)
+    other = [300, *RESPONSE[1:]]
+    for end in (1, 20):
+        step(drafter, {"a": PROMPT + RESPONSE[:end], "b": PROMPT + other[:end]})
+    drafter.finish(["a"])
+    drafter.responses.interrupted = {cut.key: cut.group_key}
+    drafter.finish(["b"])
+    drafter.end_step()
+    drafter.responses.interrupted = {}
+    drafter.admit("c", cut)
+    assert counter(drafter, "prompt_groups") == 1
+    drafts = step(drafter, {"c": PROMPT + other[:10]})["c"]
+    assert drafts == other[10:13], "its siblings' texts are there"
+    step(drafter, {"c": PROMPT + other})
+    drafter.finish(["c"])
+    drafter.end_step()
+    drafter.wait()
+    assert counter(drafter, "prompt_groups") == 0
+    texts = sorted(text[-len(other) :] for text in kept(tmp_path))
+    assert [len(text) for text in texts] == [20 + CONTEXT, len(other)]
+    assert texts[1] == other
 
 
 def test_without_earlier_steps_nothing_is_read(tmp_path):
@@ -241,18 +256,6 @@ def test_a_slow_disk_drops_responses_instead_of_keeping_them(tmp_path, monkeypat
     assert counter(drafter, "dropped_texts") == 6  # 68 tokens each: three fit
     executor.work()
     assert len(kept(tmp_path)) == 3
-
-
-def test_a_disk_that_hangs_is_not_asked_anew_for_each_text_that_waits(tmp_path, monkeypatch):
-    drafter, asked, done = make_drafter(tmp_path, executor=Later()), [], Future.done
-    for number in range(20):
-        drafter.admit(f"r{number}", identity(str(number), step=1))
-        for end in (1, 9):
-            step(drafter, {f"r{number}": RESPONSE[:end]})
-        drafter.finish([f"r{number}"])
-    monkeypatch.setattr(Future, "done", lambda self: asked.append(1) or done(self))
-    step(drafter, {"r": [1]})
-    assert len(asked) == 2, "the first write, and the first prompt that is read"
 
 
 def test_preempted_requests_are_kept_whole(tmp_path):

@@ -1,9 +1,8 @@
-"""An engine that is led along known texts, and keeps the model's scores of their tokens.
+"""Leads an engine along known texts, and keeps the model's scores of their tokens.
 
 The drafts are the text itself. After the forward pass, the logits of every scored position are
-replaced by ones that allow only the text's token. So no draft token is ever rejected, whatever the
-sampler. Every token of a text is scored in a verify step of exactly the asked width, even where
-rounding would have made the model choose another token.
+replaced by logits that allow only the text's token. No sampler can then reject a draft token, so
+every verify step has the requested width, even where rounding would lead to another token.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ def known_text_arguments(
 ) -> dict[str, dict[str, Any]]:
     """Return ``SamplingParams.extra_args`` of a request that is led along ``token_ids``.
 
-    Args:
-        number: The key of the text's scores.
-        token_ids: The response.
-        draft_tokens: Draft tokens per step; 0 scores one token at a time.
+    ``number`` is the key of the text's scores. Without draft tokens, one token is scored at a time.
     """
     known = {"number": number, "token_ids": list(token_ids), "draft_tokens": draft_tokens}
     return {EXTRA_ARGS_KEY: known}
@@ -63,7 +59,7 @@ class KnownTextExtension(SamWorkerExtension):
     """Worker methods that lead requests along known texts."""
 
     def known_text_install(self) -> None:
-        """Wrap the runner's sampling; every request must then come with a known text."""
+        """Wrap the runner's sampling; from then on, every request needs a known text."""
         runner = self.model_runner
         self._scores = TextScores()
         sample = runner._sample
@@ -93,10 +89,7 @@ class TextScores:
     def lead(self, logits: torch.Tensor, requests: Sequence[Any], widths: Sequence[int]) -> None:
         """Note the score of each position's known token, then allow only that token, in place.
 
-        Args:
-            logits: [rows, vocabulary]; the rows of a request follow each other, as do requests.
-            requests: The runner's state of each request.
-            widths: Rows of each request.
+        ``logits``, [rows, vocabulary], has ``widths`` rows of each request, one after the other.
         """
         if sum(widths) != logits.shape[0]:
             raise RuntimeError(
@@ -120,12 +113,12 @@ class TextScores:
             first += width
         row = torch.tensor(rows, dtype=torch.int64, device=logits.device)
         token = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
-        # This is vLLM's way to raw log-probabilities, so that differences come from the model only.
+        # vLLM computes raw log-probabilities like this, so only the model can cause differences.
         logprobs = logits[row].log_softmax(dim=-1, dtype=torch.float32)
-        # vLLM's log-probabilities use topk, which may choose another of equal tokens than argmax.
+        # vLLM uses topk. If several tokens are equally likely, argmax may choose another one.
         top = logprobs.topk(1, dim=-1).indices.squeeze(1).tolist()
         values = logprobs.gather(1, token.unsqueeze(1)).squeeze(1).tolist()
-        # Chunks of a long prompt note the first position again and again; the last one is right.
+        # Every chunk of a long prompt notes the first position; the last chunk's note is right.
         for (columns, position, width), value, likeliest in zip(places, values, top, strict=True):
             columns["logprobs"][position] = value
             columns["top"][position] = likeliest
@@ -137,8 +130,8 @@ class TextScores:
         """Return and reset the scores, by text number and column, with a value per token.
 
         The columns are ``logprobs`` (natural logarithm of the known token's probability), ``top``
-        (the likeliest token) and ``widths`` (how many positions of the request that engine step
-        scored, 0 if the token was never scored).
+        (the likeliest token) and ``widths`` (the number of the request's positions that the same
+        engine step scored; 0 if the token was never scored).
         """
         drained, self._by_number = self._by_number, {}
         return drained

@@ -1,11 +1,13 @@
-"""The check that verifying k + 1 tokens at a time gives the log-probabilities of plain decoding.
+"""Checks that verifying k + 1 tokens at a time gives the log-probabilities of plain decoding.
 
-Speculation is only as lossless as the model's operators. Attention over k + 1 queries runs another
-kernel than attention over one query, or other code of the same kernel. A wrong mask there changes
-what is sampled without any error. The check (section 2.1 of the article on speculation in RL
-training) samples texts without drafts, verifies the same texts with themselves as drafts, and
-compares each token's log-probability by context length. Rounding differs, too, so the size of a
-difference decides. Compare it with the row "decoded again", with another dtype, and over lengths.
+Drafts leave the samples unchanged only if the model's operators compute the same with them.
+Attention over k + 1 queries runs another kernel than attention over one query, or other code of the
+same kernel. If its mask is wrong, other tokens are sampled without any error. The check (section
+2.1 of the article on speculation in RL training) samples texts without drafts, verifies the same
+texts with themselves as drafts, and compares each token's log-probability by length of context.
+
+Rounding differs even between correct kernels, so the size of a difference decides. Compare it with
+the row "decoded again", with another dtype, and between lengths.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.core.limits import MAX_DRAFT_TOKENS
 from sam_rollout.integrations.vllm.engine_settings import METHOD
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
+from sam_rollout.report.comparison_tables import Table, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,14 +30,15 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIRST_BUCKET = 128  # tokens; every following bucket of context lengths is twice as long
-DECODED_AGAIN = 0  # draft tokens per step where texts are only decoded once more
-# These are names, because an import would import vLLM before its environment is set.
+DECODED_AGAIN = 0  # draft tokens per step when texts are decoded a second time
+# Names of classes, because importing them would import vLLM before its environment is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
-SAMPLER = RolloutSamplerConfig("coupled")  # a rollout's: on some CPUs it decides on kernels
+# The sampler of a rollout; on some CPUs, the sampler decides about the kernels.
+SAMPLER = RolloutSamplerConfig("coupled")
 
-# A text's columns "logprobs", "top" and "widths", with a value per token (`TextScores.drain`).
+# A text's columns "logprobs", "top" and "widths", with a value per token: see `TextScores.drain`.
 Scores = dict[str, list]
 
 
@@ -49,9 +53,9 @@ class OperatorCheck:
     Attributes:
         model: Checkpoint folder or hub name.
         dtype: The engine's dtype, one of ``DTYPES``.
-        draft_tokens: Numbers of draft tokens per step, each checked in an engine of its own.
+        draft_tokens: Numbers of draft tokens per step; each is checked in a separate engine.
         max_tokens: Length of every text; the end-of-text token does not end it.
-        prompts: Number of texts, which run all at once.
+        prompts: Number of texts; all run at once.
         seed: Seed of the sampled texts.
         tensor_parallel_size: Number of devices that share the model.
     """
@@ -83,19 +87,19 @@ def differences(
 ) -> list[dict[str, Any]]:
     """Compare two scorings of the same texts by length of context.
 
-    Only tokens that ``verified`` scored ``width`` at a time count. A text's first token never
-    counts, because both sides score it in the prefill.
+    A token counts if ``verified`` scored it together with others, ``width`` in all. A text's first
+    token does not count, because both sides score it in the prefill.
 
     Args:
         contexts: Tokens of each text's prompt.
         reference, verified: The scores of each text (``TextScores.drain``).
-        width: Positions that were scored together.
+        width: Number of positions that a step scores together.
 
     Returns:
-        For each range ``low <= tokens before the scored one < high``, and last for the whole: the
-        number of compared ``positions``, ``maximum`` and ``mean`` of the absolute differences of
-        log-probabilities (natural logarithm), and ``top_differs``, the number of positions with
-        another likeliest token.
+        A row for each range of context lengths, ``low <= length < high``; the last row is for all
+        lengths. ``positions`` is the number of compared tokens. ``maximum`` and ``mean`` are of the
+        absolute differences of log-probabilities (natural logarithm). ``top_differs`` is the number
+        of positions with another likeliest token.
 
     Raises:
         OperatorCheckError: No token counts.
@@ -154,12 +158,13 @@ def prompts_of(model: str, count: int) -> list[list[int]]:
 
 
 def run(check: OperatorCheck) -> dict[str, Any]:
-    """Sample the texts, verify them with every number of drafts, compare.
+    """Sample the texts, verify them with every number of drafts, and compare.
 
     Returns:
-        ``setting``; ``device``, vLLM's name of it; ``texts``, their number and lengths in tokens;
-        ``rows``, for every number of drafts (``draft_tokens``, 0: decoded again) its ``by_length``
-        and ``overall`` (entries of ``differences``); ``maximum``, over all numbers of drafts but 0.
+        ``setting``; ``device`` (vLLM's name); ``texts`` (their number and lengths in tokens);
+        ``rows``, one for each number of drafts (``draft_tokens``; 0 is decoded again), with the
+        rows of ``differences`` in ``by_length`` and ``overall``; and ``maximum``, the largest
+        difference over all numbers of drafts except 0.
 
     Raises:
         OperatorCheckError: The engine verified no whole group of drafts.
@@ -169,7 +174,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     contexts = [len(prompt) for prompt in prompts]
     arguments = {
         "dtype": check.dtype,
-        # Twice the drafts: vLLM stops drafting that close to the limit.
+        # vLLM stops drafting shortly before this limit, so it has room for further drafts.
         "max_model_len": max(contexts) + check.max_tokens + 2 * max(check.draft_tokens),
         "max_num_seqs": check.prompts,
         "seed": check.seed,
@@ -180,7 +185,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     token_ids, reference = _sample(check, prompts, arguments)
     rows: list[dict[str, Any]] = []
     for k in check.draft_tokens:
-        # Decoded once more in the engine of the first k: the same texts, one token at a time.
+        # The engine of the first k also decodes the same texts again, one token at a time.
         widths = [k] if rows else [DECODED_AGAIN, k]
         passes = _verify(check, prompts, token_ids, widths, arguments)
         for drafts, verified in zip(widths, passes, strict=True):
@@ -196,21 +201,20 @@ def run(check: OperatorCheck) -> dict[str, Any]:
             "number": len(prompts), "prompt_tokens": contexts, "tokens": check.max_tokens
         },
         "rows": rows,
-        # Python's max would lose a NaN that is not the first.
+        # Python's max ignores a NaN unless it comes first.
         "maximum": float(np.max(maxima)),
     }  # fmt: skip
 
 
 def exceeds(result: dict[str, Any], limit: float) -> bool:
-    """Tell whether the maximum difference lies above ``limit``; a NaN always does."""
+    """Return whether the maximum difference is above ``limit``; a NaN counts as above."""
     return not result["maximum"] <= limit
 
 
 def _ask(engine: Any, prompts: Sequence[Sequence[int]], own: list[dict[str, Any]]) -> list[Any]:
-    """Texts of full length from an engine, each with sampling parameters of its own."""
+    """Let an engine answer each prompt in full length, with the prompt's sampling parameters."""
     from vllm import SamplingParams
 
-    # Every text shall reach every length.
     sampling = [SamplingParams(ignore_eos=True, **parameters) for parameters in own]
     asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
     return [output.outputs[0] for output in engine.generate(asked, sampling, use_tqdm=False)]
@@ -219,8 +223,8 @@ def _ask(engine: Any, prompts: Sequence[Sequence[int]], own: list[dict[str, Any]
 def _sample(
     check: OperatorCheck, prompts: Sequence[Sequence[int]], arguments: dict[str, Any]
 ) -> tuple[list[list[int]], list[Scores]]:
-    """Sample the texts in the engine as it runs without drafts, with their log-probabilities."""
-    # The worker extension is not used here, but a process takes one for all its engines.
+    """Sample the texts in an engine without drafts; return tokens and scores of each."""
+    # This engine does not use the worker extension, but a process has one for all its engines.
     with offline_engine(check.model, SamConfig(enabled=False), SAMPLER, **arguments) as engine:
         own = [
             {"max_tokens": check.max_tokens, "logprobs": 1, "seed": check.seed + number}
@@ -247,7 +251,7 @@ def _verify(
     draft_tokens: Sequence[int],
     arguments: dict[str, Any],
 ) -> list[list[Scores]]:
-    """Lead one engine along the texts, once for each of ``draft_tokens``; k is the largest."""
+    """Lead an engine along the texts, once for each of ``draft_tokens``; return the scores."""
     k = max(draft_tokens)
     sam = SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", check.prompts))
     speculative = {"method": METHOD, "model": PROPOSER, "num_speculative_tokens": k}
@@ -276,36 +280,26 @@ def _verify(
 
 def show(result: dict[str, Any], console: Console, limit: float | None = None) -> None:
     """Print the result as a table, and the verdict if there is a limit."""
-    from rich import box
-    from rich.table import Table
-
-    setting = result["setting"]
-    table = Table(
-        title=f"{setting['model']}, {setting['dtype']}, {result['device']}: "
-        "|log-probability verified - decoded|",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
-    columns = ("drafts per step", "context, tokens", "compared", "maximum", "mean", "other top")
-    for column in columns:
-        table.add_column(column, justify="right")
+    rows = []
     for row in result["rows"]:
         drafts = row["draft_tokens"]
         name = "0 (decoded again)" if drafts == DECODED_AGAIN else str(drafts)
         for entry in [*row["by_length"], row["overall"]]:
-            is_last = entry is row["overall"]
-            count = entry["positions"]
-            table.add_row(
-                name,
-                "all" if is_last else f"{entry['low']}-{entry['high'] - 1}",
-                str(count),
-                f"{entry['maximum']:.2e}",
-                f"{entry['mean']:.2e}",
-                f"{entry['top_differs']} ({entry['top_differs'] / count:.2%})",
-                end_section=is_last,
-            )
+            lengths = f"{entry['low']}-{entry['high'] - 1}"
+            count, differs = entry["positions"], entry["top_differs"]
+            rows.append(
+                (
+                    name, "all" if entry is row["overall"] else lengths, str(count),
+                    f"{entry['maximum']:.2e}", f"{entry['mean']:.2e}",
+                    f"{differs} ({differs / count:.2%})",
+                )
+            )  # fmt: skip
             name = ""
-    console.print(table)
+    setting = result["setting"]
+    title = f"{setting['model']}, {setting['dtype']}, {result['device']}"
+    head = ("drafts per step", "context, tokens", "compared", "maximum", "mean", "other top")
+    note = "Differences of log-probabilities, verified and decoded."
+    print_table(Table(title, head, rows, note), console)
     if limit is not None:
         verdict = "ABOVE" if exceeds(result, limit) else "within"
         console.print(f"maximum {result['maximum']:.3g}: {verdict} the limit {limit:.3g}")

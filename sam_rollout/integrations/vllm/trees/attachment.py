@@ -1,14 +1,17 @@
-"""Where draft trees can be verified, and what a runner gets for them."""
+"""Engines that can verify draft trees, and the parts that their runner gets."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.vllm.sampling.samplers import keeps_draws
 from sam_rollout.integrations.vllm.trees.step_trees import TreeKeeper
+
+if TYPE_CHECKING:
+    from sam_rollout.integrations.vllm.trees.drafter_inputs import DrafterInputs
 
 
 def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
@@ -25,8 +28,6 @@ def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
         return "trees need a coupled sampler"
     if getattr(runner, "use_async_scheduling", False):
         return "trees are not bound late so far"
-    if config.drafts_with_model:
-        return "not together with a model that drafts so far"
     if config.pad_drafts == "always":
         return "what fills a step up is a chain (sam.pad_drafts = always)"
     parallel = vllm_config.parallel_config
@@ -50,14 +51,14 @@ def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
 
 
 class Trees:
-    """All that a runner gets for trees.
+    """All that a runner gets for trees, once its cache is ready and our sampler installed.
 
-    Args:
-        runner: vLLM's, its cache ready and our sampler installed.
+    `with_model` says whether a model drafts, too.
     """
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, with_model: bool) -> None:
         from sam_rollout.integrations.vllm.trees.cpu_attention import CpuTreeAttention
+        from sam_rollout.integrations.vllm.trees.drafter_inputs import DrafterInputs
         from sam_rollout.integrations.vllm.trees.tree_sampler import TreeRejectionSampler
 
         self._runner, self._sampler = runner, runner.rejection_sampler
@@ -66,14 +67,19 @@ class Trees:
         runner.rejection_sampler = TreeRejectionSampler(
             self._sampler, self._keeper, self._attention.accept
         )
+        self._drafter_inputs: DrafterInputs | None = None
+        if with_model:
+            self._drafter_inputs = DrafterInputs(runner, self._keeper, runner.rejection_sampler)
         self.keep = self._keeper.keep
 
     def row_parents(self) -> np.ndarray | None:
-        """Return `StepTrees.row_parents`; None where the step at hand has chains alone."""
+        """Return `StepTrees.row_parents`; None if the step at hand has only chains."""
         return None if self._keeper.step is None else self._keeper.step.row_parents
 
     def detach(self) -> None:
-        """Give the runner back what it had."""
+        """Take the parts off the runner."""
         self._runner.rejection_sampler = self._sampler
+        if self._drafter_inputs is not None:
+            self._drafter_inputs.detach()
         self._attention.detach()
         self._keeper.detach()

@@ -1,4 +1,4 @@
-"""The trees of the step at hand: from what was proposed to what the runner's parts need of them."""
+"""The trees of the step at hand, in the forms that the parts of the runner need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import numpy as np
 import torch
 from numba import types
 
-from sam_rollout.automaton.compilation import INT32, INT32_2D, kernel, warm_up, written
+from sam_rollout.automaton.compilation import (
+    GIVEN_INT32,
+    INT32,
+    INT32_2D,
+    INT64_2D,
+    kernel,
+    warm_up,
+    written,
+)
 from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.verification.trees import TreeShapes
 
@@ -17,8 +25,8 @@ class StepTrees(NamedTuple):
     """A verify step's trees, one row per request of the batch."""
 
     shapes: TreeShapes  # on the device
-    parents: np.ndarray  # int32 [B, N], node that each draft token follows
-    depths: np.ndarray  # int32 [B, N]
+    parents: np.ndarray  # int64 [B, N], node that each draft token follows
+    depths: np.ndarray  # int64 [B, N]
     counts: np.ndarray  # int32 [B], draft tokens
     first: np.ndarray  # int32 [B], place of the last known token among the step's tokens
     branching: np.ndarray  # int64, rows whose tokens are no chain
@@ -27,34 +35,50 @@ class StepTrees(NamedTuple):
     def row_parents(self) -> np.ndarray:
         """int32 [rows], the node that each row's token follows, -1 for last known tokens."""
         roots = np.full((len(self.counts), 1), -1, np.int32)
-        nodes = np.concatenate([roots, self.parents], axis=1)
+        nodes = np.concatenate([roots, self.parents], axis=1, dtype=np.int32)
         return nodes[np.arange(nodes.shape[1]) <= self.counts[:, None]]
 
 
-@kernel(INT32, INT32_2D, INT32_2D, INT32_2D, written(types.boolean, 3), INT32)
-def _shape(counts, token_parents, parents, depths, ancestors, branches):
-    """Fill in each node's parent, depth and ancestors, and mark the rows that branch."""
-    most = parents.shape[1]
+@kernel(
+    INT32, INT32, GIVEN_INT32, INT32_2D, INT64_2D, INT64_2D, written(types.boolean, 3), INT32,
+    INT32, INT64_2D,
+)  # fmt: skip
+def _shape(
+    counts, kept, ends, kept_parents, parents, depths, ancestors, branches, first, moved
+):  # fmt: skip
+    """Fill in each node's parent, depth and ancestors, and mark the rows that branch.
+
+    Returns how many tokens stand elsewhere in the text than in the row; `moved` holds their places
+    among the step's tokens, and by how much their positions differ.
+    """
+    count, most = 0, parents.shape[1]
     ancestors[:] = False
     for i in range(counts.size):
-        branches[i] = 0
+        first[i], branches[i] = ends[i] - counts[i] - 1, 0
         for j in range(most):
-            # A place without a token hangs on the one before it: its depth is its place.
-            parent = token_parents[i, j] if j < counts[i] else j - 1
+            # A place without a token follows the place before it, so its depth is its place.
+            parent = np.int64(j - 1)
+            if j < counts[i] and kept[i] >= 0:
+                parent = np.int64(kept_parents[kept[i], j])
             branches[i] |= parent != j - 1
             parents[i, j] = parent + 1
             depths[i, j] = 1 if parent < 0 else depths[i, parent] + 1
-            if j < counts[i]:
-                for above in range(j):
-                    ancestors[i, j, above] = parent >= 0 and ancestors[i, parent, above]
             ancestors[i, j, j] = True
+            if j >= counts[i]:
+                continue
+            for above in range(j):
+                ancestors[i, j, above] = parent >= 0 and ancestors[i, parent, above]
+            if depths[i, j] != j + 1:
+                moved[0, count], moved[1, count] = first[i] + 1 + j, depths[i, j] - j - 1
+                count += 1
+    return count
 
 
 class TreeKeeper:
     """Keeps the shape of what was proposed until it is verified; one per runner.
 
-    The scheduler knows draft tokens only as a list. It may cut a list short, or leave it out:
-    parents come before their children, so that what is left is a tree.
+    The scheduler knows draft tokens only as a list, and may cut it short or leave it out. Parents
+    come before their children, so what is left is a tree.
 
     Args:
         runner: vLLM's; its `_prepare_inputs` is wrapped.
@@ -105,35 +129,29 @@ class TreeKeeper:
         return prepared
 
     def _read(self, drafts: dict[str, list[int]]) -> StepTrees | None:
-        """Read the step's trees, and put their tokens' positions right."""
+        """Read the step's trees, and correct their tokens' positions."""
         runner = self._runner
         request_ids = runner.input_batch.req_ids
         rows = len(request_ids)
         counts = np.array([len(drafts.get(name, ())) for name in request_ids], np.int32)
         most = int(counts.max())
-        kept = np.array([self._row_of.get(name, -1) for name in request_ids])
-        token_parents = np.ascontiguousarray(self._parents[kept, :most])
-        parents, depths = np.empty((2, rows, most), np.int32)
+        kept = np.array([self._row_of.get(name, -1) for name in request_ids], np.int32)
+        nodes = np.empty((2, rows, most), np.int64)
         ancestors = np.empty((rows, most, most), np.bool_)
-        branches = np.empty(rows, np.int32)
-        _shape(counts, token_parents, parents, depths, ancestors, branches)
+        branches, first = np.empty((2, rows), np.int32)
+        moved = np.empty((2, rows * most), np.int64)
+        ends = runner.query_start_loc.np[1 : rows + 1]
+        count = _shape(counts, kept, ends, self._parents, *nodes, ancestors, branches, first, moved)
         branching = np.flatnonzero(branches)
         if not len(branching):
             return None
-        ends = runner.query_start_loc.np[1 : rows + 1]
-        first = (ends - counts - 1).astype(np.int32)
         device = runner.device
+        parents, depths = torch.from_numpy(nodes).to(device, non_blocking=True)
         shapes = TreeShapes(
-            torch.from_numpy(parents.astype(np.int64)).to(device, non_blocking=True),
-            torch.from_numpy(depths.astype(np.int64)).to(device, non_blocking=True),
-            torch.from_numpy(ancestors).to(device, non_blocking=True),
+            parents, depths, torch.from_numpy(ancestors).to(device, non_blocking=True)
         )
-        # The slots of the cache are worked out already, one after the other. What rotates keys and
-        # what keys random numbers is where a token would be in the text.
-        place = np.arange(most)
-        moved = (place < counts[branching, None]).nonzero()
-        row = branching[moved[0]]
-        at = torch.from_numpy(first[row] + 1 + moved[1]).to(device, non_blocking=True)
-        back = depths[row, moved[1]] - (moved[1] + 1)
-        runner.positions[at] += torch.from_numpy(back.astype(np.int64)).to(device)
-        return StepTrees(shapes, parents, depths, counts, first, branching)
+        # The slots of the cache are assigned already, one after the other. Rotation of keys and
+        # random numbers depend on where a token would be in the text, so positions are changed.
+        at, back = torch.from_numpy(moved[:, :count]).to(device, non_blocking=True)
+        runner.positions.index_add_(0, at, back)
+        return StepTrees(shapes, nodes[0], nodes[1], counts, first, branching)

@@ -1,7 +1,7 @@
 """Our rejection sampler where a request's draft tokens are a tree.
 
-Every node is sampled from its own logits, and the path that draws its own tokens is kept. What
-rules on logits read of a text before a node is that node's path.
+Every node is sampled from its own logits, and the path that draws its own tokens is kept. A rule on
+a node's logits reads the path to the node as the text before it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ class TreeRejectionSampler(KeyedRejectionSampler):
         sampler: the runner's own so far, whose state is taken over.
         keeper: knows the step's trees.
         accept: called with the nodes of each path, int64 [B, N + 1], and what was sampled.
+
+    Attributes:
+        path: the nodes of each path of the step at hand; None where all drafts are chains.
     """
 
     def __init__(
@@ -41,24 +44,24 @@ class TreeRejectionSampler(KeyedRejectionSampler):
         torch.nn.Module.__init__(self)
         self.__dict__.update(sampler.__dict__)
         self._keeper, self._accept = keeper, accept
-        self._path: torch.Tensor | None = None
+        self.path: torch.Tensor | None = None
 
     def _keep(
         self, layout: DraftLayout, drafts: torch.Tensor, row_tokens: torch.Tensor
     ) -> torch.Tensor:
         trees = self._keeper.step
         if trees is None:
-            self._path = None
+            self.path = None
             return super()._keep(layout, drafts, row_tokens)
         token_ids, path = verify_tree(layout, drafts, row_tokens, trees.shapes)
-        self._path = path
+        self.path = path
         self._accept(trees, path, token_ids)
         return token_ids
 
     def _kept_rows(self, layout: DraftLayout) -> torch.Tensor:
-        if self._path is None:
+        if self.path is None:
             return super()._kept_rows(layout)
-        return (layout.first_row.unsqueeze(1) + self._path).clamp_(max=layout.num_rows - 1)
+        return (layout.first_row.unsqueeze(1) + self.path).clamp_(max=layout.num_rows - 1)
 
     def _process(
         self,
@@ -72,11 +75,11 @@ class TreeRejectionSampler(KeyedRejectionSampler):
             return super()._process(logits, metadata, sampling, layout)
         others, minimum = _without_min_tokens(sampling)
         if minimum is not None and minimum.min_toks:
-            # vLLM counts rows from a request's first; a node's text is as long as it is deep.
-            # Before the cut, which may keep nothing but a stop token.
+            # vLLM counts rows from a request's first row, but a node's text is as long as its
+            # depth. This comes before the cut, which may keep nothing but a stop token.
             self._hold_to_minimum(logits, minimum, trees, layout)
             sampling = others
-        if sampling.spec_token_ids:  # what stands before the rows of bonus tokens: the last node's
+        if sampling.spec_token_ids:  # before a bonus token's row stands the path to the last node
             last = [
                 self._path_to(trees, row, tokens, len(tokens))
                 for row, tokens in enumerate(sampling.spec_token_ids)
@@ -98,7 +101,7 @@ class TreeRejectionSampler(KeyedRejectionSampler):
 
     @staticmethod
     def _path_to(trees: StepTrees, row: int, tokens: list[int], node: int) -> list[int]:
-        """The draft tokens on the way to a node, its own included."""
+        """Return the draft tokens on the path to a node, the node's own included."""
         found = []
         while node > 0:
             found.append(tokens[node - 1])

@@ -137,6 +137,22 @@ def test_an_agent_loop_class_that_cannot_be_loaded(tmp_path, monkeypatch):
             loops(f"{field}={file}")
 
 
+def test_an_agent_loop_that_an_interruption_would_change(tmp_path, monkeypatch):
+    file = tmp_path / "loops.yaml"
+    text = 'class MyLoop:\n    params = {"presence_penalty": 0.2, "min_tokens": 3}\n'
+    (tmp_path / "my_loops.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    file.write_text("- name: mine\n  _target_: my_loops.MyLoop\n")
+    given = (f"{AGENT}.agent_loop_config_path={file}",)
+    loops(*given)
+    given += ("trainer.v1.trainer_mode=sam_colocate_async", "dynamic_sampling=refill")
+    with pytest.raises(ConfigError, match=r"\[mine\] = .*must not set presence_penalty with") as it:
+        loops(*given)
+    assert "\n" not in str(it.value)
+    (tmp_path / "my_loops.py").write_text(text.replace("presence_penalty", "stop"))
+    loops(*given)
+
+
 def test_data_sets_of_the_users_own_and_files_of_tools():
     for field in ("data.custom_cls.path", "actor_rollout_ref.rollout.multi_turn.tool_config_path"):
         with pytest.raises(ConfigError, match=f"^{field} = "):

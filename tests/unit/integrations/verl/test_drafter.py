@@ -8,7 +8,7 @@ from omegaconf import OmegaConf, open_dict
 
 from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import ConfigError
-from sam_rollout.heads import check_belongs, read_head
+from sam_rollout.heads.checkpoint import check_belongs, read_head
 from sam_rollout.integrations.verl.graphs import capture_sizes, covered_requests
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.model_drafter import (

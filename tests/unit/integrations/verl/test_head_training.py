@@ -11,7 +11,8 @@ from verl.workers.rollout.vllm_rollout import ServerAdapter
 
 from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import SamConfig
-from sam_rollout.heads import online, read_head
+from sam_rollout.heads import online
+from sam_rollout.heads.checkpoint import read_head
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.writing import load_head
 from sam_rollout.integrations.verl import policy_part

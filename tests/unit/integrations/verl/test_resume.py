@@ -20,6 +20,7 @@ from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for ev
 def left_by(run_dir: Path, started_at: str, *overrides: str, folder: str = "") -> None:
     """Write down a start as a run with these overrides does it, there or once in `folder`."""
     config = translated(*overrides, f"run_dir={folder or run_dir}")
+    config.transfer_queue.enable = True  # verl switches it on
     info = RunInfo("a run", OmegaConf.to_container(config, resolve=True), {}, {}, {}, started_at)
     RunFolder(run_dir).write_start(info)
 

@@ -10,6 +10,7 @@ from verl.trainer.ppo.v1 import replay_buffer as verl_replay_buffer
 
 from sam_rollout.integrations.verl import sampler
 from sam_rollout.integrations.verl.failures import FailureWatch, RolloutFailedError
+from sam_rollout.integrations.verl.registered_names import TOKENS_BY_WEIGHTS
 from sam_rollout.integrations.verl.sampler import (
     AsyncRefillReplayBuffer,
     RefillReplayBuffer,
@@ -38,6 +39,7 @@ class Queue:
         self.tags: dict[str, dict[str, dict]] = {"train": {}, "val": {}}
         self.rewards: dict[str, dict[str, float | None]] = {}
         self.to_finish: list[tuple[str, str, tuple[float | None, ...] | None]] = []
+        self.tokens: dict[str, list[tuple[int, int]]] = {}  # of a response, by weights
 
     def submit(self, partition: str, uid: str, outcome: tuple[float | None, ...] | None) -> None:
         self.tags[partition][uid] = {"is_prompt": True, "status": "pending", "global_steps": 1}
@@ -78,7 +80,11 @@ class Queue:
             "extra_fields": [
                 extra if number % 2 else SimpleNamespace(data=extra)
                 for number, extra in enumerate(
-                    {"reward_extra_info": self.rewards[key]} for key in keys
+                    {
+                        "reward_extra_info": self.rewards[key],
+                        TOKENS_BY_WEIGHTS: self.tokens.get(key),
+                    }
+                    for key in keys
                 )
             ],
             "rm_scores": [torch.tensor([0.0, self.rewards[key]["score"]]) for key in keys],
@@ -282,6 +288,23 @@ def test_an_asynchronous_buffer_keeps_groups_for_later_steps_and_counts_them_onc
     trainer.queue.submit("val", "v0", WRONG)
     batch, metrics = trainer.buffer.sample(global_steps=1, partition_id="val", batch_size=1)
     assert batch.keys == ["v0_0_0", "v0_1_0", "v0_2_0"] and metrics == {}
+
+
+def test_staleness_counts_the_trained_tokens_by_their_weights(make):
+    trainer = make(AsyncRefillReplayBuffer, [MIXED] * 40)
+    trainer.submit(8)
+    for number in range(8):
+        for key in responses_of(number):
+            trainer.queue.tokens[key] = [(0, 30), (1, 10)]
+    _, metrics = trainer.buffer.sample(global_steps=1, partition_id="train", batch_size=2)
+    assert metrics["sam/rounds/staleness"] == pytest.approx(-10 / 40), "a step's own are -1"
+    for _ in range(8):
+        trainer.buffer.sample(global_steps=3, partition_id="train", batch_size=1)
+    kept = trainer.buffer._tokens_by_weights
+    assert len(kept) == 0, "what is trained is forgotten"
+    trainer = make(RefillReplayBuffer, [MIXED, MIXED])
+    trainer.submit(2)
+    assert "staleness" not in step(trainer)[1], "a synchronous client counts nothing"
 
 
 class Watch(FailureWatch):

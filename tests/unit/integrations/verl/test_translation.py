@@ -157,6 +157,9 @@ def test_nothing_is_left_to_resolve_in_other_processes():
     assert "${recipe:" not in text and "${here:" not in text and "${data." not in text
 
 
+CLIP = "actor_rollout_ref.actor.clip_ratio_high"
+
+
 @pytest.fixture
 def baseline(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)  # where the data lie
@@ -171,10 +174,10 @@ def test_a_baseline_is_read_and_held_against_the_run(baseline, capsys):
     config = translated("compare.baseline_run=base")
     assert capsys.readouterr().out == ""
     assert config.compare.baseline_run == str(baseline)
-    check(composed(f"compare.baseline_run={baseline}", "data.seed=2"))
+    check(composed(f"compare.baseline_run={baseline}", "data.seed=2", f"{CLIP}=0.3"))
     assert capsys.readouterr().out == (
         f"Note: compare.baseline_run={baseline} differs from this run in more than the drafts: "
-        "data.seed: 1 in the baseline, 2 here\n"
+        f"{CLIP}: 0.28 in the baseline, 0.3 here; data.seed: 1 in the baseline, 2 here\n"
     )
 
 

@@ -60,3 +60,11 @@ def test_an_asynchronous_trainer_does_not_wait_for_rounds():
     check(composed(mode, "dynamic_sampling=refill"))
     with pytest.raises(ConfigError, match=r"rollout_telemetry.proof.every .*must be 0"):
         check(composed(mode, "dynamic_sampling=refill", "rollout_telemetry.proof.every=5"))
+
+
+def test_an_asynchronous_trainer_has_no_logits_processors_that_would_begin_anew():
+    mode = ("trainer.v1.trainer_mode=sam_colocate_async", "dynamic_sampling=refill")
+    own = "+actor_rollout_ref.rollout.engine_kwargs.vllm.logits_processors=[mine.Processor]"
+    check(composed(own))
+    with pytest.raises(ConfigError, match=r"vllm.logits_processors .*must be left out"):
+        check(composed(own, *mode))

@@ -8,8 +8,7 @@ import pytest
 
 from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import ConfigError, SamConfig, SourcesConfig
-from sam_rollout.heads import read_head
-from sam_rollout.heads.checkpoint import LLAMA
+from sam_rollout.heads.checkpoint import LLAMA, read_head
 from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, engine_arguments
 from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter
 from sam_rollout.integrations.vllm.scheduling.scheduler_choice import settle_for_model

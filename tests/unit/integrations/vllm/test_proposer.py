@@ -232,3 +232,21 @@ def test_where_trees_cannot_be_verified_chains_are_drafted_and_the_start_goes_on
     reason = "this kind of model runner verifies chains"
     assert told == [f"sam.draft_shape = chain: {reason}"] * (shape == "tree")
     assert (f"; chains, not trees: {reason}" in line) == (shape != "chain")
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "reason"),
+    [
+        ("tree", {"max_draft_tokens": 1}, "a tree of one token is a chain"),
+        ("auto", {"gate": GateConfig("auto"), "max_draft_tokens": 1}, "a tree of one token"),
+        ("auto", {}, "the gate threshold measures nothing"),
+    ],
+)
+def test_what_is_no_tree_in_any_engine_is_said(shape, changes, reason, caplog):
+    runner = Runner()
+    asked = dataclasses.replace(runner.proposer.config, draft_shape=shape, **changes)
+    runner.proposer = SamProposer(vllm_config(asked))
+    runner.bind()
+    assert runner.proposer.session.drafter.shapes == ("chain",)
+    assert reason in runner.proposer.describe()["why_no_trees"]
+    assert (reason in caplog.text) == (shape == "tree")

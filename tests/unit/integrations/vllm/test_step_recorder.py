@@ -54,7 +54,7 @@ def record_at(recorder, clock, *times_s: float, **told) -> None:
         recorder.record(scheduler(**told), progress())
 
 
-WORK = "work"  # arrives
+WORK, PAUSE = "work", "pause"  # arrives; all requests are interrupted
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,20 @@ WORK = "work"  # arrives
         ),
         ([(100, WORK), (101, {"running": 0, "waiting": 3}), (105, {})], [1.0, 4.0]),
         ([(150, {})], [0.0]),
+        ([(100, WORK), (101, {"running": 3}), (101, PAUSE), (140, WORK), (142, {})], [1.0, 2.0]),
     ],
-    ids=["since the last one or since work arrived", "waiting is no idleness", "unannounced"],
+    ids=[
+        "since the last one or since work arrived", "waiting is no idleness", "unannounced",
+        "an interruption is no step",
+    ],
 )  # fmt: skip
 def test_how_long_a_step_lasts(clock, events, durations):
     recorder = EngineStepRecorder()
     for clock.now_s, event in events:
         if event == WORK:
             recorder.work_arrived()
+        elif event == PAUSE:
+            recorder.paused()
         else:
             recorder.record(scheduler(**event), progress())
     assert [row["duration_s"] for row in drained(recorder)] == durations

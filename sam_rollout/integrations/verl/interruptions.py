@@ -1,0 +1,88 @@
+"""Responses that verl's asynchronous trainer interrupts at a weight update.
+
+verl aborts all running requests and sends prompt and response so far as the prompt of another
+request. To vLLM the response then begins anew. Random numbers do not change, because they are keyed
+by position in the text. Rules that look at the response's own tokens do:
+
+* ``min_tokens`` counts from the response's beginning (`continued`).
+* Stop strings and bad words may lie on both sides of an interruption. The last tokens before it are
+  sampled again, as many as such a string may have (`unsettled_tokens`).
+* The other rules (`BEGIN_ANEW`) are refused, when the run is checked and again with each request.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from sam_rollout.config import ConfigError
+from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINER_NAME, BEGIN_ANEW
+
+INTERRUPTED = "aborted"  # verl's word for why an output ended
+# Tokens of the response that is being sampled, by the training step that made the weights.
+tokens_by_weights: ContextVar[Counter[int]] = ContextVar("sam_tokens_by_weights")
+
+
+def check_sampling(sampling: Mapping[str, Any]) -> None:
+    """Refuse sampling parameters that would begin anew after an interruption.
+
+    Raises:
+        ConfigError: A request has such a parameter.
+    """
+    for name in BEGIN_ANEW:
+        if value := sampling.get(name):
+            raise ConfigError(
+                f"SamplingParams.{name}",
+                value,
+                f"must be left out with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}: it would "
+                "begin anew where a response is interrupted",
+            )
+
+
+def continued(sampling: Mapping[str, Any], resumed: int) -> dict[str, Any]:
+    """Return the sampling parameters of a request whose prompt ends with `resumed` own tokens."""
+    if not (least := sampling.get("min_tokens")):
+        return dict(sampling)
+    return {**sampling, "min_tokens": max(least - resumed, 0)}
+
+
+def unsettled_tokens(sampling: Mapping[str, Any]) -> int:
+    """Return how many tokens before an interruption may begin a stop string or bad words."""
+    texts: list[str] = []
+    for name in ("stop", "bad_words"):
+        given = sampling.get(name) or []
+        texts += [given] if isinstance(given, str) else given
+    # A token has one byte at least.
+    return max((len(text.encode()) - 1 for text in texts), default=0)
+
+
+def forget_last(output: TokenOutput, count: int) -> None:
+    """Drop the last `count` tokens of an output, which another request samples again."""
+    dropped = min(count, len(output.token_ids))
+    for name in ("token_ids", "log_probs", "routed_experts"):  # the last has the prompt's, too
+        if dropped and (rows := getattr(output, name)) is not None:
+            setattr(output, name, rows[: len(rows) - dropped])
+
+
+class _CountingClient(LLMServerClient):
+    async def generate(
+        self, request_id: str, *, sampling_params: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        check_sampling(sampling_params)
+        output = await super().generate(request_id, sampling_params=sampling_params, **kwargs)
+        if (weights := output.extra_fields.get("global_steps")) is not None:
+            tokens_by_weights.get()[weights] += len(output.token_ids)
+        return output
+
+
+class InterruptedClient(FullyAsyncLLMServerClient, _CountingClient):
+    """verl's client that continues interrupted responses; counts tokens by weights.
+
+    verl's class calls the next one in the order of resolution, which is ours, for every request of
+    a response.
+    """

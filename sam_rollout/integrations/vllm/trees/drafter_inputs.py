@@ -1,0 +1,74 @@
+"""What a model that drafts reads of a step with trees.
+
+vLLM's drafters go on from a step's tokens as if each followed the one before it, and take a
+request's first tokens for the accepted ones. So tokens, positions and hidden states of the accepted
+path are moved to where a chain would have them. Keys and values of the drafter's own layers are
+written there by its first pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper
+from sam_rollout.integrations.vllm.trees.tree_sampler import TreeRejectionSampler
+
+
+class DrafterInputs:
+    """Stands between a runner and its drafter.
+
+    Args:
+        runner: vLLM's with a drafter of vLLM's; its `propose_draft_token_ids` is wrapped.
+        keeper: knows the step's trees.
+        sampler: knows the accepted paths.
+    """
+
+    def __init__(self, runner: Any, keeper: TreeKeeper, sampler: TreeRejectionSampler) -> None:
+        self._runner, self._keeper, self._sampler = runner, keeper, sampler
+        self._propose = runner.propose_draft_token_ids
+        runner.propose_draft_token_ids = self._proposing
+
+    def detach(self) -> None:
+        """Give the runner its method back."""
+        self._runner.__dict__.pop("propose_draft_token_ids", None)
+
+    def _proposing(self, *args: Any, **kwargs: Any) -> Any:
+        trees, path = self._keeper.step, self._sampler.path
+        if trees is not None and path is not None:
+            _, _, _, hidden, sample_hidden, aux_hidden, *_ = args
+            self._move(trees, path, hidden, sample_hidden, aux_hidden or [])
+        return self._propose(*args, **kwargs)
+
+    def _move(
+        self,
+        trees: StepTrees,
+        path: torch.Tensor,
+        hidden: torch.Tensor,
+        sample_hidden: torch.Tensor,
+        aux_hidden: list[torch.Tensor],
+    ) -> None:
+        """Move what belongs to accepted tokens to the front of their requests.
+
+        Args:
+            trees: of the step.
+            path: int64 [B, N + 1], the node of each depth, 0 beyond the path's end.
+            hidden, aux_hidden: [tokens, ...], of the step's tokens.
+            sample_hidden: [rows, ...], of the tokens that something was sampled after.
+        """
+        runner, device = self._runner, path.device
+        depth = torch.arange(path.shape[1], device=device)
+        first = torch.from_numpy(trees.first).to(device, torch.int64)
+        counts = torch.from_numpy(trees.counts).to(device, torch.int64)
+        moves = (path > 0) & (path != depth)
+        source, target = ((first[:, None] + nodes)[moves] for nodes in (path, depth))
+        for tensor in (runner.input_ids.gpu, hidden, *aux_hidden):
+            tensor[target] = tensor[source]
+        rows = counts.cumsum(0) - counts + torch.arange(len(counts), device=device)
+        source, target = ((rows[:, None] + nodes)[moves] for nodes in (path, depth))
+        sample_hidden[target] = sample_hidden[source]
+        is_draft = (depth > 0) & (depth <= counts[:, None])
+        places = (first[:, None] + depth)[is_draft]
+        known = runner.positions[first]
+        runner.positions[places] = (known[:, None] + depth)[is_draft].to(known.dtype)

@@ -1,0 +1,170 @@
+"""Responses that a weight update interrupts: what their requests ask for, and what is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from sam_rollout.config import ConfigError
+from sam_rollout.core.identity import identify
+from sam_rollout.integrations.verl import server as our_server
+from sam_rollout.integrations.verl.interruptions import (
+    INTERRUPTED,
+    InterruptedClient,
+    continued,
+    forget_last,
+    tokens_by_weights,
+    unsettled_tokens,
+)
+from sam_rollout.integrations.verl.registered_names import BEGIN_ANEW
+from sam_rollout.integrations.verl.server import SamHttpServer
+
+PROMPT = [7, 8, 9]
+WHO = identify(PROMPT, seed=1, step=2, sibling=3, split="train")
+
+
+def output(*tokens: int, reason: str = "completed", weights: int = 0) -> TokenOutput:
+    return TokenOutput(
+        token_ids=list(tokens),
+        log_probs=[-float(token) for token in tokens],
+        stop_reason=reason,
+        num_preempted=0,
+        extra_fields={"global_steps": weights},
+    )
+
+
+def test_min_tokens_counts_from_the_responses_beginning():
+    assert continued({"min_tokens": 9, "top_p": 0.5}, 4) == {"min_tokens": 5, "top_p": 0.5}
+    assert continued({"min_tokens": 9}, 20)["min_tokens"] == 0
+    assert continued({"top_p": 0.5}, 4) == {"top_p": 0.5}
+
+
+def test_what_may_begin_a_stop_string_is_sampled_again():
+    assert unsettled_tokens({"top_p": 0.5}) == unsettled_tokens({"stop": None}) == 0
+    assert unsettled_tokens({"stop": "</a>"}) == 3
+    assert unsettled_tokens({"stop": ["x", "é!"], "bad_words": ["no"]}) == 2
+    cut = output(1, 2, 3, 4)
+    forget_last(cut, 3)
+    assert cut.token_ids == [1] and cut.log_probs == [-1.0]
+    forget_last(cut, 3)
+    assert cut.token_ids == [] == cut.log_probs
+    forget_last(cut := output(1, 2), 0)
+    assert cut.token_ids == [1, 2]
+
+
+@pytest.fixture
+def client(monkeypatch):
+    """verl's client for interrupted responses, on a server that gives two tokens at a time."""
+    asked: list[dict] = []
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params, **kwargs):
+        asked.append({"prompt": list(prompt_ids), **sampling_params})
+        last = len(asked) == 3
+        return output(
+            *(10 * len(asked) + n for n in range(2)),
+            reason="completed" if last else INTERRUPTED,
+            weights=4 if last else 3,
+        )
+
+    async def at_once(_seconds):
+        return None
+
+    monkeypatch.setattr(LLMServerClient, "generate", generate)
+    monkeypatch.setattr("verl.workers.rollout.llm_server.asyncio.sleep", at_once)
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"response_length": 32}}})
+    return InterruptedClient(config), asked
+
+
+def ask(client, **sampling):
+    counted: Counter[int] = Counter()
+
+    async def one():
+        tokens_by_weights.set(counted)
+        return await client.generate("r", prompt_ids=PROMPT, sampling_params=sampling)
+
+    return asyncio.run(one()), counted
+
+
+def test_tokens_are_counted_by_the_weights_that_sampled_them(client):
+    client, asked = client
+    whole, counted = ask(client, top_p=1.0)
+    assert whole.token_ids == [10, 11, 20, 21, 30, 31]
+    assert [one["prompt"][3:] for one in asked] == [[], [10, 11], [10, 11, 20, 21]]
+    assert counted == {3: 4, 4: 2}
+
+
+@pytest.mark.parametrize("name", BEGIN_ANEW)
+def test_rules_that_would_begin_anew_are_refused(client, name):
+    client, asked = client
+    with pytest.raises(ConfigError, match=rf"SamplingParams.{name} = .*must be left out with"):
+        ask(client, **{name: 0.5})
+    assert not asked
+    ask(client, **{name: None})
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Our server without an engine; the test says what the engine answers."""
+    one = object.__new__(SamHttpServer)
+    one._under_way, one._admitted_s = {}, {}
+    one._interrupted, one._finished = [], []
+    one._recorders = SimpleNamespace(work_arrived=lambda: None, paused=lambda: None)
+    one._sharing = Sharing()
+    one.answers, one.asked = [], []
+
+    async def generate(self, prompt_ids, sampling_params, request_id, **kwargs):
+        await self._park_until_admitted(request_id)
+        self.asked.append(sampling_params)
+        return self.answers.pop(0)
+
+    async def parked(self, request_id):
+        return None
+
+    base = our_server.vLLMHttpServer
+    monkeypatch.setattr(base, "generate", generate)
+    monkeypatch.setattr(base, "_park_until_admitted", parked)
+    return one
+
+
+class Sharing:
+    """Keeps the whole responses that it hears of."""
+
+    def __init__(self) -> None:
+        self.whole: list[tuple] = []
+
+    def running(self, identity):
+        return our_server.contextlib.nullcontext()
+
+    def ended(self, identity, prompt_ids, response_ids):
+        self.whole.append((list(prompt_ids), list(response_ids)))
+
+
+def test_a_server_records_each_part_of_a_response_and_shares_it_whole(server):
+    who = {**WHO.to_extra_args()["sam"], "prompt_tokens": 3}
+    sampling = {"min_tokens": 4, "stop": "</s", "extra_args": {"sam": who}}
+
+    def request(name, prompt):
+        return asyncio.run(server.generate(prompt, dict(sampling), name))
+
+    server.answers = [output(1, 2, 3, 4, reason=INTERRUPTED), output(reason=INTERRUPTED, weights=1)]
+    first = request("a", PROMPT)
+    assert first.token_ids == [1, 2], "the last two may begin a stop string"
+    so_far = [*PROMPT, 1, 2]
+    request("b", so_far)
+    assert [one.key for one in server._interrupted] == [WHO.key] * 2
+    server.answers = [output(5, 6, 7, weights=2)]
+    request("c", so_far)
+    assert [one["min_tokens"] for one in server.asked] == [4, 2, 2]
+    parts = [
+        (one.request_id, one.response_ids, one.resumed_tokens, one.weights, one.finish_reason)
+        for one in server._finished
+    ]
+    assert parts == [("a", [1, 2], 0, 0, "aborted"), ("c", [5, 6, 7], 2, 2, "completed")]
+    assert server._sharing.whole == [(PROMPT, [1, 2, 5, 6, 7])]
+    assert not server._under_way and not server._admitted_s
