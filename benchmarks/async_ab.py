@@ -4,9 +4,9 @@
 
 Every run starts from the same checkpoint and trains on every group (``dynamic_sampling=none``). The
 asynchronous trainer is verl's colocated one. It interrupts responses at a weight update and
-continues them afterwards. Sides run in alternation. The first step of a run is left out: it includes
-lazy initialisation, and the asynchronous trainer submits its warm-up batches there. With the
-asynchronous trainer, the texts of two runs differ, so compare rates, not times.
+continues them afterwards. Sides run in alternation. The first step of a run is left out, because it
+includes lazy initialisation, and the asynchronous trainer's warm-up batches. With the asynchronous
+trainer, the texts of two runs differ, so compare rates, not times.
 
 Finished runs stay in the work folder, so that an interrupted recording can continue.
 """

@@ -3,9 +3,9 @@
     python -m benchmarks.long_tail [--rounds 3] [--sides on prompt+run+draws:3:8]
 
 One of eight prompts lists ten word problems; its responses are long. Some responses repeat
-themselves until the limit of 2,048 tokens. Therefore only few requests run for most of a rollout. The engines
-take turns, and all sample the same texts (`benchmarks/rollout.py` explains the sides). The record
-has the time per token of the steps that only decode, by number of running requests.
+themselves until the limit of 2,048 tokens. Therefore only few requests run for most of a rollout.
+The engines take turns, and all sample the same texts (`benchmarks/rollout.py` explains the sides).
+The record has the time per token of the steps that only decode, by number of running requests.
 """
 
 from __future__ import annotations
