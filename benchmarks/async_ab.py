@@ -4,11 +4,9 @@
 
 Every run starts from the same checkpoint and trains on every group (``dynamic_sampling=none``). The
 asynchronous trainer is verl's colocated one. It interrupts responses at a weight update and
-continues them afterwards. Sides run in alternation. The first step of a run is left out, because it
-includes lazy initialisation, and the asynchronous trainer's warm-up batches. With the asynchronous
-trainer, the texts of two runs differ, so compare rates, not times.
-
-Finished runs stay in the work folder, so that an interrupted recording can continue.
+continues them afterwards. Sides run in alternation. The first step of a run is left out, with its
+initialisation and the asynchronous trainer's warm-up batches. With the asynchronous trainer, the
+texts of two runs differ, so compare rates, not times.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ OUTSIDE_TRAINING = -1
 class Request:
     """A request for one response."""
 
-    row: int  # row of the data with the prompt
-    problem: int  # number of the prompt; different prompts are numbered by their first rows
-    sample: int  # number of the request among all requests with this prompt
+    row: int  # Row of the data with the prompt.
+    problem: int  # Number of the prompt; different prompts are numbered by their first rows.
+    sample: int  # Number of the request among all requests with this prompt.
     prompt_ids: list[int]
     identity: RequestIdentity
 

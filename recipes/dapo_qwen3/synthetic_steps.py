@@ -30,9 +30,9 @@ class Chain:
     operands: list[tuple[int, ...]]
     modulus: int
     is_product: bool
-    result: int | None = None  # the current pass's result so far, as the response states it
-    previous: int | None = None  # the result of the pass before
-    done: int = 0  # operands that the current pass has used
+    result: int | None = None  # The current pass's result so far, as the response states it.
+    previous: int | None = None  # The result of the pass before.
+    done: int = 0  # Operands that the current pass has used.
 
     @classmethod
     def of(cls, question: str) -> Chain:

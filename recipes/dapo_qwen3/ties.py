@@ -25,10 +25,10 @@ class Divergence:
 
     problem: int
     sample: int
-    position: int  # in tokens of the response, from 0
-    off: int | None  # token of the side "off"; None if that response has ended
-    on: int | None  # token of the side "on"; None if that response has ended
-    tie: bool | None = None  # whether rounding explains the difference; None if not examined
+    position: int  # In tokens of the response, from 0.
+    off: int | None  # Token of the side "off"; None if that response has ended.
+    on: int | None  # Token of the side "on"; None if that response has ended.
+    tie: bool | None = None  # Whether rounding explains the difference; None if not examined.
     # The position's distance from a tie (see ``TIE``). None: not examined, or no distance explains
     # the difference, for example because one response has ended.
     distance: float | None = None

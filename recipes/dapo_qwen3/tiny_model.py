@@ -39,8 +39,8 @@ DEFAULT_OUTPUT = Path(__file__).parent / "tiny_qwen3"
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MAX_RESPONSE_TOKENS = 1024
 MAX_POSITIONS = 4096
-TRAINED_LAYERS = 4  # of the supervised warm start
-DEPTH = 12  # of the model that is saved: see deepen()
+TRAINED_LAYERS = 4  # Layers in the supervised warm start.
+DEPTH = 12  # Layers of the saved model: see deepen().
 TARGET_VOCABULARY = 512
 
 #: Qwen tokenizers cut text into words, digits, punctuation and spaces before they merge bytes.

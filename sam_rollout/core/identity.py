@@ -37,11 +37,11 @@ GroupKey = tuple[str, int, str]  # split, step, group
 class RequestIdentity:
     """Identity of one response."""
 
-    group: str  # hash of the prompt's token ids; equal for all responses to a prompt, in every run
-    sibling: int  # number of the response within its prompt's group, from 0 to n - 1
-    step: int  # training step that asked for the response; -1 outside training
-    split: str  # "train" or "val"
-    key: int  # the key of the response's random numbers, a 63-bit integer
+    group: str  # Hash of the prompt's token ids; equal for all responses to a prompt, in every run.
+    sibling: int  # Number of the response within its prompt's group, from 0 to n - 1.
+    step: int  # Training step that asked for the response; -1 outside training.
+    split: str  # "train" or "val".
+    key: int  # The key of the response's random numbers, a 63-bit integer.
     # Length of the prompt; 0 if unknown. A longer prompt continues an interrupted response.
     prompt_tokens: int = 0
 

@@ -16,14 +16,14 @@ class Verified(NamedTuple):
     The arrays are reused buffers, valid until the next step; `copy` keeps them.
     """
 
-    sampled: Int32Array  # tokens gained, bonus token included; 0 for a prompt still being computed
-    drafted: Int32Array  # draft tokens that were verified
-    accepted: Int32Array  # draft tokens that were accepted
-    filling: Int32Array  # padding tokens, verified only to keep the step's shape
-    source: Int32Array  # number of the source that voted most for the draft, -1 for none
+    sampled: Int32Array  # Tokens gained, bonus token included; 0 for a prompt still being computed.
+    drafted: Int32Array  # Draft tokens that were verified.
+    accepted: Int32Array  # Draft tokens that were accepted.
+    filling: Int32Array  # Padding tokens, verified only to keep the step's shape.
+    source: Int32Array  # Number of the source that voted most for the draft, -1 for none.
     # The sampled text also shows whether draft tokens that were not verified are right.
-    judged: Int32Array  # draft tokens known to be right or wrong
-    right: Int32Array  # length of the draft's longest prefix that the text continues with
+    judged: Int32Array  # Draft tokens known to be right or wrong.
+    right: Int32Array  # Length of the draft's longest prefix that the text continues with.
 
     def copy(self) -> Verified:
         """Return the same numbers in new arrays."""
@@ -40,7 +40,7 @@ class Offered(NamedTuple):
     `tokens` is a reused buffer, valid until the next step; `copy` keeps it.
     """
 
-    rows: int  # requests that were allowed drafts and were verified
+    rows: int  # Requests that were allowed drafts and were verified.
     # float64[4, CHANCES], by class: the numbers of draft tokens offered, judged and right, and the
     # sum of the probabilities of the judged ones.
     tokens: npt.NDArray[np.float64]

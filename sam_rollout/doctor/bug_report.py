@@ -66,7 +66,7 @@ _RULES = (
     ),
     (re.compile(r"/(?:home|Users)/[^/\s'\",:]+"), "~"),
 )  # fmt: skip
-_ADDRESSES = ("RAY_ADDRESS", "MASTER_ADDR", "HOSTNAME")  # variables that name a host
+_ADDRESSES = ("RAY_ADDRESS", "MASTER_ADDR", "HOSTNAME")  # Variables that name a host.
 
 
 def write(

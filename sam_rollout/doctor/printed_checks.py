@@ -13,9 +13,9 @@ class Status(enum.StrEnum):
     """The status of a line. Only `FAIL` makes the command fail."""
 
     OK = "ok"
-    WARN = "warn"  # a run may work, but it is not tested this way, or it is slower
-    FAIL = "fail"  # a run will not work
-    SKIP = "skip"  # not checked; the line says why
+    WARN = "warn"  # A run may work, but it is not tested this way, or it is slower.
+    FAIL = "fail"  # A run will not work.
+    SKIP = "skip"  # Not checked; the line says why.
 
 
 VERDICTS = {

@@ -20,8 +20,8 @@ EXPERIMENT = "experiment="  # the override that names an experiment
 class Question:
     """The run for which a machine is checked; it is also sent to the nodes of a cluster."""
 
-    device: str  # a key of DEVICES
-    config: Mapping[str, Any] | None = None  # the composed experiment as nested, resolved dicts
+    device: str  # A key of DEVICES.
+    config: Mapping[str, Any] | None = None  # The composed experiment as nested, resolved dicts.
     experiment: str = ""
     cluster: bool = False  # whether the nodes of a Ray cluster are checked
 

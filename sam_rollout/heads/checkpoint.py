@@ -93,7 +93,7 @@ class Head:
 
     path: str
     shape: HeadShape
-    parameters: int  # number of parameters in its files, with its own embeddings if it has any
+    parameters: int  # Number of parameters in its files, with its own embeddings if it has any.
     # The policy's matrices that its files contain. They become outdated when the policy is trained.
     own_policy_weights: tuple[str, ...]
     # The values of BASE_KEYS of the policy it was trained for; may be empty.

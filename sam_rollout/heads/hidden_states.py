@@ -15,17 +15,17 @@ from sam_rollout.core.settings import ConfigError
 if TYPE_CHECKING:
     from sam_rollout.telemetry.traces import Trace
 
-STORED = torch.bfloat16  # type of the states in memory: half the size of float32, exact enough
-_POSITIONS = 4096  # most positions of one forward pass
+STORED = torch.bfloat16  # Type of the states in memory: half the size of float32, exact enough.
+_POSITIONS = 4096  # Most positions of one forward pass.
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
     """One text of n tokens; its first `prompt` tokens are the prompt."""
 
-    tokens: Tensor  # int64 [n]
-    states: Tensor  # [n, layers * hidden], after the policy's target layers
-    last: Tensor  # [n, hidden], the input of the policy's output matrix
+    tokens: Tensor  # int64 [n].
+    states: Tensor  # [n, layers * hidden], after the policy's target layers.
+    last: Tensor  # [n, hidden], the input of the policy's output matrix.
     prompt: int
 
     def window(self, start: int, length: int) -> Sample:
@@ -57,8 +57,8 @@ class Policy:
     """
 
     model: Any
-    embeddings: Tensor  # [vocabulary, hidden]
-    output: Tensor  # [vocabulary, hidden]
+    embeddings: Tensor  # [vocabulary, hidden].
+    output: Tensor  # [vocabulary, hidden].
 
     @classmethod
     def load(cls, folder: str, device: torch.device, spread: bool = False) -> Policy:

@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 HELD_OUT = 0.05  # share of the prompts that are held out
 LEAST_HELD_OUT = 4
-EVALUATIONS = 10  # evaluations during the training
-LOGGED = 100  # losses in training.json; each is the mean over one hundredth of the training
+EVALUATIONS = 10  # Evaluations during the training.
+LOGGED = 100  # Losses in training.json; each is the mean over one hundredth of the training.
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadRequest:
     """The arguments of a head's training."""
 
-    model: str  # the policy's checkpoint folder
-    texts: Sequence[Path]  # run folders with recorded traces, or files of traces
-    output: Path  # folder of the trained head
-    settings: TrainingSettings  # settings of the training
+    model: str  # The policy's checkpoint folder.
+    texts: Sequence[Path]  # Run folders with recorded traces, or files of traces.
+    output: Path  # Folder of the trained head.
+    settings: TrainingSettings  # Settings of the training.
     # Number of tokens that the head can draft, the most frequent ones in the responses; None means
     # all.
     draft_vocabulary: int | None = None
     # The head to begin with, which has its own vocabulary; None means random weights.
     start: Path | None = None
-    max_tokens: int = 2048  # longer texts are cut to this length
+    max_tokens: int = 2048  # Longer texts are cut to this length.
     split_model: bool = False  # spread the policy's layers over all devices; needs a single process
 
 

@@ -29,8 +29,8 @@ from sam_rollout.sources.model import HeadTrainingConfig
 
 logger = logging.getLogger(__name__)
 
-SHARE_OF_BUFFER = 0.25  # a training step may replace this share, so windows of several steps stay
-_WARM_UP = 20  # updates
+SHARE_OF_BUFFER = 0.25  # A training step may replace this share, so windows of several steps stay.
+_WARM_UP = 20  # Updates.
 # A new head starts with 10 times the learning rate, which falls to the usual one in 1000 updates.
 _EAGER, _EAGER_UPDATES = 10.0, 1000
 _TESTED = 2  # batches of new windows that measure acceptance before the head learns from them

@@ -27,24 +27,24 @@ LARGEST = 1 << 28  # most elements of the distributions that are in memory at on
 class TrainingSettings:
     """The settings of a head's training."""
 
-    steps: int = 3  # draft tokens in a row to train, the engine's `num_speculative_tokens`
-    updates: int = 1500  # number of weight updates
+    steps: int = 3  # Draft tokens in a row to train, the engine's `num_speculative_tokens`.
+    updates: int = 1500  # Number of weight updates.
     # Learning rate of the matrices after the warm-up; falls as a cosine.
     learning_rate: float = 0.05
-    batch: int = 8  # windows per update
-    window: int = 192  # tokens of a window, which is drawn at random from a text
-    warmup: int = 20  # updates in which the learning rate rises
-    seed: int = 0  # seed of weights and windows
+    batch: int = 8  # Windows per update.
+    window: int = 192  # Tokens of a window, which is drawn at random from a text.
+    warmup: int = 20  # Updates in which the learning rate rises.
+    seed: int = 0  # Seed of weights and windows.
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
     """One draft step at all positions of a batch that have it."""
 
-    number: int  # from 0 on
-    logits: Tensor  # [positions, draft vocabulary], the head's logits
-    target: Tensor  # [positions, vocabulary], the policy's probabilities
-    tokens: Tensor  # [positions], the text's tokens
+    number: int  # From 0 on.
+    logits: Tensor  # [positions, draft vocabulary], the head's logits.
+    target: Tensor  # [positions, vocabulary], the policy's probabilities.
+    tokens: Tensor  # [positions], the text's tokens.
 
 
 class Learner:

@@ -43,7 +43,7 @@ class TrainableHead(NamedTuple):
 
     head: Eagle3Head  # the head
     shape: HeadShape
-    vocabulary: Tensor | None  # the tokens it can draft, ascending; None means all
+    vocabulary: Tensor | None  # The tokens it can draft, ascending; None means all.
     # Its own output matrix, [draft vocabulary, hidden]; None means the policy's.
     output: Tensor | None
 

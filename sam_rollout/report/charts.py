@@ -18,8 +18,8 @@ from sam_rollout.telemetry.records import value_at
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 INK, MUTED, RULE = "#1A1F26", "#5B6570", "#E2E5E9"
 LINES = ("-", "--", ":", "-.")
-WIDTHS = (3.5, 1.3)  # the first side is wider, so that it stays visible below an equal one
-_MARKED = 60  # longer lines have no markers
+WIDTHS = (3.5, 1.3)  # The first side is wider, so that it stays visible below an equal one.
+_MARKED = 60  # Longer lines have no markers.
 STYLE = {
     "font.size": 8, "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "legend.fontsize": 7, "legend.frameon": False, "axes.grid": True, "axes.grid.axis": "y",
@@ -33,12 +33,12 @@ STYLE = {
 class Side:
     """The runs with one colour in a chart: a single run, or repeats of one run."""
 
-    name: str  # the side's name in the legend
-    colour: str  # the side's colour
+    name: str  # The side's name in the legend.
+    colour: str  # The side's colour.
     # A frame per run, with training steps as index and metrics as columns.
     runs: Sequence[pd.DataFrame]
-    steps: Sequence[int] | None = None  # the training steps to show; None shows all
-    curve: RunningCurve | None = None  # the running requests during one training step's rollout
+    steps: Sequence[int] | None = None  # The training steps to show; None shows all.
+    curve: RunningCurve | None = None  # The running requests during one training step's rollout.
 
     def shown(self, panel: Panel) -> list[str]:
         """Return the panel's metrics that every run has."""

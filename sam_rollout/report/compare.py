@@ -30,9 +30,9 @@ class Compared(NamedTuple):
     Each of the last three attributes lists metrics; the first one that all runs have is used.
     """
 
-    key: str  # name of the row
-    title: str  # title of the row
-    names: tuple[str, ...]  # metrics of the time or quantity
+    key: str  # Name of the row.
+    title: str  # Title of the row.
+    names: tuple[str, ...]  # Metrics of the time or quantity.
     # Metrics of the time at equal tokens, which is the sum of `spent` / sum of `tokens`.
     spent: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()  # metrics of the tokens

@@ -23,11 +23,11 @@ from sam_rollout.telemetry.records import value_at
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
 SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
 
-SHARED_PROMPTS = 0.9  # least share of a step's prompts on both sides, as the mean over steps
-TOKENS_WARNING, TOKENS_UNFAIR = 0.01, 0.05  # relative difference of mean response length
-KS_UNFAIR, KS_P = 0.1, 0.01  # largest distance of the two distributions, and its p-value
-LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # relative difference in time that drafts do not affect
-WARM_UP = 1.5  # a warm-up step takes this many times the median of the others
+SHARED_PROMPTS = 0.9  # Least share of a step's prompts on both sides, as the mean over steps.
+TOKENS_WARNING, TOKENS_UNFAIR = 0.01, 0.05  # Relative difference of mean response length.
+KS_UNFAIR, KS_P = 0.1, 0.01  # Largest distance of the two distributions, and its p-value.
+LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # Relative difference in time that drafts do not affect.
+WARM_UP = 1.5  # A warm-up step takes this many times the median of the others.
 FEW_STEPS = 3
 _MAY_DIFFER_IN_RESUME = {  # settings that say where a start begins and ends
     "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",

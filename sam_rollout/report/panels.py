@@ -23,9 +23,9 @@ class Panel:
     unit: str = ""
     pattern: str = ""
     picture: str = ""
-    zero_based: bool = False  # for times and counts, so that ratios are visible
-    reading: str = ""  # a sentence on how to read the chart
-    row: str = ""  # row of a comparison that heads the chart; the comparison's picture shows it
+    zero_based: bool = False  # For times and counts, so that ratios are visible.
+    reading: str = ""  # A sentence on how to read the chart.
+    row: str = ""  # Row of a comparison that heads the chart; the comparison's picture shows it.
 
     def of_both_sides(self) -> "Panel":
         """Return the panel without the metrics `compare/*`, for charts that draw the baseline."""

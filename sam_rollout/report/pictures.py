@@ -144,4 +144,4 @@ def _title(axis: Axes, headline: str, details: Sequence[str]) -> None:
         "\n".join(details), (0, 1), xytext=(0, 4), xycoords="axes fraction",
         textcoords="offset points", fontsize=8,
     )  # fmt: skip
-    text.set_in_layout(False)  # the title's padding makes room; wide text must not shrink the axis
+    text.set_in_layout(False)  # The title's padding makes room; wide text must not shrink the axis.

@@ -40,8 +40,8 @@ KINDS = {
     "seeds": (".seed", "_seed"),
     "tail": ("rollout_telemetry.tail_threshold",),
 }  # fmt: skip
-_INPUT_FILES = ("model.path", "_files")  # other files mean another model or other data
-_MILD = {"validation", "saving", "steps"}  # these kinds do not change a rollout
+_INPUT_FILES = ("model.path", "_files")  # Other files mean another model or other data.
+_MILD = {"validation", "saving", "steps"}  # These kinds do not change a rollout.
 
 
 class Difference(NamedTuple):

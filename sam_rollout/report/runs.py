@@ -18,10 +18,10 @@ class Run:
     """One run."""
 
     path: Path
-    starts: list[RunInfo]  # descriptions of all starts, the first one first
-    steps: pd.DataFrame  # index: training step, columns: metric names; NaN if unknown
-    problems: list[str]  # sentences about files that could not be read
-    name: str = ""  # name of the side, with a number if the side has several runs
+    starts: list[RunInfo]  # Descriptions of all starts, the first one first.
+    steps: pd.DataFrame  # Index: training step, columns: metric names; NaN if unknown.
+    problems: list[str]  # Sentences about files that could not be read.
+    name: str = ""  # Name of the side, with a number if the side has several runs.
 
     @property
     def training_steps(self) -> list[int]:

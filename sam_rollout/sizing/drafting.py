@@ -13,12 +13,12 @@ from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
 class RolloutRound:
     """A round of DAPO's dynamic sampling on all engines, with texts of the largest length."""
 
-    prompts: int  # `gen_batch_size`
-    siblings: int  # responses per prompt, `n`
-    engines: int  # schedulers that share the responses
-    max_num_seqs: int  # most requests that one engine runs at once
-    prompt_tokens: int  # length of the longest prompt
-    response_tokens: int  # length of the longest response
+    prompts: int  # `gen_batch_size`.
+    siblings: int  # Responses per prompt, `n`.
+    engines: int  # Schedulers that share the responses.
+    max_num_seqs: int  # Most requests that one engine runs at once.
+    prompt_tokens: int  # Length of the longest prompt.
+    response_tokens: int  # Length of the longest response.
 
     @property
     def responses(self) -> int:

@@ -24,14 +24,14 @@ KV_CACHE = "KV cache, at most"
 class MemoryPlan:
     """The memory of one device, in bytes."""
 
-    training: dict[str, float]  # training states on the device while the actor is updated
+    training: dict[str, float]  # Training states on the device while the actor is updated.
     # Items of the engine's share during the rollout; the last one is the KV cache.
     rollout: dict[str, float]
-    resident: float  # training states that stay on the device during the rollout
-    offloaded: float  # training states of the device in host memory
-    verification: float  # memory of verification beyond that of sampling, with `verified_requests`
-    outside_share: float  # the device's memory without the engine's share and `resident`
-    kv_tokens: int  # number of tokens in the KV cache
+    resident: float  # Training states that stay on the device during the rollout.
+    offloaded: float  # Training states of the device in host memory.
+    verification: float  # Memory of verification beyond that of sampling, with `verified_requests`.
+    outside_share: float  # The device's memory without the engine's share and `resident`.
+    kv_tokens: int  # Number of tokens in the KV cache.
 
     def errors(self, memory_gib: int, max_model_len: int) -> list[str]:
         """Return a sentence for each part that does not fit."""

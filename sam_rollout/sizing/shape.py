@@ -197,8 +197,8 @@ class HardwareConfig(Section):
 
     device: str = "device"
     memory_gib: int = setting(1, minimum=1)
-    runtime_gib: int = setting(0, minimum=0)  # memory of driver and communication
-    asleep_gib: int = setting(0, minimum=0)  # memory that a sleeping engine keeps during training
+    runtime_gib: int = setting(0, minimum=0)  # Memory of driver and communication.
+    asleep_gib: int = setting(0, minimum=0)  # Memory that a sleeping engine keeps during training.
     # Size of the KV cache if it is configured (vLLM on CPUs); 0 if the cache gets the rest of the
     # engine's share.
     kv_cache_gib: int = setting(0, minimum=0)

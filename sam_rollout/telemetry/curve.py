@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 CURVE_NAME = "sam/engine/running_over_time"  # the picture's name
 MAX_POINTS = 500
-IDLE_S = 0.02  # shorter gaps between steps are no pauses, but rounded times
-_SIZE_INCHES, _DPI = (6.4, 3.0), 90  # 576 x 270 pixels
+IDLE_S = 0.02  # Shorter gaps between steps are no pauses, but rounded times.
+_SIZE_INCHES, _DPI = (6.4, 3.0), 90  # 576 x 270 pixels.
 _STYLE = {
     "font.size": 8,
     "axes.titlesize": 9,
@@ -37,13 +37,13 @@ _MEAN, _TAIL, _THRESHOLD = "#0072B2", "#FBE6D8", "#5B6570"
 class RunningCurve:
     """Running requests of the engines during a rollout; all arrays are [points]."""
 
-    time_s: np.ndarray  # seconds since the rollout began
-    mean: np.ndarray  # mean of running requests over the engines; an idle engine counts 0
-    low: np.ndarray  # lowest number of running requests of an engine
-    high: np.ndarray  # highest number of running requests of an engine
-    tail: np.ndarray  # bool, whether the slowest engine was in the long tail (`sam/tail/time_s`)
-    tail_threshold: int  # most scheduled requests of a step in the long tail
-    engines: int  # number of engines
+    time_s: np.ndarray  # Seconds since the rollout began.
+    mean: np.ndarray  # Mean of running requests over the engines; an idle engine counts 0.
+    low: np.ndarray  # Lowest number of running requests of an engine.
+    high: np.ndarray  # Highest number of running requests of an engine.
+    tail: np.ndarray  # bool, whether the slowest engine was in the long tail (`sam/tail/time_s`).
+    tail_threshold: int  # Most scheduled requests of a step in the long tail.
+    engines: int  # Number of engines.
 
     @property
     def top(self) -> float:

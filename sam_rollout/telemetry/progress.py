@@ -9,14 +9,14 @@ from typing import NamedTuple
 class EngineProgress(NamedTuple):
     """The progress of one engine, or the sum over several, since its records were drained."""
 
-    finished: int = 0  # requests
-    running: int = 0  # requests
-    waiting: int = 0  # requests
-    tokens: int = 0  # generated tokens
-    draft_requests: int = 0  # verified drafts
+    finished: int = 0  # Requests.
+    running: int = 0  # Requests.
+    waiting: int = 0  # Requests.
+    tokens: int = 0  # Generated tokens.
+    draft_requests: int = 0  # Verified drafts.
     accepted_tokens: int = 0
-    engines: int = 0  # engines with work
-    drafting: int = 0  # engines that verified drafts in their last step
+    engines: int = 0  # Engines with work.
+    drafting: int = 0  # Engines that verified drafts in their last step.
 
 
 def total(parts: Iterable[EngineProgress]) -> EngineProgress:

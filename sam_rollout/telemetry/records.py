@@ -34,7 +34,7 @@ __all__ = [
     "VersionError",
 ]
 
-SCHEMA_VERSION = 4  # only folders of this version can be read
+SCHEMA_VERSION = 4  # Only folders of this version can be read.
 # The metric that holds the version in every logger.
 VERSION_METRIC = "telemetry/schema_version"
 
@@ -128,8 +128,8 @@ class RequestTotals(NamedTuple):
     verify_steps: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    open_steps: int = 0  # steps for which the gate allowed drafts, with or without a draft
-    open_tokens: int = 0  # tokens gained in these steps
+    open_steps: int = 0  # Steps for which the gate allowed drafts, with or without a draft.
+    open_tokens: int = 0  # Tokens gained in these steps.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -258,13 +258,13 @@ class RunInfo:
         ValueError: `started_at` has no UTC offset.
     """
 
-    label: str  # the side of a comparison, such as "sam=on"
+    label: str  # The side of a comparison, such as "sam=on".
     # The full configuration as nested dicts; a comparison may vary its group `sam`.
     config: Mapping[str, Any]
-    versions: Mapping[str, str]  # package -> version
-    seeds: Mapping[str, int]  # name -> seed
-    host: Mapping[str, Any]  # description of the machine and cluster
-    started_at: str  # ISO 8601 time with a UTC offset
+    versions: Mapping[str, str]  # Package -> version.
+    seeds: Mapping[str, int]  # Name -> seed.
+    host: Mapping[str, Any]  # Description of the machine and cluster.
+    started_at: str  # ISO 8601 time with a UTC offset.
     # `commit` and `dirty` (whether tracked files were changed) of the checkout.
     git: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION  # version of the run folder

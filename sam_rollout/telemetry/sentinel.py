@@ -97,8 +97,8 @@ class TrainingStep(NamedTuple):
 class Finding(NamedTuple):
     """A problem; its text ends with advice."""
 
-    name: str  # a key of FINDINGS
-    seen: str  # the observation
+    name: str  # A key of FINDINGS.
+    seen: str  # The observation.
 
     def __str__(self) -> str:
         return f"{self.name}: {self.seen}. {_ADVICE[self.name]}"
@@ -113,8 +113,8 @@ class Sentinel:
         self._verified: deque[np.ndarray] = deque(maxlen=config.steps)
         self._differences: deque[tuple[float, float]] = deque(maxlen=config.steps)
         self._before: dict[str, np.ndarray] | None = None  # by prompt, in the last step with drafts
-        self._off: dict[int, set[str]] = {}  # replica -> counters of parts that are off
-        self._not_ties = ""  # the last proof's finding, unless rounding explains it
+        self._off: dict[int, set[str]] = {}  # Replica -> counters of parts that are off.
+        self._not_ties = ""  # The last proof's finding, unless rounding explains it.
 
     def look(self, step: TrainingStep) -> tuple[list[Finding], dict[str, float]]:
         """Check a step.

@@ -40,9 +40,9 @@ class Trace:
 
     group: str
     sibling: int
-    prompt: Int32Array  # [prompt tokens]; may be empty
-    response: Int32Array  # [response tokens]
-    step: int = 0  # training step of the response
+    prompt: Int32Array  # [prompt tokens]; may be empty.
+    response: Int32Array  # [response tokens].
+    step: int = 0  # Training step of the response.
 
     @property
     def tokens(self) -> Int32Array:

@@ -45,8 +45,8 @@ PACKAGES = {
     "wandb": "wandb",
 }
 INSTALLS = {"rl_insight": "rl-insight", "volcengine_ml_platform": "volcengine-ml-platform"}
-STEP_AXIS = "training/global_step"  # verl logs it with every training step, not with validation
-MAX_TAG = 64  # characters, wandb's limit
+STEP_AXIS = "training/global_step"  # verl logs it with every training step, not with validation.
+MAX_TAG = 64  # Characters, wandb's limit.
 # The table of runs shows the mean of these metrics, and the last value of all others.
 MEAN_IN_SUMMARY = (
     "sam/engine/rollout_s",

@@ -15,8 +15,8 @@ from sam_rollout.integrations.verl.failures import FilterMetricError
 
 # Entry of the reward's extra info that is 1 for a right answer. The filter may use another metric.
 ACCURACY = "acc"
-ANSWER = "pred"  # the entry that verl takes a majority vote of
-SCORE = "reward"  # verl's name of the score, which exists for every response
+ANSWER = "pred"  # The entry that verl takes a majority vote of.
+SCORE = "reward"  # verl's name of the score, which exists for every response.
 METRIC_FIELD = "algorithm.filter_groups.metric"
 
 

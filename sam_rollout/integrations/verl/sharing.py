@@ -65,9 +65,9 @@ class _Peer:
     """Another replica's server."""
 
     server: Any
-    folder: str = ""  # the name of its folder that it announced; empty for none
-    runs: frozenset[GroupKey] = frozenset()  # the groups that it last announced
-    knows: frozenset[GroupKey] | None = None  # our groups as last announced to it
+    folder: str = ""  # The name of its folder that it announced; empty for none.
+    runs: frozenset[GroupKey] = frozenset()  # The groups that it last announced.
+    knows: frozenset[GroupKey] | None = None  # Our groups as last announced to it.
     waiting: PieceQueue = dataclasses.field(default_factory=_queue)
     sending: asyncio.Task | None = None
     has_failed: bool = False

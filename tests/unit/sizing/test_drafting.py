@@ -15,15 +15,7 @@ TEXTS = RolloutRound(96, 16, 4, max_num_seqs=128, prompt_tokens=100, response_to
 def test_each_source_has_what_its_texts_need():
     texts = TextsConfig(max_responses_per_prompt=5)
     sam = SamConfig(sources=sources_of("own", "prompt"), texts=texts)
-    assert TEXTS.bytes_of(sam) == {
-        "own": 128 * 1100 * 60,
-        "prompt": (384 + 96 * 5) * 1000 * 60,
-    }
-
-
-def test_what_a_run_shares_grows_to_its_limit():
-    sam = SamConfig(sources=sources_of("run"))
-    assert TEXTS.bytes_of(sam) == {"run": sam.sources.run.max_bytes}
+    assert TEXTS.bytes_of(sam) == {"own": 128 * 1100 * 60, "prompt": (384 + 96 * 5) * 1000 * 60}
 
 
 def test_no_source_takes_more_than_it_may():

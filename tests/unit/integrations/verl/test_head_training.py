@@ -94,21 +94,6 @@ def read(head, engine):
         engine.forward_step({"input_ids": ids, "responses": responses})
 
 
-def test_it_learns_in_every_step_until_it_fails(make):
-    head, engine = make(window=16, batch=2)
-    updates = []
-    for _ in range(2):
-        read(head, engine)
-        found = head.learn(SHARE_S)
-        assert found["time_s"] > 0
-        updates.append(found["updates"])
-    assert head.online.updates == sum(updates) > 0
-    head.online.failed = True
-    read(head, engine)
-    found = head.learn(SHARE_S)
-    assert found["time_s"] == 0 and "updates" not in found
-
-
 def test_states_are_taken_where_the_head_reads_them(make, policy):
     head, engine = make(window=512)
     read(head, engine)

@@ -59,14 +59,6 @@ def test_what_the_engine_does_not_need_does_not_make_it_compile_anew():
     assert plain == changed
 
 
-def test_the_engine_tells_all_log_probabilities_where_texts_are_compared():
-    """Not in the baseline, where nothing is."""
-    proof = "rollout_telemetry.proof.every=2"
-    assert engine_of(translated(proof)).max_logprobs == -1
-    for others in ((), ("sam=off", proof)):
-        assert "max_logprobs" not in engine_of(translated(*others))
-
-
 def test_the_baseline_differs_by_the_drafter_alone():
     on, off = (
         leaves(OmegaConf.to_container(translated(*overrides))) for overrides in ((), ("sam=off",))
@@ -149,12 +141,6 @@ def test_dynamic_sampling_becomes_a_replay_buffer(overrides, sampler, metric):
         "poll_interval_s": 0.1,
     }
     assert config.algorithm.filter_groups.enable is (metric is not None)
-
-
-def test_nothing_is_left_to_resolve_in_other_processes():
-    """Ray's processes do not know our resolvers."""
-    text = OmegaConf.to_yaml(translated())
-    assert "${recipe:" not in text and "${here:" not in text and "${data." not in text
 
 
 CLIP = "actor_rollout_ref.actor.clip_ratio_high"
