@@ -3,12 +3,10 @@
     python -m benchmarks.async_ab [--repeats 3] [--steps 6] [--work-dir outputs/async_ab]
 
 Every run starts from the same checkpoint and trains on every group (``dynamic_sampling=none``). The
-asynchronous trainer is verl's colocated one, which interrupts responses at a weight update and goes
-on with them afterwards. Sides run in alternation. The first step of a run is left out: it includes
-lazy initialisation, and the asynchronous trainer submits its warm-up batches there. Under the
-asynchronous trainer the texts of two runs differ, so compare rates, not times.
-
-Finished runs stay in the work folder, so that an interrupted recording can continue.
+asynchronous trainer is verl's colocated one. It interrupts responses at a weight update and
+continues them afterwards. Sides run in alternation. The first step of a run is left out, with its
+initialisation and the asynchronous trainer's warm-up batches. With the asynchronous trainer, the
+texts of two runs differ, so compare rates, not times.
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ SIDES = {
     for trainer, overrides in TRAINERS.items()
     for drafts in DRAFTS
 }
-# Every group is trained on. Half as many requests at once as the profile has make a queue and a
-# tail in a step of 48 responses.
+# Runs train on every group. With half of the profile's `max_num_seqs`, a step of 48 responses has a
+# queue and a tail.
 COMMON = (
     "dynamic_sampling=none",
     "dynamic_sampling.gen_batch_size=6",
@@ -47,7 +45,7 @@ COMMON = (
     "rollout_telemetry.tail_threshold=8",
 )
 TOKENS, STEP_S = "perf/total_num_tokens", "timing_s/step"
-# Column of the record -> metric whose mean over a run's steps it has.
+# Column of the record -> metric; the column has the mean over a run's steps.
 MEANS = {
     "rollout_s": "sam/engine/rollout_s",
     "generated_tokens": "sam/engine/generation_tokens",
@@ -72,6 +70,9 @@ def measured(steps: pd.DataFrame) -> dict[str, float]:
     """Return a run's figures without its first step; what a side does not log is 0."""
     later = steps.iloc[1:]
     rows = {column: later.get(metric, pd.Series([0.0])).mean() for column, metric in MEANS.items()}
+    # An asynchronous step that finds all of its responses ready has no engine step.
+    for column in ("rollout_s", "generated_tokens"):
+        rows[column] = later[MEANS[column]].fillna(0.0).mean()
     rows["trained_tokens_per_s"] = later[TOKENS].sum() / later[STEP_S].sum()
     return {column: float(value) for column, value in rows.items()}
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.device_idle [--rounds 3]
 
-The device is emulated (`tests/emulated_device.py`): texts are known, and steps take a given time.
+The device is emulated (`benchmarks/emulated_device.py`): texts are known, steps take a given time.
 Scheduler, message queues, model runner, drafter and output processing run in vLLM's own processes.
 ``no drafts`` is vLLM alone. ``suffix decoding`` is vLLM's own drafter; it needs arctic-inference.
 ``closed`` is our drafter with a gate that never opens, ``open`` drafts for all requests, and
@@ -79,16 +79,12 @@ def measure(
 ) -> dict[str, float]:
     """Measure one cell: mean milliseconds of the idle device in a step, and of its parts.
 
-    Args:
-        engine: The engine of a side.
-        known: Prompts and responses, `texts`.
-        cell: Milliseconds of a step on the device, and number of requests.
-        number: Makes the identities of the cell's requests unique.
+    `known` are the `texts`; `number` makes the identities of the cell's requests unique.
 
     Raises:
         RuntimeError: A text is not the known one.
     """
-    from tests.emulated_device import PARTS, TEXT_KEY
+    from benchmarks.emulated_device import PARTS, TEXT_KEY
 
     device_ms, count = cell
     requests = [
@@ -126,7 +122,7 @@ def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
     known = texts()
     with offline_engine(
         str(MODEL), sam, RolloutSamplerConfig(kind="stock"),
-        worker_extension="tests.emulated_device.EmulatedWorkerExtension",
+        worker_extension="benchmarks.emulated_device.EmulatedWorkerExtension",
         distributed_executor_backend="mp", max_model_len=1024, max_num_seqs=max(REQUESTS),
         max_num_batched_tokens=16_384, disable_log_stats=False, **further,
     ) as engine:  # fmt: skip
@@ -139,7 +135,8 @@ def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
 
 def run_all(rounds: int) -> list[dict[str, Any]]:
     """Measure all sides in turns for `rounds` rounds; return a row of medians per side and cell."""
-    from tests.emulated_device import asynchronous_scheduling, emulate
+    from benchmarks.emulated_device import emulate
+    from tests.emulated_device import asynchronous_scheduling
 
     emulate(texts())
     found: dict[tuple[str, str], list[list[dict[str, float]]]] = {

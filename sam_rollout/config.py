@@ -1,9 +1,8 @@
 """The configuration of speculation and its telemetry.
 
-The Hydra groups `sam`, `rollout_sampler` and `rollout_telemetry` are parsed into frozen objects.
-These travel to the engine as plain JSON and also configure the simulator and the benchmarks. They
-are checked when they are made. So a wrong value stops a run before a model is loaded, and the error
-names the field that the user typed.
+The Hydra groups `sam`, `rollout_sampler` and `rollout_telemetry` are parsed into frozen objects,
+which travel to the engine as JSON. They also configure the simulator and the benchmarks. Values are
+checked when an object is made, so a wrong value ends a run before a model is loaded.
 """
 
 import dataclasses
@@ -29,7 +28,7 @@ __all__ = [
     "sources_of",
 ]
 
-# Samplers with which drafts leave texts the same, token for token -> how they couple draws.
+# Samplers with which texts are the same with and without drafts -> how they couple draws.
 COUPLINGS = {"coupled": "gumbel", "coupled_inversion": "inversion"}
 SAMPLERS = ("stock", "vectorised", *COUPLINGS)
 # Former names of samplers, in records of runs without a coupling -> present names.
@@ -53,12 +52,13 @@ def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
 class GateConfig(Section):
     """The gate, which decides in which steps to draft, and how many tokens at most.
 
-    The kind `auto` drafts as much as the engine's own step times and acceptance make fastest,
-    request by request. Its trials may cost the share `exploration` of step time. `threshold` drafts
-    while at most `threshold` requests run (the article's long-tail condition, section 3.2: 8 of 128
-    for Qwen3-32B); 0 never drafts. `closed` never drafts, so that only the cost of the path itself
-    remains (the matched baseline). `schedule` maps the most running requests to draft tokens; with
-    more requests than its largest key nothing is drafted. Its keys are kept as text, as in JSON.
+    The kind `auto` measures step times and acceptance, and drafts for each request the number of
+    tokens that is fastest. Its trials take at most the share `exploration` of step time.
+    `threshold` drafts while at most `threshold` requests run (the article's long-tail condition,
+    section 3.2: 8 of 128 for Qwen3-32B); 0 never drafts. `closed` never drafts, which measures the
+    cost of our code without drafts (the matched baseline). `schedule` maps a largest number of
+    running requests to draft tokens; with more requests than its largest key nothing is drafted.
+    Its keys are kept as text, as in JSON.
     """
 
     PATH: ClassVar[str] = "sam.gate"
@@ -89,9 +89,6 @@ class GateConfig(Section):
         """Return a map from the most running requests to draft tokens.
 
         The kind `auto` uses it while it cannot measure.
-
-        Args:
-            k: most draft tokens of a request.
         """
         if self.kind == "schedule":
             return {int(rows): budget for rows, budget in self.schedule.items()}
@@ -117,7 +114,7 @@ class GateConfig(Section):
 if typing.TYPE_CHECKING:
 
     class SourcesConfig(Section):
-        """A stand-in for type checkers, since only the registry knows the sources."""
+        """The type for type checkers; the real class has a field for each registered source."""
 
         def __init__(self, **sections: Section) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
@@ -150,13 +147,12 @@ class SamConfig(Section):
 
     `max_draft_tokens` is k, the most tokens drafted per request and step, without the bonus token.
     The `draft_shape` `tree` drafts several continuations of a text at once, at most k tokens per
-    request and `step_budget` tokens for all requests. `auto` drafts trees where the gate `auto`
-    measures that they are faster, and the engine verifies them. The `draft_policy` `fixed` drafts
-    up to k tokens. `confidence` ends a draft where the next token's chance to be accepted falls
-    below `min_confidence`; chances are learned from what the engine accepts. `pad_drafts` fills
-    drafts up to k, so that steps keep the shape of a captured graph; `auto` does so where the
-    engine's graphs need it. With `scheduling` `auto` the engine schedules a step ahead where it
-    can, and drafts are bound late; with `sync` it never does.
+    request and `step_budget` tokens for all requests. The shape `auto` drafts trees if the engine
+    can verify them and the gate `auto` measures that they are faster. The `draft_policy` `fixed`
+    drafts up to k tokens. `confidence` ends a draft if the next token's probability of acceptance,
+    which is learned, is below `min_confidence`. `pad_drafts` pads drafts to k tokens, so that steps
+    fit a captured graph; `auto` does so if the engine's graphs need it. With `scheduling` `auto`
+    the engine schedules one step ahead if it can, and drafts are bound late. `sync` never does so.
     """
 
     PATH: ClassVar[str] = "sam"
@@ -219,8 +215,8 @@ class RolloutSamplerConfig(Section):
     It is used with and without speculation. `stock` is the engine's own sampler. `vectorised` is
     rejection sampling without loops. `coupled` draws every token with the Gumbel noise of its
     position, so that drafts do not change what is sampled. `coupled_inversion` does the same with
-    one random number per position; rounding changes more of its tokens. `batch_invariant` has the
-    engine use kernels that round a token alike whatever is computed beside it.
+    one random number per position; rounding changes more of its tokens. With `batch_invariant` the
+    engine uses kernels whose rounding does not depend on the other tokens of a batch.
     """
 
     PATH: ClassVar[str] = "rollout_sampler"
@@ -235,7 +231,7 @@ class RolloutSamplerConfig(Section):
 
     @property
     def is_coupled(self) -> bool:
-        """Whether texts are the same with drafts and without, token for token."""
+        """Whether texts are the same with and without drafts, token for token."""
         return self.kind in COUPLINGS
 
     @property
@@ -248,12 +244,12 @@ class RolloutSamplerConfig(Section):
 class SentinelConfig(Section):
     """The thresholds of the sentinel's warnings (`sam_rollout/telemetry/sentinel.py`).
 
-    `steps` is the number of training steps that are judged together where a single one says too
-    little. Below the ratio `least_acceptance` of accepted to verified draft tokens, drafts count as
+    `steps` is the number of training steps that are judged together if a single one is not enough.
+    Below the ratio `least_acceptance` of accepted to verified draft tokens, drafts count as
     hardly accepted. `largest_fall` is the largest relative fall, from one training step to the
     next, of accepted tokens per verified draft token and of accepted tokens per engine step with an
-    open gate. `largest_ratio` bounds the ratio, either way, of the differences between rollout and
-    trainer probabilities in this run and in the baseline.
+    open gate. The difference between rollout and trainer probabilities may be larger or smaller
+    than in the baseline by at most the factor `largest_ratio`.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry.sentinel"
@@ -267,7 +263,7 @@ class SentinelConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class ProofConfig(Section):
-    """A test, inside the run, whether drafts change a text (`sam_rollout/telemetry/proof.py`).
+    """The comparison of a run's texts with texts without drafts (`sam_rollout/telemetry/proof.py`).
 
     Every `every`-th training step samples `responses` of its responses again without drafts; 0
     never does.
@@ -288,7 +284,7 @@ class RolloutTelemetryConfig(Section):
     """The record of a rollout, with or without speculation; the Hydra group `rollout_telemetry`.
 
     The long tail is the time in which at most `tail_threshold` requests run. It does not depend on
-    the gate's threshold, so that runs with and without speculation measure the same stretch.
+    the gate's threshold, so runs with and without speculation measure the same time.
     `record_traces` keeps token ids for replay. `progress` shows a line about the running rollout on
     the console; `auto` does so on a terminal. `curve_every` is the number of training steps between
     two curves of running requests for wandb and TensorBoard; 0 draws none. `sentinel` warns of
@@ -309,7 +305,7 @@ class RolloutTelemetryConfig(Section):
 class CompareConfig(Section):
     """The comparison of a run with others while it trains; the Hydra group `compare`.
 
-    `baseline_run` is the folder of a finished run whose figures are logged beside this run's own.
+    `baseline_run` is the folder of a finished run whose metrics are logged beside this run's own.
     `group` is the wandb group of all runs of one comparison. Both may be empty.
     """
 
@@ -331,9 +327,9 @@ class DynamicSamplingConfig(Section):
     """DAPO's replacement of prompts without a signal; the Hydra group `dynamic_sampling`.
 
     The kind `rounds` samples whole rounds of `gen_batch_size` prompts, at most `max_rounds` per
-    step (0 for no limit). `refill` is verl's own: it replaces every dropped prompt at once. `none`
-    drops nothing. The run ends if responses fail in more than `max_failed_share` of a step's
-    groups. Finished responses are looked for every `poll_interval_s` seconds.
+    step (0 for no limit). `refill` is verl's method: it replaces every dropped prompt at once.
+    `none` drops nothing. The run ends if responses fail in more than `max_failed_share` of a step's
+    groups. The trainer looks for finished responses every `poll_interval_s` seconds.
     """
 
     PATH: ClassVar[str] = "dynamic_sampling"

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-# record_property(SHOWN, text): a line for the end of the output, where no passing test prints.
-SHOWN = "shown"
 FOLDER_MARKERS = {
     "unit": "unit",
     "recipes": "unit",
@@ -19,13 +17,6 @@ FOLDER_MARKERS = {
 }
 # Folders whose tests start engines need more than the default of pyproject.toml.
 TIMEOUTS_S = {"contracts": 600, "integration": 600, "ascend": 600, "e2e": 1800, "cluster": 1800}
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for report in terminalreporter.getreports("passed"):
-        for name, text in report.user_properties:
-            if name == SHOWN:
-                terminalreporter.write_line(str(text))
 
 
 def pytest_collection_finish() -> None:

@@ -1,109 +1,34 @@
-"""A device that is not there: known texts, and kernels that take a given time on a timeline.
-
-vLLM's scheduler, message queues, model runner, our drafter and the processing of outputs are the
-real code, on a CPU. The model is not: a step takes `step_s` and `token_s` for each token it scores,
-and samples what the text of its request goes on with. A pass of a head takes a tenth of `step_s`,
-and drafts nothing that is right. Launching a step keeps the host busy for `launch_s`; after that
-the host is free until it asks for the result, as beside an accelerator.
-
-`asynchronous_scheduling` alone leaves the model in its place: vLLM's asynchronous path, on a CPU.
-"""
+"""vLLM's asynchronous path on a CPU, with stand-ins for a device's streams and events."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
-
-from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _NOT_THERE = -7
-# What lies between the end of a step and the launch of the next, where that waits for its tokens.
-PARTS = ("waking", "taking tokens in", "drafting", "writing drafts")
-TEXT_KEY = "emulated_text"  # of extra_args: the number of a request's text
 
 
-@dataclass
 class Device:
-    """The timeline. Times are seconds of `time.perf_counter`."""
+    """The work that streams and events order; here all has ended that was launched.
 
-    step_s: float = 0.01
-    token_s: float = 1e-5
-    launch_s: float = 3e-4
-    free_at: float = 0.0
-    # Requests, tokens, seconds idle before, seconds of work.
-    steps: list[tuple[int, int, float, float]] = field(default_factory=list)
-    # Of steps that wait for the tokens of the one before, seconds of each of `PARTS`.
-    parts: list[tuple[float, ...]] = field(default_factory=list)
-    _marks: list[float] = field(default_factory=list)
+    `benchmarks/emulated_device.py` puts a device with a timeline in its place.
+    """
 
-    def mark(self) -> None:
-        """Something that `PARTS` begins or ends with has happened."""
-        self._marks.append(time.perf_counter())
-
-    def begin_parts(self) -> None:
-        """The tokens of the step under way are waited for."""
-        self._marks = [self.free_at]
-
-    def launch(self, requests: int, tokens: int) -> None:
-        """Start a step when the one before has ended."""
-        self.mark()
-        if len(self._marks) == len(PARTS) + 1:
-            pairs = itertools.pairwise(self._marks)
-            self.parts.append(tuple(max(0.0, after - before) for before, after in pairs))
-        self._marks = []
-        end = time.perf_counter() + self.launch_s
-        while time.perf_counter() < end:
-            pass
-        now = time.perf_counter()
-        self.steps.append((requests, tokens, max(0.0, now - self.free_at), 0.0))
-        self.free_at = max(now, self.free_at)
-        self.work(self.step_s + self.token_s * tokens)
-
-    def work(self, seconds: float) -> None:
-        """Take longer for the step that was launched last."""
-        self.free_at += seconds
-        *step, busy = self.steps[-1]
-        self.steps[-1] = (*step, busy + seconds)
+    free_at = 0.0  # when the work has ended that was launched, by `time.perf_counter`
 
     def wait(self, until: float) -> None:
-        """Block the caller, and nobody else."""
+        """Block the calling thread alone."""
         if (left := until - time.perf_counter()) > 0:
             time.sleep(left)
 
 
 DEVICE = Device()
-
-
-def _note_parts() -> None:
-    """Have late binding's steps mark where their parts end."""
-    from sam_rollout.integrations.vllm.scheduling.late_binding import Launched
-    from sam_rollout.session.session import DraftSession
-
-    wait, step = Launched.wait, DraftSession.step
-
-    def marked_wait(self: Any, *, urgent: bool = False) -> Any:
-        if urgent:
-            DEVICE.begin_parts()
-        tokens = wait(self, urgent=urgent)
-        DEVICE.mark()
-        return tokens
-
-    def marked_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        DEVICE.mark()
-        drafts = step(self, *args, **kwargs)
-        DEVICE.mark()
-        return drafts
-
-    Launched.wait, DraftSession.step = marked_wait, marked_step  # type: ignore[method-assign]
 
 
 class _Event:
@@ -117,13 +42,13 @@ class _Event:
         self._at = DEVICE.free_at
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
-        """A copy that holds something else until somebody has seen that this has happened."""
+        """Return a copy that holds other numbers until this event is waited for."""
         target = torch.full_like(source, _NOT_THERE)
         self.add(target, source.clone())
         return target
 
     def add(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """`source` is in `target` once somebody has seen that this has happened."""
+        """Copy `source` to `target` once this event is waited for."""
         self._copies.append((target, source))
 
     def synchronize(self) -> None:
@@ -228,96 +153,3 @@ def asynchronous_scheduling() -> Iterator[None]:
         os.environ.pop(_METHOD, None)
         if method is not None:
             os.environ[_METHOD] = method
-
-
-def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
-    """Put the device into the model's place in every engine that is made from here on.
-
-    Args:
-        texts: prompt and response; a request's number is `extra_args[TEXT_KEY]`.
-    """
-    import vllm.v1.worker.cpu_worker as worker
-    from vllm.v1.outputs import SamplerOutput
-    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
-
-    longest = max(len(prompt) + len(response) for prompt, response in texts)
-    known = np.zeros((len(texts), longest + 64), np.int32)
-    for row, (prompt, response) in enumerate(texts):
-        known[row, : len(prompt) + len(response)] = prompt + response
-
-    class EmulatedRunner(CPUModelRunner):
-        """A runner whose forward pass takes time on the device, and none of the host."""
-
-        _scored = 0  # tokens of the step under way; 0 while the engine warms up
-        _ids: tuple[str, ...] = ()
-
-        def load_model(self, *args: Any, **kwargs: Any) -> None:
-            super().load_model(*args, **kwargs)
-            self.model.compute_logits = lambda hidden: hidden[:, :1]
-            width = self.model_config.get_hidden_size()
-            self._hidden = torch.zeros(self.max_num_tokens + 64, width)
-            if self.use_aux_hidden_state_outputs:  # a head drafts
-                self.drafter.propose = self._pass
-
-        def _pass(self, num_speculative_tokens: int, *, next_token_ids: Any, **_: Any) -> Any:
-            if DEVICE.steps:  # none while the engine warms up
-                DEVICE.work(max(1, num_speculative_tokens) * DEVICE.step_s / 10)
-            return torch.zeros(len(next_token_ids), num_speculative_tokens, dtype=torch.int64)
-
-        def _prepare_inputs(self, scheduler_output: Any, *args: Any) -> Any:
-            self._scored = scheduler_output.total_num_scheduled_tokens
-            return super()._prepare_inputs(scheduler_output, *args)
-
-        def _model_forward(self, input_ids: Any = None, *_args: Any, **_kwargs: Any) -> Any:
-            if self._scored:
-                DEVICE.launch(self.input_batch.num_reqs, self._scored)
-            self._scored = 0
-            hidden = self._hidden[: input_ids.shape[0]]
-            return (hidden, [hidden] * 3) if self.use_aux_hidden_state_outputs else hidden
-
-        def _rows(self) -> np.ndarray:
-            if tuple(self.input_batch.req_ids) != self._ids:
-                self._ids = tuple(self.input_batch.req_ids)
-                asked = (self.requests[name].sampling_params.extra_args for name in self._ids)
-                self._texts = np.array([extra[TEXT_KEY] for extra in asked])
-            return self._texts
-
-        def _sample(self, logits: Any, metadata: Any) -> Any:
-            rows = self._rows()
-            if metadata is None:
-                last = self.query_start_loc.np[1 : len(rows) + 1] - 1
-                sampled = known[rows, self.positions.numpy()[last] + 1][:, None]
-            else:
-                counts, k = np.array(metadata.num_draft_tokens), metadata.max_spec_len
-                first = metadata.cu_num_draft_tokens.numpy() + np.arange(len(rows)) - counts
-                first = metadata.logits_indices.numpy()[first]
-                place = self.positions.numpy()[first][:, None] + 1 + np.arange(k + 1)
-                sampled = known[rows[:, None], place]
-                drafts = np.full((len(rows), k), -1, np.int32)
-                drafts[np.arange(k) < counts[:, None]] = metadata.draft_token_ids.numpy()
-                right = (drafts == sampled[:, :k]).cumprod(1).sum(1)
-                sampled[np.arange(k + 1) > right[:, None]] = -1
-            tokens = torch.from_numpy(np.ascontiguousarray(sampled, np.int32))
-            return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
-
-        def _bookkeeping_sync(self, *args: Any) -> Any:
-            if not self.use_async_scheduling:
-                DEVICE.wait(DEVICE.free_at)
-            return super()._bookkeeping_sync(*args)
-
-    worker.CPUModelRunner = EmulatedRunner  # type: ignore[misc]
-    _note_parts()
-
-
-class EmulatedWorkerExtension(SamWorkerExtension):
-    """Worker methods that set the device's times and tell what it did."""
-
-    def device_begin(self, step_s: float, token_s: float, launch_s: float) -> None:
-        """Set its times, and forget what it did."""
-        DEVICE.step_s, DEVICE.token_s, DEVICE.launch_s = step_s, token_s, launch_s
-        DEVICE.steps.clear()
-        DEVICE.parts.clear()
-
-    def device_steps(self) -> tuple[bool, list[tuple[int, int, float, float]], list[tuple]]:
-        """Whether it schedules asynchronously; requests, tokens, idle seconds; seconds of parts."""
-        return self.model_runner.use_async_scheduling, list(DEVICE.steps), list(DEVICE.parts)

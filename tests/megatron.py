@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 FETCH_S = 120
 # The stand-in for CUDA and its kernels has to come first.
 FOLDERS = (ROOT / "tests" / "megatron_on_cpu", ROOT / ".cache" / "megatron")
-# Of `override_transformer_config`: fusions are kernels of CUDA's.
+# Entries of `override_transformer_config`: fusions are kernels of CUDA's.
 ON_CPU = {"use_cpu_initialization": True} | dict.fromkeys(
     (
         "apply_rope_fusion",

@@ -19,7 +19,7 @@ IMPORTED_ONCE = ["sam_rollout.heads.online", "sam_rollout.integrations.verl.stat
 
 
 def in_processes(function: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
-    """Call `function(rank, *arguments)` in so many processes; their results, by rank.
+    """Call `function(rank, *arguments)` in `count` processes; return their results, by rank.
 
     Tensors in results become arrays. A process that does not answer within LIMIT_S is ended,
     and the test with it.

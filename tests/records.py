@@ -1,4 +1,4 @@
-"""Records with the columns that a test cares about; the others have values nobody looks at."""
+"""Records with the columns that a test sets; the others have values that no test reads."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def traces(*rows: TraceRecord) -> pa.Table:
 
 
 def by_source(**counts: int) -> list[int]:
-    """A list per source as records hold it, whatever sources there are: `by_source(own=4)`."""
+    """A list with a number for each source, as records hold it: `by_source(own=4)`."""
     return [counts.get(name, 0) for name in NAMES]

@@ -1,13 +1,11 @@
-"""What upstream publishes, fetched with pip, and upstream's own tests in a process of their own."""
+"""What upstream publishes, fetched with pip."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +15,6 @@ import pytest
 CACHE = Path(__file__).parents[1] / ".cache"
 SDISTS = CACHE / "sdists"
 DOWNLOAD_TIMEOUT_S = 300
-TESTS_TIMEOUT_S = 300
 
 
 class SourcesUnavailable(Exception):
@@ -63,34 +60,3 @@ def download(requirement: str, folder: Path, *options: str) -> str | None:
         for downloaded in Path(fresh).iterdir():
             downloaded.rename(folder / downloaded.name)
     return None
-
-
-def unpack_tests(archive: Path, folder: Path) -> None:
-    """Unpack the tests alone: what is installed is to be tested."""
-    with tarfile.open(archive) as opened:
-        for member in opened:
-            member.name = member.name.partition("/")[2]
-            if member.name.startswith("tests/"):
-                opened.extract(member, folder, filter="data")
-
-
-def run_tests(folder: Path, plugin: str, *arguments: str) -> dict[tuple[str, str], str]:
-    """Run tests that were unpacked into a folder, with a pytest plugin that lies in it.
-
-    Returns:
-        (module, test) -> empty if it passed, "skipped", or what went wrong.
-    """
-    report = folder / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider"]
-    command += [f"--junit-xml={report}", *arguments]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=TESTS_TIMEOUT_S
-    )
-    assert report.is_file(), done.stdout[-3000:] + done.stderr[-3000:]
-    results = {}
-    for case in ElementTree.parse(report).iter("testcase"):
-        module = next(part for part in case.get("classname").split(".") if part.startswith("test_"))
-        problems = [child for child in case if child.tag in ("failure", "error", "skipped")]
-        text = "\n".join(p.tag if p.tag == "skipped" else p.get("message", "") for p in problems)
-        results[module, case.get("name")] = text
-    return results

@@ -1,1 +1,1 @@
-"""Arbitrage: a small model writes, a large one rewrites the steps where it would do better."""
+"""Arbitrage: a small model writes steps, and a large one rewrites those that it would improve."""

@@ -4,7 +4,7 @@
     python -m recipes.arbitrage train --base SMALL_MODEL --router ROUTER
     python -m recipes.arbitrage report --draft D --target T --data test.parquet --router ROUTER
 
-Without models and data it takes the tiny models and the synthetic task: docs/arbitrage.md.
+By default it uses the tiny models and the synthetic task: docs/arbitrage.md.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     add("--draft", default=TINY_DRAFT, help="the small model: checkpoint folder or hub name")
     add("--target", default=TINY_MODEL, help="the large one, with the same vocabulary")
     add("--data", type=Path, help="parquet file of prepare_data; default: the synthetic task")
-    add("--limit", type=int, help="only the first so many rows")
+    add("--limit", type=int, help="use only this many rows")
     add("--samples", type=int, default=1, help="answers per row")
     add("--no-thinking", action="store_true", help="ask for an answer at once")
     add("--reward", default=CHECKER, help="the synthetic task's checker, or a reward model")
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 def _problems(options: argparse.Namespace, split: str) -> list[report.Problem]:
     prepare_environment()  # before transformers imports torch
     rows = rows_of(options.data, options.limit, split)
-    options.model = options.target  # whose chat template and tokens these are
+    options.model = options.target  # its chat template and tokenizer make the prompts
     return [
         report.Problem(
             Solution(row["prompt"][-1]["content"], asked.prompt_ids, asked.identity),
@@ -84,7 +84,7 @@ def _problems(options: argparse.Namespace, split: str) -> list[report.Problem]:
 
 
 def _engines(options: argparse.Namespace, problems: Sequence[report.Problem]) -> tuple[Any, ...]:
-    """Models, sampling and engine arguments, as ``authors`` takes them."""
+    """Return models, sampling and engine arguments for ``authors``."""
     names = ("temperature", "top_p", "max_step_tokens", "max_tokens", "seed")
     sampling = Sampling(
         options.delimiter.replace("\\n", "\n"), **{name: getattr(options, name) for name in names}
@@ -141,7 +141,7 @@ def _train(options: argparse.Namespace) -> None:
 
 def _thresholds(options: argparse.Namespace) -> dict[str, list[float]]:
     if options.router is None:
-        raise ValueError("--router: name its folder; it holds what thresholds follow from")
+        raise ValueError("--router: name its folder; thresholds are computed from a file in it")
     return calibrate(pd.read_json(options.router / HELD_OUT, lines=True), options.shares)
 
 
@@ -162,7 +162,7 @@ def _report(options: argparse.Namespace) -> None:
     setting = {name: str(value) for name, value in vars(options).items() if name != "output"}
     record = {
         "machine": machine("torch", engine_package(), "transformers"),
-        # A name says enough; where it lay on the machine that measured does not matter.
+        # The record has names without the folders of this machine.
         "setting": {of: Path(to).name if Path(to).exists() else to for of, to in setting.items()},
         "router": json.loads((options.router / QUALITY).read_text()) if asked else {},
         "points": rows,

@@ -32,7 +32,7 @@ SIDES = ("off", "on")  # whether both engines draft
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling of both models; ``delimiter`` ends a step; limits are in tokens."""
+    """The sampling of both models. The text ``delimiter`` ends a step; limits are in tokens."""
 
     delimiter: str = "\n\n"
     temperature: float = 1.0
@@ -43,7 +43,7 @@ class Sampling:
 
 
 class Engine:
-    """A model in an engine that takes requests at any time, and steps when ``work`` is called."""
+    """A model in an engine that takes requests at any time and runs a step per call of ``work``."""
 
     def __init__(self, engine: LLM) -> None:
         self.engine = engine
@@ -52,11 +52,7 @@ class Engine:
         self.names = itertools.count()  # of requests
 
     async def ask(self, tokens: list[int], parameters: Any) -> Any:
-        """Return the output of a request once ``work`` has finished it.
-
-        Raises:
-            ValueError: The engine refuses the request.
-        """
+        """Return the output of a request once ``work`` has finished it."""
         from vllm import TokensPrompt
 
         name, ended = str(next(self.names)), asyncio.get_running_loop().create_future()
@@ -74,17 +70,13 @@ class Engine:
                 self.waiting.pop(output.request_id).set_result(output)
 
     def forget(self) -> None:
-        """Forget all texts before another run.
-
-        Raises:
-            RuntimeError: The engine still holds what it read.
-        """
+        """Forget all texts before another run."""
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("the engine did not reset its prefix cache: requests are under way")
 
 
 class EngineAuthor(Engine):
-    """One of the two writing models; it counts its ``tokens`` and the ``run``."""
+    """One of the two writing models; ``tokens`` counts its tokens, ``run`` its runs."""
 
     def __init__(self, name: str, engine: LLM, sampling: Sampling) -> None:
         super().__init__(engine)
@@ -117,7 +109,7 @@ class EngineAuthor(Engine):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        # The models draw independently, because that makes a second try worth more.
+        # The two models have different seeds, so their steps are independent.
         seed = 2 * self.sampling.seed + (self.name == TARGET)
         sibling = solution.identity.sibling
         own = identify(solution.prompt, seed=seed, step=sample, sibling=sibling, split=VAL_SPLIT)
@@ -139,11 +131,6 @@ def authors(
 ) -> Iterator[tuple[EngineAuthor, EngineAuthor]]:
     """Run the draft model and the target for the length of a ``with`` statement.
 
-    Args:
-        models: ``DRAFT`` and ``TARGET`` to checkpoint folder or hub name.
-        sampling: The sampling of both.
-        arguments: ``DRAFT`` and ``TARGET`` to engine arguments.
-
     Raises:
         ValueError: The vocabularies differ, so one model cannot continue the other's tokens.
     """
@@ -163,7 +150,7 @@ def authors(
 
 
 class _Judge(Engine):
-    """A model of two classes that judges steps; it is a ``Score`` function, in 0..1."""
+    """A model of two classes that judges steps with a number in 0..1; it is a ``Score``."""
 
     def __init__(self, engine: LLM, task: str) -> None:
         from vllm import PoolingParams

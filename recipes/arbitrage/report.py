@@ -1,4 +1,4 @@
-"""Accuracy against cost of every mode, with this project's drafts off and on in both engines."""
+"""Measures accuracy and cost of every mode, with drafts off and on in both engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Point = tuple[str, float]  # mode and tau
 
 @dataclass(frozen=True)
 class Problem:
-    """A solution without steps, and source and truth by which the training's reward scores it."""
+    """A solution without steps, with the data source and right answer that the reward needs."""
 
     blank: Solution
     source: str
@@ -36,7 +36,7 @@ class Problem:
 
 
 def points(modes: Sequence[str], thresholds: Mapping[str, Sequence[float]]) -> list[Point]:
-    """The modes, each with all its thresholds of ``router.calibrate``, repeated ones once."""
+    """Return each mode with each of its different thresholds from ``router.calibrate``."""
     return [(mode, tau) for mode in modes for tau in dict.fromkeys(thresholds.get(mode, [0.0]))]
 
 
@@ -48,13 +48,6 @@ def measure(
     sides: Sequence[str],
 ) -> list[dict[str, Any]]:
     """Answer all problems at every point, and return accuracy and cost.
-
-    Args:
-        problems: The problems to answer.
-        tried: Modes and thresholds.
-        judges: See ``choice_of``.
-        setup: Models, sampling and engine arguments, see ``authors``.
-        sides: Some of ``engines.SIDES``.
 
     Returns:
         One row per point: accuracy, tokens and steps of the first side's answers, and by side the

@@ -1,9 +1,9 @@
 """The router of Arbitrage, which predicts whether the target would write a better step.
 
-It is trained as published. The labels say whether the mean process reward of several target steps
-is higher than the draft's. The more frequent label is sampled down. The router also reads the
-author of each earlier step. Pairs are tables with the columns ``problem``, ``text`` (that the
-router reads), and the process rewards ``draft`` and ``target``.
+Its training is the published one. A label says whether the mean process reward of several target
+steps is higher than the draft's. The more frequent label is sampled down. The router also reads the
+author of each earlier step. Pairs are tables with the columns ``problem``, ``text`` (the router's
+input), and the process rewards ``draft`` and ``target``.
 """
 
 from __future__ import annotations
@@ -39,18 +39,10 @@ def collect(
     seed: int = 0,
     progress: Callable[[], object] = lambda: None,
 ) -> pd.DataFrame:
-    """Let both models write every step, and return one pair per step.
+    """Let both models write every step, and return one pair per step; fill in the solutions.
 
-    A coin decides from which model's step an answer continues, so that the router sees both.
-
-    Args:
-        solutions: Answers without steps; they are filled in.
-        draft: The small model.
-        target: The large model.
-        reward: Process rewards of steps, in 0..1.
-        samples: Steps of the target whose rewards are averaged.
-        seed: The coin's seed.
-        progress: Called whenever an answer ends.
+    A coin decides from which model's step an answer continues, so that the router sees both. The
+    target's reward is the mean over `samples` of its steps.
     """
     pairs = []
 
@@ -68,23 +60,19 @@ def collect(
 
 
 def labels(pairs: pd.DataFrame) -> pd.Series:
-    """1 where the target's step is better, else 0."""
+    """Return 1 for each pair in which the target's step is better, else 0."""
     return (pairs["target"] > pairs["draft"]).astype(int)
 
 
 def split(pairs: pd.DataFrame, held_out: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Pairs to train on and pairs held out; no problem is in both."""
+    """Split pairs into those to train on and held-out ones; no problem is in both."""
     drawn = pairs["problem"].drop_duplicates().sample(frac=held_out, random_state=0)
     is_held_out = pairs["problem"].isin(drawn)
     return pairs[~is_held_out], pairs[is_held_out]
 
 
 def balance(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Return equally many pairs of both labels, shuffled.
-
-    Raises:
-        ValueError: A label does not occur.
-    """
+    """Return equally many pairs of both labels, shuffled."""
     groups = pairs.groupby(labels(pairs))
     if len(groups) < 2:
         raise ValueError(f"{len(pairs)} pairs, all of one label: collect more of them")
@@ -93,12 +81,6 @@ def balance(pairs: pd.DataFrame) -> pd.DataFrame:
 
 def train(pairs: pd.DataFrame, base: str, output: Path, **changes: Any) -> dict[str, float]:
     """Train a router from a small language model, and write it with its answers to held-out pairs.
-
-    Args:
-        pairs: The result of ``collect``.
-        base: Checkpoint folder or hub name.
-        output: Folder of the router, in transformers' format.
-        changes: Arguments of transformers' ``TrainingArguments``.
 
     Returns:
         The number of pairs it was ``trained`` on, and the ``quality`` on held-out pairs.

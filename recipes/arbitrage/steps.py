@@ -1,10 +1,10 @@
-"""Step-level speculation: a draft model writes a step, the target rewrites it where that pays.
+"""Step-level speculation: a draft model writes each step, and the target rewrites some of them.
 
-The method is Arbitrage (Berkeley, Apple, ICSI, LBNL, 2025). Speculative decoding keeps the target's
-distribution. This does not: the draft model's steps stay wherever the mode is content with them.
+The method is Arbitrage (Berkeley, Apple, ICSI, LBNL, 2025). Unlike speculative decoding, it does
+not keep the target's distribution, because accepted steps of the draft model stay in the answer.
 
-Each answer is a coroutine that waits for models, and models serve all that wait together: no
-answer waits for a longer step of another. Prefix caches of the engines keep what was read before.
+Each answer is a coroutine. A model serves all waiting answers together, so no answer waits for a
+longer step of another one. The engines' prefix caches keep the texts read before.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Protocol
 from sam_rollout.core.identity import RequestIdentity
 
 DRAFT, TARGET = "draft", "target"
-# Answers under way: enough to keep engines full, few enough for their prefix caches.
+# Most answers at a time: enough to keep the engines full, and few enough for their prefix caches.
 MOST_AT_ONCE = 256
 MODES = (DRAFT, TARGET, "rsd", "router", "oracle")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step as token ids and text, its delimiter included; ``last`` if the answer ends with it."""
+    """A step, with its delimiter; ``last`` says whether the answer ends with it."""
 
     tokens: tuple[int, ...]
     text: str
@@ -34,10 +34,10 @@ class Step:
 
 @dataclass
 class Solution:
-    """An answer that grows: question, token ids before the answer, who it is, and its steps."""
+    """An answer that is being written."""
 
     question: str
-    prompt: list[int]
+    prompt: list[int]  # token ids before the answer
     identity: RequestIdentity
     steps: list[Step] = field(default_factory=list)
 
@@ -56,15 +56,15 @@ class Author(Protocol):
     """A model that writes steps."""
 
     def work(self) -> None:
-        """Serve the requests that wait, if there are any."""
+        """Serve the waiting requests, if there are any."""
 
     async def write(self, solution: Solution, sample: int = 0) -> Step:
         """Write a solution's next step; ``sample`` numbers independent tries."""
 
 
-# A solution and a step that might come next -> a number.
+# A solution and a possible next step -> a number.
 Score = Callable[[Solution, Step], Awaitable[float]]
-# The same -> the step that the solution goes on with.
+# A solution and a possible next step -> the next step.
 Choice = Callable[[Solution, Step], Awaitable[Step]]
 
 
@@ -79,9 +79,9 @@ def solve(
 
     Args:
         solutions: Answers without steps; they are filled in.
-        author: Who writes every step first.
-        choose: What is made of it; by default it stays.
-        servers: What else is waited for; one that has no ``work`` answers at once.
+        author: The model that writes every step first.
+        choose: Chooses the final step; by default the author's step stays.
+        servers: Other models that answers wait for; one without ``work`` answers at once.
         progress: Called whenever an answer ends.
     """
 
@@ -98,7 +98,7 @@ def solve(
         room = asyncio.Semaphore(MOST_AT_ONCE)
         answers = asyncio.gather(*(answer(solution, room) for solution in solutions))
         while not answers.done():
-            await asyncio.sleep(0)  # answers go on until each waits again
+            await asyncio.sleep(0)  # lets every answer run until it waits
             for server in working:
                 server.work()
         await answers
@@ -107,15 +107,16 @@ def solve(
 
 
 def choice_of(mode: str, tau: float, target: Author, judges: dict[str, Score]) -> Choice:
-    """How a mode chooses between the draft model's step and the target's.
+    """Return a mode's choice between the draft model's step and the target's.
 
     Args:
-        mode: ``rsd`` rewrites steps whose process reward is below ``tau``, ``router`` those that
-            the target is said to improve with a chance above ``tau``. ``oracle`` has both models
-            write, and takes the target's step where its reward is higher by more than ``tau``.
+        mode: ``rsd`` rewrites steps whose process reward is below ``tau``. ``router`` rewrites
+            steps that the target improves with a predicted probability above ``tau``. With
+            ``oracle`` both models write, and the target's step is taken if its reward is higher by
+            more than ``tau``.
         tau: The threshold.
         target: The large model.
-        judges: ``reward``, process rewards in 0..1, and ``router``, chances.
+        judges: ``reward`` gives process rewards, ``router`` probabilities, both in 0..1.
 
     Raises:
         ValueError: The mode is unknown.

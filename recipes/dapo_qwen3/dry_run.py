@@ -1,7 +1,7 @@
 """The plan of a run: what ``--dry-run`` prints.
 
 Everything is read from the composed configuration. Memory is an estimate
-(`sam_rollout/sizing/memory.py`): for certain, only a start on the device tells.
+(`sam_rollout/sizing/memory.py`). Only a start on the device shows whether a setup fits.
 """
 
 from __future__ import annotations
@@ -19,19 +19,15 @@ from sam_rollout.integrations.verl.environment import environment
 from sam_rollout.integrations.verl.layouts import RunLayout, check_layout
 from sam_rollout.integrations.verl.loggers import chosen
 from sam_rollout.integrations.verl.model_drafter import drafter_size
-from sam_rollout.integrations.verl.source_choice import draft_texts
-from sam_rollout.sizing import GIB, EngineLimits, MemoryPlan, plan_memory
+from sam_rollout.integrations.verl.source_choice import rollout_round
+from sam_rollout.sizing.memory import GIB, MemoryPlan, plan_memory
+from sam_rollout.sizing.parallelism import EngineLimits
 
 Rows = dict[str, Any]  # label -> value
 
 
 def show_plan(config: DictConfig) -> None:
-    """Check a configuration and print its plan.
-
-    Raises:
-        ConfigError: A setting is wrong, or the setup cannot fit its devices.
-        VerlRefusal: verl's own checks refuse it.
-    """
+    """Check a configuration and print its plan."""
     run = check(config, ALL_CHECKS, planned=True)
     layout = check_layout(config)
     memory = memory_plan(config, run.sam, layout)
@@ -71,7 +67,7 @@ def memory_plan(config: DictConfig, sam: SamConfig, layout: RunLayout) -> Memory
 
 
 def verified_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Most requests of a step with 1 + k tokens each: drafts, or what fills them up."""
+    """Return the most requests of a step that have k draft tokens each, real ones or padding."""
     if not sam.enabled:
         return 0
     drafting = sam.gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)
@@ -134,7 +130,7 @@ def _expert(size: int) -> str:
 
 def _batch_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> Rows:
     rollout, data, sampling = config.actor_rollout_ref.rollout, config.data, run.sampling
-    shared = draft_texts(config, run).shared
+    shared = rollout_round(config, run)
     mini, training = config.actor_rollout_ref.actor.ppo_mini_batch_size, data.train_batch_size
     each = mini * rollout.n
     rank = each // layout.training.data_parallel
@@ -158,7 +154,7 @@ def _speculation_rows(config: DictConfig, run: RunConfig, layout: RunLayout) -> 
     decided = {f"decided ({n})": line for n, line in enumerate(run.decisions, 1)}
     if not run.sam.enabled:
         return {"sam.enabled": "false"} | decided | tail
-    kept = draft_texts(config, run).bytes_of(run.sam)
+    kept = rollout_round(config, run).bytes_of(run.sam)
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in kept.items())
     rows = {
         "sam.enabled": "true",

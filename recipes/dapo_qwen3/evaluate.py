@@ -1,19 +1,18 @@
 """Measures pass@1 of a model with speculation off and on, on the same prompts and random numbers.
 
-Why it exists: speculation must not change how good the answers are (section 2.2 of the article on
-speculation in RL training), and rewards logged during training are those of training prompts.
-Usage:
+Speculation must not change how good the answers are (section 2.2 of the article on speculation in
+RL training). Training only logs the rewards of training prompts. Usage:
 
     python -m recipes.dapo_qwen3.evaluate                     # tiny model, synthetic test set
     python -m recipes.dapo_qwen3.prepare_data gsm8k --output-dir data/gsm8k
     python -m recipes.dapo_qwen3.evaluate --model Qwen/Qwen3-8B --data data/gsm8k/test.parquet \\
         --samples 4 --max-tokens 8192 --tensor-parallel-size 2
 
-Both sides are printed with 95 % intervals over problems, and their paired difference. A problem is
-a prompt: rows that hold the same one are further samples of it. With ``--rollout-sampler coupled``
-(the default) or ``coupled_inversion`` and with ``--greedy`` a stronger statement is checked: every
-response has to be the same one, up to numerical ties. Exit status 1: it was not, or nothing was
-drafted and equality proves nothing; 2: the evaluation could not be made.
+The program prints both sides with 95 % intervals over problems, and their paired difference. A
+problem is a prompt; rows with the same prompt are further samples of it. With
+``--rollout-sampler coupled`` (the default), ``coupled_inversion`` or ``--greedy``, every response
+must also be the same on both sides, up to numerical ties. Exit status 1: responses differ, or
+nothing was drafted, so that equality proves nothing. 2: the evaluation failed to run.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ ABOVE_0 = ("limit", "samples", "draft_tokens", "gate", "temperature", "max_token
 
 @dataclass(frozen=True)
 class Response:
-    """One scored response. ``accuracy`` is 1.0 or 0.0, ``clipped`` whether its limit ended it."""
+    """One scored response; ``accuracy`` is 1.0 or 0.0, ``clipped`` means cut at the limit."""
 
     prompt_ids: list[int]
     text: str
@@ -64,10 +63,10 @@ def _ask(
     options: argparse.Namespace,
     **changes: Any,
 ) -> list[Any]:
-    """Answer requests, each with a text to go on from; ``changes`` are those of the sampling."""
+    """Continue each request's text; ``changes`` replace sampling parameters."""
     from vllm import SamplingParams, TokensPrompt
 
-    # The engine's own sampler knows no keys; a seed makes its responses repeatable at least.
+    # The engine's own sampler has no keys. A seed makes its responses repeatable.
     seeded = options.rollout_sampler == "stock" and not options.greedy
     common = {
         "temperature": 0.0 if options.greedy else options.temperature,
@@ -110,10 +109,10 @@ def generate(
 def logprobs_after(
     engine: Any, options: argparse.Namespace, request: Request, text: list[int]
 ) -> np.ndarray:
-    """Return the engine's log-probabilities, [vocabulary], of what follows a text.
+    """Return the engine's log-probabilities, [vocabulary], of the token that follows a text.
 
-    One text a call: the engine returns Python objects for the whole vocabulary, some 50 MB for
-    150,000 tokens.
+    Each call takes one text, because the engine returns a Python object for every token of the
+    vocabulary: 50 MB for 150,000 tokens.
     """
     only_next = {"max_tokens": 1, "logprobs": -1, "detokenize": False}
     (answer,) = _ask(engine, [(request, text)], options, **only_next)
@@ -125,7 +124,7 @@ def logprobs_after(
 
 
 def count_drafts(drained: Sequence[dict[str, Any] | None]) -> tuple[int, int]:
-    """Sum drafted and accepted tokens over what the workers' ``sam_drain`` returned."""
+    """Sum drafted and accepted tokens over the results of the workers' ``sam_drain``."""
     # A request's numbers: verify steps, drafted, accepted.
     books = [book for worker in drained if worker for book in worker["requests"].values()]
     return sum(book[1] for book in books), sum(book[2] for book in books)
@@ -136,11 +135,11 @@ def _shares(groups: Groups) -> list[float]:
 
 
 def summarise(groups: Groups, seconds: float, drafts: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-    """Summarise one side; shares between 0 and 1, lengths in tokens, drafted and accepted tokens.
+    """Summarise one side; ``drafts`` are the numbers of drafted and accepted tokens.
 
-    The interval is Wilson's with one sample a problem, else from a bootstrap over problems.
-    ``generation_s`` includes what an engine does at its first call only, which differs between the
-    first engine of a process and the second: no comparison of speeds.
+    The interval is Wilson's with one sample per problem, else from a bootstrap over problems.
+    ``generation_s`` includes the engine's first-call costs, which differ between the first engine
+    of a process and the second, so it does not compare speeds.
     """
     shares, responses = _shares(groups), [response for group in groups for response in group]
     single = len(responses) == len(groups)
@@ -160,11 +159,11 @@ def summarise(groups: Groups, seconds: float, drafts: tuple[int, int] = (0, 0)) 
 def compare(
     off: Groups, on: Groups, parted: Sequence[Divergence], must_be_identical: bool, drafted: bool
 ) -> dict[str, Any]:
-    """Compare two sides that answered the same requests, with what is known of their divergences.
+    """Compare two sides that answered the same requests.
 
-    Returns among others ``difference``, pass@1 on - off, paired by problem, and ``kept``: whether
-    all places examined are ties; None without a promise. It is False if responses diverged and
-    nothing was examined, and without drafts, because nothing was tested.
+    ``difference`` is pass@1 of "on" minus "off", paired by problem. ``kept`` says whether all
+    examined divergences are ties; it is None if responses may differ. It is False if responses
+    diverged and none was examined, or if nothing was drafted.
     """
     difference = mean([right - left for left, right in zip(_shares(off), _shares(on), strict=True)])
     total = sum(map(len, off))
@@ -200,7 +199,7 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
         **{name: getattr(options, name) for name in names},
         # Room for twice the drafts, because vLLM stops drafting close to the limit.
         "max_model_len": longest + 2 * k,
-        # For look_at_ties: log-probabilities of the distribution that is sampled from, all of it.
+        # look_at_ties needs all log-probabilities of the distribution that is sampled from.
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": -1,
     }
@@ -234,7 +233,7 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
 
 
 def _setting(options: argparse.Namespace, rows: int, problems: int) -> dict[str, Any]:
-    """Say what was asked for, without folders: where they lay does not matter."""
+    """Return the options for the record, without the folders of model and data."""
     setting = vars(options).copy()
     for name in ("sides", "limit", "output", "responses"):
         del setting[name]
@@ -267,12 +266,12 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _shown(of: dict[str, float]) -> str:
-    """An ``Estimate``'s fields in a line."""
+    """Format an ``Estimate``'s fields."""
     return f"{of['value']:.4f} [{of['low']:.4f}, {of['high']:.4f}]"
 
 
 def verdict(comparison: dict[str, Any]) -> list[str]:
-    """Say in words what a comparison found."""
+    """Return the result of a comparison as sentences."""
     words = "equal within the interval" if comparison["equal_within_interval"] else "NOT EQUAL"
     parted, looked_at = comparison["divergences"], comparison["looked_at"]
     lines = [
@@ -328,14 +327,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
     asked = parser()
     options = asked.parse_args(arguments)
-    for name in ABOVE_0:  # an engine is slow to say what cannot work
+    for name in ABOVE_0:  # an engine would refuse these values much later
         if (value := getattr(options, name)) is not None and value <= 0:
             asked.error(f"argument --{name.replace('_', '-')}: {value}: must be above 0")
     try:
         return _run(options)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-    except Exception:  # whatever it was: 1 would say that the promise was broken
+    except Exception:  # status 1 would mean that responses differ
         traceback.print_exc()
     return 2
 
@@ -343,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     result = evaluate(rows_of(options.data, options.limit), options)
     responses = result.pop("responses")
-    # Print the result first: it took long, and writing a file may fail.
+    # The result is printed first, because writing a file may fail.
     show(result)
     if options.responses is not None:
         rows = [

@@ -1,10 +1,9 @@
 """Entry point: ``sam-rollout train [experiment=...] [sam=on|off] [key=value ...]``.
 
-``python -m recipes.dapo_qwen3.main`` is the same. It composes the configuration, checks what is
-ours before anything heavy is imported, and hands over to verl's trainer. With ``--dry-run`` it
-prints what would run, and whether it can, and starts nothing: neither data nor weights nor a device
-have to be there. With ``--check-only`` it ends after its own checks; scripts/node.sh asks for them
-before it starts a cluster.
+``python -m recipes.dapo_qwen3.main`` is the same. It composes the configuration, checks it before
+anything heavy is imported, and hands over to verl's trainer. ``--dry-run`` prints the plan of a run
+and starts nothing; it needs neither data, weights nor a device. ``--check-only`` ends after the
+checks; scripts/node.sh runs them before it starts a cluster.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FOLDER = Path(__file__).resolve().parent
 DRY_RUN, CHECK_ONLY = "--dry-run", "--check-only"
 # Hydra would make a run folder and a log file.
 LEAVE_NO_TRACE = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
-# With this variable Hydra raises what it refuses; without it prints a page and ends the process.
+# With this variable, Hydra raises its errors. Without it, Hydra prints a page and ends the process.
 FULL_ERROR = "HYDRA_FULL_ERROR"
 Application = Callable[[DictConfig], None]
 hydra_main = hydra.main(
@@ -42,10 +41,10 @@ except ExperimentError as error:
 
 
 def _application(act: Application) -> Callable[[], None]:
-    """A program that composes the configuration from its arguments, and acts on it.
+    """Return a program that composes the configuration from its arguments and calls `act` with it.
 
-    An override or a file that Hydra refuses ends it with one line, or with Hydra's traceback if
-    HYDRA_FULL_ERROR is set.
+    If Hydra refuses an override or a file, the program ends with one line, or with Hydra's
+    traceback if HYDRA_FULL_ERROR is set.
     """
 
     @functools.wraps(act)
@@ -55,7 +54,7 @@ def _application(act: Application) -> Callable[[], None]:
 
         @functools.wraps(act)
         def composed(config: DictConfig) -> None:
-            os.environ.pop(FULL_ERROR, None)  # it was for composing; what a run raises stays whole
+            os.environ.pop(FULL_ERROR, None)  # only composing needs it
             act(config)
 
         os.environ[FULL_ERROR] = "1"
@@ -71,7 +70,7 @@ def _application(act: Application) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """End with one line where a setting or a data file cannot be right."""
+    """Return a context in which errors of settings and data end the program with one line."""
     try:
         yield
     except ConfigError as error:
@@ -81,7 +80,7 @@ def _refusals() -> Iterator[None]:
 
 
 def make_data(config: DictConfig) -> None:
-    """Make the recipe's own problems where a run names their folder and they are not there."""
+    """Make the recipe's own problems if a run names their folder and the files are missing."""
     file = Path(str(config.data.train_files))
     if file.exists() or file.parent.parent != Path("data").absolute():
         return
@@ -99,7 +98,7 @@ def main(config: DictConfig) -> None:
     from sam_rollout.integrations.verl.launch import launch, naming_the_first_error, prepare_run
 
     with _refusals():
-        settled(config)  # a setting that is wrong is said before anything is made
+        settled(config)  # a wrong setting ends the run before any file is made
         make_data(config)
         run = check(config)
         export_environment(config, run)
@@ -127,11 +126,11 @@ def check_only(config: DictConfig) -> None:
 
 
 def run_command() -> None:
-    """Do what the arguments ask for."""
+    """Run, plan or check the experiment, as the arguments say."""
     for flag, function in ((DRY_RUN, dry_run), (CHECK_ONLY, check_only)):
         if flag in sys.argv:
             given = [part for part in sys.argv[1:] if part != flag]
-            # Beside the first override: Hydra takes none behind its own flags once there were some.
+            # Hydra accepts overrides only in one block, so these go beside the first one.
             place = next((i for i, part in enumerate(given) if "=" in part), len(given))
             sys.argv[1:] = [*given[:place], *LEAVE_NO_TRACE, *given[place:]]
             return function()

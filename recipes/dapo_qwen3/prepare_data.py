@@ -1,14 +1,14 @@
 """Writes the recipe's data sets as parquet files in the columns that verl reads.
 
-Why it exists: verl trains on parquet files with the columns ``data_source``, ``prompt`` (a list of
-chat messages), ``ability``, ``reward_model`` and ``extra_info``; every public data set of
-mathematics comes in columns of its own, some with each problem repeated a hundred times. Usage:
+verl trains on parquet files with the columns ``data_source``, ``prompt`` (a list of chat messages),
+``ability``, ``reward_model`` and ``extra_info``. Public data sets of mathematics have other
+columns, and some repeat each problem a hundred times. Usage:
 
     python -m recipes.dapo_qwen3.prepare_data synthetic --output-dir data/synthetic
     python -m recipes.dapo_qwen3.prepare_data dapo_math_17k --output-dir data/dapo_math_17k
 
-`synthetic` and `word_problems` are made here; the others come from the Hugging Face hub or, with
-``--source``, from a local copy. Finished files are left alone unless ``--force`` is given.
+`synthetic` and `word_problems` are made by this program. The other sets come from the Hugging Face
+hub or, with ``--source``, from a local copy. ``--force`` makes existing files again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PreparationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Row:
-    """One problem before it is laid out in verl's columns."""
+    """One problem, not yet in verl's columns."""
 
     prompt: list[dict[str, str]]
     truth: str
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class PublicSet:
-    """Where a public data set lies and how one of its records becomes a ``Row``."""
+    """A public data set on the hub, and the function that turns a record into a ``Row``."""
 
     hub_name: str
     hub_config: str | None
@@ -62,7 +62,7 @@ def _ask(question: str) -> list[dict[str, str]]:
 
 
 def _from_dapo(record: dict[str, Any]) -> Row:
-    """DAPO's sets are in verl's columns already; only their truths vary in type."""
+    """Convert a record of DAPO's sets, which have verl's columns but answers of several types."""
     messages = [{"role": m["role"], "content": m["content"]} for m in record["prompt"]]
     truth = str(record["reward_model"]["ground_truth"])
     return Row(messages, truth, {"origin": str((record.get("extra_info") or {}).get("index", ""))})
@@ -179,7 +179,7 @@ def _word_problem_row(problem: word_problems.WordProblem) -> Row:
     return Row(problem.chat, problem.answer, {"kind": problem.kind})
 
 
-#: Sets that are made here: the module that draws a split, and what turns a problem into a row.
+#: Sets that this program makes: the module that draws a split, and the conversion to a row.
 MADE: dict[str, tuple[ModuleType, Callable[[Any], Row]]] = {
     "synthetic": (synthetic_math, _synthetic_row),
     "word_problems": (word_problems, _word_problem_row),
@@ -193,7 +193,7 @@ def _made_rows(name: str, split: str) -> list[Row]:
 
 
 def _table(name: str, split: str, rows: Sequence[Row]) -> pd.DataFrame:
-    """Lay ``rows`` out in verl's columns."""
+    """Return ``rows`` in verl's columns."""
     source = MADE[name][0].DATA_SOURCE if name in MADE else name
     return pd.DataFrame(
         [
@@ -211,7 +211,7 @@ def _table(name: str, split: str, rows: Sequence[Row]) -> pd.DataFrame:
 
 def _write(table: pd.DataFrame, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed when complete, so that an interrupted run leaves no file that looks finished.
+    # The file is renamed when complete, so an interrupted run leaves no file that looks finished.
     unfinished = path.with_suffix(".unfinished")
     table.to_parquet(unfinished, index=False)
     unfinished.replace(path)
@@ -249,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("name", choices=NAMES, help="data set to prepare")
     parser.add_argument("--output-dir", type=Path, required=True)
     parser.add_argument("--source", type=Path, help="local folder or file instead of the hub")
-    parser.add_argument("--limit", type=int, help="keep only the first so many problems per split")
+    parser.add_argument("--limit", type=int, help="keep only this many problems per split")
     parser.add_argument("--force", action="store_true", help="write again what exists already")
     options = parser.parse_args(arguments)
     try:

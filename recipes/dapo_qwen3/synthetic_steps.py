@@ -1,8 +1,8 @@
-"""Process rewards of the synthetic task's steps: which of a line's claims hold.
+"""Process rewards of the synthetic task's steps: the share of a line's claims that hold.
 
-A laptop's stand-in for a process reward model. It reads a response to a problem of
-``synthetic_math`` line by line and believes what earlier lines concluded: a wrong intermediate
-result costs the line that makes it, not those that go on from it.
+This program stands in for a process reward model on a laptop. It reads a response to a problem of
+``synthetic_math`` line by line, and takes the results of earlier lines as right. A wrong
+intermediate result therefore costs only the line that makes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from recipes.dapo_qwen3.synthetic_math import LABELS
 _OPERANDS = re.compile(r"\b([a-l])=([-+]?\d+)(?:\*(\d+))?")
 _MODULUS = re.compile(r"modulo (\d+) of")
 _CLAIM = re.compile(r"(\d+)([-+*])(\d+)=(\d+)")
-# How a line names the operand it brings in: "Start with a=31.", "a is 31.", "Then comes b, so".
+# Ways in which a line names its operand: "Start with a=31.", "a is 31.", "Then comes b, so".
 _LABEL = re.compile(r"(?:^|[ ])([a-l])(?:=\d|,| is \d|:| as well)")
 _BOXED = re.compile(r"\\boxed\{(\d+)\}")
 _RESULTS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
@@ -24,23 +24,19 @@ _RESULTS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 @dataclass
 class Chain:
-    """A problem as its question states it, and how far a response has come with it.
-
-    ``result`` is what the pass over the operands came to so far, as the response says, ``previous``
-    what the pass before came to, and ``done`` how many operands the pass has brought in.
-    """
+    """A problem as its question states it, and the state of a response to it."""
 
     listed: str
     operands: list[tuple[int, ...]]
     modulus: int
     is_product: bool
-    result: int | None = None
-    previous: int | None = None
-    done: int = 0
+    result: int | None = None  # The current pass's result so far, as the response states it.
+    previous: int | None = None  # The result of the pass before.
+    done: int = 0  # Operands that the current pass has used.
 
     @classmethod
     def of(cls, question: str) -> Chain:
-        """Read the problem; ``ValueError`` if the question is none of the synthetic task's."""
+        """Read a question of the synthetic task; raise ``ValueError`` for others."""
         found = list(_OPERANDS.finditer(question))
         if [one[1] for one in found] != list(LABELS[: len(found)]) or not found:
             raise ValueError(f"not a question of the synthetic task: {question[:80]!r}")
@@ -53,7 +49,7 @@ class Chain:
         )
 
     def read(self, line: str) -> float:
-        """Take in the next line and return the share of its claims that hold, in 0..1."""
+        """Read the next line, and return the share of its claims that hold, in 0..1."""
         claims = self._claims(line)
         return sum(claims) / len(claims) if claims else 0.0
 
@@ -79,7 +75,7 @@ class Chain:
         return [False]
 
     def _step(self, label: str, line: str, numbers: list[int]) -> list[bool]:
-        """The claims of a line that brings in an operand."""
+        """Return whether each claim of a line that uses an operand holds."""
         number = LABELS.index(label)
         if number != self.done or number >= len(self.operands) or not numbers:
             return [False]
@@ -90,7 +86,7 @@ class Chain:
         if not expected:
             claims = [numbers[-1] == value]
         elif stated:
-            # What the line concludes, reduced where a modulus is due.
+            # The line's last number is its result, reduced by the modulus if necessary.
             result, kept = stated[-1][3], numbers[-1]
             due = bool(self.modulus) and result >= self.modulus
             if due or kept != result:
@@ -101,7 +97,7 @@ class Chain:
     def _expected(
         self, factors: tuple[int, ...], stated: Sequence[tuple[int, str, int, int]]
     ) -> tuple[list[tuple[int, str, int]], int]:
-        """The operations that bring in an operand, and the operand; none for a first number."""
+        """Return the operations that use an operand (none for the first number), and its value."""
         before, value = self.result, factors[0]
         if len(factors) == 2:
             operations = [(factors[0], "*", factors[1])]
@@ -120,12 +116,12 @@ def _ends_with(line: str, listed: str) -> bool:
 
 
 def check_step(question: str, before: str, step: str) -> float:
-    """Process reward of a step: the least share of claims that hold in one of its lines, 0..1.
+    """Return a step's process reward: the smallest of its lines' shares of claims that hold.
 
     Args:
-        question: The problem, as ``synthetic_math`` words it.
+        question: A question of ``synthetic_math``.
         before: The response up to the step.
-        step: Whole lines.
+        step: One or more whole lines.
 
     Raises:
         ValueError: The question is none of the synthetic task's.

@@ -1,4 +1,4 @@
-"""Where the responses of two sides part, and whether rounding explains it."""
+"""Finds where the responses of two sides diverge, and whether rounding explains it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,24 @@ import numpy as np
 from sam_rollout.config import COUPLINGS
 from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
 
-# In bfloat16 most long responses diverge somewhere, and examining a divergence costs the prefill of
-# the text up to it; those at early positions are the cheapest. A fault behind one divergence in
-# fifty still shows up about five times in 256.
+# In bfloat16 most long responses diverge somewhere. Examining a divergence costs the prefill of the
+# text before it, so the earliest ones are examined. A fault that causes one divergence in fifty is
+# then found about five times.
 MOST_LOOKED_AT = 256
 
 
 @dataclass
 class Divergence:
-    """Where two responses to one request diverge.
-
-    ``position`` counts tokens of the response from 0; the tokens are None where a response has
-    ended. ``tie`` says whether rounding explains the difference, None if that was not examined.
-    ``distance`` is how far the place is from a tie (see ``TIE``); it is None also if no distance
-    explains the difference, as where one response has ended and the other has not.
-    """
+    """The first position at which two responses to one request differ."""
 
     problem: int
     sample: int
-    position: int
-    off: int | None
-    on: int | None
-    tie: bool | None = None
+    position: int  # In tokens of the response, from 0.
+    off: int | None  # Token of the side "off"; None if that response has ended.
+    on: int | None  # Token of the side "on"; None if that response has ended.
+    tie: bool | None = None  # Whether rounding explains the difference; None if not examined.
+    # The position's distance from a tie (see ``TIE``). None: not examined, or no distance explains
+    # the difference, for example because one response has ended.
     distance: float | None = None
 
 

@@ -1,15 +1,14 @@
 """Makes the tiny Qwen3 checkpoint that lets the whole recipe run on a laptop.
 
-Why it exists: everything the recipe does - serving, speculation, weight transfer, policy updates -
-must be tried before anybody rents an accelerator. A randomly initialised model cannot serve for
-that: its text never repeats, never ends and is never right. This module trains a byte-level BPE
-tokenizer and a Qwen3 of under a million parameters on the synthetic task of ``synthetic_math``
-(see there for what the demonstrations teach and why half of them are careless). The checkpoint in
-``tiny_qwen3/`` beside this file was made by
+Users try serving, speculation, weight transfer and policy updates on a laptop before they rent an
+accelerator. A model with random weights is no use for that: its text never repeats, never ends and
+is never right. This module trains a byte-level BPE tokenizer and a Qwen3 of under a million
+parameters on the synthetic task of ``synthetic_math``, whose docstring describes the
+demonstrations. This command made the checkpoint in ``tiny_qwen3/``, and makes it again:
 
     python -m recipes.dapo_qwen3.tiny_model
 
-which repeats it from the same seed. What a checkpoint can do, ``recipes.dapo_qwen3.evaluate`` says.
+``recipes.dapo_qwen3.evaluate`` measures what a checkpoint can do.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ DEFAULT_OUTPUT = Path(__file__).parent / "tiny_qwen3"
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MAX_RESPONSE_TOKENS = 1024
 MAX_POSITIONS = 4096
-TRAINED_LAYERS = 4  # of the supervised warm start
-DEPTH = 12  # of the model that is saved: see deepen()
+TRAINED_LAYERS = 4  # Layers in the supervised warm start.
+DEPTH = 12  # Layers of the saved model: see deepen().
 TARGET_VOCABULARY = 512
 
-#: How Qwen tokenizers cut text before merging bytes: words, single digits, punctuation, spaces.
+#: Qwen tokenizers cut text into words, digits, punctuation and spaces before they merge bytes.
 _CUTS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-#: Renders conversations as Qwen3 does: thoughts of turns before the last question are left out.
+#: Renders conversations like Qwen3, without the thoughts of turns before the last question.
 CHAT_TEMPLATE = r"""
 {%- set marks = namespace(question=messages|length - 1) -%}
 {%- for turn in messages if turn.role == 'user' -%}
@@ -123,7 +122,7 @@ def build_tokenizer(seed: int = 0, corpus_size: int = 3000) -> PreTrainedTokeniz
     )
     core.train_from_iterator(corpus(), trainer)
     core.add_special_tokens([AddedToken(mark, special=True) for mark in (PAD, START, END)])
-    # Like in Qwen3, the thinking marks stay visible when special tokens are skipped in decoding.
+    # In Qwen3, too, decoding without special tokens keeps the marks of thinking.
     core.add_tokens([AddedToken(mark, special=False) for mark in ("<think>", "</think>")])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
@@ -148,7 +147,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCa
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=MAX_POSITIONS,
-        # Narrow layers need a wider start than the default, or the first steps teach nothing.
+        # With the default range, narrow layers learn nothing in the first steps.
         initializer_range=0.06,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -174,7 +173,7 @@ def _examples(
 
 
 def _rounded_up(length: int, multiple: int = 32) -> int:
-    """Round a length up: few distinct shapes keep the CPU kernels' caches small and warm."""
+    """Round a length up, because CPU kernels are cached by shape."""
     return -(-length // multiple) * multiple
 
 
@@ -192,7 +191,7 @@ def _collate(examples: Sequence[tuple[list[int], int]], pad: int) -> tuple[torch
 def _batches(
     tokenizer: PreTrainedTokenizerFast, settings: TrainingSettings, held_out: set[str]
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield endless batches of fresh demonstrations, grouped by length to waste little padding."""
+    """Yield batches of new demonstrations without end, grouped by length to save padding."""
     rng = random.Random(settings.seed)
     while True:
         pool = sorted(_examples(tokenizer, rng, 1024, held_out), key=lambda pair: len(pair[0]))
@@ -216,7 +215,7 @@ def _learning_rate_factor(step: int, settings: TrainingSettings) -> float:
 
 
 def _optimizers(model: Qwen3ForCausalLM, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, which needs about half the steps of AdamW here; AdamW for the rest."""
+    """Return Muon for the matrices, which needs half of AdamW's steps, and AdamW for the rest."""
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
     gains = [p for p in model.parameters() if p.ndim < 2]
@@ -229,9 +228,9 @@ def _optimizers(model: Qwen3ForCausalLM, settings: TrainingSettings) -> list[tor
 
 
 def _loss(model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy over response tokens, a scalar in nats."""
-    # Padding is on the right, where a causal model never looks, so no attention mask is needed;
-    # leaving it out keeps the fast attention kernel.
+    """Return the mean cross entropy over response tokens, a scalar in nats."""
+    # Padding is on the right, which a causal model does not see. Without an attention mask, the
+    # fast attention kernel is used.
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
     return functional.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten())
@@ -268,11 +267,11 @@ def train(
 def deepen(model: Qwen3ForCausalLM, seed: int = 0) -> Qwen3ForCausalLM:
     """Return a model of ``DEPTH`` layers that computes exactly what ``model`` computes.
 
-    Every layer is followed by new ones whose output projections are zero, so that they add nothing
-    until training moves them (as in LLaMA Pro's block expansion, arXiv 2401.02415). They give the
-    model realistic costs. A decode step of a large model takes about as long for four tokens of a
-    request as for one, because reading the weights dominates. On a CPU the number of layers makes a
-    step expensive whatever its tokens. With few layers, verification would look too expensive.
+    New layers follow every layer. Their output projections are zero, so they add nothing until
+    training changes them (as in LLaMA Pro's block expansion, arXiv 2401.02415). They give the model
+    realistic costs. A decode step of a large model takes about as long for four tokens of a request
+    as for one, because reading the weights dominates. On a CPU, many layers have the same effect.
+    With few layers, verification would look too expensive.
     """
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = DEPTH
@@ -308,7 +307,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Pa
 
 
 def _name_portable_tokenizer_class(path: Path) -> None:
-    """Name the class as all versions of transformers know it; version 5 writes a newer name."""
+    """Write the class name that all versions of transformers know; version 5 writes a newer one."""
     settings = json.loads(path.read_text())
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(settings, indent=2) + "\n")

@@ -1,8 +1,8 @@
 """Word problems of one and two steps in English, for a small pretrained model.
 
-A model of a hundred million parameters solves some of them and misses others, which is what
-training with a verifiable reward needs. Names, things and numbers are drawn; a split's problems are
-distinct, and those of the test split are not in the train split.
+A model of a hundred million parameters solves some of them and misses others, which training with a
+verifiable reward needs. Names, things and numbers are drawn at random. No problem occurs twice in a
+split, or in both splits.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from dataclasses import dataclass
 DATA_SOURCE = "word_problems"
 SPLIT_SIZES = {"train": 4096, "test": 256}
 
-#: Turns before each question. Without an example the model reasons at random and does not say which
-#: number is its answer.
+#: Turns before each question. Without an example, the model does not mark its answer.
 EXAMPLE = (
     ("user", "Tom has 8 pencils and buys 5 more. How many pencils does Tom have?"),
     ("assistant", "Tom has 8 pencils. He buys 5 more, so he has 8 + 5 = 13 pencils.\n\nAnswer: 13"),
@@ -28,7 +27,7 @@ _BOXES = ("bags", "boxes", "jars", "shelves", "trays")
 
 @dataclass(frozen=True)
 class Kind:
-    """A sort of problems: text, range of each number, answer of the numbers, number of steps."""
+    """A kind of problems: text, range of each number, function for the answer, number of steps."""
 
     text: str
     numbers: tuple[tuple[int, int], ...]
@@ -81,7 +80,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class WordProblem:
-    """A question, its answer in decimal, and what it is."""
+    """A question, its answer as decimal text, and its kind."""
 
     question: str
     answer: str
@@ -89,7 +88,7 @@ class WordProblem:
 
     @property
     def chat(self) -> list[dict[str, str]]:
-        """The question as a model is asked it, with the example before it."""
+        """The messages for a model: the example, then the question."""
         turns = (*EXAMPLE, ("user", self.question))
         return [{"role": role, "content": content} for role, content in turns]
 
@@ -102,7 +101,7 @@ def listed(problems: Sequence[WordProblem]) -> WordProblem:
 
 
 def draw_problem(rng: random.Random) -> WordProblem:
-    """A problem of any kind."""
+    """Draw a problem of any kind."""
     kind = rng.choice(list(KINDS))
     numbers = [rng.randint(*limits) for limits in KINDS[kind].numbers]
     name, other = rng.sample(_NAMES, 2)
@@ -117,10 +116,10 @@ def draw_problem(rng: random.Random) -> WordProblem:
 
 
 def draw_split(split: str) -> list[WordProblem]:
-    """The problems of the train or the test split; the same on every machine."""
+    """Return the problems of the train or the test split, the same on every machine."""
     rng, seen = random.Random(1), set()
     splits: dict[str, list[WordProblem]] = {}
-    for name, count in SPLIT_SIZES.items():  # in one sequence: no question is in two splits
+    for name, count in SPLIT_SIZES.items():  # one sequence, so that no question is in two splits
         found = splits[name] = []
         while len(found) < count:
             problem = draw_problem(rng)

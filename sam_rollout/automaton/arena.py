@@ -22,15 +22,11 @@ _RELEASE_SHARE = 1 / 8
 
 
 class Arena:
-    """Blocks of `kernels.BLOCK_BYTES` bytes, which the kernels take and give back.
-
-    Attributes:
-        free: int64[1 + blocks], the number of free blocks, then their addresses.
-    """
+    """Blocks of `kernels.BLOCK_BYTES` bytes, which the kernels take and give back."""
 
     def __init__(self) -> None:
         self._slabs: list[npt.NDArray[np.uint8]] = []
-        self.free: Int64Array = np.zeros(1, np.int64)
+        self.free: Int64Array = np.zeros(1, np.int64)  # number of free blocks, then their addresses
         self._release_at = _FIRST_RELEASE_BLOCKS  # free blocks at which idle slabs are searched for
 
     @property
@@ -101,15 +97,11 @@ def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 class Rows:
-    """A table of int64 whose rows are opened, closed and given out again.
-
-    Attributes:
-        table: int64[rows, width]; column 0 is 1 where a row is open. It moves when it grows.
-    """
+    """A table of int64 whose rows are opened, closed and given out again; column 0 says "open"."""
 
     def __init__(self, name: str, width: int) -> None:
         self._name = name
-        self.table: Int64Array = np.zeros((16, width), np.int64)
+        self.table: Int64Array = np.zeros((16, width), np.int64)  # it moves when it grows
         self._free = list(range(len(self.table) - 1, -1, -1))
 
     def __len__(self) -> int:

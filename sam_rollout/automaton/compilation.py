@@ -2,7 +2,7 @@
 
 The cache saves seconds and must never cost a rollout. numba raises if no folder is writable (a
 read-only installation without a home directory), if the disk is full, or if an entry is damaged.
-In each case the kernels are compiled in memory, with one warning.
+Then the kernels are compiled in memory, with one warning.
 
 numba writes the index of an entry before the entry, and identifies a source by its time stamp.
 Workers that start together on a new version, or on different processors with one shared home, could
@@ -70,10 +70,7 @@ def kernel(*signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def warm_up(*kernels: Any) -> WarmUp:
-    """Compile or load declared kernels, and forbid compiling them later.
-
-    After it no engine step waits for the compiler. Kernels that are ready are passed over.
-    """
+    """Compile or load declared kernels, and forbid compiling them later, in an engine step."""
     started_s = time.perf_counter()
     loaded = compiled = 0
     cache_path = problem = ""

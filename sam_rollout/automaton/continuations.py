@@ -8,24 +8,8 @@ the votes of several automata, which `drafting/policy.py` weighs.
 import numpy as np
 from numba import njit
 
+from sam_rollout.automaton import interface
 from sam_rollout.automaton import kernels as live
-from sam_rollout.automaton.interface import (
-    CERTAIN,
-    CERTAINTY,
-    DRAFT_TOKEN,
-    DRAWN,
-    DRAWN_AFTER,
-    DRAWN_AGAIN,
-    DRAWN_DISTANCE,
-    DRAWN_POSITION,
-    DRAWN_TOKEN,
-    DRAWN_WIDTH,
-    FOLLOWER,
-    FOLLOWERS,
-    LIVE,
-    READY,
-    RUN,
-)
 from sam_rollout.automaton.kernels import _inlined
 
 # Two suffixes vote: the longest one that has a continuation, and the next shorter one that occurred
@@ -143,8 +127,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
 
     Args:
         lanes, tasks: addresses of the tables above.
-        asked: int64[count], numbers of the lanes.
-        count: number of the lanes.
+        asked, count: int64[count], numbers of the lanes.
         waiting: int64[count or more], scratch space.
     """
     looking = 0
@@ -203,7 +186,7 @@ def take_votes(lanes, tasks, number, tokens, classes, count):
 
 @_inlined
 def _drawn_at(address, position, length):
-    return live._int32_pointer(address + 4 * DRAWN_WIDTH * (position % length))
+    return live._int32_pointer(address + 4 * interface.DRAWN_WIDTH * (position % length))
 
 
 @_inlined
@@ -219,9 +202,9 @@ def _append_other(lane, states, length, total, target, token, tokens, classes, c
 def take_other_votes(lanes, tasks, number, tokens, classes, count):
     """Append votes for a lane's other continuations, for branches; return the count.
 
-    For each suffix that `vote_lanes` found these are up to OTHER_VOTES continuations beyond the
-    most frequent and the latest one: first the edges in the state itself, then the newest edges of
-    the table.
+    For each suffix that `vote_lanes` found there are up to OTHER_VOTES of them, beyond the most
+    frequent and the latest continuation. The edges in the state itself come first, then the newest
+    edges of the table.
     """
     lane = lane_at(lanes, number)
     header = live._int64_pointer(lane[LANE_HEADER])
@@ -264,39 +247,36 @@ def take_other_votes(lanes, tasks, number, tokens, classes, count):
 
 @njit(nogil=True)
 def vote(kind, address, state, length, first, tokens, classes, count):
-    """Append the votes of a place of any kind but LIVE, for which there is `vote_lanes`.
+    """Append the votes of a place of any kind but LIVE; return the number of votes now.
 
     Args:
         kind, address, state, length: columns of the place.
         first: the first class number of the source.
         tokens, classes: the votes, to which this appends.
         count: number of votes so far.
-
-    Returns:
-        The number of votes now.
     """
-    if kind == READY:
+    if kind == interface.READY:
         if state < length:
             entry = live._int32_pointer(address + 8 * state)
-            tokens[count] = entry[DRAFT_TOKEN]
-            certain = entry[CERTAINTY] / CERTAIN
+            tokens[count] = entry[interface.DRAFT_TOKEN]
+            certain = entry[interface.CERTAINTY] / interface.CERTAIN
             classes[count] = first + _class_of(state + 1, np.int64(1), certain, np.int64(0), 0)
             count += 1
         return count
-    if kind == FOLLOWERS and 0 <= state < length:
+    if kind == interface.FOLLOWERS and 0 <= state < length:
         entry = live._int32_pointer(address + 8 * state)
-        if entry[FOLLOWER] >= 0:
-            tokens[count] = entry[FOLLOWER]
-            run = np.int64(entry[RUN])
+        if entry[interface.FOLLOWER] >= 0:
+            tokens[count] = entry[interface.FOLLOWER]
+            run = np.int64(entry[interface.RUN])
             classes[count] = first + _class_of(np.int64(1), run, float(run), np.int64(1), 0)
             count += 1
-    if kind == DRAWN:
+    if kind == interface.DRAWN:
         entry = _drawn_at(address, state >> 1, length)
-        if entry[DRAWN_POSITION] == state >> 1:
-            tokens[count] = entry[DRAWN_TOKEN]
+        if entry[interface.DRAWN_POSITION] == state >> 1:
+            tokens[count] = entry[interface.DRAWN_TOKEN]
             # The class stands for the distance, the preceding token's match, and the repetitions.
-            distance, again = np.int64(entry[DRAWN_DISTANCE]), entry[DRAWN_AGAIN]
-            votes = distance * (1 - 1 / again)
+            distance = np.int64(entry[interface.DRAWN_DISTANCE])
+            votes = distance * (1 - 1 / entry[interface.DRAWN_AGAIN])
             classes[count] = first + _class_of(np.int64(1), distance, votes, state & 1, 0)
             count += 1
     return count
@@ -304,22 +284,19 @@ def vote(kind, address, state, length, first, tokens, classes, count):
 
 @njit(nogil=True)
 def follow(kind, address, state, length, token):
-    """Return the state and length of a place after a token was added to the text.
-
-    A draft made elsewhere ends where the token is not the draft's.
-    """
-    if kind == READY:
+    """Return a place's state and length after a token; a ready draft ends at another token."""
+    if kind == interface.READY:
         goes_on = state < length and (
-            live._int32_pointer(address + 8 * state)[DRAFT_TOKEN] == token
+            live._int32_pointer(address + 8 * state)[interface.DRAFT_TOKEN] == token
         )
         return (state + 1, length) if goes_on else (state, np.int64(0))
-    if kind == FOLLOWERS:
+    if kind == interface.FOLLOWERS:
         return np.int64(token), length
-    if kind == DRAWN:
+    if kind == interface.DRAWN:
         position = (state >> 1) + 1
         entry = _drawn_at(address, position, length)
         return 2 * position + np.int64(
-            entry[DRAWN_POSITION] == position and entry[DRAWN_AFTER] == token
+            entry[interface.DRAWN_POSITION] == position and entry[interface.DRAWN_AFTER] == token
         ), length
     header = live._int64_pointer(address)
     states = header[live.STATES]
@@ -359,4 +336,6 @@ def follow_lane(lanes, tasks, number, token):
             lane[LANE_STATE], lane[LANE_LENGTH] = found, length + 1
             return
         break
-    lane[LANE_STATE], lane[LANE_LENGTH] = follow(LIVE, lane[LANE_HEADER], state, length, token)
+    lane[LANE_STATE], lane[LANE_LENGTH] = follow(
+        interface.LIVE, lane[LANE_HEADER], state, length, token
+    )

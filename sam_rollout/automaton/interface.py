@@ -44,7 +44,8 @@ PLACE_WIDTH = 5
 # PLACE_KIND: nothing to draft from, an automaton, a draft made elsewhere, the follower of each
 # token, the draw of each position.
 NOWHERE, LIVE, READY, FOLLOWERS, DRAWN = 0, 1, 2, 3, 4
-# Columns of the table of followers: the next token (-1 for none), and how often in a row it was it.
+# Columns of the table of followers: the likeliest next token (-1 for none), and for how many
+# observations in a row it was the likeliest.
 FOLLOWER, RUN = 0, 1
 # Columns of a draft made elsewhere: the token, and how certain it is, from 0 to CERTAIN.
 DRAFT_TOKEN, CERTAINTY = 0, 1
@@ -57,7 +58,7 @@ DRAWN_WIDTH = 5
 
 
 def write_places(out_places: Int64Array, kind: Any, header: Any, state: Any, length: Any) -> None:
-    """Write int64[rows, PLACE_WIDTH], all but PLACE_TEXT; each value is an int or int[rows]."""
+    """Write all columns but PLACE_TEXT of int64[rows, PLACE_WIDTH]; values are int or int[rows]."""
     out_places[:, PLACE_KIND] = kind
     out_places[:, PLACE_HEADER] = header
     out_places[:, PLACE_STATE] = state

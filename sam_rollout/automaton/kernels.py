@@ -82,26 +82,9 @@ from numba import njit, types, uint32, uint64
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sam_rollout.automaton import compilation
-from sam_rollout.automaton.compilation import (
-    GIVEN_INT32,
-    GIVEN_INT32_2D,
-    INT64_2D,
-    WarmUp,
-    kernel,
-    written,
-)
-from sam_rollout.automaton.interface import (
-    BLOCK_SHIFT,
-    COUNT_SHIFT,
-    LIVE,
-    NOWHERE,
-    PLACE_HEADER,
-    PLACE_KIND,
-    PLACE_LENGTH,
-    PLACE_STATE,
-    PLACE_TEXT,
-)
+from sam_rollout.automaton import compilation, interface
+from sam_rollout.automaton.compilation import GIVEN_INT32, GIVEN_INT32_2D, INT64, INT64_2D, kernel
+from sam_rollout.automaton.interface import BLOCK_SHIFT, COUNT_SHIFT
 
 # Columns of an automaton's header.
 OPEN = 0  # 1 while in use
@@ -278,15 +261,6 @@ def _take_block(arena):
     """Take a block and return its address; callers have made sure that there is one."""
     address = arena[arena[0]]
     arena[0] -= 1
-    return address
-
-
-@njit(nogil=True)
-def _take_zeroed_block(arena):
-    address = _take_block(arena)
-    words = _int64_pointer(address)
-    for i in range(BLOCK_BYTES // 8):
-        words[i] = 0
     return address
 
 
@@ -507,9 +481,11 @@ def _edge_room(header):
 
 @njit(nogil=True)
 def _add_edge_block(header, arena):
-    block = header[EDGE_BLOCKS]
-    address = _take_zeroed_block(arena) - (block << BLOCK_SHIFT) * ENTRY_BYTES
-    _int64_pointer(header[EDGES])[block] = address
+    block, address = header[EDGE_BLOCKS], _take_block(arena)
+    words = _int64_pointer(address)
+    for i in range(BLOCK_BYTES // 8):
+        words[i] = 0
+    _int64_pointer(header[EDGES])[block] = address - (block << BLOCK_SHIFT) * ENTRY_BYTES
     header[EDGE_BLOCKS] += 1
 
 
@@ -578,13 +554,8 @@ def _clone(header, arena, parent, token, edge, state):
     """Split the strings that extend `parent` off `state` into a clone.
 
     The clone is what a new prefix shares with earlier text, so it inherits the latest end of the
-    state.
-
-    Args:
-        edge: address of the target of the edge from `parent` to `state`.
-
-    Returns:
-        The clone and DONE, or 0 and the reason why there is none.
+    state. `edge` is the address of the target of the edge from `parent` to `state`. Returns the
+    clone and DONE, or 0 and the reason why there is none.
     """
     states = header[STATES]
     source = _at(states, state)
@@ -658,9 +629,8 @@ def _clone(header, arena, parent, token, edge, state):
 def _target_of(header, arena, state, token):
     """Find the state that `token` leads to from `state`, and split it if it has longer strings.
 
-    Returns:
-        The state and DONE; 0 and DONE if the token never followed; 0 and the reason if there is no
-        room for the split.
+    Returns the state and DONE; 0 and DONE if the token never followed; 0 and the reason if there is
+    no room for the split.
     """
     states = header[STATES]
     if state >= 0 and _at(states, state)[NEXT_TOKEN] == token:
@@ -861,10 +831,9 @@ def _append(header, arena, text, token, max_link_updates):
 def _text_changed(text, token_ids, row, length):
     """Whether the row cannot be a continuation of the text read so far.
 
-    A request id may be reused, or its text cut, between two calls. Comparing everything would cost
-    as much as drafting does. A comparison of the length and the last few tokens finds practically
-    every such row. A row that slips through costs acceptance, never correctness, since drafts are
-    verified.
+    A request id may be reused, or its text cut, between two calls. A comparison of the length and
+    the last few tokens finds practically every such row, at a fraction of the cost of comparing
+    everything. A row that slips through costs acceptance only, since drafts are verified.
     """
     read = text[LENGTH]
     if length < read:
@@ -876,57 +845,33 @@ def _text_changed(text, token_ids, row, length):
 
 
 @njit(nogil=True)
-def _restart(header, arena, text):
-    """Begin a text anew; what it added to a shared automaton stays there."""
-    if header[SHARED] == 0:
-        _free_all(header, arena)
-    text[LAST] = 0
-    text[LENGTH] = 0
-    text[PENDING] = 0
-
-
-@njit(nogil=True)
-def _begin_row(automata, texts, arena, slot, token_ids, row, length, progress):
-    """Check a row, and restart its text if it has changed; return DONE or what is wrong."""
+def _catch_up(
+    automata, texts, arena, slot, token_ids, row, length, max_link_updates, progress
+):  # fmt: skip
+    """Read a row's new tokens up to `length`; return DONE or the reason why it stopped."""
     if slot >= texts.shape[0] or texts[slot, TEXT_OPEN] == 0:
         return BAD_SLOT
     if row < 0 or row >= token_ids.shape[0] or length < 0 or length > token_ids.shape[1]:
         return BAD_ROW
     text = _pointer_of_row(texts, slot)
+    header = _pointer_of_row(automata, text[AUTOMATON])
     if _text_changed(text, token_ids, row, length):
-        _restart(_pointer_of_row(automata, text[AUTOMATON]), arena, text)
+        if header[SHARED] == 0:  # what it added to a shared automaton stays there
+            _free_all(header, arena)
+        text[LAST] = 0
+        text[LENGTH] = 0
+        text[PENDING] = 0
         progress[REBUILDS] += 1
-    return DONE
-
-
-@_inlined
-def _read_one(header, arena, text, token_ids, row, max_link_updates, progress):
-    """Read a row's next token; return DONE or the reason why it was not read."""
-    token = np.int64(token_ids[row, text[LENGTH]])
-    if token < 0:
-        return NEGATIVE_TOKEN
-    reason = _append(header, arena, text, token, max_link_updates)
-    if reason == DONE:
+    while text[LENGTH] < length:
+        token = np.int64(token_ids[row, text[LENGTH]])
+        if token < 0:
+            return NEGATIVE_TOKEN
+        reason = _append(header, arena, text, token, max_link_updates)
+        if reason != DONE:
+            return reason
         text[GUARD + (text[LENGTH] & (GUARD_TOKENS - 1))] = token
         text[LENGTH] += 1
         progress[APPENDED] += 1
-    return reason
-
-
-@njit(nogil=True)
-def _catch_up(
-    automata, texts, arena, slot, token_ids, row, length, max_link_updates, progress
-):  # fmt: skip
-    """Read a row's new tokens up to `length`; return DONE or the reason why it stopped."""
-    reason = _begin_row(automata, texts, arena, slot, token_ids, row, length, progress)
-    if reason != DONE:
-        return reason
-    text = _pointer_of_row(texts, slot)
-    header = _pointer_of_row(automata, text[AUTOMATON])
-    while text[LENGTH] < length:
-        reason = _read_one(header, arena, text, token_ids, row, max_link_updates, progress)
-        if reason != DONE:
-            return reason
     return DONE
 
 
@@ -966,9 +911,8 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
     Reading a token waits for memory many times: each suffix link of a chain leads to a state, a
     position and perhaps an edge, all far apart. Here all rows follow one link at a time and
     prefetch what the next one needs, so that their waits overlap. First all rows look for where
-    their tokens lead, token by token. Then they follow the rest of the chains. Nothing is written
-    but the scratch space `lanes`, so the rows can be read one after the other afterwards, even if
-    they share automata.
+    their tokens lead, token by token. Then they follow the rest of the chains. Only the scratch
+    space `lanes` is written to, so rows that share automata can be read one by one afterwards.
     """
     row_of, position_of = _pointer_of_row(lanes, 0), _pointer_of_row(lanes, 1)
     header_of, token_of = _pointer_of_row(lanes, 2), _pointer_of_row(lanes, 3)
@@ -1067,12 +1011,10 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
 
 # --- what Python calls ------------------------------------------------------------------------
 
-_INT64 = written(types.int64)
-
 
 @kernel(
-    INT64_2D, INT64_2D, _INT64, GIVEN_INT32, GIVEN_INT32, GIVEN_INT32_2D, GIVEN_INT32, types.int64,
-    types.int64, _INT64, INT64_2D,
+    INT64_2D, INT64_2D, INT64, GIVEN_INT32, GIVEN_INT32, GIVEN_INT32_2D, GIVEN_INT32, types.int64,
+    types.int64, INT64, INT64_2D,
 )  # fmt: skip
 def extend_rows(
     automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, first, progress,
@@ -1103,27 +1045,27 @@ def place_rows(automata, texts, slots, out_places):
     """Write each row's place; NOWHERE for rows that are skipped or have read nothing."""
     for i in range(slots.size):
         place = out_places[i]
-        place[PLACE_KIND] = NOWHERE
+        place[interface.PLACE_KIND] = interface.NOWHERE
         if slots[i] < 0:
             continue
         text = texts[slots[i]]
         if text[LENGTH] == 0:
             continue
         header = _pointer_of_row(automata, text[AUTOMATON])
-        place[PLACE_KIND] = LIVE
-        place[PLACE_HEADER] = _address_of_row(automata, text[AUTOMATON])
-        place[PLACE_STATE] = text[LAST]
-        place[PLACE_LENGTH] = _length_of(header[STATES], text[LAST])
-        place[PLACE_TEXT] = text[TEXT_WRITER]
+        place[interface.PLACE_KIND] = interface.LIVE
+        place[interface.PLACE_HEADER] = _address_of_row(automata, text[AUTOMATON])
+        place[interface.PLACE_STATE] = text[LAST]
+        place[interface.PLACE_LENGTH] = _length_of(header[STATES], text[LAST])
+        place[interface.PLACE_TEXT] = text[TEXT_WRITER]
 
 
-@kernel(_INT64, _INT64)
+@kernel(INT64, INT64)
 def free_blocks(header, arena):
     """Give an automaton's blocks back to the arena."""
     _free_all(_pointer_of(header), _pointer_of(arena))
 
 
-@kernel(_INT64, _INT64, types.int64, types.int64)
+@kernel(INT64, INT64, types.int64, types.int64)
 def begin_table(header, arena, directory, slots):
     """Give an automaton its first edge table; `directory` is the address of a zeroed directory."""
     header[EDGES] = directory
@@ -1132,7 +1074,7 @@ def begin_table(header, arena, directory, slots):
         _add_edge_block(_pointer_of(header), _pointer_of(arena))
 
 
-@kernel(_INT64, types.int64, types.int64)
+@kernel(INT64, types.int64, types.int64)
 def begin_moving(header, directory, slots):
     """Begin to move edges to a larger table, some slots per token read."""
     header[OLD_EDGES] = header[EDGES]
@@ -1144,7 +1086,7 @@ def begin_moving(header, directory, slots):
     header[EDGE_BLOCKS] = 0
 
 
-@kernel(_INT64, _INT64)
+@kernel(INT64, INT64)
 def finish_moving(header, arena):
     """Move all remaining edges, for a token that adds more than gradual moving has room for."""
     _move_edges(_pointer_of(header), _pointer_of(arena), header[OLD_EDGE_SLOTS])
@@ -1154,12 +1096,6 @@ def finish_moving(header, arena):
 KERNELS = extend_rows, place_rows, free_blocks, begin_table, begin_moving, finish_moving
 
 
-def warm_up() -> WarmUp:
-    """Compile the kernels, or load them from numba's disk cache, and forbid compiling later.
-
-    It takes seconds the first time on a machine and about one afterwards. A pool calls it when it
-    is made, so that no engine step waits for the compiler. The cache lies beside this file or,
-    where that is read-only, in numba's user-wide folder or NUMBA_CACHE_DIR. Where none of them can
-    be used, every process compiles for itself.
-    """
+def warm_up() -> compilation.WarmUp:
+    """Compile or load the kernels; it takes seconds the first time on a machine, then about one."""
     return compilation.warm_up(*KERNELS)

@@ -61,7 +61,7 @@ class AutomatonPool:
     A text is read through an open slot. By default it has an automaton to itself. Texts that are
     opened in a common automaton find each other's continuations, in whatever order they grow.
 
-    A pool is not thread-safe, though its kernels release the GIL. It belongs to one engine worker.
+    A pool is not thread-safe, though its kernels release the GIL.
 
     Args:
         max_link_updates: suffix links per token along which the text's continuation is noted, at
@@ -82,7 +82,7 @@ class AutomatonPool:
         self._lanes = np.zeros((kernels.SCOUT_COLUMNS, kernels.SCOUT_LANES), np.int64)
 
     def __len__(self) -> int:
-        """Number of open slots."""
+        """Return the number of open slots."""
         return len(self._texts)
 
     @property
@@ -107,7 +107,7 @@ class AutomatonPool:
         return automaton
 
     def destroy(self, automaton: int) -> None:
-        """Free an automaton that `create` made; its texts have to be closed before.
+        """Free an automaton that `create` made.
 
         Raises:
             IndexError: there is no such automaton.
@@ -120,10 +120,7 @@ class AutomatonPool:
         self._free(automaton)
 
     def adopt(self, other: AutomatonPool, automaton: int) -> int:
-        """Take over the only automaton of another pool, without copying its memory.
-
-        Returns:
-            The automaton's number in this pool.
+        """Take over another pool's only automaton without a copy; return its number here.
 
         Raises:
             IndexError: `other` has no such automaton.
@@ -147,9 +144,6 @@ class AutomatonPool:
         Args:
             automaton: a common one that `create` made; None for one to itself.
             group: a number below 2**31 that siblings have in common.
-
-        Raises:
-            IndexError: there is no such automaton.
         """
         if automaton is None:
             automaton = self._open_automaton()
@@ -166,12 +160,9 @@ class AutomatonPool:
         return int(self._texts.table[slot, kernels.TEXT_WRITER]) >> kernels.GROUP_SHIFT
 
     def close(self, slot: int) -> None:
-        """Stop reading a text and free its slot for reuse.
+        """Stop reading a text and free its slot.
 
         The text's own automaton is freed with it. In a common automaton the text stays.
-
-        Raises:
-            IndexError: the slot is not open.
         """
         automaton = self._automaton_of(slot)
         self._texts.close(slot)
@@ -195,14 +186,9 @@ class AutomatonPool:
         return int(self._automata.table[:, kernels.PREFIX_BLOCKS].max()) * kernels.BLOCK_ENTRIES
 
     def nbytes_of_texts(self, automaton: int, tokens: Int64Array) -> Int64Array:
-        """Estimate the bytes that texts would take in an automaton like this one.
+        """Estimate the bytes that texts of `tokens`, int64[texts], would take in an automaton.
 
-        Args:
-            automaton: the one whose bytes per place are taken.
-            tokens: int64[texts], each text's length. It is rounded up to whole blocks.
-
-        Returns:
-            int64[texts], in bytes.
+        The bytes per place are those of `automaton`. Lengths are rounded up to whole blocks.
         """
         places = max(self.places_of_automaton(automaton), 1)
         beside = max(self.nbytes_of_automaton(automaton) - places * kernels.ENTRY_BYTES, 0)
@@ -238,10 +224,10 @@ class AutomatonPool:
             lengths: int32[B], known tokens of each row.
 
         Raises:
-            TypeError: an array is not int32 (ids of 2**31 and more do not fit a token).
+            TypeError: an array is not int32.
             IndexError: a slot is not open, or a row or length lies outside `token_ids`.
             ValueError: arrays differ in length, or a token id is negative. Rows before the
-                offending one have been read, the others may be read in part.
+                offending one have been read.
             AutomatonFullError: an automaton would hold over 2**24 tokens; a ValueError.
         """
         self._check(token_ids, slots=slots, rows=rows, lengths=lengths)
@@ -259,13 +245,9 @@ class AutomatonPool:
             self._grow(int(slots[row]), reason, int(lengths[row]))
 
     def place_rows(self, slots: Int32Array, out_places: Int64Array) -> None:
-        """Write the texts' places, from which `continuations.py` finds votes.
+        """Write the places of the texts in `slots`, int32[B], to int64[B, PLACE_WIDTH].
 
-        A place is valid until the pool is changed.
-
-        Args:
-            slots: int32[B], open slots; the place of a negative one is NOWHERE.
-            out_places: int64[B, PLACE_WIDTH] (`interface.py`).
+        A place is NOWHERE for a negative slot. It is valid until the pool is changed.
         """
         kernels.place_rows(self._automata.table, self._texts.table, slots, out_places)
 
@@ -323,15 +305,16 @@ class AutomatonPool:
             blocks = int(tokens * _EDGE_SLOTS_PER_TOKEN) // kernels.BLOCK_ENTRIES + 1
             self._arena.provide(blocks)
             directory = self._new_edge_directory(automaton, blocks)
-            kernels.begin_table(header, self._arena.free, directory, _slots(blocks))
+            slots = blocks << kernels.BLOCK_SHIFT
+            kernels.begin_table(header, self._arena.free, directory, slots)
         elif header[kernels.OLD_EDGE_SLOTS]:
-            self._arena.provide(_blocks(header[kernels.EDGE_SLOTS]))
+            self._arena.provide(int(header[kernels.EDGE_SLOTS]) >> kernels.BLOCK_SHIFT)
             kernels.finish_moving(header, self._arena.free)
         else:
-            blocks = _blocks(header[kernels.EDGE_SLOTS])
+            blocks = int(header[kernels.EDGE_SLOTS]) >> kernels.BLOCK_SHIFT
             blocks = max(blocks + 1, blocks * _GROWTH_NUMERATOR // _GROWTH_DENOMINATOR)
             directory = self._new_edge_directory(automaton, blocks)
-            kernels.begin_moving(header, directory, _slots(blocks))
+            kernels.begin_moving(header, directory, blocks << kernels.BLOCK_SHIFT)
 
     def _new_edge_directory(self, automaton: int, blocks: int) -> int:
         """Replace the edge table's directory by a larger one; return the new one's address."""
@@ -371,11 +354,3 @@ class AutomatonPool:
     def _automaton_of(self, slot: int) -> int:
         self._texts.require(slot)
         return int(self._texts.table[slot, kernels.AUTOMATON])
-
-
-def _blocks(slots: int) -> int:
-    return int(slots) >> kernels.BLOCK_SHIFT
-
-
-def _slots(blocks: int) -> int:
-    return blocks << kernels.BLOCK_SHIFT

@@ -25,12 +25,7 @@ _NOTHING = np.zeros(0, np.int32)
 
 
 class TextRecorder:
-    """The generated texts of up to `slots` requests.
-
-    Args:
-        slots: number of requests.
-        max_length: most tokens of a request, its prompt included.
-    """
+    """The generated texts of up to `slots` requests, of at most `max_length` tokens with prompt."""
 
     def __init__(self, slots: int, max_length: int) -> None:
         warm_up(record_rows)
@@ -62,7 +57,7 @@ class TextRecorder:
         return slot
 
     def peek(self, slot: int, start: int) -> Int32Array:
-        """Return a copy of the recorded tokens from `start` on, int32[n]; recording goes on."""
+        """Return a copy of the recorded tokens from `start` on; recording goes on."""
         first, end, _ = self._spans[slot]
         return self._texts[slot, first + start : end].copy() if end >= 0 else _NOTHING
 
@@ -81,9 +76,7 @@ class TextRecorder:
     ) -> None:
         """Copy each row's new tokens; a slot's first row ends with its first sampled token.
 
-        Args:
-            slots: int32[B], each row's slot; a negative one skips the row.
-            token_ids, num_tokens, eligible: see `Source.catch_up`.
+        `slots` is int32[B], negative for rows to skip; see `Source.catch_up` for the rest.
         """
         self._written += record_rows(
             self._texts, self._spans, slots, token_ids, num_tokens, eligible

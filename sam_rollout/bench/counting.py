@@ -16,7 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 # For these operations, the host waits for a value or size from the device.
-_SYNCHRONISE = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "item"}
+_SYNCHRONISE = {
+    "_local_scalar_dense", "equal", "is_nonzero", "item", "masked_select", "nonzero", "_unique2",
+}  # fmt: skip
 _NO_KERNEL = {"empty", "empty_like", "new_empty", "empty_strided", "lift_fresh"}
 # These operations read as much of their first argument as they return.
 _GATHER = {"index", "gather", "index_select"}

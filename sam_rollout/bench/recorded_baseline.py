@@ -76,36 +76,22 @@ class Response(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """The rollout of one training step.
-
-    Attributes:
-        step: Number of the training step.
-        rounds: Responses of each generation round, in order of arrival.
-        recorded_s: Recorded time of the slowest engine.
-    """
+    """The rollout of one training step."""
 
     step: int
-    rounds: tuple[tuple[Response, ...], ...]
-    recorded_s: float
+    rounds: tuple[tuple[Response, ...], ...]  # generation rounds; responses in order of arrival
+    recorded_s: float  # recorded time of the slowest engine
 
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """A recorded run without drafts.
-
-    Attributes:
-        times: Estimates the time of an engine step.
-        rollouts: The rollouts of its training steps.
-        engines: Number of engines.
-        max_num_seqs: Most requests that one engine runs at once.
-        tail_threshold: Most running requests of a step in the long tail.
-    """
+    """A recorded run without drafts."""
 
     times: StepTimes
     rollouts: tuple[Rollout, ...]
-    engines: int
-    max_num_seqs: int
-    tail_threshold: int
+    engines: int  # number of engines
+    max_num_seqs: int  # most requests that one engine runs at once
+    tail_threshold: int  # most running requests of a step in the long tail
 
     @property
     def longest(self) -> int:

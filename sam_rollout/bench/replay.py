@@ -49,19 +49,13 @@ class Rows:
         max_rows: Most requests that run at once.
         length: Length of the longest text, tokens.
         name: The beginning of all request ids.
-
-    Attributes:
-        waiting: The responses that have not started, in order.
-        ids: The request ids, by row.
-        tokens: int32 [max_rows, length]; row i begins with the whole text of request i.
-        known: int32 [max_rows], known tokens of each row.
-        gained: int32 [max_rows], tokens of each row's last step.
     """
 
     def __init__(self, max_rows: int, length: int, name: str) -> None:
-        self.waiting: deque[Trace] = deque()
-        self.ids: list[str] = []
-        self.tokens = np.zeros((max_rows, length), np.int32)
+        self.waiting: deque[Trace] = deque()  # responses that have not started, in order
+        self.ids: list[str] = []  # of the requests, by row
+        self.tokens = np.zeros((max_rows, length), np.int32)  # row i has the text of request i
+        # int32 [max_rows]: known tokens, tokens of the last step, length of the text.
         self.known, self.gained, self._lengths = np.zeros((3, max_rows), np.int32)
         self._name, self._joined = name, 0
 
@@ -73,10 +67,9 @@ class Rows:
         self.waiting.extend(trace for trace in traces if len(trace.response))
 
     def join(self, first: int = 1) -> list[tuple[str, Trace]]:
-        """Start waiting responses while there is room, with their first tokens known.
+        """Start waiting responses while there is room; return them with their request ids.
 
-        Returns:
-            The request ids and responses that have started.
+        They know their first response tokens, `first` in number.
         """
         joined = []
         while self.waiting and len(self) < len(self.known):
@@ -111,10 +104,7 @@ class Rows:
         return int(self.gained[row])
 
     def verify(self, row: int, draft: list[int], parents: Sequence[int] | None = None) -> int:
-        """Let a row gain the accepted draft tokens and a bonus token; return the accepted number.
-
-        Arguments are those of `accepted_tokens`.
-        """
+        """Let a row gain accepted tokens (see `accepted_tokens`) and a bonus; return the former."""
         known = self.known[row]
         text = self.tokens[row, known : known + min(len(draft), self.left(row))]
         accepted = accepted_tokens(draft, text.tolist(), parents)

@@ -18,7 +18,7 @@ from sam_rollout.gating import EngineStep, GuardedGate
 from sam_rollout.gating.auto import AutoGate
 from sam_rollout.session.adapter import NO_HOOKS, EngineHooks
 from sam_rollout.session.session import DraftSession
-from sam_rollout.sources import Piece
+from sam_rollout.sources.contract import Piece
 from sam_rollout.telemetry.traces import Int32Array, Trace
 
 
@@ -99,10 +99,6 @@ class OwnSession(Session):
         hooks: Functions of the engine.
         record: Whether the session keeps records, as in a run. A session without records also ends
             the training step when a batch shares no request with the batch before.
-
-    Attributes:
-        requests: Identities of the running requests.
-        took_s: CPU seconds of the last step in this thread.
     """
 
     def __init__(
@@ -124,7 +120,7 @@ class OwnSession(Session):
             shapes = len(self._session.drafter.shapes) if self._session.drafter else 1
             gate = _ClockedGate(now_s, limits, config.gate.exploration, shapes)
             self._session.gate = GuardedGate(gate)
-        self.took_s = 0.0
+        self.took_s = 0.0  # CPU time of the last step in this thread
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
         """Add the request with its group and sibling."""
@@ -141,11 +137,7 @@ class OwnSession(Session):
         *,
         room: bool = True,
     ) -> DraftBatch:
-        """Run a step of the session; arguments and result are those of `DraftSession.step`.
-
-        Raises:
-            RuntimeError: The drafter failed, and would draft nothing from now on.
-        """
+        """Run a step of the session; arguments and result are those of `DraftSession.step`."""
         begun_s = time.thread_time()
         self._batch = self._session.step(request_ids, token_ids, lengths, gained, room=room)
         self.took_s = time.thread_time() - begun_s
@@ -176,7 +168,11 @@ class OwnSession(Session):
         self._wait()
 
     def _wait(self) -> None:
-        """Wait for the drafter's background work."""
+        """Wait for the drafter's background work.
+
+        Raises:
+            RuntimeError: The drafter has failed, and would draft nothing.
+        """
         if self._session.drafter is None:
             raise RuntimeError("the drafter failed; the log says why")
         self._session.drafter.wait()

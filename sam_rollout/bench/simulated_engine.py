@@ -21,21 +21,13 @@ EXCHANGE_S = 0.05  # time between two exchanges of texts among engines, as in a 
 
 @dataclass
 class Outcome:
-    """The result of a simulated rollout, or an engine's part of it.
+    """The result of a simulated rollout, or an engine's part of it."""
 
-    Attributes:
-        rollout_s: Time of all rounds; a round ends when its slowest engine has finished.
-        tail_s: Time of the slowest engines' long tails.
-        steps: Number of engine steps.
-        verified_rows: Number of verified drafts, over all steps.
-        accepted: Number of accepted draft tokens.
-    """
-
-    rollout_s: float = 0.0
-    tail_s: float = 0.0
-    steps: int = 0
-    verified_rows: int = 0
-    accepted: int = 0
+    rollout_s: float = 0.0  # all rounds; a round ends when its slowest engine has finished
+    tail_s: float = 0.0  # long tails of the slowest engines
+    steps: int = 0  # engine steps
+    verified_rows: int = 0  # verified drafts, over all steps
+    accepted: int = 0  # accepted draft tokens
 
 
 class Engine:
@@ -45,19 +37,14 @@ class Engine:
         run: The recorded run, with times and limits.
         name: A unique name.
         drafts: Whether to draft.
-
-    Attributes:
-        clock_s: The simulated time, in seconds.
-        totals: The sums over the rollout's steps.
-        rows: The running and waiting requests.
-        session: The drafter with its gate; None drafts nothing.
     """
 
     def __init__(self, run: Baseline, name: str, *, drafts: bool) -> None:
         self._run, self.name = run, name
-        self.clock_s, self.totals = 0.0, Outcome()
+        self.clock_s = 0.0  # simulated time
+        self.totals = Outcome()  # of the current rollout
         self.rows = Rows(run.max_num_seqs, run.longest, name)
-        self.session: OwnSession | None = None
+        self.session: OwnSession | None = None  # drafter and gate
         self._drafts: list[list[int]] = []  # by row
         if drafts:
             config = SamConfig.from_mapping({"sources": {"run": {"when": "always"}}})

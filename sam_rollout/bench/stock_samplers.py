@@ -21,21 +21,13 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True)
 class StockInput:
-    """The input of the rejection samplers of vLLM and vLLM-Ascend.
+    """The input of the rejection samplers of vLLM and vLLM-Ascend."""
 
-    Attributes:
-        probabilities: float32 [num_drafts, vocabulary], only for draft positions.
-        draft_ids: int64 [num_drafts].
-        cumulative: int64 [batch], cumulative number of draft tokens.
-        bonus_ids: int64 [batch, 1].
-        max_drafts: Most draft tokens of a request.
-    """
-
-    probabilities: torch.Tensor
-    draft_ids: torch.Tensor
-    cumulative: torch.Tensor
-    bonus_ids: torch.Tensor
-    max_drafts: int
+    probabilities: torch.Tensor  # float32 [num_drafts, vocabulary], only for draft positions
+    draft_ids: torch.Tensor  # int64 [num_drafts]
+    cumulative: torch.Tensor  # int64 [batch], cumulative number of draft tokens
+    bonus_ids: torch.Tensor  # int64 [batch, 1]
+    max_drafts: int  # most draft tokens of a request
 
 
 @dataclass(frozen=True)

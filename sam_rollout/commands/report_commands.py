@@ -67,9 +67,7 @@ def compare(
 
 
 def dashboard(
-    runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folders, for --picture and --tensorboard.")
-    ] = None,
+    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders, for --picture.")] = None,
     entity: Annotated[str, typer.Option(help="wandb's user or team.")] = "",
     project: Annotated[str, typer.Option(help="wandb's project.")] = "sam_rollout",
     group: Annotated[
@@ -81,25 +79,17 @@ def dashboard(
     picture: Annotated[
         Path | None, typer.Option(help="Draw the sections of RUNS as pictures into this folder.")
     ] = None,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Add a layout to the TensorBoard folders of RUNS.")
-    ] = False,
 ) -> None:
     """Build a wandb workspace of a run's metrics: comparison, long tail, drafts, learning."""
     from sam_rollout.report import wandb_workspace as workspace
 
-    if runs or picture or tensorboard:
-        if not runs or not (picture or tensorboard):
-            raise typer.BadParameter("name run folders together with --picture or --tensorboard")
+    if runs or picture:
+        if not runs or not picture:
+            raise typer.BadParameter("name run folders together with --picture")
+        from sam_rollout.report.pictures import draw_sections
+
         with one_line_errors():
-            if picture is not None:
-                from sam_rollout.report.pictures import draw_sections
-
-                typer.echo("\n".join(map(str, draw_sections(runs, picture))))
-            if tensorboard:
-                from sam_rollout.report.tensorboard_layout import write_layouts
-
-                typer.echo("\n".join(map(str, write_layouts(runs))))
+            typer.echo("\n".join(map(str, draw_sections(runs, picture))))
         return
     with one_line_errors(workspace.DashboardError):
         built = workspace.build(entity, project, group)

@@ -1,10 +1,10 @@
 """The composition of an experiment by Hydra, and one-line explanations of its errors.
 
-A recipe registers an entry point of the group `sam_rollout.recipes`. The entry point's name is that
-of the root configuration in the folder `configs` beside its module, and its value runs the recipe.
-verl's own configuration completes the recipe's. It is located on disk without an import of verl,
-because verl decides on a device while it is imported, and the device is part of the configuration.
-Hydra is slow to import, so functions import it.
+A recipe registers an entry point of the group `sam_rollout.recipes`, which runs the recipe. Its
+name is also the name of the root configuration in the folder `configs` beside the recipe's module.
+verl's own configuration completes the recipe's. It is found on disk without importing verl, because
+verl decides on a device while it is imported, and the device is part of the configuration. Hydra is
+slow to import, so functions import it.
 """
 
 import importlib.util
@@ -35,11 +35,7 @@ class UnknownExperimentError(ExperimentError):
 
 
 def recipe() -> EntryPoint:
-    """The entry point of the recipe.
-
-    Raises:
-        ExperimentError: It is not installed.
-    """
+    """Return the entry point of the recipe."""
     found = entry_points(group=GROUP, name=RECIPE)
     if not found:
         raise ExperimentError(f"no recipe {RECIPE} is installed (entry point of {GROUP})")
@@ -47,24 +43,16 @@ def recipe() -> EntryPoint:
 
 
 def recipe_folder() -> Path:
-    """The folder of the recipe's module, which is not imported.
-
-    Raises:
-        ExperimentError: It is not installed.
-    """
+    """Return the folder of the recipe's module without importing it."""
     module = recipe().module
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
-        raise ExperimentError(f"the recipe {module} is declared and not there")
+        raise ExperimentError(f"the recipe {module} is declared but does not exist")
     return Path(spec.origin).parent
 
 
 def prepare(folder: Path) -> None:
-    """Make verl's configuration and a recipe's paths known to Hydra.
-
-    Raises:
-        ExperimentError: verl is missing.
-    """
+    """Make verl's configuration and a recipe's paths known to Hydra."""
     from omegaconf import OmegaConf
 
     try:
@@ -86,7 +74,7 @@ def compose(*overrides: str) -> tuple[dict[str, Any], str]:
     """Compose the configuration of the run that these overrides start.
 
     Args:
-        overrides: arguments of the recipe, ``experiment=NAME`` among them.
+        overrides: Arguments of the recipe, such as ``experiment=NAME``.
 
     Returns:
         The resolved configuration as plain values, and the name of its device file.

@@ -1,9 +1,9 @@
-"""The identity of a request, independent of the run that makes it.
+"""The identity of a request, which is the same in every run.
 
-vLLM invents a fresh request id for every call and verl a fresh uid for every prompt. So neither
-says that two responses answer the same prompt, or that two runs of one seed sampled the same
-response. Telemetry (per-request records), drafting from siblings and seeded sampling need that, so
-one small value travels with the request in ``SamplingParams.extra_args["sam"]``.
+vLLM makes a new request id for every call, and verl a new uid for every prompt. Neither tells which
+responses answer the same prompt, or which responses of two runs correspond. Records of requests,
+drafts from siblings and keyed sampling need that, so an identity travels with each request in
+``SamplingParams.extra_args["sam"]``.
 """
 
 from __future__ import annotations
@@ -35,23 +35,14 @@ GroupKey = tuple[str, int, str]  # split, step, group
 
 @dataclasses.dataclass(frozen=True)
 class RequestIdentity:
-    """Identity of one response.
+    """Identity of one response."""
 
-    Attributes:
-        group: Hash of the prompt's token ids; equal for all responses to a prompt, in every run.
-        sibling: Number of the response within its prompt's group, from 0 to n - 1.
-        step: Training step that asked for the response; -1 outside training.
-        split: ``"train"`` or ``"val"``.
-        key: The key of the response's random numbers, a 63-bit integer.
-        prompt_tokens: Length of the request's prompt; 0 if unknown. A request with a longer prompt
-            continues an interrupted response, which follows the prompt.
-    """
-
-    group: str
-    sibling: int
-    step: int
-    split: str
-    key: int
+    group: str  # Hash of the prompt's token ids; equal for all responses to a prompt, in every run.
+    sibling: int  # Number of the response within its prompt's group, from 0 to n - 1.
+    step: int  # Training step that asked for the response; -1 outside training.
+    split: str  # "train" or "val".
+    key: int  # The key of the response's random numbers, a 63-bit integer.
+    # Length of the prompt; 0 if unknown. A longer prompt continues an interrupted response.
     prompt_tokens: int = 0
 
     def resumed(self, tokens: int) -> int:
@@ -60,7 +51,7 @@ class RequestIdentity:
 
     @property
     def group_key(self) -> GroupKey:
-        """Split, step and group, which the responses to a prompt in one step have in common."""
+        """Split, step and group, which all responses to a prompt in one step share."""
         return self.split, self.step, self.group
 
     def to_extra_args(self) -> dict[str, dict[str, Any]]:
@@ -69,7 +60,7 @@ class RequestIdentity:
 
     @classmethod
     def from_extra_args(cls, extra_args: Mapping[str, Any] | None) -> RequestIdentity | None:
-        """Read an identity back; ``None`` when the request carries none (plain vLLM use)."""
+        """Return the identity of a request; None without one (plain use of vLLM)."""
         fields = (extra_args or {}).get(EXTRA_ARGS_KEY)
         return None if fields is None else cls(**fields)
 

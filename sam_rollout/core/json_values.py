@@ -1,10 +1,10 @@
-"""JSON files that every reader accepts, with values that JSON lacks.
+"""Reads and writes JSON that every reader accepts, with numbers that JSON lacks.
 
-`clip_grad=inf` is a valid setting, but JSON has no infinity. Python writes it as a word that
-browsers and jq refuse. So `dumps` writes settings and results with a text in its place, which
-`loads` and Hydra read as the same number.
+`clip_grad=inf` is a valid setting, but JSON has no infinity, and Python's `json` writes a word that
+browsers and jq refuse. `dumps` therefore writes the text "inf", which `loads` and Hydra read as the
+same number.
 
-A measured value that is not finite says nothing, so `measured` replaces it by null.
+A measured value that is not finite has no meaning, so `measured` replaces it by null.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def encode(value: Any) -> Any:
 
     Numbers that are not finite become "inf", "-inf" and "nan". Members of enumerations become their
     names, unless they are texts or integers themselves. Arrays become lists, and sets become sorted
-    lists. Any other value becomes its text, so that a run never fails for its description.
+    lists. Any other value becomes its text, so that writing a run's description never fails.
     """
     if isinstance(value, Enum):
         return encode(value.value) if isinstance(value, str | int) else value.name
@@ -68,11 +68,7 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 
 def loads(text: str) -> Any:
-    """Read JSON that `dumps` or Python's own `json` wrote.
-
-    Raises:
-        ValueError: the text is no JSON.
-    """
+    """Read JSON that `dumps` or Python's own `json` wrote."""
     return decode(json.loads(text))
 
 

@@ -1,8 +1,8 @@
 """Sections of settings: typed fields with limits, checked when a section is made.
 
-Every choice of a user is a field of such a section (`config.py`, and one section per draft source
-in `sources/`). So a wrong value stops a run before a model is loaded, and the error names the field
-that the user typed.
+Every setting of a user is a field of a section (`config.py`, and one section per draft source in
+`sources/`). A wrong value therefore ends a run before a model is loaded, and the error names the
+field.
 """
 
 import dataclasses
@@ -53,11 +53,6 @@ def unknown(what: str, name: str, known: Sequence[str]) -> str:
     """Return the message that refuses an unknown name, with the nearest known one.
 
     All known names follow, unless there are more than MOST_LISTED and one of them is near.
-
-    Args:
-        what: the kind of thing that is named, such as "key".
-        name: the unknown name.
-        known: all known names.
     """
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" did you mean {close[0]!r}?" if close else ""

@@ -1,13 +1,13 @@
 """Confidence intervals of gains and differences between runs, of ratios, and of shares.
 
-Runs consist of steps, and the same step has the same prompts in every run of a seed. So a bootstrap
-draw takes repeats of each side with replacement, then steps with replacement, the same steps for
-all runs. This is a bootstrap of two crossed factors (Owen, The pigeonhole bootstrap, 2007). If run
-n of both sides shares a seed of its own, repeats are drawn as pairs, and the seed's effect cancels.
+A step has the same prompts in every run of a seed. A bootstrap draw therefore takes runs of each
+side with replacement, and then steps with replacement, the same steps for all runs. This is a
+bootstrap of two crossed factors (Owen, The pigeonhole bootstrap, 2007). If run n of both sides has
+the same seed, which no other run has, runs are drawn as pairs, and the seed's effect cancels.
 
-A bootstrap of two or three repeats is too narrow. Where both sides have repeats, an interval
-therefore also spans the t-interval of the runs' totals (Welch's, or that of pairs), which depends
-on the number of runs. Where a side has a single run, the interval holds only the noise within runs.
+The bootstrap of two or three runs is too narrow. If both sides have several runs, the interval
+therefore also includes the t-interval of the runs' totals (Welch's, or that of pairs). If a side
+has a single run, the interval covers only the noise within runs.
 
 Two ratios of sums within one run are compared over independent units, with the jackknife's variance
 of their logarithm. Engines import this module. scipy.stats takes a second to import, so it is
@@ -29,7 +29,7 @@ _AT_ONCE = 1_000  # draws at a time, which bounds the memory for long runs
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 % interval, or without one where nothing can be resampled."""
+    """A value with its 95 % interval, or without one if nothing can be resampled."""
 
     value: float
     low: float | None
@@ -51,9 +51,9 @@ class Gain:
 
 @dataclass(frozen=True)
 class Sides:
-    """One figure of both sides as arrays [runs of the side, steps], without NaN.
+    """A metric of both sides as arrays [runs of the side, steps], without NaN.
 
-    `paired` says that run n of BASE and run n of SAM share a seed that no other run has.
+    `paired` means that run n of BASE and run n of SAM have the same seed, which no other run has.
     """
 
     base: np.ndarray
@@ -75,12 +75,7 @@ class Sides:
 
 
 def gain(time_s: Sides, tokens: Sides | None = None) -> Gain | None:
-    """Return SAM's gain in time, or in time per token, from sums over steps; None if one is zero.
-
-    Args:
-        time_s: times in seconds.
-        tokens: token counts of the same runs and steps, for a gain in time per token.
-    """
+    """Return SAM's gain in time, or in time per token, from sums; None if a sum is zero."""
     base_s, sam_s = time_s.means()
     base_tokens, sam_tokens = tokens.means() if tokens else (1.0, 1.0)
     if not all((base_s, sam_s, base_tokens, sam_tokens)):
@@ -195,7 +190,7 @@ def _ratio(
 def _estimate(
     value: float, draws: np.ndarray, shape: tuple[int, int, int], also: np.ndarray
 ) -> Estimate:
-    """Return the value with the interval of its draws, widened to hold `also`."""
+    """Return the value with the interval of its draws, widened to include `also`."""
     base_runs, sam_runs, steps = shape
     resampled = steps > 1 or min(base_runs, sam_runs) > 1
     if not resampled or not len(draws):

@@ -66,24 +66,13 @@ _RULES = (
     ),
     (re.compile(r"/(?:home|Users)/[^/\s'\",:]+"), "~"),
 )  # fmt: skip
-_ADDRESSES = ("RAY_ADDRESS", "MASTER_ADDR", "HOSTNAME")  # variables that name a host
+_ADDRESSES = ("RAY_ADDRESS", "MASTER_ADDR", "HOSTNAME")  # Variables that name a host.
 
 
 def write(
     path: Path, question: Question, findings: Sequence[Finding], run: Path | None = None
 ) -> None:
-    """Write the report.
-
-    Args:
-        path: File to write.
-        question: What the doctor was asked.
-        findings: What it found.
-        run: Run folder with settings and log; None for the settings of the question.
-
-    Raises:
-        RunFolderError: `run` is not a run folder, or of another version.
-        OSError: A file cannot be read or written.
-    """
+    """Write the report."""
     config, log, run_versions = question.config or {}, ["no run was named"], {}
     if run is not None:
         info = RunFolder(run).read_starts()[-1]
@@ -112,12 +101,7 @@ def without_secrets(value: Any, key: str = "") -> Any:
 
 
 def redact(text: str, hosts: Iterable[str] = ()) -> str:
-    """Return a text without secrets, addresses, hosts, users and home folders.
-
-    Args:
-        text: The text.
-        hosts: Names of hosts beside this machine's.
-    """
+    """Return a text without secrets, addresses, hosts, users and home folders."""
     home = Path.home()
     if len(home.parts) > 1:  # a user of a container may have the home /
         text = re.sub(rf"{re.escape(str(home))}(?![\w.-])", "~", text)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from omegaconf import OmegaConf
 
 from sam_rollout.config import ConfigError
-from sam_rollout.doctor import host, installation, network
+from sam_rollout.doctor import host, installation
 from sam_rollout.doctor.printed_checks import Finding, Line, fail, ok, skip, warn
 from sam_rollout.doctor.scope import Question
 from sam_rollout.integrations.verl.check_results import Fact
@@ -54,7 +54,7 @@ def checks_of(device: str) -> list[tuple[str, Check]]:
         ("plugins", installation.check_plugins),
         ("drafter", host.check_kernels),
         ("devices", host.check_cpu if device == "cpu" else host.check_accelerators),
-        ("network", network.check_interfaces),
+        ("network", host.check_interfaces),
         ("host", host.check_shared_memory),
         ("host", host.check_open_files),
         ("run", check_run),
@@ -62,12 +62,7 @@ def checks_of(device: str) -> list[tuple[str, Check]]:
 
 
 def examine(question: Question, progress: Callable[[str], None]) -> Iterator[Finding]:
-    """Run all checks for the device; an error inside a check becomes a failing line.
-
-    Args:
-        question: The device and the experiment.
-        progress: Called with the name of each check before it runs.
-    """
+    """Run all checks for the device; an error inside a check becomes a failing line."""
     for group, check in checks_of(question.device):
         name = check.__name__.removeprefix("check_").replace("_", " ")
         progress(f"{group}: {name}")

@@ -1,4 +1,4 @@
-"""Checks of the machine: its devices, the drafter's kernels, shared memory and open files."""
+"""Checks of the machine: devices, the drafter's kernels, network, shared memory, open files."""
 
 import json
 import os
@@ -10,12 +10,17 @@ from pathlib import Path
 
 import psutil
 
-from sam_rollout.doctor.printed_checks import Line, fail, judge, ok
+from sam_rollout.doctor.printed_checks import Line, fail, judge, ok, skip, warn
 from sam_rollout.doctor.probe import ProbeError, run_python
 from sam_rollout.doctor.scope import Question
-from sam_rollout.sizing import GIB
+from sam_rollout.sizing.memory import GIB
 
 DEVICE_FILES = Path("/dev")
+INTERFACE_VARIABLES = {
+    "ascend_910c": ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+    "cuda": ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
+    "cpu": ("GLOO_SOCKET_IFNAME",),
+}
 VISIBLE = {"ascend_910c": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
 # This program prints the free and total bytes of every visible device.
 ASK_TORCH = """
@@ -88,6 +93,23 @@ def check_kernels(_question: Question) -> Iterator[Line]:
     fix = "each process compiles for itself: set NUMBA_CACHE_DIR to a local, writable folder"
     problem = found["problem"]
     yield judge("kernel cache", problem or found["cache_path"], fix, warns=bool(problem))
+
+
+def check_interfaces(question: Question) -> Iterator[Line]:
+    """Check that the interfaces named by the variables exist and are up."""
+    up = sorted(name for name, state in psutil.net_if_stats().items() if state.isup)
+    for name in INTERFACE_VARIABLES[question.device]:
+        given = question.environment.get(name, "")
+        # Names are prefixes. A leading "=" asks for exact names, a leading "^" excludes names.
+        prefixes = tuple(filter(None, given.lstrip("=").split(",")))
+        fix = f"name the interface all nodes share ({', '.join(up)}); scripts/node.sh does that"
+        if not given and question.many_nodes:
+            yield warn(name, "not set: the library chooses one", fix)
+        elif not given:
+            yield skip(name, "not set, and not needed on one node")
+        else:
+            right = given[0] == "^" or any(interface.startswith(prefixes) for interface in up)
+            yield judge(name, given if right else f"{given} is not up here", fix, fails=not right)
 
 
 def check_shared_memory(question: Question) -> Iterator[Line]:

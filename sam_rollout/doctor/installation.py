@@ -53,12 +53,7 @@ TOOLKITS = {
 def compare(name: str, found: str | None, pinned: str, supported: str, install: str) -> Line:
     """Return a line that says whether a version is pinned, supported, or neither.
 
-    Args:
-        name: Name of the package.
-        found: The installed version; None if it is not installed.
-        pinned: The pinned version; an end of ".*" allows any patch release.
-        supported: The supported range of versions; empty allows any.
-        install: What to do if the version is missing or wrong.
+    A pin that ends in ".*" allows any patch release; an empty range of supported versions, any.
     """
     if found is None:
         return fail(name, f"not installed; {pinned} is needed", install)

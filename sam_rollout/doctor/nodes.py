@@ -29,7 +29,7 @@ START_RAY = "ray start --head on one node, ray start --address on the others; or
 INSTALL = "install the same version of sam_rollout there, for the Python that runs ray start"
 SOURCES = ("**/*.py", "configs/**/*.yaml")
 CONNECT_LIMIT_S = 10
-CHECKS_LIMIT_S = 900  # the checks start Python twice, perhaps from a slow file system
+CHECKS_LIMIT_S = 900  # The checks start Python twice, perhaps from a slow file system.
 # Without this, Ray hides all devices from a task that asks for none.
 RUNTIME_ENV = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 Facts = Mapping[str, str]  # name -> value that should be equal on all nodes
@@ -71,13 +71,7 @@ def examine_node(question: Question, marker: str) -> tuple[list[Finding], Facts]
 def examine_cluster(
     question: Question, address: str | None, progress: Callable[[str], None]
 ) -> Iterator[Finding]:
-    """Run the checks on every living node of a running cluster, and compare the nodes.
-
-    Args:
-        question: The device and the experiment.
-        address: Address of the cluster; by default RAY_ADDRESS, or the cluster on this machine.
-        progress: Called with each activity.
-    """
+    """Run the checks on every living node of a running cluster, and compare the nodes."""
     try:
         import ray
     except ImportError as error:

@@ -13,9 +13,9 @@ class Status(enum.StrEnum):
     """The status of a line. Only `FAIL` makes the command fail."""
 
     OK = "ok"
-    WARN = "warn"  # a run may work, but it is not tested this way, or it is slower
-    FAIL = "fail"  # a run will not work
-    SKIP = "skip"  # not checked; the line says why
+    WARN = "warn"  # A run may work, but it is not tested this way, or it is slower.
+    FAIL = "fail"  # A run will not work.
+    SKIP = "skip"  # Not checked; the line says why.
 
 
 VERDICTS = {
@@ -72,12 +72,7 @@ def judge(what: str, found: object, fix: str, *, fails: bool = False, warns: boo
 
 
 def to_text(about: str, findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the findings as text, with a summary at the end.
-
-    Args:
-        about: The device, and the experiment if there is one.
-        findings: The findings of this machine, or of the nodes of a cluster.
-    """
+    """Yield the findings as text, with a summary at the end."""
     yield f"Ready for {about}?"
     findings = merged(findings)
     heading = ""

@@ -9,6 +9,7 @@ from typing import Any
 from sam_rollout.core.composition import ExperimentError, UnknownExperimentError, compose
 from sam_rollout.doctor.printed_checks import Finding, fail, ok, warn
 from sam_rollout.doctor.probe import installed
+from sam_rollout.telemetry.records import value_at
 
 # Name of the device (configs/device) -> extra of pyproject.toml that installs its engine.
 DEVICES = {"ascend_910c": "ascend", "cuda": "cuda", "cpu": "cpu"}
@@ -19,8 +20,8 @@ EXPERIMENT = "experiment="  # the override that names an experiment
 class Question:
     """The run for which a machine is checked; it is also sent to the nodes of a cluster."""
 
-    device: str  # a key of DEVICES
-    config: Mapping[str, Any] | None = None  # the composed experiment as nested, resolved dicts
+    device: str  # A key of DEVICES.
+    config: Mapping[str, Any] | None = None  # The composed experiment as nested, resolved dicts.
     experiment: str = ""
     cluster: bool = False  # whether the nodes of a Ray cluster are checked
 
@@ -36,12 +37,8 @@ class Question:
 
     def setting(self, path: str, default: Any = None) -> Any:
         """Return the experiment's value at a dotted path; the default if it is unset or unknown."""
-        node: Any = self.config
-        for key in path.split("."):
-            if not isinstance(node, Mapping) or key not in node:
-                return default
-            node = node[key]
-        return default if node is None else node
+        value = value_at(self.config or {}, path)
+        return default if value is None else value
 
     @property
     def environment(self) -> dict[str, str]:
@@ -64,10 +61,7 @@ def ask(
 ) -> tuple[Question, list[Finding]]:
     """Turn the command's arguments into a question, and return first findings with it.
 
-    Args:
-        device: A key of `DEVICES`; None takes the experiment's, or guesses without one.
-        overrides: The run's overrides, as the recipe takes them; empty checks no run.
-        cluster: Whether the nodes of a Ray cluster will be checked.
+    Without a device, the experiment's is taken. Without overrides, no run is checked.
 
     Raises:
         UnknownExperimentError: The experiment does not exist; lists the existing ones.

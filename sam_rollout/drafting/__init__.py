@@ -1,1 +1,1 @@
-"""Which source a row drafts from, how many tokens, and what became of them."""
+"""The choice of draft tokens, and what is learned from their verification."""

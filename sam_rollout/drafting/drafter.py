@@ -1,7 +1,7 @@
-"""What is asked once per engine step: which tokens to draft for each request.
+"""The drafter of an engine: once per engine step it drafts tokens for each request.
 
-Sources own texts and tell where a request's text stands in them (`sam_rollout/sources/`). The
-policy drafts what they vote for (`policy.py`), and the drafter brings them together.
+Sources own texts and know where a request's text stands in them (`sam_rollout/sources/`). The
+policy drafts the tokens that they vote for (`policy.py`). The drafter brings both together.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,28 +18,24 @@ from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.drafting.policy import DraftPolicy
 from sam_rollout.drafting.trees import TreePolicy
 from sam_rollout.drafting.votes import Votes
-from sam_rollout.sources import Piece, Scored, Usage, make_sources
+from sam_rollout.sources import make_sources
+from sam_rollout.sources.contract import Piece, Scored, Usage
 from sam_rollout.sources.support.responses import Responses
 
-POLICIES = {"chain": DraftPolicy, "tree": TreePolicy}  # by shape of their drafts
+POLICIES = {"chain": DraftPolicy, "tree": TreePolicy}  # by the shape of their drafts
 
 
 class SamDrafter:
     """Drafts for a batch of requests from suffix automata (SAM-Decoding, arXiv 2411.10666).
 
-    In every engine step, once: `bind` where the batch has changed, `observe`, `draft`, `settle`.
+    In every engine step it is called once each: `bind` if the batch has changed, `observe`,
+    `draft`, `settle`.
 
     Args:
-        config: validated; speculation is enabled in it.
+        config: validated, with speculation enabled.
         limits: of the engine.
-        shapes: of drafts that can be asked for, `chain` or `tree`; empty for the one that
-            `sam.draft_shape` names, where `auto` is a chain.
-
-    Attributes:
-        shapes: likewise.
-        batch: the drafts in flight.
-        sources: in the order of the registry.
-        responses: what requests write, for sources that ask who a request is.
+        shapes: shapes of drafts that the caller may ask for, `chain` or `tree`; empty for the one
+            that `sam.draft_shape` names (`auto` then means a chain).
 
     Raises:
         ValueError: the config does not enable speculation, or a size is out of range.
@@ -64,10 +60,10 @@ class SamDrafter:
         self._policies = [
             POLICIES[shape](config, len(self.sources), limits, self._votes) for shape in self.shapes
         ]
-        self._policy = self._policies[0]  # that made the drafts in flight
+        self._policy = self._policies[0]  # the one that made the drafts in flight
         self.batch = DraftBatch(limits)
         self._identities: dict[str, RequestIdentity] = {}
-        self._bound: Sequence[str | None] = []  # None where the request has ended since
+        self._bound: Sequence[str | None] = []  # None where the request has ended
         self._places = np.zeros((len(self.sources), limits.max_rows, PLACE_WIDTH), np.int64)
         self._budget = np.zeros(limits.max_rows, np.int32)
         self._steps = 0
@@ -75,28 +71,25 @@ class SamDrafter:
 
     @property
     def needs_identity(self) -> bool:
-        """Whether a source asks who a request is (`admit`)."""
+        """Whether a source needs requests' identities (`admit`)."""
         return any(source.needs_identity for source in self.sources)
 
     def hear(self, scored: Scored) -> None:
-        """Tell what the model said at the positions that it scored, as `Source.hear`."""
+        """Hand over what the model said at the positions that it scored, see `Source.hear`."""
         for source in self.sources:
             source.hear(scored)
 
     def receive(self, tokens: Int32Array, chances: np.ndarray | None) -> None:
-        """Hand over drafts that were made elsewhere, as `Source.receive`; before `draft`."""
+        """Hand over drafts that another drafter made, see `Source.receive`; before `draft`."""
         for source in self.sources:
             source.receive(tokens, chances)
 
     def admit(self, request_id: str, identity: RequestIdentity) -> None:
-        """Say who a request is, before its first step; without an identity it has no siblings."""
+        """Give a request's identity, before its first step; without one it has no siblings."""
         self._identities[request_id] = identity
 
     def bind(self, request_ids: Sequence[str]) -> None:
-        """Follow a changed batch, drafts in flight included; the same batch costs a comparison.
-
-        Args:
-            request_ids: B ids in row order, a list for speed.
+        """Follow a changed batch, with the drafts in flight; the same batch costs a comparison.
 
         Raises:
             ValueError: more than `max_rows` ids, or an id twice.
@@ -127,10 +120,7 @@ class SamDrafter:
 
         Args:
             token_ids, num_tokens: as for `draft`.
-            sampled: int32[B], tokens each row gained, bonus token included; 0 for none.
-
-        Raises:
-            ValueError: shapes disagree with the batch that is bound.
+            sampled: int32[B], tokens that each row gained, bonus token included; 0 for none.
         """
         if not num_tokens.shape == sampled.shape == (len(self._bound),):
             raise ValueError(
@@ -143,7 +133,7 @@ class SamDrafter:
         return verified
 
     def offered(self, verified: Verified) -> Offered | None:
-        """What the last `draft` could have drafted for the same batch; None if no gate asks."""
+        """Return what the last `draft` could have drafted for the same batch, if a gate asks."""
         return self._policy.offered(verified)
 
     def draft(
@@ -157,19 +147,18 @@ class SamDrafter:
         least_chance: float = 0.0,
         shape: int = 0,
     ) -> DraftBatch:
-        """Catch every eligible row up with its text and, if the gate is open, draft for it.
+        """Read each eligible row's new tokens and, if the gate is open, draft for the row.
 
-        Catching up with the gate closed as well keeps the first drafts after it opens as good as
-        any, and siblings can draft from what was sampled meanwhile.
+        With the gate closed the rows are read as well. So the first drafts after it opens are as
+        good as any, and siblings can draft from what was sampled meanwhile.
 
         Args:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
             num_tokens: int32[B], known tokens of each row.
-            eligible: bool[B]; rows where it is False (prompts still being prefilled) are left
-                alone.
-            max_tokens: most tokens to draft, for all rows or int[B]; below 1 for none. Drafts
-                also end at `sam.max_draft_tokens` and at the engine's longest text.
-            gate_open: False drafts nothing.
+            eligible: bool[B], False for rows to leave alone (prompts that are still computed).
+            max_tokens: most tokens to draft, for all rows or int[B]. Drafts also end at
+                `sam.max_draft_tokens` and at the engine's longest text.
+            gate_open: whether to draft.
             least_chance: drafts end before tokens that are less likely to be accepted.
             shape: of the drafts, a place in `shapes`.
 
@@ -200,7 +189,7 @@ class SamDrafter:
         return self.batch
 
     def settle(self) -> None:
-        """Keep to the limits of memory; after `draft`, when there is time."""
+        """Keep to the limits of memory; called after `draft`, when there is time."""
         self.responses.settle()
         for source in self.sources:
             source.settle()
@@ -208,19 +197,19 @@ class SamDrafter:
     def _draft(
         self, num_tokens: Int32Array, max_tokens: Int32Array | int, least_chance: float
     ) -> None:
-        """Draft for each row what its sources vote for."""
+        """Draft the tokens that each row's sources vote for."""
         rows, batch = len(num_tokens), self.batch
         budget = self._budget[:rows]
         np.subtract(self._limits.max_model_len, num_tokens, out=budget)
         np.minimum(budget, max_tokens, out=budget)
         np.minimum(budget, self._limits.k, out=budget)
-        batch.pending = True  # first: drafts of a policy that fails are cleared, too
+        batch.pending = True  # first, so that drafts of a policy that fails are cleared, too
         batch.make_chains()
         self._drafted_tokens += self._policy.draft(self._places, budget, batch, least_chance)
         batch.length[:rows] = num_tokens
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Free the state of requests that ended or were aborted; unknown ids are passed over."""
+        """Free the state of requests that ended or were aborted; unknown ids are skipped."""
         ended = dict.fromkeys(request_ids)
         self.responses.finish(ended)
         for source in self.sources:
@@ -231,22 +220,22 @@ class SamDrafter:
         self._bound = [None if request_id in ended else request_id for request_id in self._bound]
 
     def end_step(self) -> None:
-        """A training step is over: what its requests shared is freed with the last of them."""
+        """End a training step: what its requests shared is freed with the last of them."""
         self.responses.end_step()
         for source in self.sources:
             source.end_step()
 
     def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
-        """Exchange the texts of all sources, as `Source.exchange` does."""
+        """Exchange the texts of all sources, see `Source.exchange`."""
         return [piece for source in self.sources for piece in source.exchange(origin, pieces)]
 
     def wait(self) -> None:
-        """Wait for what sources do beside the engine; for replays."""
+        """Wait for the sources' background work, for replays."""
         for source in self.sources:
             source.wait()
 
     def usage(self) -> Usage:
-        """Add up what all sources and the requests' texts take; `live_requests` is the largest."""
+        """Add up the usage of all sources and texts; `live_requests` is the largest."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
         return total._replace(
@@ -255,7 +244,7 @@ class SamDrafter:
         )
 
     def counters(self) -> dict[str, int]:
-        """What it has done since it was made, by metric without `sam/`."""
+        """Return all counts since the drafter was made, by metric without `sam/`."""
         usage = self.usage()
         own = {
             "drafter_steps": self._steps,
@@ -275,7 +264,7 @@ class SamDrafter:
         return {f"draft/{name}": value for name, value in own.items()}
 
     def levels(self) -> dict[str, int]:
-        """What it holds now, by metric without `sam/`."""
+        """Return the present figures, by metric without `sam/`."""
         usage = self.usage()
         own = {"live_requests": usage.live_requests, "bytes": usage.bytes}
         for source in self.sources:

@@ -1,51 +1,45 @@
-"""Drafts on their way through the engine: what was handed over, and what the target model kept.
+"""Drafts in flight: what was handed over, and what the target model kept of it.
 
-How many draft tokens were accepted follows from the text alone: they are the longest prefix of the
-draft that the text now goes on with. It is worked out here and nowhere else.
+The number of accepted draft tokens follows from the text alone: it is the longest prefix of the
+draft with which the text continues. It is computed here and nowhere else.
 
-Tokens held back are not handed over. The token that the model samples after a draft tells all the
-same whether the first of them would have been right, so that chances are learned where none is
-drafted for.
+Tokens that are held back are not handed over. The token that the model samples after a draft still
+shows whether the first of them would have been right. So chances are learned where nothing is
+drafted, too.
 """
 
 import numpy as np
 from numba import njit
 
-from sam_rollout.automaton.compilation import (
-    GIVEN_INT32,
-    GIVEN_INT32_2D,
-    INT32_2D,
-    kernel,
-    warm_up,
-)
+from sam_rollout.automaton.compilation import GIVEN_INT32, GIVEN_INT32_2D, INT32_2D, kernel, warm_up
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import Verified
 
 NO_SOURCE = -1
 COUNTS, HELD_BACK, FILLING, SOURCE, LENGTH = range(5)
-_SOURCE = Verified._fields.index("source") - 1  # of what is worked out
+_SOURCE = Verified._fields.index("source") - 1  # its place among the columns of `_verify`
 
 
 class DraftBatch:
-    """The drafts of one engine step, and the room for the next ones.
+    """The drafts of one engine step, and the memory for the next ones.
 
-    Row i holds `counts[i]` draft tokens, then `held_back[i]` that are not handed over as drafts.
-    `filling[i]` tokens behind the draft, held back ones first, only keep the step's shape. What
-    lies beyond in `tokens[i]` means nothing.
+    Row i holds `counts[i]` draft tokens, then `held_back[i]` tokens that are not handed over.
+    `filling[i]` tokens behind the draft, the held-back ones first, only keep the step's shape. The
+    rest of `tokens[i]` has no meaning.
 
     Args:
         limits: of the engine.
 
     Attributes:
         tokens: int32[max_rows, k].
-        parents: int32[max_rows, k], the token of the row that each one follows, -1 for the text's
-            last; before it in the row. In a chain the one before.
+        parents: int32[max_rows, k], place in the row of the token that each one follows, -1 for the
+            text's last token. Parents come before their children.
         has_trees: whether any row may be no chain.
         counts, held_back, filling: int32[max_rows].
         source: int32[max_rows], number of the source whose votes for the first token weighed most,
             NO_SOURCE without votes.
-        length: int32[max_rows], of the text when the draft was made.
+        length: int32[max_rows], length of the text when the draft was made.
         columns: int32[5, max_rows], these five in the order COUNTS, HELD_BACK, ...
         rows: requests in the batch.
         pending: whether anything has to be verified.
@@ -58,7 +52,7 @@ class DraftBatch:
         self.parents = np.empty((max_rows, limits.k), np.int32)
         self.has_trees = True
         self.make_chains()
-        # One array: every one that is handed to compiled code takes a microsecond.
+        # This is one array, because each array costs a call of compiled code a microsecond.
         self.columns = np.zeros((5, max_rows), np.int32)
         self.counts, self.held_back, self.filling, self.source, self.length = self.columns
         self.source.fill(NO_SOURCE)
@@ -91,7 +85,7 @@ class DraftBatch:
 
         Args:
             token_ids: int32[R >= B, L], row i begins with the text of request i.
-            num_tokens: int32[B], known tokens of each row, those gained included.
+            num_tokens: int32[B], known tokens of each row, gained ones included.
             sampled: int32[B], tokens gained in this step, 0 where the row was not verified.
         """
         found = self._verified
@@ -103,7 +97,7 @@ class DraftBatch:
         return Verified(sampled, *found[:, : len(num_tokens)])
 
     def clear(self, rows: int) -> None:
-        """Begin the drafts of a batch of `rows` requests: none so far."""
+        """Begin the drafts of a batch of `rows` requests."""
         self.rows = rows
         if self.pending:
             self.columns[:3].fill(0)
@@ -111,7 +105,7 @@ class DraftBatch:
             self.pending = False
 
     def to_lists(self) -> list[list[int]]:
-        """What a step verifies, filling included, as vLLM takes it: an empty list for nothing."""
+        """Return the tokens that a step verifies, with padding, as vLLM takes them."""
         if not self.pending:
             return [[]] * self.rows
         lengths = self.counts[: self.rows] + self.filling[: self.rows]
@@ -123,9 +117,9 @@ class DraftBatch:
 
 @njit(nogil=True)
 def next_node(tokens, parents, count, node, token):
-    """The child of a node that holds a token, 0 for none.
+    """Return the child of a node that holds a token, 0 for none.
 
-    Node 0 is the text's last token, node n the token n - 1 of the row, `count` how many it has.
+    Node 0 is the text's last token, and node n is token n - 1 of the row's `count` tokens.
     """
     for child in range(node, count):
         if parents[child] == node - 1 and tokens[child] == token:
@@ -141,7 +135,7 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         out[:, i] = 0
         out_source[i] = NO_SOURCE
         gained, start, end = sampled[i], length[i], num_tokens[i]
-        # Otherwise the engine stepped on without asking for drafts, and verified something else.
+        # If the lengths disagree, the engine ran a step without our drafts in between.
         known = counts[i] + held_back[i]
         if gained < 1 or known + filling[i] == 0 or end - start != gained:
             continue
@@ -158,9 +152,7 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
             node = child
             right += 1
         if right == gained and node <= drafted:
-            drafted = (
-                node - 1
-            )  # the engine cut the drafts here: it would have accepted this token, too
+            drafted = node - 1  # the engine cut the draft before this token, which was right
         out_drafted[i] = drafted
         out_accepted[i] = min(accepted, gained - 1)
         out_filling[i] = filling[i]

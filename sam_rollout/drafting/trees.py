@@ -1,11 +1,11 @@
 """Trees of draft tokens, grown best-first from the votes that chains are made of.
 
 A chain drafts the likeliest next token alone. The votes name other tokens, too, and a verify step
-can score several continuations of one text. A tree takes the tokens through which the text goes on
-most likely, in any row: all rows share one budget of tokens. A token's chance is estimated as for
-chains (`policy.py`): from the sum of its votes, its depth, what was accepted of the request's draft
-before, and its rank among the tokens that the votes name. It is multiplied by the chance of the
-token that it follows.
+can score several continuations of one text. A tree takes the tokens that most likely continue the
+text. All rows share one budget of tokens. A token's chance is estimated as for chains
+(`policy.py`): from the sum of its votes, its depth, and how many tokens of the request's previous
+draft were accepted. Here its rank among the tokens that the votes name counts, too. It is
+multiplied by the chance of the token that it follows.
 
 Votes learn at every position of the text that a tree looked at, for all tokens that were named
 there, drafted or not.
@@ -73,7 +73,7 @@ from sam_rollout.drafting.votes import (
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 _INT32_3D = written(types.int32, 3)
 
-# A token's chance depends on its sum, its rank, its depth and what was accepted before.
+# A token's chance depends on its sum, its rank, its depth, and the previous draft's outcome.
 _RANKS, _DEPTHS, _BEFORE = 4, 4, 3
 _CHANCE_CLASSES = SUMS * _RANKS * _DEPTHS * _BEFORE
 _ASSUMED_OF_OTHERS = 0.15  # chance of a token that is not the likeliest, before any was seen
@@ -85,8 +85,8 @@ _BRANCHES = 0.8
 # Tokens whose followers are looked up together, so that their waits for memory overlap; none of
 # them has less than half the chance of the first.
 _AT_ONCE, _NEAR = 8, 0.5
-_UNKNOWN, _WRONG = -1, -2  # of a token that a text does not judge yet, and that it does not hold
-# Columns of a candidate, and of what is kept of each look-up of followers.
+_UNKNOWN, _WRONG = -1, -2  # for a token that the text does not judge yet, and for a wrong one
+# Columns of a candidate.
 _ROW, _PARENT, _LOOKUP, _TOKEN = 0, 1, 2, 3
 
 
@@ -108,8 +108,8 @@ class TreePolicy(DraftPolicy):
         sources, rows = max(sources, 1), limits.max_rows
         lookups = rows + min(self._step_budget, rows * limits.k)
         most_votes = sources * LEVELS * (VOTES_PER_LEVEL + OTHER_VOTES)
-        # For each row of the trees in flight: the look-up of what follows the text and each token,
-        # -1 for none, and their depths.
+        # For each row of the trees in flight: the numbers of the look-ups of followers of the text
+        # and of each token, -1 for none, and their depths.
         self._nodes = np.full((rows, 2, limits.k + 1), -1, np.int32)
         # For each look-up: the tokens and classes of its votes.
         self._votes = np.zeros((lookups, 2, most_votes), np.int32)
@@ -132,7 +132,7 @@ class TreePolicy(DraftPolicy):
         self._chances[:count] = self._chances[rows]
 
     def learn(self, verified: Verified, token_ids: Int32Array, batch: DraftBatch) -> None:
-        """Learn what was right of the last trees, as `DraftPolicy.learn`."""
+        """Learn which tokens of the last trees were right, as `DraftPolicy.learn`."""
         self._judged_rows = _learn_paths(
             token_ids, verified.sampled, verified.source, batch.tokens, batch.parents,
             batch.columns, self._nodes, self._chances, self.votes.accepted, self._votes,
@@ -160,7 +160,7 @@ class TreePolicy(DraftPolicy):
         return drafted
 
     def offered(self, verified: Verified) -> Offered | None:
-        """What the last trees could have held; worked out when they were learned from."""
+        """Return the tokens that the last trees could have held; `learn` works them out."""
         return Offered(self._judged_rows, self._tokens) if self._tells else None
 
 
@@ -179,7 +179,7 @@ def _wider(number):
 
 @_inlined
 def _chance(table, number, rank, total):
-    """Estimate the share of right tokens of a class; at first the votes' sum says it."""
+    """Estimate the share of right tokens of a class; at first it follows from the votes' sum."""
     wider = _wider(number)
     first = _ASSUMED_OF_OTHERS if rank > 0 else min(0.95, -np.expm1(-total))
     share = (table[1, wider] + ASSUMED * first) / (table[0, wider] + ASSUMED)
@@ -190,7 +190,7 @@ def _chance(table, number, rank, total):
 def _rank(tokens, classes, weights, count, sums):
     """Add up equal tokens' votes; write them to the front, likeliest first; return their number.
 
-    `tokens` is written to, from the front: what it held there is read before.
+    `tokens` is overwritten from the front, after the overwritten part was read.
     """
     distinct = 0
     for n in range(count):
@@ -330,7 +330,7 @@ def _grow(
             out_tokens[i, node - 1], out_parents[i, node - 1] = token, parent - 1
             chances[i, node - 1] = chance
             nodes[i, 1, node] = nodes[i, 1, parent] + 1
-            # What is handed over comes first, in the order of the row.
+            # Tokens that are handed over come first, in the order of the row.
             is_drafted = held_back[i] == 0 and chance >= least
             counts[i] += is_drafted
             held_back[i] += not is_drafted
@@ -433,10 +433,10 @@ def _chance_class(chance):
 
 @_inlined
 def _judge(i, text, gained, tokens, parents, count, state, chances, offered):
-    """Add a row's tokens to `offered`, and judge those that the text says right or wrong.
+    """Add a row's tokens to `offered`, with the outcome of those that the text judges.
 
     Args:
-        text: int32, what the row goes on with; `gained` tokens of it are known.
+        text: int32, the continuation of the row's text; `gained` tokens of it are known.
         state: int64, room: of each node its depth if it is right, else one of the two below.
     """
     state[0] = 0

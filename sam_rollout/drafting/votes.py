@@ -1,7 +1,7 @@
-"""Votes for what a text goes on with: who has them, what they weigh, and what proved right.
+"""Votes for a text's next token: who casts them, what they weigh, and which were right.
 
 Chains (`policy.py`) and trees (`trees.py`) are two ways to draft what votes name. They learn from
-the same votes: an engine that changes from one to the other loses nothing.
+the same votes, so an engine that changes from one to the other loses nothing.
 """
 
 import numpy as np
@@ -50,7 +50,7 @@ _SHARE_MEMORY = 1 << 12  # counts are halved when they reach this: a policy in t
 # Chances of drafted tokens are learned by the sum of their votes.
 SUMS = 32
 SUM_WIDTH = 0.25
-# Classes, behind those of the sources, of the vote that texts have together.
+# Classes of the joint vote of all texts; they follow the classes of the sources.
 TOGETHER = 2 * SUMS
 BORROWED = 8.0  # tokens that an estimate of a chance borrows from the wider one
 ASSUMED = 4.0  # tokens that the widest one begins with
@@ -98,14 +98,14 @@ def count_in(table, number, is_right, memory):
 
 @njit(nogil=True)
 def count_vote(shares, weights, number, is_right):
-    """Count a vote of a class; what it weighs is worked out later, by `weigh`."""
+    """Count a vote of a class; `weigh` works out the class's weight later."""
     count_in(shares, number, is_right, _SHARE_MEMORY)
     weights[number] = _CHANGED
 
 
 @njit(nogil=True)
 def weigh(shares, weights):
-    """Work out the weights of classes that have new votes, once each: a class has many a step."""
+    """Work out the weights of classes with new votes, once for all votes of a step."""
     for number in range(weights.size):
         if weights[number] == _CHANGED:
             share = min(shares[1, number] / shares[0, number], _LARGEST_SHARE)
@@ -128,9 +128,9 @@ def heaviest_token(tokens, classes, weights, first, stop):
 
 @_inlined
 def tell_agreement(tokens, classes, weights, texts, other):
-    """Let the class of vote number `other` tell whether texts name its token, and as the likeliest.
+    """Note in the class of vote number `other` whether texts name its token, or name it first.
 
-    A class of a source of texts has the writer in this place. The votes of texts come first.
+    Classes of texts' votes hold the writer in this place. The votes of texts come first.
     """
     best, _ = heaviest_token(tokens, classes, weights, 0, texts)
     is_named = False

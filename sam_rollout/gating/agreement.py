@@ -3,13 +3,13 @@
 Engines that share experts (data parallelism of a mixture of experts) compute every layer together.
 An engine that drafts alone makes all others wait for its longer step, so they decide together. Once
 a step, each engine reports to the others what it had to do and what it would draft. The proposal of
-the busiest engine holds for all: its step is the longest, and it drafts the least where gates look
-at the number of requests. Engines without requests report nothing and are not asked.
+the busiest engine holds for all. Its step is the longest, and gates that look at the number of
+requests let it draft the least. Engines without requests report nothing.
 
-All decide from the same reports of the same step, and nothing else, so that they cannot disagree.
-What is decided when the proposer is called after step t follows from reports that were made after
-step t - 1 and exchanged at the start of step t (``Exchange``). No engine ever waits for a report.
-Where nothing was exchanged, an engine decides by itself, as its fallback does.
+All engines decide from the same reports of the same step, and from nothing else, so they cannot
+disagree. A decision after step t follows from reports that were made after step t - 1 and exchanged
+at the start of step t (``Exchange``). So no engine ever waits for a report. If nothing was
+exchanged, an engine's fallback decides.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _UNKNOWN = StepLoad(0, 0, 0, 0, steady=False)
 
 
 class Report(NamedTuple):
-    """What an engine tells the others after a step, in numbers that travel as int32."""
+    """An engine's report to the others after a step, in numbers that travel as int32."""
 
     rows: int  # the fields of `StepLoad`; 0 for an engine that takes no part
     tokens: int
     draft_tokens: int
     context: int
     steady: int
-    proposal: int  # draft tokens, if it were for this engine
-    price: int  # least chance of those, in `_UNITS`
-    trial: int  # 1: proposed to learn about it
+    proposal: int  # the budget of draft tokens that this engine proposes
+    price: int  # the least chance of a draft token, in `_UNITS`
+    trial: int  # 1 if the proposal is a trial
 
 
 IDLE = Report(0, 0, 0, 0, 0, 0, 0, 0)
@@ -53,22 +53,18 @@ class Exchange(Protocol):
         ...
 
     def received(self) -> tuple[int, np.ndarray]:
-        """How many exchanges there were, and the reports of the last: int32 [engines, fields]."""
+        """Return the number of exchanges, and the last one's reports, int32 [engines, fields]."""
         ...
 
 
 def busiest(reports: np.ndarray) -> Report | None:
-    """The report that decides: of most requests, the first among equals; None if all are idle.
-
-    Args:
-        reports: int32 [engines, fields].
-    """
+    """Return the report with the most requests, the first of several; None if all are idle."""
     rows = reports[:, _ROWS]
     return Report(*reports[rows.argmax()].tolist()) if rows.any() else None
 
 
 def all_steady(reports: np.ndarray) -> bool:
-    """Whether all engines with requests only went on decoding these; int32 [engines, fields]."""
+    """Whether all engines with requests did nothing but go on decoding them."""
     return bool(reports[reports[:, _ROWS] > 0, _STEADY].all())
 
 
@@ -76,9 +72,9 @@ class AgreedGate:
     """A gate whose decisions count only if its engine is the busiest one.
 
     Args:
-        gate: makes the proposals. It sees a step when the reports about it are there, one step
-            late, with the busiest engine's load.
-        fallback: decides where nothing was exchanged.
+        gate: makes the proposals. It sees a step one step late, when the reports about it are
+            there, with the busiest engine's load.
+        fallback: decides if nothing was exchanged.
         exchange: between the engines of the group.
         k: most draft tokens of a request.
     """
@@ -92,12 +88,12 @@ class AgreedGate:
         self._exchange = exchange
         self._meter = LoadMeter()
         self._exchanges = 0  # seen
-        self._fresh = False  # something was exchanged for the step just observed
+        self._fresh = False  # whether there was an exchange for the step just observed
         self._leader: Report | None = None
         self._load = _UNKNOWN  # of this engine, in the step just observed
         # A step that waits for the others' reports about it, and what was decided for it.
         self._waiting: tuple[EngineStep, tuple[int, bool]] | None = None
-        self._decision = 0, False  # budget, and whether it is a trial: of the step under way
+        self._decision = 0, False  # of the step under way: its budget, and whether it is a trial
         self.least_chance = 0.0
         self._steps_with = [0] * (k + 1)
         self._trials = self._open_trials = self._lone_steps = 0
@@ -105,7 +101,7 @@ class AgreedGate:
         self._warned = False
 
     def observe(self, step: EngineStep) -> None:
-        """Take the reports of the others, and pass on the step that they describe."""
+        """Take the others' reports, and pass on the step that they are about."""
         exchanges, reports = self._exchange.received()
         consecutive = exchanges == self._exchanges + 1
         self._fresh = exchanges > self._exchanges
@@ -118,14 +114,14 @@ class AgreedGate:
             before, decision = self._waiting
             self._gate.observe(before._replace(group=DecidedStep(load, *decision)))
         self._load = self._meter.load(step)
-        # The next step is worked out in the same arrays.
+        # The next step overwrites these arrays.
         kept = step._replace(verified=step.verified.copy(), num_tokens=step.num_tokens.copy())
         if step.offered is not None:
             kept = kept._replace(offered=step.offered.copy())
         self._waiting = kept, self._decision
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """Return what the busiest engine proposed a step ago; send its own proposal to others."""
+        """Return the busiest engine's proposal of the last step; send one for the next."""
         leader = self._leader
         most = max(rows, leader.rows) if leader else rows
         proposal = self._gate.budget(most, whole=whole)
@@ -158,7 +154,7 @@ class AgreedGate:
         return self._fallback.budget(rows, whole=whole)
 
     def drain(self) -> dict[str, float]:
-        """The gate's own, with what the group decided in the place of what this one proposed."""
+        """Return the gate's report, with the group's decisions in place of its own proposals."""
         report = self._gate.drain()
         if "gate/trials" in report:
             opened = sum(self._steps_with[1:])

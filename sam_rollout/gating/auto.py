@@ -1,29 +1,30 @@
 """The gate that measures: the drafts with the most tokens per second, on this engine, now.
 
-The time of a step is the time between two calls of the proposer: a call is made for every step,
-once its tokens are on the host, so that nothing has to be waited for. It contains everything that
-drafts cost, finding them too. Steps that did anything but decode the same requests as the step
-before are left out: prompts, requests that joined or left, steps in which the engine did not call.
+The time of a step is the time between two calls of the proposer. A call is made for every step,
+once its tokens are on the host, so the measurement waits for nothing. It contains all costs of
+drafts, that of finding them included. A step counts only if it decoded the same requests as the
+step before. So steps with prompts, with requests that joined or left, and steps after which the
+engine did not call are left out.
 
-A decision is a level: drafts or none, and the least chance of a token that is drafted, the price of
-its time. Each request is then drafted as many tokens as are worth it, which may be none. Rate of a
-level: requests * (1 + expected accepted tokens) / expected step time. The level with the highest
-rate is taken. A lead of less than `_LEAD` changes nothing, and drafts have to promise as much
-before they are made at all. Now and then another one is tried, where its time or what is offered is
-not known (any more). The time this loses against the best one is kept below `exploration` of all
-step time; a few steps are given in advance.
+A decision is a level. It says whether to draft and, if so, the least chance of a drafted token (the
+price of its time). Then each request is drafted as many tokens as are worth their time, which may
+be none. The rate of a level is requests * (1 + expected accepted tokens) / expected step time. The
+level with the highest rate is taken, if it leads by `_LEAD`. Drafts need that lead over no drafts,
+too. Now and then the gate tries another level, if it does not know that level's time or offers (any
+more). The time that trials lose is kept below `exploration` of all step time; a few steps are given
+in advance.
 
-Where drafts may be chains or trees, each shape has its levels. What is offered, how much of it is
-right and what a step takes are learned of each shape apart, and the level with the highest rate
-decides the shape, too. The shape that is not in use has to lead by `_SHAPE_LEADS`; it is tried now
-and then (`shape_trials.py`), as long as that is affordable. Not every request may have drafts of
-every shape: what is learned of those that may is expected of these alone.
+If drafts may be chains or trees, each shape has its own levels, and the level with the highest rate
+decides the shape, too. Offers, their shares of right tokens, and step times are learned separately
+for each shape. The shape that is not in use has to lead by `_SHAPE_LEADS`. It is tried now and then
+(`shape_trials.py`), as long as that is affordable. If not every request may have drafts of a shape,
+the gate learns the shape's offers from the requests that may, and expects them of these alone.
 
-Where engines decide together (``agreement.py``), times are learned from the busiest one's load, and
-what is offered from one's own requests.
+If engines decide together (``agreement.py``), each learns times from the busiest engine's load, and
+offers from its own requests.
 
-Nothing here is random and nothing depends on a seed: decisions follow from times alone. They are
-not repeatable, as times are not; with the coupled sampler the texts do not depend on them.
+Nothing here is random. Decisions follow from measured times, so they are not repeatable. With the
+coupled sampler the texts do not depend on them.
 """
 
 import math
@@ -44,16 +45,16 @@ _ADVANCE = 4  # steps that may be lost before any exploration was earned
 _DECIDE_EVERY = 4  # steps, as long as no request joins or leaves
 _ENOUGH = 4  # steps after which a load is known for a number of requests
 _STALE = 512  # steps after which it has to be measured again
-# Steps from a trial of a closed gate until it tries the most promising drafts again, since what is
-# offered may have changed: twice as many after each, up to the most, until it opens. After a step
-# that was offered what would pay it tries them with the next decision.
+# Steps after which a closed gate tries the most promising drafts again, since offers may have
+# changed. The number doubles with each trial, up to the second one, until the gate opens. After a
+# step whose offers would pay, the gate tries them with its next decision.
 _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
 # How far a chain has to lead to replace a tree, and a tree to replace a chain. Where both are as
 # good, drafts are chains.
 _SHAPE_LEADS = 1.01, 1.05
 # Learning from a step takes time (benchmarks/gate.py: us a decision), most of it because other code
 # has emptied the caches since the last one.
-# One in this many of the steps that tell nothing new is looked at; few requests tell less a step.
+# Of familiar steps, the gate looks at one in this many; with few requests it looks at more.
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # steps after which a cell counts as such
 _COUNTED = (
@@ -125,7 +126,7 @@ class AutoGate:
         """Learn the cost and the yield of the previous step."""
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         self._may_draft = step.may_draft or self._may_draft
-        if step.wasted:  # tells nothing of steps without drafts, and is part of a trial's cost
+        if step.wasted:  # it is no measure of steps without drafts, but part of a trial's cost
             self._unseen += 1
             self._lose(seconds - self._expected[self._best])
             self._counts["left_out_steps"] += 1
@@ -181,7 +182,7 @@ class AutoGate:
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
-            # What the best level would have made of a pause is not the trial's fault.
+            # A pause would have hit the best level, too, so `_lose` bounds the loss.
             self._lose(seconds - made.load.tokens * self._fair_s_per_token)
         if not made.budget:
             self._filling = draft_tokens / rows
@@ -200,7 +201,7 @@ class AutoGate:
         self._counts["measured_tokens"] += made.load.tokens
 
     def _lose(self, seconds: float) -> None:
-        """Book what a step took too long; a pause is not its fault."""
+        """Book the time that a step lost, without what a pause took."""
         self._lost_s += min(max(0.0, seconds), self._k * self._expected[self._best])
 
     def _expect(self, made: DecidedStep, context: int) -> float:
@@ -319,7 +320,7 @@ class AutoGate:
         return min(s_per_token) * _LEAD < s_per_token[0]
 
     def _enter(self, octave: int) -> None:
-        """Change to what is offered in another octave of running requests."""
+        """Change to the offers of another octave of running requests."""
         known = self._octaves[octave]
         if known is None:
             known = self._octaves[octave] = [supply.heir() for supply in self._supplies]
@@ -400,7 +401,7 @@ class AutoGate:
         return self._may_draft[shape] * accepted
 
     def _can_pay(self, level: int) -> bool:
-        """Whether it could replace the best if what it costs more were half of what is expected."""
+        """Whether a level could replace the best one if its additional cost were half as large."""
         best = self._best
         tokens = (1 + self._accepted(level)) / (1 + self._accepted(best))
         return level < best or tokens > (1 + self._expected[level] / self._expected[best]) / 2

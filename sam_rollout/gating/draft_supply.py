@@ -1,15 +1,16 @@
-"""What drafts would bring by the least chance asked of their tokens, learned from what was offered.
+"""What drafts would bring for each least chance, learned from the drafts that were possible.
 
-The drafter tells of every step in which it looked for drafts how many tokens it could have drafted,
-by their chance to be accepted (`verified.Offered`), and what became of those that the text judged.
-A least chance takes those above it. How many of them are accepted is what was seen of their class;
-where little was seen, what the drafter expected.
+In every step in which the drafter looks for drafts, it reports the tokens that it could have
+drafted (`verified.Offered`). They are counted by class of their chance to be accepted, with the
+outcome of those that the text has judged. A least chance takes all classes above it. The share of
+accepted tokens is that seen in their class; in a class with few tokens, the drafter's own estimate
+counts more.
 
-How many tokens are offered depends on how far the text moves on from step to step, and so on what
-is taken. What is known about a least chance is exact only while it is in use.
+The tokens offered in a step depend on how far the text moved on in the step before, and so on the
+least chance in use. So what is known of another least chance is not exact.
 
-Requests that are left in the long tail are no fair sample of all: every octave of running requests
-has offers of its own. How well the drafter's chances hold is learned of all together.
+The requests of the long tail are no fair sample of all requests, so each octave of running requests
+has its own offers. All octaves together learn how well the drafter's chances hold.
 """
 
 from __future__ import annotations
@@ -23,26 +24,27 @@ import numpy as np
 
 from sam_rollout.core.verified import CHANCES, Offered
 
-LEVELS = len(CHANCES) + 1  # level 0 takes nothing, level n what has a chance of CHANCES[n - 1]
-_ROWS = 256  # requests that are remembered, one counted in every step in which it was looked for
-_STEPS = 16  # steps that are remembered, if these have more requests
-_JUDGED = 2048  # draft tokens of a class that are remembered
-_BELIEVED = 16.0  # draft tokens that the drafter's own chances count as
-_LOOKED_AT = 32  # those that a closed gate's looks are remembered by
-# What looks contradict is forgotten: these standard deviations and tokens more are right.
+LEVELS = len(CHANCES) + 1  # level 0 takes nothing, level n tokens with a chance of CHANCES[n - 1]
+_ROWS = 256  # latest requests whose offers count; a request counts in each of its steps
+_STEPS = 16  # latest steps whose offers count, if these have more requests
+_JUDGED = 2048  # most judged tokens of a class before they are halved
+_BELIEVED = 16.0  # judged tokens that the drafter's own estimate counts as
+_LOOKED_AT = 32  # most judged tokens of a closed gate's looks before they are halved
+# A class is learned anew from looks if they found more right tokens than expected, by this number
+# of standard deviations plus this number of tokens.
 _DEVIATIONS, _MORE = 4.0, 2.0
 
 
 class Calibration:
-    """How many of a class of draft tokens are right.
+    """The share of right tokens in each class of draft tokens.
 
     Attributes:
-        steps: that it has learned from.
+        steps: number of steps that it has learned from.
     """
 
     def __init__(self) -> None:
         self.steps = 0
-        self._judged = np.zeros((3, len(CHANCES)))  # tokens, right ones, those expected to be right
+        self._judged = np.zeros((3, len(CHANCES)))  # tokens, right ones, sum of their chances
         self._looks = np.zeros_like(self._judged)  # the same of a closed gate's looks
         self._usual = [(a + b) / 2 for a, b in zip(CHANCES, (1.0, *CHANCES[:-1]), strict=True)]
 
@@ -54,9 +56,9 @@ class Calibration:
             self._judged[:, self._judged[0] > _JUDGED] /= 2
 
     def look(self, offered: Offered) -> None:
-        """Doubt what was learned before, after a look of a closed gate that `observe` has seen.
+        """Learn classes anew that a closed gate's look contradicts; call it after `observe`.
 
-        Looks are rare. What was learned while drafts were wrong would outweigh them for long.
+        Looks are rare. Without this, a time of wrong drafts would outweigh them for long.
         """
         self._looks += offered.tokens[1:]
         judged, right, _ = self._looks
@@ -67,7 +69,7 @@ class Calibration:
         self._looks[:, better | (judged > _LOOKED_AT)] /= 2
 
     def shares(self) -> list[float]:
-        """Share of right tokens by class."""
+        """Return the share of right tokens by class."""
         sums = zip(*self._judged.tolist(), self._usual, strict=True)
         return [
             (right + _BELIEVED * (expected + usual) / (judged + 1)) / (judged + _BELIEVED)
@@ -76,24 +78,23 @@ class Calibration:
 
 
 class Levels(NamedTuple):
-    """What each level takes of a request, per step."""
+    """What each level takes per request and step."""
 
     offered: list[float]  # draft tokens
-    accepted: list[float]  # that are expected to be
-    spread: list[float]  # standard deviation of offered; for n requests it is that / sqrt(n)
+    accepted: list[float]  # draft tokens that are expected to be accepted
+    spread: list[float]  # standard deviation of offered; divide it by sqrt(n) for n requests
 
 
 class Supply:
-    """What is offered to a request in a step, for one octave of running requests.
+    """The offers to a request in a step, for one octave of running requests.
 
     Attributes:
-        rows: requests that it is known from, the latest ones.
+        rows: number of latest requests that it was learned from.
     """
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        # These are lists, not arrays: with cold caches a short loop takes less time than a dozen
-        # calls of numpy.
+        # These are lists, because with cold caches a short loop is faster than several numpy calls.
         self._tokens = [0.0] * len(CHANCES)  # by class
         self._spread = [0.0] * len(CHANCES)  # by level: variance of a step's tokens / requests
         self.rows = 0.0
@@ -108,21 +109,21 @@ class Supply:
         self.rows = min(self.rows + rows, max(_ROWS, _STEPS * rows))
         weight = rows / self.rows
         tokens, spread, total = self._tokens, self._spread, 0.0
-        for i, told in enumerate(offered.tokens[0].tolist()):
-            off = told / rows - tokens[i]
+        for i, count in enumerate(offered.tokens[0].tolist()):
+            off = count / rows - tokens[i]
             tokens[i] += weight * off
             total += off
             spread[i] += weight * ((1 - weight) * rows * total * total - spread[i])
 
     def heir(self) -> Supply:
-        """Another one that begins with what is known here, and soon changes its mind."""
+        """Return a supply for another octave, which begins with these offers and changes fast."""
         heir = Supply(self._calibration)
         heir._tokens, heir._spread = self._tokens.copy(), self._spread.copy()
         heir.rows = min(self.rows, _ROWS / 4)
         return heir
 
     def by_level(self) -> Levels:
-        """What a request that may draft would verify and gain."""
+        """Return what a request that may draft would verify and gain."""
         if self._worked_out_at != self._calibration.steps:
             self._worked_out_at = self._calibration.steps
             accepted = map(mul, self._tokens, self._calibration.shares())

@@ -1,8 +1,8 @@
 """Gates: how many tokens each request may draft in this engine step, decided for the whole batch.
 
-With many requests running the engine is bound by compute, and scoring draft tokens costs more
-than the accepted ones save; in the long tail it is bound by memory traffic, and they are nearly
-free. A gate sees the state of the engine only: where drafts come from is no concern of it.
+With many requests running the engine is bound by compute, and scoring draft tokens costs more than
+the accepted ones save. In the long tail the engine is bound by memory traffic, and draft tokens are
+nearly free. A gate sees only the state of the engine, not where drafts come from.
 """
 
 import bisect
@@ -11,56 +11,52 @@ from typing import Protocol
 
 from sam_rollout.gating.step import EngineStep
 
-LOOK = 2.0  # least chance that no token has: drafts are found and none is handed over
+LOOK = 2.0  # a least chance that no token has: drafts are found, but none is handed over
 
 
 def hands_over(budget: int, least_chance: float) -> bool:
-    """Whether a decision lets drafts be verified; a look only finds out what could be drafted."""
+    """Whether a decision lets drafts be verified; a look only shows what could be drafted."""
     return budget > 0 and least_chance < LOOK
 
 
 class Gate(Protocol):
-    """Sets the budget of draft tokens of every engine step."""
+    """Sets the budget of draft tokens of every engine step.
 
-    @property
-    def is_trial(self) -> bool:
-        """Whether the last budget was given to learn about it, not because it seems the best."""
-        ...
+    Attributes:
+        is_trial: whether the last budget was chosen only to learn about it.
+        least_chance: under the last budget, drafts end before tokens with a smaller chance.
+        shape: the place of the shape to draft, among the drafter's shapes.
+    """
 
-    @property
-    def least_chance(self) -> float:
-        """Least chance of a token under the last budget: drafts end before others; 0 for any."""
-        ...
-
-    @property
-    def shape(self) -> int:
-        """The place of the shape to draft, among the drafter's shapes; 0 where there is one."""
-        ...
+    is_trial: bool
+    least_chance: float
+    shape: int
 
     def observe(self, step: EngineStep) -> None:
-        """See what the step before did; called once per step, before `budget`."""
+        """See the previous step; called once per step, before `budget`."""
         ...
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """Most tokens that each request may draft now; 0 for none.
+        """Return the most tokens that each request may draft now; 0 for none.
 
         Args:
             rows: requests running in this engine.
-            whole: graphs admit steps without drafts and with the full k only.
-            room: whether the next step can verify drafts. Where it cannot, the budget is a wish.
+            whole: whether graphs allow only steps without drafts and steps with the full k.
+            room: whether the next step can verify drafts. If not, the budget is only a wish.
         """
         ...
 
     def drain(self) -> dict[str, float]:
-        """What the gate did since the last call, by metric (`gate/...`); empty if it keeps none."""
+        """Return the gate's counts since the last call, by metric (`gate/...`)."""
         ...
 
 
 class ScheduleGate:
-    """A budget by the number of running requests alone: of the smallest bound not exceeded.
+    """A budget that depends only on the number of running requests.
 
     Args:
-        schedule: most requests -> draft tokens; above the largest bound nothing is drafted.
+        schedule: most requests -> draft tokens. The smallest bound that is not exceeded decides;
+            above the largest bound nothing is drafted.
         k: most draft tokens of a request.
     """
 
@@ -74,15 +70,15 @@ class ScheduleGate:
         self._k = k
 
     def observe(self, step: EngineStep) -> None:
-        """Do nothing: a schedule learns nothing."""
+        """Do nothing, because a schedule learns nothing."""
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """The budget of the smallest bound >= rows; the full k instead of any part of it."""
+        """Return the budget of the smallest bound >= rows; with `whole`, k instead of a part."""
         if rows < 1:
             return 0
         budget = self._budgets[bisect.bisect_left(self._bounds, rows)]
         return self._k if whole and budget else budget
 
     def drain(self) -> dict[str, float]:
-        """Return nothing: a schedule has no report."""
+        """Return nothing, because a schedule keeps no counts."""
         return {}

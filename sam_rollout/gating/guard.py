@@ -1,4 +1,4 @@
-"""From a configuration to a gate that cannot end a rollout."""
+"""A gate that cannot end a rollout, made from a configuration."""
 
 import contextlib
 import logging
@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 class GuardedGate:
-    """Another gate, closed for good if that fails: no failure in here ends a rollout."""
+    """Wraps a gate. If it fails, a closed one takes its place, and the rollout goes on."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._reports = True
+        self._reports = True  # whether `drain` of the gate works
         self._failures = 0  # since the last drain
-        self._last_report: dict[str, float] = {}  # of a gate that failed since
+        self._last_report: dict[str, float] = {}  # the report of a gate that has failed
 
     @property
     def least_chance(self) -> float:
@@ -33,7 +33,7 @@ class GuardedGate:
         return self._gate.shape
 
     def next_budget(self, step: EngineStep, *, whole: bool = False, room: bool = True) -> int:
-        """Let the gate see a step and decide about the next one; arguments as `Gate.budget`."""
+        """Let the gate see a step and decide on the next one; arguments as for `Gate.budget`."""
         try:
             self._gate.observe(step)
             return self._gate.budget(len(step.verified.sampled), whole=whole, room=room)
@@ -49,13 +49,13 @@ class GuardedGate:
             return 0
 
     def drain(self) -> dict[str, float]:
-        """What the gate did since the last call, and `gate/failures`: its own and its report's."""
+        """Return the gate's counts since the last call, and the number of failures."""
         report, self._last_report = self._last_report, {}
         if self._reports:
             try:
                 report |= self._gate.drain()
             except Exception:
-                # A gate that only cannot report still decides.
+                # A gate that cannot report still decides.
                 self._failures += 1
                 self._reports = False
                 logger.warning("The gate's counters failed and are left out.", exc_info=True)
@@ -66,13 +66,13 @@ class GuardedGate:
 def make_gate(
     config: GateConfig, limits: Limits, exchange: Exchange | None = None, shapes: int = 1
 ) -> GuardedGate:
-    """Make the gate that a configuration names; `GateConfig` admits only kinds that exist.
+    """Make the gate that a validated configuration names.
 
     Args:
-        config: validated.
+        config: the configuration.
         limits: of the engine.
-        exchange: with the engines that wait for every step of this one; None if it runs alone.
-        shapes: how many shapes of drafts a gate that measures may choose from.
+        exchange: with the engines that wait for this one; None if it runs alone.
+        shapes: number of shapes of drafts that `auto` may choose from.
     """
     fixed = ScheduleGate(config.budgets(limits.k), limits.k)
     gate: Gate = fixed

@@ -1,11 +1,11 @@
-"""Whether a model's drafts are worth its passes, where texts offer drafts for nearly nothing.
+"""Whether a model's drafts are worth their passes, beside texts that offer drafts nearly for free.
 
-The gate's levels price what is verified. A model that drafts costs passes before anything is
-verified, for all requests at once. So both ways are measured, with the model and with texts alone:
-tokens per second of steps with drafts, by octave of running requests. The better one is taken; the
-other is tried again for a few steps now and then, half as often after each time that it lost.
-Where the run trains a model that lost, it is tried as often as at first again after each training
-step. A gate that stays closed with the model is let try texts alone.
+The gate's levels count what is verified. But a model that drafts costs passes before anything is
+verified, for all requests at once. So steps with drafts are measured in two ways, with the model
+and with texts alone: their tokens per second, by octave of running requests. The faster way is
+used. The slower one is tried again for a few steps now and then, half as often after each trial
+that it loses. If the run trains a model that lost, the model's trials become as frequent as at
+first after each training step. If the gate stays closed with the model, texts alone are tried.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import math
 from sam_rollout.core.limits import Limits
 from sam_rollout.gating.step import EngineStep
 
-_LEAD = 1.02  # a way replaces the other if it is so much faster
-_TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # a trial has at least both, rows counted in every step
+_LEAD = 1.02  # a way replaces the other if it is faster by this factor
+_TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # least steps of a trial, and least rows summed over them
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between trials
-# Steps after a change that belong to neither way: it reaches an engine that schedules a step ahead
-# with the third, whose drafts are the next one's.
+# Steps after a change that count for neither way. An engine that schedules a step ahead follows the
+# change in the third step, and verifies that step's drafts in the next one.
 _SETTLING = 3
 _FORGOTTEN = 1 / 512  # share of what is known that each new step replaces
-_PAUSE = 4.0  # steps that take this many times the usual are left out
-_CLOSED = 256  # steps after which a gate counts as closed by the model's price
+_PAUSE = 4.0  # a step that takes this many times as long as usual is left out
+_CLOSED = 256  # closed steps in a row after which texts alone are tried
 
 TEXTS, MODEL = 0, 1
 
 
 class _Octave:
-    """What is known for one octave of running requests."""
+    """The measurements for one octave of running requests."""
 
     def __init__(self) -> None:
         self.best = MODEL
@@ -43,30 +43,23 @@ class _Octave:
 
 
 class ModelPrice:
-    """Chooses, step by step, whether the model's passes are run.
-
-    Args:
-        limits: of the engine.
-
-    Attributes:
-        pays: whether the next step shall have drafts of the model, if it has any.
-    """
+    """Chooses, step by step, whether the model drafts."""
 
     def __init__(self, limits: Limits) -> None:
-        self.pays = True
+        self.pays = True  # whether the model should draft for the next step
         self._octaves = [_Octave() for _ in range(limits.max_rows.bit_length() + 1)]
         self._octave = self._octaves[0]
         self._last_ns = 0
         self._since_change = 0  # steps
-        self._trial = [0, 0]  # steps and rows that are left of it
-        self._closed = 0  # steps in a row
+        self._trial = [0, 0]  # steps and rows that are left of a trial
+        self._closed = 0  # closed steps in a row
 
     def observe(self, step: EngineStep, *, is_open: bool) -> None:
         """Learn from a step, and choose for the next one.
 
         Args:
-            step: as gates see it.
-            is_open: whether the gate let drafts be verified in it, whether there were any or not.
+            step: the step.
+            is_open: whether the gate let drafts be verified in it.
         """
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         rows = len(step.verified.sampled)
@@ -91,7 +84,7 @@ class ModelPrice:
             self._go_on(octave, rows)
 
     def expect_better(self) -> None:
-        """The model learns: from here on it may be worth more than when it was tried."""
+        """Try the model soon again, because it has been trained since it lost."""
         for octave in self._octaves:
             if octave.best == TEXTS:
                 octave.wait = _FIRST_WAIT

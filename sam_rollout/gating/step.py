@@ -1,4 +1,4 @@
-"""What a gate sees of an engine step."""
+"""The data of an engine step that a gate sees."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ _sum = np.add.reduce  # without the detours of ndarray.sum
 
 
 class StepLoad(NamedTuple):
-    """What an engine had to do in a step, summed up over its requests."""
+    """An engine's work in a step, summed up over its requests."""
 
     rows: int  # requests
     tokens: int  # gained
-    draft_tokens: int  # that were to be verified, with what filled them up
-    context: int  # known tokens, those gained among them
-    steady: bool  # it decoded the requests of the step before, and did nothing else
+    draft_tokens: int  # tokens to verify, with those that fill the step up
+    context: int  # known tokens, gained ones included
+    steady: bool  # whether it decoded the requests of the step before, and did nothing else
 
 
 class DecidedStep(NamedTuple):
-    """A step's load, and what had been decided for it."""
+    """A step's load, and the decision that was made for it."""
 
-    load: StepLoad  # of engines that wait for each other, the busiest one's; steady if all were
+    load: StepLoad  # that of the busiest engine, if several wait for each other; steady if all were
     budget: int
-    trial: bool  # it was tried, not chosen
+    trial: bool  # whether the decision was a trial
     shape: int = 0  # of its drafts, see `Gate.shape`
 
 
 class EngineStep(NamedTuple):
-    """What an engine step did, as seen when it asks for the next drafts; B rows."""
+    """An engine step, as seen when the engine asks for the next drafts; B rows."""
 
-    now_ns: int  # time.perf_counter_ns() when it asked
-    verified: Verified  # what became of its drafts
+    now_ns: int  # time.perf_counter_ns() at that call
+    verified: Verified  # the outcome of the step's drafts
     num_tokens: np.ndarray  # int32[B], known tokens of each row
-    same_batch: bool  # the rows are those of the step before
-    offered: Offered | None = None  # when its drafts were made, if they were; needs same_batch
-    wasted: bool = False  # closed, and filled: its places were scheduled before the gate closed
+    same_batch: bool  # whether the rows are those of the step before
+    offered: Offered | None = None  # None if no drafts were looked for, or the batch has changed
+    wasted: bool = False  # whether it was filled up although the gate had closed meanwhile
     group: DecidedStep | None = None  # where the engine decides together with others
     # Share of the rows whose requests may have drafts of each shape; empty for all of all.
     may_draft: tuple[float, ...] = ()
 
 
 class LoadMeter:
-    """Sums steps up, one after the other."""
+    """Sums up the load of each step."""
 
     def __init__(self) -> None:
-        self._no_prompt = True  # in the last step
+        self._no_prompt = True  # whether the last step computed no prompt
 
     def load(self, step: EngineStep) -> StepLoad:
-        """The load of a step; call it for every one."""
+        """Return the load of a step; it has to be called for every step."""
         verified = step.verified
         no_prompt_before, self._no_prompt = self._no_prompt, 0 not in verified.sampled
         rows = len(verified.sampled)
@@ -60,6 +60,6 @@ class LoadMeter:
             int(_sum(verified.sampled)),
             int(_sum(verified.drafted)) + int(_sum(verified.filling)),
             int(_sum(step.num_tokens)),
-            # With a prompt unfinished before, this step computed its last part.
+            # If the step before left a prompt unfinished, this step computed its last part.
             bool(rows and no_prompt_before and self._no_prompt and step.same_batch),
         )

@@ -1,18 +1,18 @@
 """How long an engine step takes, learned from the steps of the engine itself.
 
-The time of a step is `speed * base * correction`:
+The expected time of a step is `speed * base * correction`:
 
-* `base` is linear in requests, scored tokens and context, fitted by least squares with forgetting:
-  it carries what was measured over to batches that were not. Residuals count relative to the time
-  of their step, or large batches would drown the long tail.
-* `correction` is what a cell (number of requests, draft tokens per request) was measured to be
-  above or below that line. It converges to 1 where a cell is empty.
-* `speed` follows causes that slow all steps down, such as another program on the machine, so that
-  drafts are not blamed for the moment at which they were tried. It is drawn back to 1 as strongly.
-  Otherwise speed and base could grow apart without end; lasting changes are for base to learn.
+* `base` is linear in requests, scored tokens and context. It carries measurements over to batches
+  that were not measured. It is fitted by least squares with forgetting. Residuals count relative to
+  the time of their step, because otherwise large batches would hide the long tail.
+* `correction` is how far a cell (number of requests, draft tokens per request) was measured to lie
+  above or below that line. It is 1 for an empty cell without measured neighbours.
+* `speed` follows causes that slow all steps down, such as another program on the machine. So drafts
+  are not blamed for the moment at which they were tried. It is drawn back to 1 just as strongly,
+  because otherwise speed and base could drift apart without end. Lasting changes are for base.
 
-A step that lies outside all expectation (garbage collection, a pause for weights) is left out.
-After `_PATIENCE` such steps in a row the expectation must be wrong, and all begins anew.
+A step far outside the expectation (garbage collection, a pause for weights) is left out. After
+`_PATIENCE` such steps in a row the expectation must be wrong, and everything learned is forgotten.
 """
 
 import math
@@ -25,31 +25,29 @@ from sam_rollout.core.limits import Limits
 _FEATURES = 4  # 1, scored tokens, draft tokens among them, context tokens
 _RIDGE = (1e-6, 1e-6, 1e-3, 1e-6)
 _MEMORY = 2000  # steps that the line remembers
-_CELL_MEMORY = 64
+_CELL_MEMORY = 64  # steps that a cell remembers
 _FIT_EVERY = 64
 _FIRST_FITS = (8, 16, 32)  # steps after which the line is fitted at first
-_WARM_UP = _FIRST_FITS[0]  # before that nothing is expected, and nothing called an outlier
-_OUTLIER = 2.0
-# A cell with fewer steps is not known: its steps may lie far from what is expected.
-_KNOWN = 4
+_WARM_UP = _FIRST_FITS[0]  # steps before which nothing is expected, and nothing is an outlier
+_OUTLIER = 2.0  # factor between the times of a step and of an outlier
+_KNOWN = 4  # steps of a known cell; other cells may lie far from what is expected
 # Steps without one in a cell after which its earlier ones count as `_KNOWN` steps at most. The line
 # may have moved since: it explains dearer trees by longer texts, say.
 _OLD = 256
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
-# Steps that a cell borrows from its number of requests (and shape), and that from the line.
+# Steps that a cell borrows from all cells of its number of requests and shape, and that these
+# borrow from the line.
 _BORROWED = 2.0
-_FARTHEST = 8.0  # that a cell may lie from the line
-_COLUMNS = 2  # of cells, for each draft token per request
-_ROWS_APART = 9 / 8  # of large batches that share cells
+_FARTHEST = 8.0  # most that a cell may lie from the line, as a factor
+_COLUMNS = 2  # cells for each draft token per request
+_ROWS_APART = 9 / 8  # ratio of numbers of requests that share a cell, in large batches
 
 
 class StepTimes:
-    """Step times by requests, draft tokens and context, in seconds.
+    """Expected step times, in seconds, by requests, draft tokens and context.
 
-    Args:
-        limits: of the engine.
-        shapes: how many shapes of drafts there are: the same tokens may cost more as a tree.
+    With several shapes of drafts, the same tokens may cost more as a tree.
     """
 
     def __init__(self, limits: Limits, shapes: int = 1) -> None:
@@ -60,13 +58,13 @@ class StepTimes:
         self._forget()
 
     def _forget(self) -> None:
-        """Begin anew."""
+        """Forget everything that was learned."""
         # Sums over steps of a cell: steps, seconds, scored tokens, draft tokens, context.
         self._seen_at = [[0] * self.loads for _ in range(self.bins)]  # the last step of each cell
         self._cells = [
             [[0.0] * (1 + _FEATURES) for _ in range(self.loads)] for _ in range(self.bins)
         ]
-        # The same of all cells of a number of requests and, of several shapes, of each one's cells.
+        # The same sums over all cells of a number of requests; with several shapes also by shape.
         self._of_bin = [
             [[0.0] * (1 + _FEATURES) for _ in range(1 + (self._shapes > 1) * self._shapes)]
             for _ in range(self.bins)
@@ -74,28 +72,28 @@ class StepTimes:
         self._line = [0.0] * _FEATURES
         self._gram = np.zeros((_FEATURES, _FEATURES))
         self._moment = np.zeros(_FEATURES)
-        self._recent: list[tuple[float, ...]] = []  # features, seconds; not in gram and moment yet
+        self._recent: list[tuple[float, ...]] = []  # features and seconds that are in no sum yet
         self._steps = 0
         self._strays = 0
         self._speed = 1.0
-        self._typical_s = 0.0  # of a step, without speed
+        self._typical_s = 0.0  # time of a step at speed 1
 
     @property
     def ready(self) -> bool:
-        """Whether anything was measured that an expectation can be built on."""
+        """Whether enough was measured for an expectation."""
         return self._steps >= _WARM_UP
 
     def load_of(
         self, rows: int, draft_tokens: float, *, drafting: bool = True, shape: int = 0
     ) -> int:
-        """Column of a cell: 0 with the gate closed, else by shape and draft tokens per request."""
+        """Return a cell's column: 0 with the gate closed, else by shape and draft tokens."""
         if not drafting:
             return 0
         load = math.ceil(_COLUMNS * draft_tokens / rows) or 1
         return (load if load < self._columns else self._columns) + shape * self._columns
 
     def weight(self, rows: int, load: int) -> float:
-        """Steps measured in a cell, the latest ones."""
+        """Return the number of latest steps that a cell remembers."""
         return self._cells[self.bin_of[rows]][load][0]
 
     def expect(
@@ -105,13 +103,13 @@ class StepTimes:
         draft_tokens: Sequence[float],
         shapes: Sequence[int] | None = None,
     ) -> list[float]:
-        """Expected times of steps that differ in their drafts alone, seconds.
+        """Return the expected times in seconds of steps that differ only in their drafts.
 
         Args:
             rows: requests.
             context: tokens of all requests together.
             draft_tokens: of each step; the gate is closed in the first one.
-            shapes: of each step's drafts; None where there is one shape.
+            shapes: of each step's drafts; None if there is one shape.
         """
         a, b, c, d = self._line
         bin_ = self.bin_of[rows]
@@ -133,29 +131,25 @@ class StepTimes:
         return times
 
     def _above_line(self, sums: list[float], borrowed: float) -> float:
-        """How far steps lie above or below the line; few of them borrow from wider knowledge."""
+        """Return the factor between steps and the line; few steps are mixed with `borrowed`."""
         n, seconds, scored, drafted, read = sums
         if not n:
             return borrowed
         a, b, c, d = self._line
         line = a * n + b * scored + c * drafted + d * read
-        return (_above(seconds, line) * n + _BORROWED * borrowed) / (n + _BORROWED)
+        # The ratio is bounded in case the line is far off.
+        above = _FARTHEST if line * _FARTHEST <= seconds else max(seconds / line, 1 / _FARTHEST)
+        return (above * n + _BORROWED * borrowed) / (n + _BORROWED)
 
     def observe(
-        self,
-        rows: int,
-        load: int,
-        draft_tokens: int,
-        context: int,
-        seconds: float,
-        expected: float,
+        self, rows: int, load: int, draft_tokens: int, context: int, seconds: float, expected: float
     ) -> bool:
-        """Learn from a step; False if it was left out.
+        """Learn from a step; return False if it was left out.
 
         Args:
-            rows, load, draft_tokens, context: of the step; `load` as `load_of` tells it.
-            seconds: what it took.
-            expected: what `expect` said it would; ignored until `ready`.
+            rows, load, draft_tokens, context: of the step; `load` is the result of `load_of`.
+            seconds: its measured time.
+            expected: its expected time (`expect`); ignored until `ready`.
         """
         bin_ = self.bin_of[rows]
         cells = [self._cells[bin_][load], self._of_bin[bin_][0]]
@@ -195,7 +189,7 @@ class StepTimes:
         return True
 
     def _fit(self) -> None:
-        """Fit the line to the latest steps and, less and less, to those before."""
+        """Fit the line to the latest steps and, with falling weight, to earlier ones."""
         fresh = np.array(self._recent)
         relative = fresh / fresh[:, -1:]
         features = relative[:, :-1]
@@ -204,32 +198,25 @@ class StepTimes:
         moment = keep * self._moment + features.sum(axis=0)
         if len(fresh) == _FIT_EVERY:
             self._gram, self._moment, self._recent = gram, moment, []
-        # Where data do not tell features apart, the ridge shares their time out. The feature of
-        # draft tokens holds only the extra time of a draft token over any other scored token; it is
-        # zero until it is measured.
+        # If the data do not tell features apart, the ridge divides the time between them. The
+        # feature of draft tokens stands only for what a draft token costs beyond any other scored
+        # token. It is zero until it is measured.
         scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
         ridged = gram / np.outer(scale, scale) + np.diag(_RIDGE)
         a, b, c, d = np.linalg.solve(ridged, moment / scale) / scale
         b, d = max(b, 0.0), max(d, 0.0)
         c = max(c, -b)
-        # With a slope refused, the level has to follow.
+        # Where a slope was cut off, the level has to follow.
         a = (moment[0] - gram[0, 1] * b - gram[0, 2] * c - gram[0, 3] * d) / gram[0, 0]
         if a < 0:  # no time is negative, however small the batch
             a = 0.0
             b = max((moment[1] - gram[1, 2] * c - gram[1, 3] * d) / gram[1, 1], 0.0)
-            c = max(c, -b)  # nor that of another token
+            c = max(c, -b)  # the time of another token is not negative either
         self._line = [float(a), float(b), float(c), float(d)]
 
 
-def _above(seconds: float, line: float) -> float:
-    """How far a cell lies above the line; bounded, should the line have gone astray."""
-    if line * _FARTHEST <= seconds:
-        return _FARTHEST
-    return max(seconds / line, 1 / _FARTHEST)
-
-
 def _bins(max_rows: int) -> list[int]:
-    """Number of requests -> cell: each its own up to 8, then ever more together."""
+    """Map numbers of requests to cells: one each up to 8, then more and more per cell."""
     bins, bound, number = [0], 1.0, 0
     for rows in range(1, max_rows + 1):
         if rows > bound:

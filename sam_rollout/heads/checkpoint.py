@@ -89,21 +89,14 @@ class HeadShape:
 
 @dataclass(frozen=True)
 class Head:
-    """A head on disk.
-
-    Attributes:
-        path: Its folder.
-        shape: Its sizes.
-        parameters: Number of parameters in its files, with its own embeddings if it has any.
-        own_policy_weights: The policy's matrices that its files contain. They become outdated when
-            the policy is trained.
-        base_model: The values of BASE_KEYS of the policy it was trained for; may be empty.
-    """
+    """A head on disk."""
 
     path: str
     shape: HeadShape
-    parameters: int
+    parameters: int  # Number of parameters in its files, with its own embeddings if it has any.
+    # The policy's matrices that its files contain. They become outdated when the policy is trained.
     own_policy_weights: tuple[str, ...]
+    # The values of BASE_KEYS of the policy it was trained for; may be empty.
     base_model: Mapping[str, Any]
 
 
@@ -112,9 +105,6 @@ def default_layers(layers: int) -> tuple[int, int, int]:
 
     For fewer than seven layers, vLLM's default would name a layer twice or would not ascend, and
     vLLM 0.31 sorts the layers and drops repeated ones. Three adjacent layers are used then.
-
-    Args:
-        layers: Number of the policy's layers.
 
     Raises:
         ConfigError: The policy has fewer than three layers.
@@ -129,10 +119,6 @@ def default_layers(layers: int) -> tuple[int, int, int]:
 
 def read_head(folder: str | Path, field: str = "head") -> Head:
     """Read a head's configuration and the shapes of its weights.
-
-    Args:
-        folder: A folder with `config.json` and `*.safetensors`.
-        field: Name of the setting for error messages.
 
     Raises:
         ConfigError: The folder does not exist, has another kind of drafter, or has weights of other
@@ -205,17 +191,7 @@ def shape_for(
     draft_vocabulary: int | None,
     place: str = "model",
 ) -> HeadShape:
-    """Return the sizes of a head with one llama layer that is as wide as the policy.
-
-    Args:
-        model_config: The policy's `config.json`.
-        target_layers: After how many layers hidden states are taken.
-        draft_vocabulary: Number of tokens that the head can draft; None means all.
-        place: Name of the policy for error messages.
-
-    Raises:
-        ConfigError: A size is missing, or the reduced vocabulary is larger than the policy's.
-    """
+    """Return the sizes of a head with one llama layer that is as wide as the policy."""
     sizes = _sizes(place, model_config)
     return HeadShape(
         architecture=LLAMA,
@@ -297,11 +273,7 @@ def _draft_vocabulary(place: str, value: Any, vocabulary: int) -> int:
 
 
 def read_json(path: Path, field: str, value: str) -> dict[str, Any]:
-    """Read a JSON object from a file of the folder `value`, which the setting `field` names.
-
-    Raises:
-        ConfigError: The file does not exist or has another content.
-    """
+    """Read a JSON object from a file of the folder `value`, which the setting `field` names."""
     try:
         return read_object(path)
     except OSError as error:

@@ -125,11 +125,7 @@ class Layer(nn.Module):
 
 
 class Eagle3Head(nn.Module):
-    """The whole head; its parameters have the names that vLLM loads.
-
-    Args:
-        shape: Its sizes; `target_layers` must not be empty.
-    """
+    """The whole head; its parameters have the names that vLLM loads."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()

@@ -49,11 +49,7 @@ class Acceptance:
 
 
 def tokens_per_step(accepted: Sequence[int]) -> tuple[int, int]:
-    """Replay one response; return its tokens and verify steps.
-
-    Args:
-        accepted: For each position where a draft can start, its number of accepted tokens.
-    """
+    """Replay a response by the accepted tokens at each position; return tokens and verify steps."""
     place = steps = 0
     while place < len(accepted):
         place += accepted[place] + 1

@@ -15,17 +15,17 @@ from sam_rollout.core.settings import ConfigError
 if TYPE_CHECKING:
     from sam_rollout.telemetry.traces import Trace
 
-STORED = torch.bfloat16  # type of the states in memory: half the size of float32, exact enough
-_POSITIONS = 4096  # most positions of one forward pass
+STORED = torch.bfloat16  # Type of the states in memory: half the size of float32, exact enough.
+_POSITIONS = 4096  # Most positions of one forward pass.
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
     """One text of n tokens; its first `prompt` tokens are the prompt."""
 
-    tokens: Tensor  # int64 [n]
-    states: Tensor  # [n, layers * hidden], after the policy's target layers
-    last: Tensor  # [n, hidden], the input of the policy's output matrix
+    tokens: Tensor  # int64 [n].
+    states: Tensor  # [n, layers * hidden], after the policy's target layers.
+    last: Tensor  # [n, hidden], the input of the policy's output matrix.
     prompt: int
 
     def window(self, start: int, length: int) -> Sample:
@@ -57,21 +57,12 @@ class Policy:
     """
 
     model: Any
-    embeddings: Tensor  # [vocabulary, hidden]
-    output: Tensor  # [vocabulary, hidden]
+    embeddings: Tensor  # [vocabulary, hidden].
+    output: Tensor  # [vocabulary, hidden].
 
     @classmethod
     def load(cls, folder: str, device: torch.device, spread: bool = False) -> Policy:
-        """Load a checkpoint, in float32 on a CPU and in its own type on other devices.
-
-        Args:
-            folder: The checkpoint's folder.
-            device: Device of the matrices.
-            spread: Spread the layers over all devices of this kind.
-
-        Raises:
-            OSError, ValueError: transformers cannot load the checkpoint.
-        """
+        """Load a checkpoint, in float32 on a CPU and in its own type on other devices."""
         from transformers import AutoModelForCausalLM
 
         dtype = torch.float32 if device.type == "cpu" else "auto"
@@ -90,17 +81,7 @@ class Policy:
         self, traces: Sequence[Trace], layers: Sequence[int], max_tokens: int,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> list[Sample]:  # fmt: skip
-        """Compute the hidden states of all traces; return one sample per trace, in order.
-
-        Args:
-            traces: The texts.
-            layers: After how many layers states are taken; 0 means the embeddings.
-            max_tokens: Longer texts are cut to this length.
-            progress: Called with the number of tokens read since the last call.
-
-        Raises:
-            ConfigError: A token is outside the model's vocabulary.
-        """
+        """Compute the hidden states of all traces; return one sample per trace, in order."""
         texts = [torch.as_tensor(trace.tokens[:max_tokens]).long() for trace in traces]
         largest = max(int(text.max()) for text in texts)
         if largest >= len(self.embeddings):

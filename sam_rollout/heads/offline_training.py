@@ -26,34 +26,25 @@ if TYPE_CHECKING:
 
 HELD_OUT = 0.05  # share of the prompts that are held out
 LEAST_HELD_OUT = 4
-EVALUATIONS = 10  # evaluations during the training
-LOGGED = 100  # losses in training.json; each is the mean over one hundredth of the training
+EVALUATIONS = 10  # Evaluations during the training.
+LOGGED = 100  # Losses in training.json; each is the mean over one hundredth of the training.
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadRequest:
-    """The arguments of a head's training.
+    """The arguments of a head's training."""
 
-    Attributes:
-        model: The policy's checkpoint folder.
-        texts: Run folders with recorded traces, or files of traces.
-        output: Folder of the trained head.
-        settings: Settings of the training.
-        draft_vocabulary: Number of tokens that the head can draft, the most frequent ones in the
-            responses; None means all.
-        start: The head to begin with, which has its own vocabulary; None means random weights.
-        max_tokens: Longer texts are cut to this length.
-        split_model: Spread the policy's layers over all devices; needs a single process.
-    """
-
-    model: str
-    texts: Sequence[Path]
-    output: Path
-    settings: TrainingSettings
+    model: str  # The policy's checkpoint folder.
+    texts: Sequence[Path]  # Run folders with recorded traces, or files of traces.
+    output: Path  # Folder of the trained head.
+    settings: TrainingSettings  # Settings of the training.
+    # Number of tokens that the head can draft, the most frequent ones in the responses; None means
+    # all.
     draft_vocabulary: int | None = None
+    # The head to begin with, which has its own vocabulary; None means random weights.
     start: Path | None = None
-    max_tokens: int = 2048
-    split_model: bool = False
+    max_tokens: int = 2048  # Longer texts are cut to this length.
+    split_model: bool = False  # spread the policy's layers over all devices; needs a single process
 
 
 def train_head(request: HeadRequest, console: Console) -> None:
@@ -120,9 +111,6 @@ def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
 
     The split depends on the texts only, so heads trained on the same texts are tested on the same
     held-out texts.
-
-    Raises:
-        ConfigError: There are too few prompts.
     """
     groups = groups_of(traces)
     count = max(LEAST_HELD_OUT, round(HELD_OUT * len(groups)))

@@ -29,8 +29,8 @@ from sam_rollout.sources.model import HeadTrainingConfig
 
 logger = logging.getLogger(__name__)
 
-SHARE_OF_BUFFER = 0.25  # a training step may replace this share, so windows of several steps stay
-_WARM_UP = 20  # updates
+SHARE_OF_BUFFER = 0.25  # A training step may replace this share, so windows of several steps stay.
+_WARM_UP = 20  # Updates.
 # A new head starts with 10 times the learning rate, which falls to the usual one in 1000 updates.
 _EAGER, _EAGER_UPDATES = 10.0, 1000
 _TESTED = 2  # batches of new windows that measure acceptance before the head learns from them
@@ -56,11 +56,6 @@ class SampleBuffer:
         """Return the windows added since the last call, as far as the buffer still has them."""
         fresh, self._fresh = min(self._fresh, len(self.samples)), 0
         return list(self.samples)[len(self.samples) - fresh :]
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all windows."""
-        return sum(t.nbytes for s in self.samples for t in (s.tokens, s.states, s.last))
 
 
 class OnlineHead:
@@ -119,7 +114,7 @@ class OnlineHead:
             windows.
         """
         if self.failed:
-            return self.costs({})
+            return self._costs({})
         started_s = time.perf_counter()
         self._credit_s = min(self._credit_s, max(seconds, self._least_s)) + seconds
         good, found = None, {"updates": 0.0}
@@ -148,18 +143,13 @@ class OnlineHead:
         self._move(torch.device("cpu"))
         self.charge(time.perf_counter() - started_s)
         self._credit_s -= self._spent_s
-        return self.costs(found)
+        return self._costs(found)
 
-    def costs(self, found: Mapping[str, float]) -> dict[str, float]:
-        """Add the time, memory and failures since the last call to metrics."""
+    def _costs(self, found: Mapping[str, float]) -> dict[str, float]:
+        """Add the time and failures since the last call to metrics."""
         spent, self._spent_s = self._spent_s, 0.0
         failures, self._failures = self._failures, 0
-        return {
-            **found,
-            "time_s": spent,
-            "buffer_bytes": float(self.buffer.nbytes),
-            "failures": float(failures),
-        }
+        return {**found, "time_s": spent, "failures": float(failures)}
 
     def _begin(self, find_policy: Callable[[Peers], Policy], device: torch.device) -> Learner:
         """Move everything to the device; this fails in all processes if it fails in one."""
@@ -191,8 +181,6 @@ class OnlineHead:
         if not own.positions:
             return {}
         found = {"length": own.length}
-        for number, chance in enumerate(own.per_position, start=1):
-            found[f"accepted_position_{number}"] = chance
         if self._first is not None:
             first = self._learner(self._first, learner.policy)
             found["first_length"] = self._accepted(first, tested).length

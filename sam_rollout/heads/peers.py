@@ -22,9 +22,6 @@ class Peers:
 
     All processes must make the same calls in the same order. Tensors must be on the device that the
     group's backend uses.
-
-    Args:
-        group: The group; None means this process alone.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -45,12 +42,7 @@ class Peers:
                 distributed.broadcast(tensor, group=self._group, group_src=0)
 
     def check(self, problem: Exception | None, device: torch.device) -> None:
-        """Raise in all processes if one has a problem, so that none waits for it.
-
-        Raises:
-            PeerError: Another process has a problem. This process raises its own `problem` as it
-                is.
-        """
+        """Raise in all processes if one has a problem, so that none waits for it."""
         if self._group is not None:
             met = self.sum(torch.tensor([float(problem is not None)], device=device)).item()
             if met and problem is None:
@@ -67,9 +59,6 @@ class Peers:
         """Call a function in every process; raise in all processes if it fails in one.
 
         If the function uses other groups, all processes must use them in the same order.
-
-        Raises:
-            PeerError: The function failed in another process.
         """
         problem, found = None, None
         try:

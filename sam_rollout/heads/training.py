@@ -25,35 +25,26 @@ LARGEST = 1 << 28  # most elements of the distributions that are in memory at on
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The settings of a head's training.
+    """The settings of a head's training."""
 
-    Attributes:
-        steps: Draft tokens in a row to train, the engine's `num_speculative_tokens`.
-        updates: Number of weight updates.
-        learning_rate: Learning rate of the matrices after the warm-up; falls as a cosine.
-        batch: Windows per update.
-        window: Tokens of a window, which is drawn at random from a text.
-        warmup: Updates in which the learning rate rises.
-        seed: Seed of weights and windows.
-    """
-
-    steps: int = 3
-    updates: int = 1500
+    steps: int = 3  # Draft tokens in a row to train, the engine's `num_speculative_tokens`.
+    updates: int = 1500  # Number of weight updates.
+    # Learning rate of the matrices after the warm-up; falls as a cosine.
     learning_rate: float = 0.05
-    batch: int = 8
-    window: int = 192
-    warmup: int = 20
-    seed: int = 0
+    batch: int = 8  # Windows per update.
+    window: int = 192  # Tokens of a window, which is drawn at random from a text.
+    warmup: int = 20  # Updates in which the learning rate rises.
+    seed: int = 0  # Seed of weights and windows.
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
     """One draft step at all positions of a batch that have it."""
 
-    number: int  # from 0 on
-    logits: Tensor  # [positions, draft vocabulary], the head's logits
-    target: Tensor  # [positions, vocabulary], the policy's probabilities
-    tokens: Tensor  # [positions], the text's tokens
+    number: int  # From 0 on.
+    logits: Tensor  # [positions, draft vocabulary], the head's logits.
+    target: Tensor  # [positions, vocabulary], the policy's probabilities.
+    tokens: Tensor  # [positions], the text's tokens.
 
 
 class Learner:
@@ -148,9 +139,6 @@ def train(
     """Train the learner's head in place; yield the loss of every update.
 
     The same seed gives the same result.
-
-    Raises:
-        ConfigError: A loss or gradient is not finite; names the learning rate.
     """
     rng = random.Random(settings.seed + peers.rank)
     head = learner.head.train()
@@ -178,11 +166,6 @@ class HeadOptimizer:
     """Muon for the matrices and AdamW for the norms, with gradients averaged over all processes.
 
     Muon learns faster per update, and one learning rate suits heads of all widths.
-
-    Args:
-        head: The head whose parameters are updated.
-        rate: Learning rate of the matrices; the norms have a tenth of it.
-        peers: The processes that train the head.
     """
 
     def __init__(self, head: Eagle3Head, rate: float, peers: Peers = ALONE) -> None:

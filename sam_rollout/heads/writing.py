@@ -39,18 +39,12 @@ _COMPUTED = {
 
 
 class TrainableHead(NamedTuple):
-    """A head with its vocabulary and output matrix.
+    """A head with its vocabulary and output matrix."""
 
-    Attributes:
-        head: The head.
-        shape: Its sizes.
-        vocabulary: The tokens it can draft, ascending; None means all.
-        output: Its own output matrix, [draft vocabulary, hidden]; None means the policy's.
-    """
-
-    head: Eagle3Head
+    head: Eagle3Head  # the head
     shape: HeadShape
-    vocabulary: Tensor | None
+    vocabulary: Tensor | None  # The tokens it can draft, ascending; None means all.
+    # Its own output matrix, [draft vocabulary, hidden]; None means the policy's.
     output: Tensor | None
 
 
@@ -115,14 +109,6 @@ def write_head(
 
     The policy's embeddings and output matrix are left out, because vLLM shares the policy's current
     ones. A head's own output matrix is written, and so are the maps of a reduced vocabulary.
-
-    Args:
-        folder: Folder of the head.
-        trained: The head.
-        model_config: The policy's `config.json`.
-        model: Path or name of the policy.
-        draft_tokens: Draft tokens in a row that the head was trained for.
-        training: Further content of `training.json`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = trained.head.state_dict()
@@ -143,17 +129,7 @@ def fresh_head(
     model_config: Mapping[str, Any], seed: int, draft_vocabulary: int | None = None,
     place: str = "model",
 ) -> TrainableHead:  # fmt: skip
-    """Make a head with random weights for a policy; global random generators are not changed.
-
-    Args:
-        model_config: The policy's `config.json`.
-        seed: Seed of the weights.
-        draft_vocabulary: Number of tokens it can draft; the caller chooses them. None means all.
-        place: Name of the policy for error messages.
-
-    Raises:
-        ConfigError: The policy's sizes do not allow a head.
-    """
+    """Make a head with random weights for a policy; global random generators are not changed."""
     layers = default_layers(model_config.get("num_hidden_layers", 0))
     shape = shape_for(model_config, layers, draft_vocabulary, place)
     with torch.random.fork_rng(devices=[]):
@@ -162,17 +138,7 @@ def fresh_head(
 
 
 def load_head(folder: Path, model_config: Mapping[str, Any], field: str = "head") -> TrainableHead:
-    """Load a head for a policy, in float32, without its own embeddings.
-
-    Args:
-        folder: A head in a format of `read_head`.
-        model_config: The policy's `config.json`.
-        field: Name of the setting for error messages.
-
-    Raises:
-        ConfigError: The head cannot be read, does not fit the policy, or has parts that cannot be
-            trained.
-    """
+    """Load a head for a policy, in float32, without its own embeddings."""
     shape, place = check_trainable(folder, model_config, field), f"{field}: {folder}"
     weights: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -195,11 +161,7 @@ def load_head(folder: Path, model_config: Mapping[str, Any], field: str = "head"
 def check_trainable(
     folder: Path, model_config: Mapping[str, Any], field: str = "head"
 ) -> HeadShape:
-    """Check a head's sizes and settings as `load_head` does, without its weights.
-
-    Raises:
-        ConfigError: The head cannot be read, does not fit the policy, or cannot be trained.
-    """
+    """Check a head's sizes and settings as `load_head` does, without its weights."""
     found = read_head(folder, field)
     check_belongs(found, model_config, field)
     layers = found.shape.target_layers or default_layers(model_config["num_hidden_layers"])

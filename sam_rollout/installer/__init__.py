@@ -1,7 +1,7 @@
 """Install a device's pinned packages, into a checkout's `.venv` or the environment that runs.
 
-The files of this folder run before anything is installed: each is a program of its own, takes the
-standard library alone, and imports none of the others.
+The files of this folder run before anything is installed. Each is a program of its own, uses only
+the standard library, and imports none of the others.
 """
 
 from pathlib import Path

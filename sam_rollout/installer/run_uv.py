@@ -2,13 +2,13 @@
 
     python run_uv.py [--cache FOLDER] pip install ...
 
-Without uv on PATH, pip fetches it into the folder, so that no environment is changed for it. uv
-does not read pip's variables:
+Without uv on PATH, pip fetches it into the folder, so no environment changes for it. uv does not
+read pip's variables:
 
 * PIP_INDEX_URL becomes UV_DEFAULT_INDEX, and PIP_FIND_LINKS becomes UV_FIND_LINKS.
 * The wheels of PIP_FIND_LINKS include the CPU build of torch. Without that variable, and with
-  CPU_TORCH=1, uv takes this build from where PyTorch keeps it. The pin ends in +cpu, which the
-  plain registry does not have: no CUDA build can slip in.
+  CPU_TORCH=1, uv takes this build from PyTorch's own index. The pin ends in +cpu, which the plain
+  registry does not have, so no CUDA build can slip in.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def find_uv(folder: Path) -> str:
     if found:
         return found
     print(f"==> fetching uv into {folder}", file=sys.stderr)
-    # A virtual environment made by uv has no pip: then the interpreter on PATH.
+    # A virtual environment made by uv has no pip. Then the interpreter on PATH fetches uv.
     for python in (sys.executable, f"python{PYTHON_VERSION}", "python3"):
         pip = [python, "-m", "pip"]
         if not shutil.which(python) or subprocess.run([*pip, "-V"], capture_output=True).returncode:
@@ -53,8 +53,8 @@ def settings(given: Mapping[str, str]) -> dict[str, str]:
         variables.setdefault("UV_FIND_LINKS", ",".join(links.split()))
     elif given.get(CPU_TORCH):
         variables.setdefault("UV_TORCH_BACKEND", "cpu")
-    # Images often forbid Python to keep what it compiled. Each process of a run, about ten on a
-    # node, then compiles what it imports anew, which takes longer than all the rest of its start.
+    # Images often forbid Python to keep compiled files. Then each process of a run, about ten on a
+    # node, compiles its imports anew, which takes longer than the rest of its start.
     if given.get("PYTHONDONTWRITEBYTECODE"):
         variables["UV_COMPILE_BYTECODE"] = "1"
     return variables

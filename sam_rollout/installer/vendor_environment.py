@@ -3,9 +3,9 @@
     python vendor_environment.py <profile> <pyproject.toml> <requirements out> <overrides out>
 
 Without a checkout the second argument is empty, and the installed package's metadata is read.
-``requirements`` is what this project needs besides the engine; ``overrides`` names every installed
-distribution at its installed version, so that the resolver can add packages but replace none.
-Exits with 1 and one line per problem when a version is outside what the profile supports.
+``requirements`` lists what this project needs besides the engine. ``overrides`` lists every
+installed distribution with its version, so the resolver can add packages but replace none. If a
+version is outside what the profile supports, the program exits with 1 and one line per problem.
 """
 
 import sys
@@ -16,7 +16,7 @@ from pathlib import Path
 try:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
-except ModuleNotFoundError:  # an image with nothing but pip, which carries a copy
+except ModuleNotFoundError:  # in an image with nothing but pip, which carries a copy
     from pip._vendor.packaging.requirements import Requirement  # type: ignore[assignment]
     from pip._vendor.packaging.utils import canonicalize_name  # type: ignore[assignment]
 
@@ -24,7 +24,7 @@ PROJECT = "sam_rollout"
 
 
 def installed_version(name: str) -> str | None:
-    """Version of a distribution, None where it is not installed."""
+    """Return the version of a distribution; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -32,7 +32,7 @@ def installed_version(name: str) -> str | None:
 
 
 def declared(pyproject: str, profile: str) -> tuple[list, list]:
-    """The project's requirements: those for everything, and what the extra of a profile names."""
+    """Return the project's requirements for every profile, and those of a profile's own extra."""
     if pyproject:
         project = tomllib.loads(Path(pyproject).read_text())["project"]
         extras = project["optional-dependencies"]
@@ -42,7 +42,7 @@ def declared(pyproject: str, profile: str) -> tuple[list, list]:
         ours = [one for one in named if canonicalize_name(one.name) == canonicalize_name(PROJECT)]
         always += [Requirement(line) for one in ours for e in one.extras for line in extras[e]]
         return always, [one for one in named if one not in ours]
-    # There a reference to our own extras is written out.
+    # In the metadata, references to our own extras are written out.
     found: dict[str, list] = {"": [], "train": [], profile: []}
     for one in map(Requirement, requires(PROJECT) or []):
         marker, one.marker = one.marker, None
@@ -54,7 +54,7 @@ def declared(pyproject: str, profile: str) -> tuple[list, list]:
 
 
 def main(profile: str, pyproject: str, requirements_out: str, overrides_out: str) -> int:
-    """Write the two files; returns the exit status."""
+    """Write the two files; return the exit status."""
     others, engine = declared(pyproject, profile)
     problems = []
     for requirement in engine + others:

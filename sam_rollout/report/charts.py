@@ -18,8 +18,8 @@ from sam_rollout.telemetry.records import value_at
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 INK, MUTED, RULE = "#1A1F26", "#5B6570", "#E2E5E9"
 LINES = ("-", "--", ":", "-.")
-WIDTHS = (3.5, 1.3)  # the first side is wider, so that it stays visible below an equal one
-_MARKED = 60  # longer lines have no markers
+WIDTHS = (3.5, 1.3)  # The first side is wider, so that it stays visible below an equal one.
+_MARKED = 60  # Longer lines have no markers.
 STYLE = {
     "font.size": 8, "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "legend.fontsize": 7, "legend.frameon": False, "axes.grid": True, "axes.grid.axis": "y",
@@ -31,21 +31,14 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Side:
-    """The runs with one colour in a chart: a single run, or repeats of one run.
+    """The runs with one colour in a chart: a single run, or repeats of one run."""
 
-    Attributes:
-        name: The side's name in the legend.
-        colour: The side's colour.
-        runs: A frame per run, with training steps as index and metrics as columns.
-        steps: The training steps to show; None shows all.
-        curve: The running requests during one training step's rollout.
-    """
-
-    name: str
-    colour: str
+    name: str  # The side's name in the legend.
+    colour: str  # The side's colour.
+    # A frame per run, with training steps as index and metrics as columns.
     runs: Sequence[pd.DataFrame]
-    steps: Sequence[int] | None = None
-    curve: RunningCurve | None = None
+    steps: Sequence[int] | None = None  # The training steps to show; None shows all.
+    curve: RunningCurve | None = None  # The running requests during one training step's rollout.
 
     def shown(self, panel: Panel) -> list[str]:
         """Return the panel's metrics that every run has."""
@@ -77,11 +70,7 @@ def rollout_curve(run: Run, step: int) -> RunningCurve | None:
 
 
 def draw(axis: Axes, panel: Panel, sides: Sequence[Side]) -> Mapping[str, pd.Series]:
-    """Draw the panel without title and legend, or a note that no side has it.
-
-    Returns:
-        Label -> the line's values by training step.
-    """
+    """Draw the panel without title and legend, or a note that no side has it."""
     if panel.picture:
         return _running(axis, sides)
     tables = {

@@ -28,20 +28,14 @@ class Compared(NamedTuple):
     """A time (s) or another quantity that is compared step by step.
 
     Each of the last three attributes lists metrics; the first one that all runs have is used.
-
-    Attributes:
-        key: Name of the row.
-        title: Title of the row.
-        names: Metrics of the time or quantity.
-        spent: Metrics of the time at equal tokens, which is the sum of `spent` / sum of `tokens`.
-        tokens: Metrics of the tokens.
     """
 
-    key: str
-    title: str
-    names: tuple[str, ...]
+    key: str  # Name of the row.
+    title: str  # Title of the row.
+    names: tuple[str, ...]  # Metrics of the time or quantity.
+    # Metrics of the time at equal tokens, which is the sum of `spent` / sum of `tokens`.
     spent: tuple[str, ...] = ()
-    tokens: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()  # metrics of the tokens
 
 
 _TOKENS = ("sam/engine/generation_tokens",)
@@ -187,12 +181,7 @@ def compare_folders(
     sam: str | Path | Iterable[str | Path],
     skip_first: int = 0,
 ) -> Comparison:
-    """Compare one or several runs per side over their common training steps.
-
-    Args:
-        base: Run folders without drafts.
-        sam: Run folders with drafts.
-        skip_first: Number of common steps at the beginning that are left out.
+    """Compare the runs of both sides over their common steps, without the first `skip_first`.
 
     Raises:
         RunFolderError: A run cannot be read, or no step is left.

@@ -23,11 +23,11 @@ from sam_rollout.telemetry.records import value_at
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
 SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
 
-SHARED_PROMPTS = 0.9  # least share of a step's prompts on both sides, as the mean over steps
-TOKENS_WARNING, TOKENS_UNFAIR = 0.01, 0.05  # relative difference of mean response length
-KS_UNFAIR, KS_P = 0.1, 0.01  # largest distance of the two distributions, and its p-value
-LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # relative difference in time that drafts do not affect
-WARM_UP = 1.5  # a warm-up step takes this many times the median of the others
+SHARED_PROMPTS = 0.9  # Least share of a step's prompts on both sides, as the mean over steps.
+TOKENS_WARNING, TOKENS_UNFAIR = 0.01, 0.05  # Relative difference of mean response length.
+KS_UNFAIR, KS_P = 0.1, 0.01  # Largest distance of the two distributions, and its p-value.
+LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # Relative difference in time that drafts do not affect.
+WARM_UP = 1.5  # A warm-up step takes this many times the median of the others.
 FEW_STEPS = 3
 _MAY_DIFFER_IN_RESUME = {  # settings that say where a start begins and ends
     "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",
@@ -75,21 +75,14 @@ class Case(Both):
 
 # A rule yields severity and text, or a whole finding if its name is not the rule's.
 _Found = Iterator[tuple[str, str] | Finding]
-RULES: dict[str, Callable[[Case], _Found]] = {}
-
-
-def _rule(find: Callable[[Case], _Found]) -> Callable[[Case], _Found]:
-    """Register a rule under its function's name."""
-    RULES[find.__name__] = find
-    return find
 
 
 def findings(both: Both, lossless: Losslessness) -> list[Finding]:
     """Return the findings of all rules."""
     case = Case(both.base, both.sam, both.steps, lossless)
     return [
-        found if isinstance(found, Finding) else Finding(name, *found)
-        for name, rule in RULES.items()
+        found if isinstance(found, Finding) else Finding(rule.__name__, *found)
+        for rule in RULES
         for found in rule(case)
     ]
 
@@ -123,7 +116,6 @@ def _beyond(relative: float, warning: float, unfair: float) -> str | None:
     return WARNING if abs(relative) >= warning else None
 
 
-@_rule
 def drafts(case: Case) -> _Found:
     """Compares the draft tokens that each side verified."""
     drafted = case.every("sam/draft/drafted_tokens")
@@ -140,7 +132,6 @@ def drafts(case: Case) -> _Found:
         yield UNKNOWN, "whether drafts were verified is not recorded on both sides"
 
 
-@_rule
 def repeats(case: Case) -> _Found:
     """Compares the descriptions of one side's repeats."""
     for side, runs in (("BASE", case.base), ("SAM", case.sam)):
@@ -150,7 +141,6 @@ def repeats(case: Case) -> _Found:
                 yield found.severity, text
 
 
-@_rule
 def descriptions(case: Case) -> _Found:
     """Compares settings, versions and machines; findings are named after the kind of difference."""
     yield from _differing(case.base[0], case.sam[0], ("BASE", "SAM"))
@@ -165,7 +155,6 @@ def _differing(
         yield Finding(kind, UNFAIR if unfair else WARNING, text)
 
 
-@_rule
 def seeds(case: Case) -> _Found:
     """Compares seeds. Repeats may have different seeds if both sides have the same ones."""
     known = [[run.start.seeds for run in runs] for runs in (case.base, case.sam)]
@@ -176,7 +165,6 @@ def seeds(case: Case) -> _Found:
             yield UNFAIR, text
 
 
-@_rule
 def resumed(case: Case) -> _Found:
     """Compares the starts of each run, except for where they begin and end."""
     for run in case.runs:
@@ -193,7 +181,6 @@ def resumed(case: Case) -> _Found:
                 yield NOTE, f"{run.name} was resumed; each start has a warm-up step"
 
 
-@_rule
 def prompts(case: Case) -> _Found:
     """Compares the prompts of the steps that all runs recorded."""
     steps = case.whole
@@ -214,7 +201,6 @@ def prompts(case: Case) -> _Found:
         yield UNFAIR if mean < SHARED_PROMPTS else WARNING, text
 
 
-@_rule
 def response_lengths(case: Case) -> _Found:
     """Compares the distributions of response lengths."""
     if not case.whole:
@@ -232,7 +218,6 @@ def response_lengths(case: Case) -> _Found:
         yield UNFAIR, text
 
 
-@_rule
 def mean_length(case: Case) -> _Found:
     """Compares mean response lengths, from recorded requests or from the trainer's metric."""
     if case.whole:
@@ -251,7 +236,6 @@ def mean_length(case: Case) -> _Found:
         yield severity, text
 
 
-@_rule
 def few_steps(case: Case) -> _Found:
     """Checks the number of common steps."""
     count = len(case.steps)
@@ -259,7 +243,6 @@ def few_steps(case: Case) -> _Found:
         yield UNFAIR, f"{count} common training step(s): too few for any conclusion"
 
 
-@_rule
 def step_counts(case: Case) -> _Found:
     """Compares the training steps of all runs."""
     named = [(run.name, run.training_steps) for run in case.runs]
@@ -268,7 +251,6 @@ def step_counts(case: Case) -> _Found:
         yield WARNING, f"{counts}; only the {len(case.steps)} common ones are compared"
 
 
-@_rule
 def unfinished(case: Case) -> _Found:
     """Compares each run's last step with its planned last step."""
     for run in case.runs:
@@ -279,7 +261,6 @@ def unfinished(case: Case) -> _Found:
             yield WARNING, text
 
 
-@_rule
 def other_load(case: Case) -> _Found:
     """Compares the time per token of the actor's update, which drafts do not affect."""
     if known := case.means_of("timing_s/update_actor", "perf/total_num_tokens"):
@@ -293,7 +274,6 @@ def other_load(case: Case) -> _Found:
             yield severity, text
 
 
-@_rule
 def warm_up(case: Case) -> _Found:
     """Compares the first step of each run with its other steps."""
     steps = case.steps
@@ -309,7 +289,6 @@ def warm_up(case: Case) -> _Found:
             yield WARNING, text
 
 
-@_rule
 def samples(case: Case) -> _Found:
     """Compares the responses of both sides, token by token or by length."""
     differ = any(pair.first_step is not None for pair in case.lossless.pairs)
@@ -318,7 +297,6 @@ def samples(case: Case) -> _Found:
     yield severity if case.lossless.pairs else UNKNOWN, case.lossless.sentence()
 
 
-@_rule
 def lost_records(case: Case) -> _Found:
     """Finds steps without complete records in runs that have complete records of other steps."""
     steps = case.steps
@@ -329,10 +307,15 @@ def lost_records(case: Case) -> _Found:
             yield WARNING, text + f"{lost[0]}; prompts and lengths are compared in the others"
 
 
-@_rule
 def broken_log(case: Case) -> _Found:
     """Names the parts of run folders that could not be read."""
     for run in case.runs:
         _ = run.engine_steps  # reading this table may add problems
         for problem in dict.fromkeys(run.problems):
             yield WARNING, f"{run.name}: {problem}"
+
+
+RULES: tuple[Callable[[Case], _Found], ...] = (
+    drafts, repeats, descriptions, seeds, resumed, prompts, response_lengths, mean_length,
+    few_steps, step_counts, unfinished, other_load, warm_up, samples, lost_records, broken_log,
+)  # fmt: skip

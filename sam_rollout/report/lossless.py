@@ -30,9 +30,9 @@ class Pair:
     identical: int
     matched: int
     unmatched: int
-    tokens: int  # number of tokens in identical responses
-    first_step: int | None  # first training step with a response that differs or has no partner
-    first_difference: int | None  # shortest common beginning of two different responses, tokens
+    tokens: int  # Number of tokens in identical responses.
+    first_step: int | None  # First training step with a response that differs or has no partner.
+    first_difference: int | None  # Shortest common beginning of two different responses, tokens.
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Losslessness:
     Two runs are two pairs if some steps can be compared by length only.
     """
 
-    coupled: bool  # whether both sides used the same coupled sampler
-    timed: bool  # an asynchronous trainer: timing decides which weights sample a token
-    pairs: list[Pair]  # one run of each side, with equal seeds if they are known
-    controls: list[Pair]  # repeats of one side
+    coupled: bool  # Whether both sides used the same coupled sampler.
+    timed: bool  # An asynchronous trainer: timing decides which weights sample a token.
+    pairs: list[Pair]  # One run of each side, with equal seeds if they are known.
+    controls: list[Pair]  # Repeats of one side.
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """Return, by token ids and by lengths, the numbers of identical and of all responses."""

@@ -25,8 +25,8 @@ SIZE = (4.0, 2.4)  # inches; the page scales it
 _VARIABLES = {BASE: "base", SAM: "sam", INK: "ink", MUTED: "muted", RULE: "rule"}
 _STYLE = STYLE | {
     "font.size": 9,
-    "svg.fonttype": "none",  # keeps texts as texts
-    "svg.hashsalt": "sam_rollout",  # gives the same chart the same ids
+    "svg.fonttype": "none",  # Keeps texts as texts.
+    "svg.hashsalt": "sam_rollout",  # Gives the same chart the same ids.
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
 }

@@ -68,11 +68,6 @@ def whole_steps(run: Run, rows: pd.DataFrame, steps: list[int]) -> list[int]:
 
     The number of replicas is a metric of the step. A step without it does not count, unless the
     whole run lacks the metric: then one row of a step is enough.
-
-    Args:
-        run: The run.
-        rows: The table, with columns `step` and `replica`.
-        steps: The steps to check.
     """
     replicas = rows.groupby("step")["replica"].nunique().reindex(steps, fill_value=0)
     whole = replicas > 0

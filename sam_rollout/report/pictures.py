@@ -27,9 +27,6 @@ def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
 
     The first run serves as the baseline of runs that were trained without `compare.baseline_run`.
     Running requests are drawn for each run's last training step.
-
-    Raises:
-        RunFolderError: A folder is no run folder.
     """
     runs = [load_run(path) for path in folders]
     names = [folder.absolute().name for folder in folders]
@@ -147,4 +144,4 @@ def _title(axis: Axes, headline: str, details: Sequence[str]) -> None:
         "\n".join(details), (0, 1), xytext=(0, 4), xycoords="axes fraction",
         textcoords="offset points", fontsize=8,
     )  # fmt: skip
-    text.set_in_layout(False)  # the title's padding makes room; wide text must not shrink the axis
+    text.set_in_layout(False)  # The title's padding makes room; wide text must not shrink the axis.

@@ -10,8 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from sam_rollout.core.json_values import encode
-from sam_rollout.report.runs import flat
-from sam_rollout.telemetry.records import ASKED, BEFORE, RunInfo, value_at
+from sam_rollout.telemetry.records import ASKED, BEFORE, RunInfo, flat, value_at
 
 ABSENT = "absent"
 PLACES = {
@@ -23,7 +22,7 @@ SAM_PARTS = REPEATS_PARTS | {"sam", "draft_model_path"}
 SPECULATION = "speculative_config"  # follows from the sam group only if that is enabled
 _ASKED = f"{ASKED}."
 _COMMIT_DIGITS = 12
-_KNOWN_SEEDS = {"actor_rollout_ref.rollout.seed", "data.seed"}  # the rule of seeds compares them
+SEEDS = ("actor_rollout_ref.rollout.seed", "data.seed")  # run_differences leaves these out
 
 # Kind of a difference -> ends of the names of its settings. All other settings are "config".
 KINDS = {
@@ -41,8 +40,8 @@ KINDS = {
     "seeds": (".seed", "_seed"),
     "tail": ("rollout_telemetry.tail_threshold",),
 }  # fmt: skip
-_INPUT_FILES = ("model.path", "_files")  # other files mean another model or other data
-_MILD = {"validation", "saving", "steps"}  # these kinds do not change a rollout
+_INPUT_FILES = ("model.path", "_files")  # Other files mean another model or other data.
+_MILD = {"validation", "saving", "steps"}  # These kinds do not change a rollout.
 
 
 class Difference(NamedTuple):
@@ -58,17 +57,14 @@ class Difference(NamedTuple):
 def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iterator[Difference]:
     """Yield all differences between the descriptions of two starts.
 
-    Args:
-        one: The first start.
-        other: The other start.
-        repeats: Both belong to one side, so their `sam` groups are compared, too.
+    With `repeats`, both belong to one side, so their `sam` groups are compared, too.
     """
     # Runs of older versions recorded the settled `sam` group only, so two runs are compared by the
     # typed group only if both have it.
     typed = all(value_at(start.config, f"{_ASKED}sam") for start in (one, other))
     settings = (comparable(start.config, repeats, typed) for start in (one, other))
     for name, *values in differences(*settings):
-        if name not in _KNOWN_SEEDS:
+        if name not in SEEDS:
             yield _setting(name, *values)
     for kind in ("versions", "host"):
         for name, left, right in differences(flat(getattr(one, kind)), flat(getattr(other, kind))):
@@ -108,12 +104,8 @@ def comparable(
     """Return a configuration by dotted names, without settings in which two fair runs may differ.
 
     <run_dir> stands for the run's own folder. Settings that the launcher changed because of drafts,
-    such as sizes of graphs, have the values that were asked for.
-
-    Args:
-        config: A run's configuration.
-        repeats: Keep the `sam` group, in which repeats of one side may not differ.
-        typed: Take the `sam` group as the user typed it, if the run recorded that.
+    such as sizes of graphs, have the values that were asked for. `repeats` keeps the `sam` group,
+    which is the user's own with `typed`, if the run recorded that.
     """
     named = flat(encode(config))
     run_dir = str(named.get("run_dir") or "<run_dir>")

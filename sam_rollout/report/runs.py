@@ -1,11 +1,10 @@
 """Loads a run for the report: its starts, its metrics by training step, and its records."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -19,10 +18,10 @@ class Run:
     """One run."""
 
     path: Path
-    starts: list[RunInfo]  # descriptions of all starts, the first one first
-    steps: pd.DataFrame  # index: training step, columns: metric names; NaN if unknown
-    problems: list[str]  # sentences about files that could not be read
-    name: str = ""  # name of the side, with a number if the side has several runs
+    starts: list[RunInfo]  # Descriptions of all starts, the first one first.
+    steps: pd.DataFrame  # Index: training step, columns: metric names; NaN if unknown.
+    problems: list[str]  # Sentences about files that could not be read.
+    name: str = ""  # Name of the side, with a number if the side has several runs.
 
     @property
     def training_steps(self) -> list[int]:
@@ -87,15 +86,6 @@ def load_side(side: str, paths: Iterable[str | Path]) -> list[Run]:
     if len(runs) == 1:
         return [replace(runs[0], name=side)]
     return [replace(run, name=f"{side} {number}") for number, run in enumerate(runs, start=1)]
-
-
-def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Flatten nested mappings into one with dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in mapping.items():
-        full = f"{above}{name}"
-        found |= flat(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
-    return found
 
 
 def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:

@@ -20,12 +20,7 @@ class DashboardError(Exception):
 
 
 def build(entity: str, project: str, group: str = "") -> "ws.Workspace":
-    """Build a workspace with all sections.
-
-    Args:
-        entity: User or team that owns the project.
-        project: `trainer.project_name` of the runs.
-        group: Show only the runs of this comparison, with one line and the spread per side.
+    """Build a workspace with all sections; with `group`, for the runs of one comparison, by side.
 
     Raises:
         DashboardError: wandb-workspaces is not installed.

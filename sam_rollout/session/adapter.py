@@ -11,7 +11,7 @@ import numpy as np
 from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.session.padding import GraphOf, no_graphs
-from sam_rollout.sources import Scored
+from sam_rollout.sources.contract import Scored
 
 
 class Requests(Protocol):
@@ -20,15 +20,12 @@ class Requests(Protocol):
     @property
     def live(self) -> Collection[str]:
         """Ids of all requests that have not ended, preempted ones included."""
-        ...
 
     def identity(self, request_id: str) -> RequestIdentity | None:
         """Return a live request's identity; called once, when it joins, if a source needs it."""
-        ...
 
     def takes_no_drafts(self, request_id: str) -> bool:
         """Whether a live request is sampled without drafts; called once, when it joins."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +37,10 @@ class EngineHooks:
         sampler_us: returns the host time in the samplers since its last call, in microseconds.
         heard: returns the positions scored since its last call, or None; its argument says whether
             the gate is open.
-        made: returns this step's drafts of the engine's own drafter, the arguments of
-            `Source.receive`, or None.
+        made: returns the arguments of `Source.receive` for this step, or None.
         made_after: steps from `DraftSession.wants_made` to the first step that has such drafts.
-        takes_trees: whether a live request's drafts may be trees, asked once, when it joins; None
-            where the engine verifies chains alone.
+        takes_trees: whether a live request's drafts may be trees, called once, when it joins; None
+            if the engine verifies only chains.
     """
 
     graph_of: GraphOf = no_graphs

@@ -22,21 +22,13 @@ logger = logging.getLogger(__name__)
 class Bookkeeping:
     """Books every engine step. If its notes on steps fail, they end and the ledger goes on.
 
-    Args:
-        limits: of the engine.
-        sources: names of the drafter's sources.
-        sampler_us: returns the host time in the samplers since its last call, in microseconds.
-        record: whether steps are noted and `drain` is called.
-
-    Attributes:
-        failures: errors in noting engine steps.
-        ledger: totals by request and by length of context.
+    `record` says whether steps are noted and `drain` is called.
     """
 
     def __init__(
         self, limits: Limits, sources: Sequence[str], sampler_us: Callable[[], float], record: bool
     ) -> None:
-        self.failures = 0
+        self.failures = 0  # in noting engine steps
         self.ledger = RequestLedger(limits, len(sources))
         self._k = limits.k
         self._places = [NAMES.index(name) for name in sources]
@@ -58,10 +50,9 @@ class Bookkeeping:
     def end(
         self, started_ns: int, offered: np.ndarray | None, budget: int, *, branches: bool = False
     ) -> None:
-        """End the session's part of a step.
+        """End the session's part of a step, which began at `started_ns`.
 
         Args:
-            started_ns: when that part began, by `time.perf_counter_ns`.
             offered: bool[B], rows that may draft; None for none.
             budget: the gate's budget of draft tokens.
             branches: whether drafts may be trees.
@@ -69,7 +60,13 @@ class Bookkeeping:
         self.ledger.offer(offered)
         if self._record and not self.failures:
             try:
-                self._note(started_ns, budget, branches)
+                time_s, sums = time.monotonic(), self.ledger.step.tobytes()
+                sampler_us = self._sampler_us()
+                drafter_us = (time.perf_counter_ns() - started_ns) / 1000
+                is_open = budget > 0  # a tuple is the cheapest form of a note
+                self._notes.append(
+                    (time_s, is_open, budget, branches and is_open, drafter_us, sampler_us, sums)
+                )
             except Exception:
                 self.failures += 1
                 self._notes = []  # none of them may be incomplete
@@ -78,13 +75,6 @@ class Bookkeeping:
                     "drafting goes on.",
                     exc_info=True,
                 )
-
-    def _note(self, started_ns: int, budget: int, branches: bool) -> None:
-        """Note a step that ends now; a tuple is the cheapest form."""
-        time_s, sums, sampler_us = time.monotonic(), self.ledger.step.tobytes(), self._sampler_us()
-        drafter_us = (time.perf_counter_ns() - started_ns) / 1000
-        branches = branches and budget > 0
-        self._notes.append((time_s, budget > 0, budget, branches, drafter_us, sampler_us, sums))
 
     def drain(self) -> dict[str, Any]:
         """Return and reset the record, see `DraftSession.drain`; `counters` are the ledger's."""
@@ -97,9 +87,9 @@ class Bookkeeping:
         }
 
     def _columns(self) -> dict[str, list[Any]]:
-        """Return the columns of `DraftNote` since the last call, and the time of each note.
+        """Return the columns of `DraftNote` since the last call, and `noted_s`.
 
-        `noted_s` is CLOCK_MONOTONIC in seconds, which all processes of a host share.
+        `noted_s` is each note's CLOCK_MONOTONIC in seconds, which all processes of a host share.
         """
         notes, self._notes = self._notes, []
         if not notes:

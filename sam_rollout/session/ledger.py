@@ -1,8 +1,8 @@
 """Counts of drafted and accepted tokens: per request, per step, and by the length of the context.
 
-Users want the acceptance of each response, and acceptance against the length of the context. An
-engine's own statistics have neither. A step with drafts costs one compiled call, and a step without
-drafts next to nothing. Totals by request id are touched only when the batch changes.
+An engine's own statistics have no acceptance of single responses, and none by length of context. A
+step with drafts costs one compiled call here, and a step without drafts next to nothing. Totals by
+request id are touched only when the batch changes.
 
 Padding tokens (``padding.py``) are no drafts. They follow a row's draft, so a row's accepted tokens
 begin with those of the draft. A padding token that the model happened to sample is a token gained,
@@ -16,14 +16,7 @@ from collections.abc import Container
 import numpy as np
 from numba import types
 
-from sam_rollout.automaton.compilation import (
-    GIVEN_INT32,
-    INT32,
-    INT64_2D,
-    kernel,
-    warm_up,
-    written,
-)
+from sam_rollout.automaton.compilation import GIVEN_INT32, INT32, INT64_2D, kernel, warm_up, written
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import Verified
 from sam_rollout.telemetry.records import RequestTotals
@@ -38,10 +31,6 @@ REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 class RequestLedger:
     """Totals per request, and over all requests by length of context, between two drains.
-
-    Args:
-        limits: Of the engine.
-        sources: Number of draft sources.
 
     Attributes:
         step: int64 [5 + k + 2 * sources], the last booked step's sums over its requests; see
@@ -63,14 +52,11 @@ class RequestLedger:
         self._finished: dict[str, RequestTotals] = {}
 
     def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
-        """Re-align rows with a changed batch.
+        """Follow a changed batch; return the requests that ended since the last call.
 
         Args:
             request_ids: The new batch in row order.
             live: All requests that have not ended, in the batch or not.
-
-        Returns:
-            The requests that ended since the last call. Their totals wait for ``drain``.
         """
         row_of = {request_id: row for row, request_id in enumerate(self._ids)}
         count = len(request_ids)
@@ -92,10 +78,7 @@ class RequestLedger:
     def book(self, verified: Verified, num_tokens: np.ndarray, *, drafted: bool) -> None:
         """Add a step to the totals, and leave its sums in ``step``.
 
-        Args:
-            verified: The outcome of the step's drafts.
-            num_tokens: int32 [batch], length of each text, the step's sampled tokens included.
-            drafted: Whether the step had draft or padding tokens to verify.
+        ``drafted`` says whether the step had draft or padding tokens to verify.
         """
         if not (drafted or self._anything_offered):
             self.step.fill(0)
@@ -116,9 +99,9 @@ class RequestLedger:
         self._anything_offered = rows is not None
 
     def take_counters(self) -> dict[str, int]:
-        """Return the counts of drafts by length of context, and of padding, since the last call.
+        """Return the counts by length of context, and of padding, since the last call.
 
-        Keys are metrics without ``sam/``. Lengths without any drafts are left out.
+        Keys are metrics without ``sam/``. Lengths without drafts are left out.
         """
         values = zip(CONTEXT_COUNTERS, self._by_context.ravel().tolist(), strict=True)
         seen = np.tile(self._by_context[0] > 0, len(CONTEXT_KINDS)).tolist()

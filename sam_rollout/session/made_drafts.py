@@ -16,21 +16,12 @@ _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Asks for the model's drafts while the gate is open and they are worth their price.
-
-    Args:
-        config: settings of the source `model`.
-        hooks: of the engine.
-        price: measures whether the model's passes pay; None if nothing measures it.
-
-    Attributes:
-        wanted: whether the model should draft in the next step.
-    """
+    """Asks for the model's drafts while the gate is open and they are worth their `price`."""
 
     def __init__(
         self, config: ModelSourceConfig, hooks: EngineHooks, price: ModelPrice | None
     ) -> None:
-        self.wanted = False
+        self.wanted = False  # whether the model should draft in the next step
         self._expected, self._trains = config.enabled, config.trains
         self._made, self._made_after = hooks.made, hooks.made_after
         self._price = price
@@ -52,15 +43,12 @@ class MadeDrafts:
         return made
 
     def ask(self, step: EngineStep, *, was_open: bool, is_open: bool, looks: bool) -> bool:
-        """Decide whether the model should draft in the next step.
+        """Decide whether the model drafts in the next step; return whether the gate's look waits.
 
         Args:
             step: the step that the gate saw.
             was_open, is_open: whether the gate was open for this step, and is for the next.
             looks: whether the gate wants to see what could be drafted, without verifying it.
-
-        Returns:
-            Whether the gate's look has to wait for the model's drafts.
         """
         self._looks_ahead -= self._looks_ahead > 0
         waits = looks and self._lacking  # without the model's drafts it would find too little

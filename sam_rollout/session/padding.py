@@ -54,17 +54,15 @@ class Padding(IntEnum):
 def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarray:
     """Decide which steps to fill up, by the graphs in which they would run.
 
-    * If a filled step has no full graph either (it is too large, or there are none), no step is
-      filled up.
+    * If a filled step has no full graph either, because it is too large or there are none, no step
+      is filled up.
     * If a step without drafts runs without any graph, every step is filled up.
     * If a step without drafts runs in piecewise graphs, steps that draft are filled up. They are
       small, and their drafts are verified anyway. With the gate closed, a large batch would pay for
       k more tokens per request.
 
-    Args:
-        setting: ``sam.pad_drafts``; ``always`` and ``never`` need no ``graph_of``.
-        graph_of: Of the engine, after its graphs are captured.
-        limits: Of the engine; filling up must not push requests out of a step.
+    ``always`` and ``never`` need no ``graph_of``. A filled step never exceeds the engine's limit of
+    tokens.
 
     Returns:
         ``Padding`` as int8 [max_rows + 1], by the number of requests.
@@ -86,10 +84,7 @@ def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarr
 
 
 class DraftPadding:
-    """Fills drafts up to k tokens.
-
-    Args:
-        setting, graph_of, limits: See ``padding_by_rows``.
+    """Fills drafts up to k tokens; see ``padding_by_rows`` for the arguments.
 
     Attributes:
         in_use: Whether any step is ever filled up.
@@ -106,7 +101,7 @@ class DraftPadding:
         self._max_model_len = limits.max_model_len
 
     def describe(self) -> str:
-        """Describe for the start-up report which steps are filled up."""
+        """Name the steps that are filled up, for the start-up report."""
         parts = []
         for padding, steps in (
             (Padding.EVERY_STEP, "every step"),

@@ -43,7 +43,7 @@ from sam_rollout.session.adapter import NO_HOOKS, EngineHooks, Requests
 from sam_rollout.session.bookkeeping import Bookkeeping
 from sam_rollout.session.made_drafts import MadeDrafts
 from sam_rollout.session.padding import DraftPadding
-from sam_rollout.sources import Piece
+from sam_rollout.sources.contract import Piece
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def why_chains(config: SamConfig) -> str:
 
 
 def shapes_of(config: SamConfig) -> tuple[str, ...]:
-    """The shapes of drafts that are asked for where the engine verifies trees, too."""
+    """Return the shapes of drafts to choose from if the engine verifies trees."""
     if config.draft_shape == "chain" or why_chains(config):
         return ("chain",)
     return ("tree",) if config.draft_shape == "tree" else ("chain", "tree")
@@ -68,18 +68,15 @@ class DraftSession:
     """Drafts for the requests of one engine.
 
     Args:
-        config: the validated configuration, with speculation enabled.
+        config: validated, with speculation enabled.
         requests: the engine's requests.
         limits: of the engine.
         exchange: the channel to engines that run in lockstep with this one; None if it runs alone.
-        record: whether to keep per-step and per-request records; the caller must then call
-            `drain`.
+        record: whether to keep per-step and per-request records; the caller then has to `drain`.
         hooks: functions of the engine that the session calls.
 
     Attributes:
         gate, drafter: its parts; `drafter` is None once it has failed.
-        failures: number of the drafter's failures.
-        exchange_failures: number of failed exchanges with other engines.
         wants_drafts: whether the next step needs room for drafts or padding.
 
     Raises:
@@ -123,7 +120,7 @@ class DraftSession:
         self._request_ids: list[str] = []
         self._without: set[str] = set()  # requests of the batch that take no drafts
         self._chains_only: set[str] = set()  # requests of the batch whose drafts cannot be trees
-        # Of each shape, rows that may draft: 1 for all, or int32[B] with 0 for others.
+        # For each shape, the rows that may draft: 1 for all, or int32[B] with 0 for others.
         self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
         self._shares = (1.0,) * len(shapes)  # of the rows that may draft, of each shape
         self._gate_open = False  # when the last drafts were made
@@ -168,13 +165,12 @@ class DraftSession:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
             num_tokens: int32[B], known tokens of each row.
             sampled: int32[B], tokens that each row gained in this step, bonus token included; 0 for
-                a prompt that is still being computed. It is read again in the next step, so it has
-                to be a new array each time.
+                a prompt that is still being computed. It has to be a new array in each step,
+                because the next step reads it again.
             room: whether the engine's next step can verify drafts. Without room there are none;
                 `wants_drafts` says whether the step after should have room.
-            whole: whether a step with room has exactly k draft tokens for each request. If so, they
-                are drafted or filled up by the gate's last decision, and the gate decides again in
-                `settle`.
+            whole: whether a step with room has exactly k draft tokens for each request. If so, the
+                gate's last decision counts, and the gate decides again in `settle`.
 
         Returns:
             The drafts with their padding, valid until the next call.
@@ -342,31 +338,24 @@ class DraftSession:
         self._paused, self.wants_drafts = paused, False
         self._heard(False)
 
-    def end_step(self) -> None:
-        """End a training step; live requests go on."""
-        self._end_and_count(())
-
-    def _end_and_count(
-        self, going_on: Iterable[RequestIdentity]
+    def end_step(
+        self, going_on: Iterable[RequestIdentity] = ()
     ) -> tuple[dict[str, int], dict[str, int]]:
-        """End a training step; return the drafter's counters and levels, if it works."""
+        """End a training step, see `drain`; return the counters and levels of a working drafter."""
         self.settle()
-        if self.drafter is not None:
+        if (drafter := self.drafter) is not None:
             try:
-                self._end_step(self.drafter, going_on)
-                return self.drafter.counters(), self.drafter.levels()
+                # The training step's last requests have ended since the last batch.
+                live = self._requests.live
+                drafter.responses.interrupted = {one.key: one.group_key for one in going_on}
+                self._follow(drafter, [one for one in self._request_ids if one in live])
+                self._made.end_step()
+                drafter.end_step()
+                drafter.responses.interrupted = {}
+                return drafter.counters(), drafter.levels()
             except Exception:
                 self._switch_off()
         return {}, {}
-
-    def _end_step(self, drafter: SamDrafter, going_on: Iterable[RequestIdentity]) -> None:
-        # The training step's last requests have ended since the last batch.
-        live = self._requests.live
-        drafter.responses.interrupted = {one.key: one.group_key for one in going_on}
-        self._follow(drafter, [one for one in self._request_ids if one in live])
-        self._made.end_step()
-        drafter.end_step()
-        drafter.responses.interrupted = {}
 
     def _switch_off(self) -> None:
         """Go on without a drafter; called while its exception is handled."""
@@ -390,12 +379,12 @@ class DraftSession:
                 continues a response whose request has ended.
 
         Returns:
-            A dict of ``steps`` (the columns of ``Bookkeeping``), ``clock_s`` and ``host`` (the
-            present time by the clock of the steps' times, and the host that has it), ``requests``
-            (the fields of ``RequestTotals`` per request id), and ``counters`` (by metric without
-            ``sam/``, counted since the last call; levels as they stand).
+            ``steps`` (the columns of ``Bookkeeping``), ``clock_s`` and ``host`` (the present time
+            by the clock of the steps' times, and the host that has it), ``requests`` (the fields of
+            ``RequestTotals`` by request id), and ``counters`` (by metric without ``sam/``, counted
+            since the last call; levels as they stand).
         """
-        totals, levels = self._end_and_count(going_on)
+        totals, levels = self.end_step(going_on)
         totals |= {
             "draft/failures": self.failures,
             "draft/record_failures": self._books.failures,

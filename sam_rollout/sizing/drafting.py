@@ -11,19 +11,14 @@ from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
 
 @dataclasses.dataclass(frozen=True)
 class RolloutRound:
-    """A round of DAPO's dynamic sampling, shared among engines.
+    """A round of DAPO's dynamic sampling on all engines, with texts of the largest length."""
 
-    Attributes:
-        prompts: Number of prompts, `gen_batch_size`.
-        siblings: Responses per prompt, `n`.
-        engines: Number of schedulers that share the responses.
-        max_num_seqs: Most requests that one engine runs at once.
-    """
-
-    prompts: int
-    siblings: int
-    engines: int
-    max_num_seqs: int
+    prompts: int  # `gen_batch_size`.
+    siblings: int  # Responses per prompt, `n`.
+    engines: int  # Schedulers that share the responses.
+    max_num_seqs: int  # Most requests that one engine runs at once.
+    prompt_tokens: int  # Length of the longest prompt.
+    response_tokens: int  # Length of the longest response.
 
     @property
     def responses(self) -> int:
@@ -40,35 +35,15 @@ class RolloutRound:
         """How often an engine fills up, if all responses have the same length."""
         return math.ceil(self.per_engine / self.max_num_seqs)
 
-
-@dataclasses.dataclass(frozen=True)
-class DraftTexts:
-    """The texts of a generation round, all of the largest length.
-
-    Attributes:
-        shared: The round, shared among engines.
-        prompt_tokens: Length of the longest prompt.
-        response_tokens: Length of the longest response.
-    """
-
-    shared: RolloutRound
-    prompt_tokens: int
-    response_tokens: int
-
-    @property
-    def response_tokens_of_engine(self) -> int:
-        """Tokens of all responses in the engine that gets most."""
-        return self.shared.per_engine * self.response_tokens
-
     def bytes_of(self, sam: SamConfig) -> dict[str, int]:
         """Return the most bytes that each enabled source takes in one engine."""
         sources = sam.sources
-        running = min(self.shared.per_engine, self.shared.max_num_seqs)
-        shared = self.response_tokens_of_engine
+        running = min(self.per_engine, self.max_num_seqs)
+        shared = self.per_engine * self.response_tokens
         if sources.prompt.earlier_steps:
             # Siblings run on several engines, so an engine may run a response to any prompt.
             earlier = sam.texts.max_responses_per_prompt * self.response_tokens
-            shared += min(self.shared.prompts, running) * earlier
+            shared += min(self.prompts, running) * earlier
         text = self.prompt_tokens + self.response_tokens
         needed = {
             "own": (running * text * LIVE_BYTES_PER_TOKEN, sources.own.max_bytes),

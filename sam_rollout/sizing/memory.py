@@ -22,33 +22,19 @@ KV_CACHE = "KV cache, at most"
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of one device, in bytes.
+    """The memory of one device, in bytes."""
 
-    Attributes:
-        training: Training states on the device while the actor is updated.
-        rollout: Items of the engine's share during the rollout; the last one is the KV cache.
-        resident: Training states that stay on the device during the rollout.
-        offloaded: Training states of the device in host memory.
-        verification: Memory of verification beyond that of sampling, with `verified_requests`.
-        outside_share: The device's memory without the engine's share and `resident`.
-        kv_tokens: Number of tokens in the KV cache.
-    """
-
-    training: dict[str, float]
+    training: dict[str, float]  # Training states on the device while the actor is updated.
+    # Items of the engine's share during the rollout; the last one is the KV cache.
     rollout: dict[str, float]
-    resident: float
-    offloaded: float
-    verification: float
-    outside_share: float
-    kv_tokens: int
+    resident: float  # Training states that stay on the device during the rollout.
+    offloaded: float  # Training states of the device in host memory.
+    verification: float  # Memory of verification beyond that of sampling, with `verified_requests`.
+    outside_share: float  # The device's memory without the engine's share and `resident`.
+    kv_tokens: int  # Number of tokens in the KV cache.
 
     def errors(self, memory_gib: int, max_model_len: int) -> list[str]:
-        """Return a sentence for each part that does not fit.
-
-        Args:
-            memory_gib: Memory of the device, GiB.
-            max_model_len: Longest text, in tokens.
-        """
+        """Return a sentence for each part that does not fit."""
         cache, states = self.rollout[KV_CACHE], math.fsum(self.training.values()) / GIB
         needed = (math.fsum(self.rollout.values()) - cache) / GIB
         rules = {

@@ -15,9 +15,9 @@ class TrainingLayout:
     context: int = 1
     expert: int = 1
     expert_tensor: int = 1
-    sequence: int = 1  # Ulysses sequence parallel size (FSDP)
-    shards: int = 1  # ranks that one copy of the parameters is sharded over (FSDP)
-    offload_parameters: bool = False  # to the host while they are unused
+    sequence: int = 1  # Ulysses sequence parallel size (FSDP).
+    shards: int = 1  # Ranks that one copy of the parameters is sharded over (FSDP).
+    offload_parameters: bool = False  # To the host while they are unused.
     offload_optimizer: bool = False
     swap_optimizer: bool = False  # optimizer states are on the host at all times (MindSpeed)
 
@@ -39,9 +39,9 @@ class RolloutLayout:
     """The engines of the rollout, which all have the same layout."""
 
     devices: int
-    tensor: int = 1  # devices that divide attention and dense layers
-    data: int = 1  # engines behind one server, which share only experts
-    expert: int = 1  # devices over which whole experts are spread; 1 divides each expert
+    tensor: int = 1  # Devices that divide attention and dense layers.
+    data: int = 1  # Engines behind one server, which share only experts.
+    expert: int = 1  # Devices over which whole experts are spread; 1 divides each expert.
 
     @property
     def replicas(self) -> int:
@@ -58,8 +58,8 @@ class RolloutLayout:
 class DrafterSize:
     """The memory of a drafting model on one device; zero without one."""
 
-    weights: float = 0.0  # bytes
-    kv_bytes: float = 0.0  # bytes of one token's keys and values
+    weights: float = 0.0  # Bytes.
+    kv_bytes: float = 0.0  # Bytes of one token's keys and values.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +68,6 @@ class EngineLimits:
 
     memory_fraction: float  # share of the device's memory (`gpu_memory_utilization`)
     max_num_seqs: int
-    draft_tokens: int  # k; 0 without speculation
-    verified_requests: int  # most requests with k draft tokens in a step, by gate or padding
+    draft_tokens: int  # k; 0 without speculation.
+    verified_requests: int  # Most requests with k draft tokens in a step, by gate or padding.
     drafter: DrafterSize = DrafterSize()

@@ -67,10 +67,6 @@ class ModelShape(Section):
     def of_model(cls, config: Mapping[str, Any]) -> Self | None:
         """Read the sizes of a decoder from its ``config.json``.
 
-        Args:
-            config: The file's content. For a model that reads more than text, the sizes are those
-                of its text model.
-
         Returns:
             The sizes; None if the file lacks them, or if the formulas below do not cover the model
             (latent attention, other linear attention than Qwen3.5's, dense layers beside experts).
@@ -195,21 +191,14 @@ def _linear_layers(text: Mapping[str, Any]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class HardwareConfig(Section):
-    """One device as verl counts them (a die or a GPU); the group `hardware` of configs/device.
-
-    Attributes:
-        device: Name of the device.
-        memory_gib: Memory of the device.
-        runtime_gib: Memory of driver and communication.
-        asleep_gib: Memory that a sleeping engine keeps during training.
-        kv_cache_gib: Size of the KV cache if it is configured (vLLM on CPUs); 0 if the cache gets
-            the rest of the engine's share.
-    """
+    """One device as verl counts them (a die or a GPU); the group `hardware` of configs/device."""
 
     PATH: ClassVar[str] = "hardware"
 
     device: str = "device"
     memory_gib: int = setting(1, minimum=1)
-    runtime_gib: int = setting(0, minimum=0)
-    asleep_gib: int = setting(0, minimum=0)
+    runtime_gib: int = setting(0, minimum=0)  # Memory of driver and communication.
+    asleep_gib: int = setting(0, minimum=0)  # Memory that a sleeping engine keeps during training.
+    # Size of the KV cache if it is configured (vLLM on CPUs); 0 if the cache gets the rest of the
+    # engine's share.
     kv_cache_gib: int = setting(0, minimum=0)

@@ -8,22 +8,8 @@ from typing import Any
 
 from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.core.settings import ConfigError
-from sam_rollout.sources.contract import Piece, Scored, Source, SourceEntry, Usage
+from sam_rollout.sources.contract import Source, SourceEntry
 from sam_rollout.sources.support.responses import Responses
-
-__all__ = [
-    "NAMES",
-    "SOURCES",
-    "UNKNOWN_VOCABULARY",
-    "Limits",
-    "Piece",
-    "Scored",
-    "Source",
-    "SourceEntry",
-    "Usage",
-    "check_sources",
-    "make_sources",
-]
 
 
 def _find() -> tuple[SourceEntry, ...]:
@@ -44,12 +30,8 @@ NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
 def check_sources(sections: Any, vocab_size: int = UNKNOWN_VOCABULARY) -> None:
     """Check what an enabled source needs beyond its fields, such as a file that has to exist.
 
-    Args:
-        sections: `SamConfig.sources`.
-        vocab_size: number of tokens in the model's vocabulary.
-
     Raises:
-        ConfigError: names field, value and what is allowed.
+        ConfigError: a source cannot work with its settings.
     """
     for entry in SOURCES:
         section = getattr(sections, entry.name)
@@ -58,12 +40,7 @@ def check_sources(sections: Any, vocab_size: int = UNKNOWN_VOCABULARY) -> None:
 
 
 def make_sources(sections: Any, limits: Limits, responses: Responses) -> list[Source]:
-    """Make the enabled sources, in order.
-
-    Args:
-        sections: `SamConfig.sources`, with a checked section for each entry, by name.
-        limits: of the engine.
-        responses: the record of the engine's responses.
+    """Make the enabled sources, in order; `sections` is `SamConfig.sources`, checked.
 
     Raises:
         ConfigError: a source cannot work with its settings, or none is left.

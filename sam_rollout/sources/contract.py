@@ -1,9 +1,8 @@
 """The interface of a draft source, and the entry by which it is registered.
 
-The registry (`sam_rollout.sources`) finds every module of this folder that defines `SOURCE`, a
-`SourceEntry`. The source's section of the configuration, its metrics and its curves on the
-dashboard follow from the entry. Such a module is imported wherever a configuration is read, so it
-imports slow modules (compiled kernels) only when the source is made.
+The source's section of the configuration, its metrics and its curves on the dashboard follow from
+the entry. A module with an entry is imported wherever a configuration is read, so it imports slow
+modules (compiled kernels) only when the source is made.
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ __all__ = ["Limits", "Piece", "Scored", "Source", "SourceEntry", "Usage"]
 if TYPE_CHECKING:
     from sam_rollout.sources.support.responses import Responses
 
+Identities = Sequence[RequestIdentity | None]  # None where a request has none
+
 
 class Piece(NamedTuple):
-    """Consecutive tokens of a response, on their way to other engines.
+    """Consecutive tokens of a response, in plain values, on their way to other engines.
 
-    Those engines sample siblings of the response, or keep it on disk. All fields are plain values,
-    so every channel can carry them.
+    Those engines sample siblings of the response, or keep it on disk.
     """
 
     split: str  # split, step and group are those of the response's identity
@@ -49,10 +49,7 @@ class Piece(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """N positions that the model scored, those of M texts one after the other.
-
-    A text that was scored in several steps appears once for each of them.
-    """
+    """The N scored positions of M texts; a text scored in several steps appears once for each."""
 
     request_ids: list[str]  # [M]
     # int32[M], positions per text: its last token, its draft, and padding (the last token again).
@@ -80,27 +77,23 @@ class Source:
 
     In every engine step the drafter calls `bind` if the batch has changed, then `locate` if the
     gate is open or `catch_up` if it is closed, and last `settle`. Rows keep their meaning from one
-    `bind` to the next. A source that cannot serve a row places it NOWHERE. It never raises for the
-    content of a row.
+    `bind` to the next. A source never raises for the content of a row that it cannot serve.
 
     Attributes:
         name: the key under `sam.sources`.
-        needs_identity: whether it needs requests' identities, not only their rows.
+        needs_identity: whether it needs requests' identities.
     """
 
     name: str
     needs_identity: bool = False
 
-    def bind(
-        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
-    ) -> None:
+    def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
         """Learn which request is in which row; called only when the batch has changed.
 
         Args:
             request_ids: B distinct ids in row order.
-            identities: their identities in the same order; None where a request has none.
+            identities: their identities in the same order.
         """
-        raise NotImplementedError
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         """Read each row's new tokens, without drafting. A source may leave that to `locate`.
@@ -123,9 +116,8 @@ class Source:
         Args:
             token_ids, num_tokens, eligible: see `catch_up`.
             out_places: int64[B, PLACE_WIDTH] (`automaton.interface`), valid until the source is
-                called again. The column PLACE_KIND is always written. It is NOWHERE where the
-                source knows nothing and where the row is not eligible; the other columns of such a
-                row may be stale.
+                called again. PLACE_KIND is NOWHERE where the source knows nothing and where the row
+                is not eligible; the other columns of such a row may be stale.
         """
         raise NotImplementedError
 
@@ -144,23 +136,19 @@ class Source:
         """Bring memory back below its limit, after the engine step's drafts were made."""
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Free the state of requests that ended; unknown ids are passed over."""
+        """Free the state of requests that ended; unknown ids are skipped."""
 
     def end_step(self) -> None:
         """Clean up at the end of a training step."""
 
     def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
-        """Take in other engines' pieces, and return this engine's.
+        """Take in other engines' pieces; return what this one sampled since the last call.
 
-        It is called between engine steps, a few times per second, and only where there are other
-        engines.
+        It is called between engine steps, a few times per second, if there are other engines.
 
         Args:
             origin: a unique name of this engine.
             pieces: pieces of responses that other engines sample, unchecked (see `read_piece`).
-
-        Returns:
-            The pieces that were sampled since the last call.
         """
         return []
 
@@ -187,9 +175,9 @@ class SourceEntry:
     Attributes:
         name: the key under `sam.sources`.
         section: the class of its settings, with a field `enabled`.
-        make: builds the source from its checked section in the engine's worker, or returns None
-            if the source would have nothing to draft from. It may read what requests write
-            (`support/responses.py`).
+        make: makes the source in the engine's worker from its checked section, the engine's limits
+            and the record of what requests write. It returns None if the source would have nothing
+            to draft from.
         order: sources are asked and listed by it.
         metrics: declarations of what `counters` and `levels` report, named without `sam/draft/`.
             `_bytes` and `_evictions` are reported for all sources, `_failures` is declared for all.

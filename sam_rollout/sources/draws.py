@@ -1,8 +1,8 @@
-"""The source `draws`: what positions behind a rejected draft token drew.
+"""The source `draws`: the tokens that positions behind a rejected draft token drew.
 
 A coupled sampler draws the token of every position with the position's own random number. A verify
 step also scores the positions behind a draft's first wrong token and draws there. These draws come
-from the distribution after a wrong text, but use the random number that will draw the final token.
+from the distribution after a wrong text, but with the random number that will draw the final token.
 Both draws are often the same token. Jacobi and Lookahead decoding (Fu et al. 2024, arXiv
 2402.02057) use the same information under greedy decoding. Here it works at temperatures above 0
 and costs no forward pass, because the step scored these positions anyway.
@@ -26,10 +26,9 @@ from sam_rollout.automaton.interface import (
     Int64Array,
     write_places,
 )
-from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.settings import Section, setting
-from sam_rollout.sources.contract import Scored, Source, SourceEntry, Usage
+from sam_rollout.sources.contract import Identities, Scored, Source, SourceEntry, Usage
 
 
 @dataclass(frozen=True)
@@ -50,16 +49,13 @@ class PositionDraws(Source):
     """A table of draws for each row of the batch, by position.
 
     A request loses its table when it leaves the batch, so a preempted one starts again with none.
-
-    Args:
-        limits: of the engine.
     """
 
     name = "draws"
 
     def __init__(self, limits: Limits) -> None:
         from sam_rollout.automaton.compilation import warm_up  # compiles
-        from sam_rollout.automaton.drawn import note_draws
+        from sam_rollout.automaton.scored import note_draws
 
         warm_up(note_draws)
         self._note = note_draws
@@ -70,9 +66,7 @@ class PositionDraws(Source):
         self._row_of: dict[str, int] = {}
         self._heard = 0
 
-    def bind(
-        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
-    ) -> None:
+    def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
         """Move each request's table to its new row."""
         before = self._row_of
         rows = np.array([before.get(request_id, -1) for request_id in request_ids], np.int64)
@@ -83,7 +77,7 @@ class PositionDraws(Source):
         self._row_of = {request_id: row for row, request_id in enumerate(self._bound)}
 
     def hear(self, scored: Scored) -> None:
-        """Note what the scored positions drew."""
+        """Note the tokens that the scored positions drew."""
         if scored.drawn is None:
             return
         rows = np.arange(len(scored.request_ids))
@@ -127,10 +121,6 @@ class PositionDraws(Source):
     def usage(self) -> Usage:
         """Report the bytes of the tables of requests in the batch."""
         return Usage(bytes=len(self._row_of) * self._table[0].nbytes)
-
-    def levels(self) -> Mapping[str, int]:
-        """Report the same bytes as `usage`."""
-        return {"draws_bytes": self.usage().bytes}
 
 
 def _make(_config: DrawsSourceConfig, limits: Limits, _responses: object) -> PositionDraws | None:

@@ -1,16 +1,16 @@
 """The source `model`: drafts of the engine's own drafter, such as a draft head or a small model.
 
 The engine runs the drafter with its own cache, graphs and hidden states, and hands over one draft
-per request after every step. These drafts vote like any text. A row follows the model or a text,
-depending on which of them proved right before (`drafting/policy.py`). A draft token's vote is
-weighed by its position in the draft and, where the drafter reports it, by its probability.
+per request after every step. These drafts vote like any text, and the votes' weights decide whether
+a row follows the model or a text (`drafting/policy.py`). A draft token's vote is weighed by its
+position in the draft and, where the drafter reports it, by its probability.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +25,6 @@ from sam_rollout.automaton.interface import (
     Int64Array,
     write_places,
 )
-from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.core.json_values import read_object
 from sam_rollout.core.limits import MAX_DRAFT_TOKENS
 from sam_rollout.core.metric import Metric
@@ -91,10 +90,7 @@ class ModelSourceConfig(Section):
 
     PATH: ClassVar[str] = "sam.sources.model"
 
-    enabled: bool = setting(
-        False,
-        meaning="Use the drafts of the engine's own drafter, too.",
-    )
+    enabled: bool = setting(False, meaning="Use the drafts of the engine's own drafter, too.")
     method: str = setting(
         "eagle3",
         choices=METHODS,
@@ -167,7 +163,7 @@ class ModelSourceConfig(Section):
         return folder if self.path and folder.is_dir() else None
 
     def read_files_config(self) -> dict[str, Any]:
-        """Read `config.json` of the drafter's folder; return an empty dict where `folder` is None.
+        """Read `config.json` of the drafter's folder; return an empty dict if `folder` is None.
 
         Raises:
             ConfigError: `path` is neither a folder with such a file nor a possible hub name.
@@ -186,11 +182,7 @@ class ModelSourceConfig(Section):
 
 
 class ModelDrafts(Source):
-    """One draft per row, valid for the step in which it was handed over.
-
-    Args:
-        limits: of the engine.
-    """
+    """One draft per row, valid for the step in which it was handed over."""
 
     name = "model"
 
@@ -215,11 +207,6 @@ class ModelDrafts(Source):
         self._steps += 1
         self._made += int(lengths.sum())
 
-    def bind(
-        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
-    ) -> None:
-        """Do nothing: drafts are handed over anew in each step."""
-
     def locate(
         self,
         token_ids: Int32Array,
@@ -235,7 +222,7 @@ class ModelDrafts(Source):
         write_places(out_places[:rows], kind, headers, 0, lengths)
 
     def settle(self) -> None:
-        """Drop the drafts: they were for this step alone."""
+        """Drop the drafts, which were made for this step alone."""
         self._rows = 0
 
     def counters(self) -> Mapping[str, int]:

@@ -1,8 +1,7 @@
 """The source `own`: each request drafts from its own prompt and response.
 
-The pool numbers its automata by slots, the engine knows request ids that come, go and change rows.
-This module maps one to the other, and decides which automaton is given up when there are too many
-of them or they take too much memory.
+This module maps request ids, which come, go and change rows, to slots of a pool of automata. It
+also decides which automata are given up when they are too many or take too much memory.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.core.settings import Section, setting
-from sam_rollout.sources.contract import Limits, SourceEntry
+from sam_rollout.sources.contract import Identities, Limits, SourceEntry
 from sam_rollout.sources.support.live_texts import NO_SLOT, LiveTexts
 
 
@@ -41,13 +39,9 @@ class OwnText(LiveTexts):
 
     A request that is absent from the batch (preempted) keeps its automaton and catches up when it
     returns. At most `2 * max_rows + 16` automata are kept; beyond that the longest absent one goes.
-
-    Args:
-        config: `max_bytes` is checked after every step, so one step's growth may exceed it for a
-            moment. Absent requests lose their automata first, beginning with the longest absent
-            one. The smallest present ones follow, because long texts yield the longest drafts and
-            make up the tail.
-        limits: of the engine.
+    The limit of memory, `config.max_bytes`, is checked after every step. Beyond it absent requests
+    lose their automata first, beginning with the longest absent one. The smallest present ones
+    follow, because long texts yield the longest drafts and make up the tail.
     """
 
     name = "own"
@@ -61,10 +55,8 @@ class OwnText(LiveTexts):
         self._suspended: dict[str, int] = {}
         self._bound: list[str] = []
 
-    def bind(
-        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
-    ) -> None:
-        """Learn which request is in which row; identities do not matter here."""
+    def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
+        """Learn which request is in which row."""
         ids = list(request_ids)
         self._resume(ids)
         for row, request_id in enumerate(ids):
@@ -80,7 +72,7 @@ class OwnText(LiveTexts):
             self._evict(next(iter(self._slot_of)))
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Free the state of requests that ended; unknown ids are passed over."""
+        """Free the state of requests that ended; unknown ids are skipped."""
         for request_id in request_ids:
             slot = self._slot_of.pop(request_id, NO_SLOT)
             if slot != NO_SLOT:
@@ -118,7 +110,7 @@ class OwnText(LiveTexts):
         for request_id in absent + [request_id for _, request_id in by_size]:
             nbytes = self._evict(request_id)
             if request_id in row_of:
-                # It stays out until the batch changes: sooner it would only push out another.
+                # It stays out until the batch changes: before that it would push out another.
                 self._suspended[request_id] = nbytes
                 self._slots[row_of[request_id]] = NO_SLOT
             if self.pool.nbytes <= self._max_bytes:
@@ -134,8 +126,5 @@ class OwnText(LiveTexts):
 
 
 SOURCE = SourceEntry(
-    "own",
-    OwnSourceConfig,
-    lambda config, limits, _responses: OwnText(config, limits),
-    order=0,
+    "own", OwnSourceConfig, lambda config, limits, _responses: OwnText(config, limits), order=0
 )

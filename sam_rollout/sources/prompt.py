@@ -78,11 +78,6 @@ class PromptTexts(GroupedTexts[GroupKey]):
     A request without identity has no automaton here. Once a group has been given up, later requests
     of this group in the same training step get no automaton either. Requests of validation or
     outside training steps draft from no earlier step.
-
-    Args:
-        config: the source's settings.
-        limits: of the engine.
-        responses: the record of the engine's responses.
     """
 
     name = "prompt"
@@ -161,7 +156,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         return super()._nbytes + self._shared.nbytes + self._ended_bytes
 
     def _make_room(self) -> None:
-        """Drop other engines' waiting texts, earlier responses, ended groups, then other groups."""
+        """Drop other engines' waiting texts, then earlier responses, ended groups, other groups."""
         self._shared.forget_all()
         for group in [one for one in self._groups.values() if one.seeded_tokens]:
             if self._nbytes <= self._max_bytes:
@@ -174,7 +169,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         super()._make_room()
 
     def _do_without_earlier(self, group: Group[GroupKey]) -> None:
-        """Replace a group at once; this step's texts are read anew, a few tokens per step."""
+        """Replace a group at once, and let the new automaton read this step's texts gradually."""
         self._succeed(group, self.pool.create())
         self._forget_ended(group.key)  # no other automaton has to read them after this one
         self._counts["evictions"] += 1
@@ -182,7 +177,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
             self._give_up(group)
 
     def _keep_ended(self, key: Hashable, text: Int32Array) -> None:
-        """Keep an ended text of this step, if another automaton may have to read it."""
+        """Keep an ended text of this step if another automaton may have to read it."""
         group = self._groups.get(key)  # type: ignore[call-overload]
         if group is not None and (key in self._reading or group.seeded_tokens):
             self._ended.setdefault(group.key, []).append(text)

@@ -1,29 +1,22 @@
 """The source `recycling`: each token is followed by the one that the model last held likeliest.
 
 This is Token Recycling (Luo et al. 2024, arXiv 2408.08696) with chains instead of trees. The target
-model scores every position of a verify step, those of rejected draft tokens included. The source
-keeps the likeliest next token of each position in a table, by the token before it. It needs neither
-a text nor a model of its own and can draft where no source finds a suffix. The sampler sees the
-logits and hands the likeliest tokens over (`hear`).
+model scores every position of a verify step, those of rejected draft tokens included. A table keeps
+the likeliest next token of each position, by the token before it. The source needs neither a text
+nor a model of its own, and can draft where no source finds a suffix. The sampler sees the logits
+and hands the likeliest tokens over (`hear`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from sam_rollout.automaton.interface import (
-    FOLLOWER,
-    FOLLOWERS,
-    NOWHERE,
-    Int32Array,
-    Int64Array,
-    write_places,
-)
-from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.automaton import interface
+from sam_rollout.automaton.interface import Int32Array, Int64Array
 from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.core.settings import Section, setting
 from sam_rollout.sources.contract import Scored, Source, SourceEntry, Usage
@@ -44,34 +37,25 @@ class RecyclingSourceConfig(Section):
 
 
 class TokenRecycling(Source):
-    """One table for all requests of an engine.
-
-    Args:
-        limits: of the engine; the vocabulary's size has to be known.
-    """
+    """One table for all requests of an engine, whose vocabulary's size has to be known."""
 
     name = "recycling"
 
     def __init__(self, limits: Limits) -> None:
         from sam_rollout.automaton.compilation import warm_up  # compiles
-        from sam_rollout.automaton.followers import hear
+        from sam_rollout.automaton.scored import note_likeliest
 
-        warm_up(hear)
-        self._hear = hear
+        warm_up(note_likeliest)
+        self._note = note_likeliest
         self._followers = np.zeros((limits.vocab_size, 2), np.int32)
-        self._followers[:, FOLLOWER] = -1
+        self._followers[:, interface.FOLLOWER] = -1
         self._heard = 0
 
     def hear(self, scored: Scored) -> None:
         """Note the likeliest token after each scored position; padding is passed over."""
         if scored.likeliest is not None:
-            self._hear(scored.tokens, scored.likeliest, scored.widths, self._followers)
+            self._note(scored.tokens, scored.likeliest, scored.widths, self._followers)
             self._heard += len(scored.tokens)
-
-    def bind(
-        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
-    ) -> None:
-        """Do nothing: all requests share the table."""
 
     def locate(
         self,
@@ -83,8 +67,8 @@ class TokenRecycling(Source):
         """Place every row at its last token."""
         rows, table = len(num_tokens), self._followers
         last = token_ids[np.arange(rows), num_tokens - 1]
-        kind = np.where(eligible, FOLLOWERS, NOWHERE)
-        write_places(out_places[:rows], kind, table.ctypes.data, last, len(table))
+        kind = np.where(eligible, interface.FOLLOWERS, interface.NOWHERE)
+        interface.write_places(out_places[:rows], kind, table.ctypes.data, last, len(table))
 
     def counters(self) -> Mapping[str, int]:
         """Count the positions heard."""
@@ -101,9 +85,4 @@ def _make(
     return None if limits.vocab_size == UNKNOWN_VOCABULARY else TokenRecycling(limits)
 
 
-SOURCE = SourceEntry(
-    "recycling",
-    RecyclingSourceConfig,
-    _make,
-    order=40,
-)
+SOURCE = SourceEntry("recycling", RecyclingSourceConfig, _make, order=40)

@@ -24,7 +24,7 @@ from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, place
 from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
 from sam_rollout.core.metric import Metric
 from sam_rollout.core.settings import Section, setting
-from sam_rollout.sources.contract import Limits, SourceEntry
+from sam_rollout.sources.contract import Identities, Limits, SourceEntry
 from sam_rollout.sources.support.corpus import read_corpus
 from sam_rollout.sources.support.grouped import LEAST_BYTES_OF_LARGE, Group, GroupedTexts
 from sam_rollout.sources.support.kept_texts import KeptTexts, Room
@@ -91,11 +91,7 @@ class RunSourceConfig(Section):
 
 
 def check_corpus(config: RunSourceConfig, vocab_size: int) -> list[Int32Array]:
-    """Read the corpus, if there is one.
-
-    Raises:
-        ConfigError: the corpus cannot be used, see `read_corpus`.
-    """
+    """Read the corpus, if there is one; `read_corpus` raises ConfigError if it cannot be used."""
     if not config.corpus:
         return []
     field = f"{config.PATH}.corpus"
@@ -115,18 +111,8 @@ class _Making:
 class RunTexts(GroupedTexts[str]):
     """One automaton per split, and its predecessor until the live requests have moved.
 
-    A request without identity uses the automaton of training.
-
-    Args:
-        config: the source's settings. `max_bytes` limits automata and kept texts together. Beyond
-            it, replaced automata are given up first.
-        limits: of the engine.
-        responses: the record of the engine's responses.
-
-    Attributes:
-        restarts: how often an automaton was replaced by a successor.
-        seeded_tokens: tokens of old text that successors began with.
-        failures: successors that could not be made; the source goes on with the old automaton.
+    A request without identity uses the automaton of training. `config.max_bytes` limits automata
+    and kept texts together. Beyond it, replaced automata are given up first.
 
     Raises:
         ConfigError: the corpus cannot be read.
@@ -142,22 +128,20 @@ class RunTexts(GroupedTexts[str]):
         self._most_tokens_of_successor = config.most_tokens_of_successor
         self._kept = KeptTexts(config.max_bytes)
         self._kept.keep_corpus(corpus := check_corpus(config, limits.vocab_size))
-        self._has_older = bool(corpus)  # older texts came in and no automaton holds them yet
-        self._has_asked = False  # the texts of the run before this one were asked for
+        self._has_older = bool(corpus)  # whether older texts came in that no automaton holds yet
+        self._has_asked = False  # whether the texts of the run before this one were asked for
         self._reading: Future[list[Int32Array]] | None = None  # those texts
         self._executor = ThreadPoolExecutor(1, "sam-run-texts")
         self._making: _Making | None = None  # training's successor
-        self.failures = 0
-        self.restarts = 0
-        self.seeded_tokens = 0
+        self.failures = 0  # successors that could not be made
+        self.restarts = 0  # automata that were replaced by a successor
+        self.seeded_tokens = 0  # tokens of old text that successors began with
 
     def key_of(self, identity: RequestIdentity | None) -> str:
         """Return the request's split."""
         return TRAIN_SPLIT if identity is None else identity.split
 
-    def bind(
-        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
-    ) -> None:
+    def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
         """Learn which request is in which row.
 
         The first request of training makes a thread read older texts from disk. Requests outside
@@ -168,8 +152,7 @@ class RunTexts(GroupedTexts[str]):
             steps = [one.step for one in identities if one is not None and is_of_training(one)]
             if steps:
                 self._has_asked = True
-                most = self._kept.most_tokens
-                self._reading = self._responses.read_newest(steps[0], most)
+                self._reading = self._responses.read_newest(steps[0], self._kept.most_tokens)
 
     def settle(self) -> None:
         """Begin successors, let those that are made take over, then bring memory down."""
@@ -207,7 +190,7 @@ class RunTexts(GroupedTexts[str]):
 
     @property
     def _nbytes(self) -> int:
-        """Bytes of automata, of the one that is being made, and of kept texts."""
+        """Return the bytes of automata, of the one that is being made, and of kept texts."""
         making = 0 if self._making is None else max(self._making.pool.nbytes, 0)
         return super()._nbytes + self._kept.nbytes + making
 
@@ -237,11 +220,7 @@ class RunTexts(GroupedTexts[str]):
         self._making = _Making(seed.pool, made, room, self._kept.added)
 
     def _take_over(self, group: Group[str], making: _Making) -> None:
-        """Let a successor that was made take over.
-
-        It also reads the texts that ended meanwhile, if they fit. The next successor reads the
-        rest.
-        """
+        """Let a successor take over, and read the texts that ended meanwhile, if they fit."""
         if (error := making.made.exception()) is not None:
             if not self.failures:
                 logger.warning(

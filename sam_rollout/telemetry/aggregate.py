@@ -19,7 +19,7 @@ from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.gain import seconds_without_drafts
 from sam_rollout.telemetry.records import ENGINE_STEPS, REQUESTS
 from sam_rollout.telemetry.schema import METRICS, named
-from sam_rollout.telemetry.tables import numpy_column, of_split, ratio, tail_mask
+from sam_rollout.telemetry.tables import of_split, ratio, tail_mask
 
 # Counters of work that engine steps do not show. `gain` cannot price it.
 _HIDDEN_WORK = ("draft/padding_tokens", "draft/model_steps")
@@ -70,12 +70,6 @@ class Rollout:
     Every numeric column of `StepRecord` is an attribute, numpy [steps]. Rows are ordered by replica
     and time, and null becomes 0.
 
-    Args:
-        steps: Engine steps of all replicas, of one split.
-        requests: Requests of all replicas, of one split.
-        tail_threshold: Most scheduled requests of a step in the long tail.
-        counters: Counter's name -> sum over all replicas.
-
     Attributes:
         requests: The table of requests.
         counters: The counters.
@@ -98,10 +92,10 @@ class Rollout:
         for field in ENGINE_STEPS:
             if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
                 zero = pa.scalar(0, field.type)
-                setattr(self, field.name, numpy_column(pc.fill_null(self._steps[field.name], zero)))
+                setattr(self, field.name, pc.fill_null(self._steps[field.name], zero).to_numpy())
         gate_open = self._steps["gate_open"]
-        self.has_drafter = numpy_column(pc.is_valid(gate_open))
-        self.gate_open = numpy_column(pc.fill_null(gate_open, False))
+        self.has_drafter = pc.is_valid(gate_open).to_numpy()
+        self.gate_open = pc.fill_null(gate_open, False).to_numpy()
         self.slowest = _slowest(self.replica, self.duration_s)
         self.tail = tail_mask(self.scheduled, self.waiting, self.prompt_tokens, tail_threshold)
         self.bulk = ~self.tail
@@ -112,10 +106,10 @@ class Rollout:
     def sums(self, name: str) -> np.ndarray:
         """Sum a column of lists over all steps, by index in the list; float [longest list]."""
         lists = self._steps[name]
-        lengths = numpy_column(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
         starts = np.cumsum(lengths) - lengths
         position = np.arange(lengths.sum()) - np.repeat(starts, lengths)
-        return np.bincount(position, weights=numpy_column(pc.list_flatten(lists)))
+        return np.bincount(position, weights=pc.list_flatten(lists).to_numpy())
 
     def by_source(self, kind: str) -> dict[str, float]:
         """Return the draft tokens of every source; `kind` is "drafted" or "accepted"."""
@@ -133,7 +127,7 @@ class Rollout:
     def requests_of_replica(self) -> np.ndarray:
         """Number of requests of each replica that had any, [replicas]."""
         by_replica = self.requests.group_by("replica").aggregate([([], "count_all")])
-        return numpy_column(by_replica["count_all"])
+        return by_replica["count_all"].to_numpy()
 
     @cached_property
     def seconds_without_drafts(self) -> float | None:

@@ -5,13 +5,12 @@ with intervals, several runs per side, and all checks of fairness.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from sam_rollout.core.json_values import encode
-from sam_rollout.telemetry.records import BEFORE, RunFolder, RunFolderError, value_at
+from sam_rollout.telemetry.records import RunFolder, RunFolderError
 from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
@@ -25,32 +24,6 @@ _METRICS: tuple[tuple[str, str, str | None], ...] = (
     ("training/rollout_probs_diff_mean", "compare/probs_diff_baseline", None),
 )
 _SO_FAR, _EQUAL_TOKENS = "compare/speedup_rollout_so_far", "compare/gain_at_equal_tokens"
-
-# Settings that have to be equal for one run's step to be comparable with the other's.
-COMPARED_SETTINGS = (
-    "data.train_files",
-    "data.train_batch_size",
-    "data.seed",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    "dynamic_sampling.kind",
-    "dynamic_sampling.gen_batch_size",
-    "dynamic_sampling.max_rounds",
-    "rollout_sampler.kind",
-    "rollout_sampler.batch_invariant",
-    "coupling",
-    "rollout_telemetry.tail_threshold",
-    "trainer.device",
-    "trainer.nnodes",
-    "trainer.n_gpus_per_node",
-    "actor_rollout_ref.model.path",
-    "actor_rollout_ref.rollout.n",
-    "actor_rollout_ref.rollout.seed",
-    "actor_rollout_ref.rollout.temperature",
-    "actor_rollout_ref.rollout.top_p",
-    "actor_rollout_ref.rollout.top_k",
-    "actor_rollout_ref.rollout.max_num_seqs",
-)
 
 
 class Baseline:
@@ -68,8 +41,7 @@ class Baseline:
         self, path: str | Path, earlier: Mapping[int, Mapping[str, float]] | None = None
     ) -> None:
         folder = RunFolder(path)
-        self.path = folder.path
-        self.config = folder.read_starts()[0].config
+        self.start = folder.read_starts()[0]
         known = {step: _finite(metrics) for step, metrics in folder.read_train_steps().items()}
         self._steps = {step: metrics for step, metrics in known.items() if metrics.get(_ROLLOUT_S)}
         if not self._steps:
@@ -81,27 +53,10 @@ class Baseline:
             if (own_s := _finite(metrics).get(_ROLLOUT_S))
         }
 
-    @property
-    def steps(self) -> list[int]:
-        """The baseline's training steps with a rollout."""
-        return list(self._steps)
-
-    def differences(self, config: Mapping[str, Any]) -> Iterator[str]:
-        """Name the settings in which the baseline differs from `config` (full, nested dicts)."""
-        for name in COMPARED_SETTINGS:
-            absent = BEFORE.get(name, "absent")
-            theirs, ours = (encode(value_at(one, name, absent)) for one in (self.config, config))
-            if theirs != ours:
-                yield f"{name}: {theirs} in the baseline, {ours} here"
-
     def metrics(self, step: int, own: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics `compare/*` of one training step; empty if the baseline lacks it.
 
         Call this once per step: one metric is computed from all steps so far.
-
-        Args:
-            step: The training step.
-            own: The current run's metrics of that step.
         """
         theirs = self._steps.get(step)
         if theirs is None:

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CURVE_NAME = "sam/engine/running_over_time"  # the picture's name
-LINE_NAME = "sam/engine/running_over_time_line"  # the same curve as a line chart of wandb
 MAX_POINTS = 500
-IDLE_S = 0.02  # shorter gaps between steps are no pauses, but rounded times
-_SIZE_INCHES, _DPI = (6.4, 3.0), 90  # 576 x 270 pixels
+IDLE_S = 0.02  # Shorter gaps between steps are no pauses, but rounded times.
+_SIZE_INCHES, _DPI = (6.4, 3.0), 90  # 576 x 270 pixels.
 _STYLE = {
     "font.size": 8,
     "axes.titlesize": 9,
@@ -31,33 +30,20 @@ _STYLE = {
 }
 # Margins as fractions of the picture. Letting matplotlib fit them takes longer than drawing.
 _MARGINS = {"left": 0.1, "right": 0.965, "bottom": 0.16, "top": 0.91}
-_TITLE_AT = 1.02  # fraction of the axis' height; matplotlib would search for this, too
 _MEAN, _TAIL, _THRESHOLD = "#0072B2", "#FBE6D8", "#5B6570"
 
 
 @dataclass(frozen=True)
 class RunningCurve:
-    """Running requests of the engines during a rollout; all arrays are [points].
+    """Running requests of the engines during a rollout; all arrays are [points]."""
 
-    Attributes:
-        time_s: Seconds since the rollout began.
-        mean: Mean of running requests over the engines; an idle engine counts 0.
-        low: Lowest number of running requests of an engine.
-        high: Highest number of running requests of an engine.
-        waiting: Mean of waiting requests over the engines.
-        tail: bool, whether the slowest engine was in the long tail (`sam/tail/time_s`).
-        tail_threshold: Most scheduled requests of a step in the long tail.
-        engines: Number of engines.
-    """
-
-    time_s: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    waiting: np.ndarray
-    tail: np.ndarray
-    tail_threshold: int
-    engines: int
+    time_s: np.ndarray  # Seconds since the rollout began.
+    mean: np.ndarray  # Mean of running requests over the engines; an idle engine counts 0.
+    low: np.ndarray  # Lowest number of running requests of an engine.
+    high: np.ndarray  # Highest number of running requests of an engine.
+    tail: np.ndarray  # bool, whether the slowest engine was in the long tail (`sam/tail/time_s`).
+    tail_threshold: int  # Most scheduled requests of a step in the long tail.
+    engines: int  # Number of engines.
 
     @property
     def top(self) -> float:
@@ -95,7 +81,6 @@ def running_curve(
     replicas, firsts = np.unique(column["replica"], return_index=True)
     busy_s = np.add.reduceat(column["duration_s"], firsts)  # [replicas]
     running = np.zeros((len(replicas), cells))
-    waiting = np.zeros((len(replicas), cells))
     in_tail = np.zeros(cells, dtype=bool)
     for row, (first, last) in enumerate(zip(firsts, [*firsts[1:], len(started)], strict=True)):
         # The step running at an instant is the first one that ends after it, if it has begun.
@@ -105,7 +90,6 @@ def running_curve(
         ended = np.append(begin, column["time_s"][first : last - 1])[step - first]
         under_way &= (started[step] <= instants) | (started[step] - ended < IDLE_S)
         running[row] = np.where(under_way, column["running"][step], 0)
-        waiting[row] = np.where(under_way, column["waiting"][step], 0)
         if row == busy_s.argmax():
             in_tail = under_way & tail[step]
     return RunningCurve(
@@ -113,7 +97,6 @@ def running_curve(
         mean=running.mean(axis=0),
         low=running.min(axis=0),
         high=running.max(axis=0),
-        waiting=waiting.mean(axis=0),
         tail=in_tail,
         tail_threshold=tail_threshold,
         engines=len(replicas),
@@ -121,14 +104,7 @@ def running_curve(
 
 
 def plot(curve: RunningCurve, axis: "Axes", *, name: str = "", colour: str = _MEAN) -> None:
-    """Draw the curve, the tail threshold and the long tail into one of matplotlib's axes.
-
-    Args:
-        curve: The curve to draw.
-        axis: matplotlib's axis.
-        name: Label of the curve if the axis has several; only the curve itself is then labelled.
-        colour: Colour of the curve.
-    """
+    """Draw the curve, the tail threshold and the long tail; with a `name`, label only the curve."""
     tail = f"long tail, {curve.tail.mean():.0%} of the time"
     axis.fill_between(
         curve.time_s, 0, 1, where=curve.tail, step="mid", linewidth=0, label="" if name else tail,
@@ -165,7 +141,7 @@ def draw(curve: RunningCurve, title: str = "") -> np.ndarray:
         plot(curve, axis)
         axis.set(xlim=(0, curve.time_s[-1]), ylim=(0, 1.05 * curve.top))
         axis.legend(loc="upper right")
-        axis.set_title(title, loc="left", y=_TITLE_AT)
+        axis.set_title(title, loc="left")
         canvas.draw()
         return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
@@ -173,5 +149,5 @@ def draw(curve: RunningCurve, title: str = "") -> np.ndarray:
 def warm_up() -> None:
     """Load matplotlib and its fonts by drawing once."""
     idle = np.zeros(2)
-    curve = RunningCurve(np.arange(2.0), idle, idle, idle, idle, idle > 0, 1, engines=1)
+    curve = RunningCurve(np.arange(2.0), idle, idle, idle, idle > 0, 1, engines=1)
     draw(curve, "warm-up")

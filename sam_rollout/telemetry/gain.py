@@ -26,19 +26,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sam_rollout.telemetry.tables import numpy_column
-
 _SAMPLE = 8  # least number of engine steps whose mean time is used
 
 
 def seconds_without_drafts(rollout: Any) -> float | None:
-    """Estimate the busy time of the slowest replica without drafts, in seconds.
+    """Estimate the busy time (s) of the slowest replica without drafts, from a `Rollout`.
 
-    Args:
-        rollout: The `Rollout` of `aggregate`.
-
-    Returns:
-        The estimate; None without drafts, or in one of the cases in the module's docstring.
+    The result is None without drafts, or in one of the cases in the module's docstring.
     """
     if not rollout.draft_tokens.any():
         return None
@@ -73,7 +67,7 @@ def _rows_without_drafts(requests: pa.Table) -> np.ndarray | None:
         return None
     requests = requests.sort_by("start_s")
     start_s, end_s, lengths = (
-        numpy_column(requests[name]) for name in ("start_s", "end_s", "response_tokens")
+        requests[name].to_numpy() for name in ("start_s", "end_s", "response_tokens")
     )
     busy_until_s = np.maximum.accumulate(end_s)
     begins = 1 + np.flatnonzero(start_s[1:] > busy_until_s[:-1])

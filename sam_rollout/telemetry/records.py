@@ -34,7 +34,7 @@ __all__ = [
     "VersionError",
 ]
 
-SCHEMA_VERSION = 4  # only folders of this version can be read
+SCHEMA_VERSION = 4  # Only folders of this version can be read.
 # The metric that holds the version in every logger.
 VERSION_METRIC = "telemetry/schema_version"
 
@@ -48,13 +48,7 @@ class VersionError(RunFolderError):
 
 
 def column(kind: pa.DataType, meaning: str, default: Any = MISSING) -> Any:
-    """Declare a field of a record and the table's column for it.
-
-    Args:
-        kind: Arrow type of the column.
-        meaning: Description of the column, with its unit.
-        default: Default of the field; None makes the column nullable.
-    """
+    """Declare a field of a record and its column, which the default None makes nullable."""
     return field(default=default, metadata={"kind": kind, "meaning": meaning})
 
 
@@ -134,8 +128,8 @@ class RequestTotals(NamedTuple):
     verify_steps: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    open_steps: int = 0  # steps for which the gate allowed drafts, with or without a draft
-    open_tokens: int = 0  # tokens gained in these steps
+    open_steps: int = 0  # Steps for which the gate allowed drafts, with or without a draft.
+    open_tokens: int = 0  # Tokens gained in these steps.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -247,32 +241,33 @@ def value_at(config: Mapping[str, Any], dotted: str, absent: Any = None) -> Any:
     return value
 
 
+def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Flatten nested mappings into one with dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in mapping.items():
+        full = f"{above}{name}"
+        found |= flat(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
+    return found
+
+
 @dataclass(frozen=True)
 class RunInfo:
     """The description of a run: the content of run.json.
-
-    Attributes:
-        label: The side of a comparison, such as "sam=on".
-        config: The full configuration as nested dicts; a comparison may vary its group `sam`.
-        versions: Package -> version.
-        seeds: Name -> seed.
-        host: Description of the machine and cluster.
-        started_at: ISO 8601 time with a UTC offset.
-        git: `commit` and `dirty` (whether tracked files were changed) of the checkout.
-        schema_version: Version of the run folder.
 
     Raises:
         ValueError: `started_at` has no UTC offset.
     """
 
-    label: str
+    label: str  # The side of a comparison, such as "sam=on".
+    # The full configuration as nested dicts; a comparison may vary its group `sam`.
     config: Mapping[str, Any]
-    versions: Mapping[str, str]
-    seeds: Mapping[str, int]
-    host: Mapping[str, Any]
-    started_at: str
+    versions: Mapping[str, str]  # Package -> version.
+    seeds: Mapping[str, int]  # Name -> seed.
+    host: Mapping[str, Any]  # Description of the machine and cluster.
+    started_at: str  # ISO 8601 time with a UTC offset.
+    # `commit` and `dirty` (whether tracked files were changed) of the checkout.
     git: Mapping[str, Any] = field(default_factory=dict)
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = SCHEMA_VERSION  # version of the run folder
 
     def __post_init__(self) -> None:
         started = datetime.fromisoformat(self.started_at)
@@ -364,13 +359,9 @@ class RunFolder:
         return table
 
     def append_train_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append an entry for a training step; values that are not finite become null.
-
-        Raises:
-            TypeError: A value is not a number; names the metric.
-        """
-        values = {name: _number(name, value) for name, value in metrics.items()}
-        line = dumps({"step": int(step), "metrics": measured(values)}) + "\n"
+        """Append an entry for a training step; values that are not finite become null."""
+        values = {name: float(value) for name, value in metrics.items()}
+        line = dumps({"step": step, "metrics": measured(values)}) + "\n"
         self.root.mkdir(parents=True, exist_ok=True)
         with open(self.train_steps_path, "a+b") as file:
             _drop_torn_line(file)
@@ -476,13 +467,6 @@ def _write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"metric {name!r} = {value!r} is not a number") from error
 
 
 def _drop_torn_line(file: BinaryIO) -> None:

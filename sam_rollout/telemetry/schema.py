@@ -351,11 +351,7 @@ def _find(name: str) -> Metric | None:
 
 
 def declared(name: str) -> Metric:
-    """Return the declaration of a metric by its full name, for training or validation.
-
-    Raises:
-        KeyError: The metric is not declared.
-    """
+    """Return the declaration of a metric by its full name, for training or validation."""
     found = _find(name)
     if found is None:
         raise KeyError(f"metric {name!r} is not declared in sam_rollout.telemetry.schema")
@@ -363,11 +359,7 @@ def declared(name: str) -> Metric:
 
 
 def metric_name(split: str, name: str) -> str:
-    """Return the full name of a metric ("tail/time_s") for a split ("train" or "val").
-
-    Raises:
-        KeyError: The split is unknown or the metric is not declared.
-    """
+    """Return the full name of a metric ("tail/time_s") for a split ("train" or "val")."""
     full = f"{PREFIXES[split]}/{name}"
     declared(full)
     return full

@@ -11,7 +11,6 @@ alarm. Intervals are taken over prompts, because responses to one prompt resembl
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +20,7 @@ import pyarrow.compute as pc
 from sam_rollout.config import SentinelConfig
 from sam_rollout.core.statistics import ratio_gain, share
 from sam_rollout.telemetry.records import REQUESTS
-from sam_rollout.telemetry.tables import numpy_column, ratio, sums_of
+from sam_rollout.telemetry.tables import ratio
 
 # Finding -> what its metric means. The metric is `sam/sentinel/<finding>`.
 FINDINGS = {
@@ -88,40 +87,25 @@ class EngineReport(Protocol):
     drafter_counters: dict[str, float]
 
 
-@dataclass(frozen=True)
-class TrainingStep:
-    """The metrics and records of a training step with drafts.
-
-    Attributes:
-        metrics: Metrics by full name, including verl's.
-        engines: One report per engine; empty if the step's records were lost.
-    """
+class TrainingStep(NamedTuple):
+    """The metrics (by full name, including verl's) and records of a training step with drafts."""
 
     metrics: Mapping[str, float]
-    engines: Sequence[EngineReport] = ()
+    engines: Sequence[EngineReport] = ()  # empty if the step's records were lost
 
 
 class Finding(NamedTuple):
-    """A problem, with advice."""
+    """A problem; its text ends with advice."""
 
-    name: str  # a key of FINDINGS
-    seen: str  # the observation
-
-    @property
-    def advice(self) -> str:
-        """What the user can do."""
-        return _ADVICE[self.name]
+    name: str  # A key of FINDINGS.
+    seen: str  # The observation.
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.seen}. {self.advice}"
+        return f"{self.name}: {self.seen}. {_ADVICE[self.name]}"
 
 
 class Sentinel:
-    """Checks one training step after the other.
-
-    Args:
-        config: The thresholds.
-    """
+    """Checks one training step after the other."""
 
     def __init__(self, config: SentinelConfig) -> None:
         self._config = config
@@ -129,8 +113,8 @@ class Sentinel:
         self._verified: deque[np.ndarray] = deque(maxlen=config.steps)
         self._differences: deque[tuple[float, float]] = deque(maxlen=config.steps)
         self._before: dict[str, np.ndarray] | None = None  # by prompt, in the last step with drafts
-        self._off: dict[int, set[str]] = {}  # replica -> counters of parts that are off
-        self._not_ties = ""  # the last proof's finding, unless rounding explains it
+        self._off: dict[int, set[str]] = {}  # Replica -> counters of parts that are off.
+        self._not_ties = ""  # The last proof's finding, unless rounding explains it.
 
     def look(self, step: TrainingStep) -> tuple[list[Finding], dict[str, float]]:
         """Check a step.
@@ -271,9 +255,9 @@ def _acceptance(step: TrainingStep) -> dict[str, np.ndarray]:
     """Return a step's accepted tokens, drafted tokens and open steps, each float [prompts]."""
     tables = [engine.requests for engine in step.engines]
     requests = pa.concat_tables([REQUESTS.empty_table(), *tables])
+    _, prompt = np.unique(requests["group"].to_numpy(), return_inverse=True)
     names = ("accepted_tokens", "drafted_tokens", "open_steps")
-    sums = sums_of(numpy_column(requests["group"]), *(numpy_column(requests[n]) for n in names))
-    return dict(zip(names, sums, strict=True))
+    return {name: np.bincount(prompt, weights=requests[name].to_numpy()) for name in names}
 
 
 def _listed(replicas: Sequence[int]) -> str:

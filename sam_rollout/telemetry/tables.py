@@ -10,11 +10,6 @@ def of_split(table: pa.Table, split: str) -> pa.Table:
     return table.filter(pc.equal(table["split"], split))
 
 
-def numpy_column(column: pa.ChunkedArray) -> np.ndarray:
-    """Return a column as an array [rows]."""
-    return column.to_numpy()
-
-
 def ratio(numerator: float, denominator: float, empty: float = 0.0) -> float:
     """Return the quotient, or ``empty`` if the denominator is 0."""
     return numerator / denominator if denominator else empty
@@ -31,9 +26,3 @@ def tail_mask(
     """
     settled = (waiting == 0) & (prompt_tokens == 0)
     return (scheduled > 0) & (scheduled <= tail_threshold) & settled
-
-
-def sums_of(units: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
-    """Return the sums of each column by unit, [units], in the sorted order of units."""
-    names, index = np.unique(units, return_inverse=True)
-    return [np.bincount(index, weights=one, minlength=len(names)) for one in columns]

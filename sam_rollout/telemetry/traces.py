@@ -22,6 +22,12 @@ import numpy.typing as npt
 Int32Array = npt.NDArray[np.int32]
 
 _MAX_TOKEN_ID = np.iinfo(np.int32).max
+_FORMATS = (".jsonl", ".parquet")
+_RESPONSES = ("tokens", "response", "response_ids")
+_EXPECTED = (
+    'expected {"tokens": [...]} or {"prompt": [...], "response": [...]}, in parquet the columns '
+    "prompt_ids and response_ids"
+)
 
 
 class TraceError(ValueError):
@@ -34,9 +40,9 @@ class Trace:
 
     group: str
     sibling: int
-    prompt: Int32Array  # [prompt tokens]; may be empty
-    response: Int32Array  # [response tokens]
-    step: int = 0  # training step of the response
+    prompt: Int32Array  # [prompt tokens]; may be empty.
+    response: Int32Array  # [response tokens].
+    step: int = 0  # Training step of the response.
 
     @property
     def tokens(self) -> Int32Array:
@@ -54,18 +60,13 @@ def groups_of(traces: Iterable[Trace]) -> list[list[Trace]]:
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """Read the traces of a file, of all files in a folder, or of a run folder.
-
-    Raises:
-        TraceError: There are no traces, or a file has another content.
-        OSError: The path does not exist or may not be read.
-    """
-    if path.is_file() and path.suffix not in _READERS:
-        raise TraceError(f"{path}: expected {', '.join(_READERS)} or a run folder")
+    """Read the traces of a file, of all files in a folder, or of a run folder."""
+    if path.is_file() and path.suffix not in _FORMATS:
+        raise TraceError(f"{path}: expected {', '.join(_FORMATS)} or a run folder")
     files = [path] if path.is_file() else _files(path)
     traces = [trace for file in files for trace in _read(file)]
     if not traces:
-        raise TraceError(f"{path}: no traces; expected {', '.join(_READERS)} or a run folder")
+        raise TraceError(f"{path}: no traces; expected {', '.join(_FORMATS)} or a run folder")
     if all(len(trace.response) < 2 for trace in traces):
         raise TraceError(f"{path}: no response has a second token, the first that can be drafted")
     return traces
@@ -89,19 +90,39 @@ def read_sets(paths: Iterable[Path]) -> dict[str, list[Trace]]:
     return sets
 
 
-def _read(file: Path) -> list[Trace]:
-    try:
-        return list(_READERS[file.suffix](file))
-    except TraceError:
-        raise
-    except ValueError as error:  # The file is damaged JSON.
-        raise TraceError(f"{file}: {error}") from error
-
-
 def _files(folder: Path) -> list[Path]:
     if (folder / "sam").is_dir():
         folder = folder / "sam" / "traces"
-    return sorted(file for file in folder.iterdir() if file.suffix in _READERS)
+    return sorted(file for file in folder.iterdir() if file.suffix in _FORMATS)
+
+
+def _read(file: Path) -> Iterator[Trace]:
+    """Yield the traces of a file; an error names the line or row."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    is_table = file.suffix == ".parquet"
+    try:
+        rows = pq.ParquetFile(file).read().to_pylist() if is_table else file.read_text().split("\n")
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{file}: {error}") from error
+    for number, row in enumerate(rows, start=1):
+        if isinstance(row, str) and not row.strip():
+            continue
+        place = f"{file}, {'row' if is_table else 'line'} {number}"
+        try:
+            entry = row if is_table else json.loads(row)
+            response = next(entry[name] for name in _RESPONSES if name in entry)
+        except (ValueError, TypeError, StopIteration, RecursionError) as error:
+            raise TraceError(f"{place}: {_EXPECTED}") from error
+        group = entry.get("group")  # without one, the trace is a group of its own
+        yield Trace(
+            f"{file.stem}-{number}" if group is None else str(group),
+            _number(entry, "sibling", place),
+            _ids(entry.get("prompt", entry.get("prompt_ids", [])), place),
+            _ids(response, place),
+            _number(entry, "step", place),
+        )
 
 
 def _ids(values: Any, place: str) -> Int32Array:
@@ -118,50 +139,6 @@ def _ids(values: Any, place: str) -> Int32Array:
     return array.astype(np.int32)
 
 
-def _read_jsonl(file: Path) -> Iterator[Trace]:
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                entry = json.loads(line)
-                response = entry["tokens"] if "tokens" in entry else entry["response"]
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise TraceError(
-                    f'{file}, line {number}: expected {{"tokens": [...]}} or '
-                    '{"prompt": [...], "response": [...]}'
-                ) from error
-            name, place = f"{file.stem}-{number}", f"{file}, line {number}"
-            yield _trace(entry, entry.get("prompt", []), response, name, place)
-
-
-def _read_parquet(file: Path) -> Iterator[Trace]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.ParquetFile(file).read()
-    except (pa.ArrowException, OSError) as error:
-        raise TraceError(f"{file}: {error}") from error
-    if not {"prompt_ids", "response_ids"} <= set(table.column_names):
-        raise TraceError(f"{file}: expected the columns prompt_ids and response_ids")
-    for number, entry in enumerate(table.to_pylist(), start=1):
-        name, place = f"{file.stem}-{number}", f"{file}, row {number}"
-        yield _trace(entry, entry["prompt_ids"], entry["response_ids"], name, place)
-
-
-def _trace(entry: Mapping[str, Any], prompt: Any, response: Any, name: str, place: str) -> Trace:
-    """Make a trace; without a group in the entry, the trace is a group of its own."""
-    group = entry.get("group")
-    return Trace(
-        name if group is None else str(group),
-        _number(entry, "sibling", place),
-        _ids(prompt, place),
-        _ids(response, place),
-        _number(entry, "step", place),
-    )
-
-
 def _number(entry: Mapping[str, Any], key: str, place: str) -> int:
     """Return the entry's whole number at `key`; 0 if there is none."""
     value = entry.get(key)
@@ -170,6 +147,3 @@ def _number(entry: Mapping[str, Any], key: str, place: str) -> int:
     if not isinstance(value, int):
         raise TraceError(f"{place}: {key} = {value!r:.60}, expected a whole number")
     return value
-
-
-_READERS = {".jsonl": _read_jsonl, ".parquet": _read_parquet}

@@ -1,9 +1,9 @@
-"""The verification of draft tokens without a change of what is sampled."""
+"""The verification of draft tokens, which leaves the samples as without drafts."""
 
 from sam_rollout.verification.coupled import verify_coupled
 from sam_rollout.verification.gumbel import draw_gumbel, gumbel_noise
 from sam_rollout.verification.inverse_cdf import draw_tokens
-from sam_rollout.verification.layout import NO_TOKEN, DraftLayout, expand_batch_to_tokens
+from sam_rollout.verification.layout import NO_TOKEN, DraftLayout
 from sam_rollout.verification.uniforms import keyed_bits
 from sam_rollout.verification.vectorised import verify_vectorised
 
@@ -12,7 +12,6 @@ __all__ = [
     "DraftLayout",
     "draw_gumbel",
     "draw_tokens",
-    "expand_batch_to_tokens",
     "gumbel_noise",
     "keyed_bits",
     "verify_coupled",

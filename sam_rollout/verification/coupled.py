@@ -28,10 +28,6 @@ def verify_coupled(
         layout: Rows of this step.
         draft_ids: Integer [num_drafts].
         target_ids: int64 [num_rows], the token of every row, drawn or by argmax.
-
-    Returns:
-        int32 [batch, max_drafts + 1]: per request the accepted draft tokens and one more token,
-        then ``NO_TOKEN``.
     """
     tokens = target_ids[layout.rows]
     # Missing draft tokens are filled with -1, which equals no target token.

@@ -11,7 +11,7 @@ Musco, Suresh, "Coupling without communication and drafter-invariant speculative
 Inverting the cumulative sum (``inverse_cdf``) couples far less. There, mass that moves from one
 token to another shifts the shares of all tokens between them.
 
-A device without a kernel of its own draws by a handful of torch operations on a few rows at a time.
+Devices without a kernel of their own draw by a few torch operations on a few rows at a time.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ _HAS_TRITON = find_spec("triton") is not None
 def draw_gumbel(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     """Draw one token per row with Gumbel noise, for drafters and targets alike.
 
-    A draft model calls it with its own logits and the bits of the position that it drafts. No token
-    whose logit is minus infinity is ever drawn, provided the row holds a finite one.
+    No token whose logit is minus infinity is ever drawn, provided the row holds a finite one.
 
     Args:
         logits: float32 [rows, vocabulary], log-probabilities up to a constant per row.
-        bits: int64 [rows], random in all bits (``keyed_bits``).
+        bits: int64 [rows], random in all bits (``keyed_bits``), those of the drawn positions.
 
     Returns:
         int64 [rows], token ids; the smaller one in a tie.
@@ -59,7 +58,7 @@ def draw_gumbel(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
 
 
 def draw_by_operations(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """Draw like ``draw_gumbel`` with torch's operations alone, for devices without a kernel."""
+    """Draw like ``draw_gumbel``, with torch's operations alone."""
     rows, vocabulary = logits.shape
     noise = _Noise(rows, vocabulary, logits.device)
     drawn = []
@@ -70,12 +69,7 @@ def draw_by_operations(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor
 
 
 def gumbel_noise(bits: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """Return the noise that ``draw_gumbel`` adds to log-probabilities: float32 [rows, vocabulary].
-
-    Args:
-        bits: int64 [rows], random in all bits (``keyed_bits``).
-        vocabulary: Number of tokens.
-    """
+    """Return the noise that ``draw_gumbel`` adds to log-probabilities, float32 [rows, tokens]."""
     noise = _Noise(len(bits), vocabulary, bits.device)
     return torch.cat([noise.log_exponentials(some).neg() for some in bits.split(noise.rows)])
 

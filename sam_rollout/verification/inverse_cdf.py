@@ -26,8 +26,8 @@ def draw_tokens(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor
     No token of probability zero is ever drawn, provided the row holds a positive one.
 
     Args:
-        probabilities: float32 [rows, vocabulary], not negative. A row may sum to less than one, so
-            the rest of a distribution needs no renormalisation. It must not exceed one by much.
+        probabilities: float32 [rows, vocabulary], not negative. A row may sum to less than one,
+            but must not exceed one by much.
         bits: int64 [rows], random in all bits (``keyed_bits``).
 
     Returns:

@@ -79,28 +79,3 @@ class DraftLayout:
 def leading(flags: torch.Tensor) -> torch.Tensor:
     """Count the leading true values of each row: bool [batch, n] -> int64 [batch]."""
     return flags.to(torch.int64).cumprod(dim=1).sum(dim=1)
-
-
-def expand_batch_to_tokens(
-    values: torch.Tensor,
-    cu_num_tokens: torch.Tensor,
-    num_tokens: int,
-    replace_from: int | float = 0,
-    replace_to: int | float = 0,
-) -> torch.Tensor:
-    """Repeat each request's value for each of its tokens, like vLLM's function of this name.
-
-    Args:
-        values: [batch].
-        cu_num_tokens: Integer [batch], cumulative number of tokens.
-        num_tokens: Total number of tokens.
-        replace_from, replace_to: Values equal to the first are replaced by the second.
-
-    Returns:
-        [num_tokens], dtype of ``values``.
-    """
-    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).to(torch.int64)
-    if replace_from != replace_to:
-        # A tensor made of the number would have to wait for its copy to the device.
-        values = values.masked_fill(values == replace_from, replace_to)
-    return values.repeat_interleave(counts, output_size=num_tokens)

@@ -1,8 +1,7 @@
 """Whether rounding explains that two texts with the same random numbers differ.
 
-Two texts drawn with the same random numbers diverge only where these numbers leave two tokens tied,
-apart from rounding. The
-distribution at the place where they part says how far from a tie it is.
+Two such texts part only where their random numbers leave two tokens tied, up to rounding. The
+distribution at that place says how far from a tie it is.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ import torch
 from sam_rollout.verification.gumbel import gumbel_noise
 from sam_rollout.verification.uniforms import keyed_bits
 
-# How far two tokens may lie apart, in log-probability with the position's noise, for a difference
-# to count as rounding; drawn by inversion, how far the random number may lie from the boundary
-# between them, in probability.
+# The largest distance that counts as rounding: between two tokens' log-probabilities with the
+# position's noise; by inversion, from the random number to the boundary between them.
 TIE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
 RANDOM_BITS = 44  # of a position's 64 bits, those that decide its token by inversion
 GREEDY, GUMBEL, INVERSION = "greedy", "gumbel", "inversion"  # ways to draw
@@ -36,12 +34,12 @@ def distance_from_tie(
 ) -> float:
     """Return how far a place is from a tie of two tokens, in the terms of ``TIE``.
 
-    Greedy: are both tokens as likely as the likeliest one? With Gumbel noise: are they once that is
-    added? By inversion: would the position's random number, moved a little, have drawn either?
+    Greedy and with Gumbel noise, this is the distance of the less likely token from the likeliest
+    one, after the noise is added. By inversion, it is how far the position's random number would
+    have to move to draw both.
 
     Args:
-        tokens: What the two texts have there; None where a text has ended, which no distance
-            explains: the result is infinite.
+        tokens: The two texts' tokens there; with None, for an ended text, the result is infinite.
         logprobs: [vocabulary], of the distribution that is sampled from.
         way: ``GREEDY``, ``GUMBEL`` or ``INVERSION``.
         key: What the request's random numbers are keyed by.
@@ -60,8 +58,8 @@ def distance_of_draw(
 ) -> float:
     """Return the largest distance that ``uniform`` would have to move to draw each of ``tokens``.
 
-    ``probabilities``, [vocabulary], are in the order of token ids. None stands for a response that
-    has ended: it cannot be drawn, the distance is infinite.
+    ``probabilities``, [vocabulary], are in the order of token ids. None, for a response that has
+    ended, cannot be drawn: the distance is infinite.
     """
     cumulative = np.cumsum(probabilities / probabilities.sum())
     farthest = 0.0
@@ -78,7 +76,7 @@ def _bits(key: int, position: int) -> torch.Tensor:
 
 
 def uniform_of(key: int, position: int) -> float:
-    """Return the number in [0, 1) that a token of the text is drawn from by inversion."""
+    """Return the number in [0, 1) that draws a token of the text by inversion."""
     bits = int(_bits(key, position)[0]) & ((1 << 64) - 1)
     return (bits >> (64 - RANDOM_BITS)) / 2**RANDOM_BITS
 

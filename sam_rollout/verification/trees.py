@@ -29,9 +29,7 @@ class TreeShapes(NamedTuple):
 def verify_tree(
     layout: DraftLayout, draft_ids: torch.Tensor, target_ids: torch.Tensor, shapes: TreeShapes
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept the path of draft tokens that their parents drew.
-
-    All shapes are fixed, so the host never waits for the device.
+    """Accept the path of draft tokens that their parents drew, without a wait for the device.
 
     Args:
         layout: Rows of this step.
@@ -40,8 +38,8 @@ def verify_tree(
         shapes: Of the trees.
 
     Returns:
-        int32 [batch, N + 1], per request the accepted tokens and one more, then ``NO_TOKEN``; and
-        int64 [batch, N + 1], the node at each depth of the path, 0 beyond its end.
+        The result of ``DraftLayout.keep``, and int64 [batch, N + 1], the node at each depth of the
+        path, 0 beyond its end.
     """
     first = layout.first_row.unsqueeze(1)
     drafts = layout.spread(draft_ids.to(torch.int64), fill=-1)

@@ -3,9 +3,8 @@
 A generator with state would give a response other random numbers as soon as a neighbour finishes
 earlier or a draft is one token longer. SplitMix64 needs no state (Steele, Lea, Flood, "Fast
 splittable pseudorandom number generators", OOPSLA 2014): its n-th output is a hash of
-``key + n * GOLDEN``.
-One call serves a whole batch and uses integer arithmetic only, so every device computes the same
-bits.
+``key + n * GOLDEN``. One call serves a whole batch and uses integer arithmetic only, so every
+device computes the same bits.
 """
 
 from __future__ import annotations
@@ -20,15 +19,12 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def keyed_bits(keys: torch.Tensor, positions: torch.Tensor, stream: int = 0) -> torch.Tensor:
-    """Return 64 random bits for each (key, position).
+    """Return 64 random bits, int64 [rows], for each (key, position), the sign bit included.
 
     Args:
         keys: int64 [rows], the key of each row's response.
         positions: Integer [rows], each token's position in its text.
         stream: Number of the stream, below ``STREAMS``; streams are independent.
-
-    Returns:
-        int64 [rows]; all 64 bits are random, the sign bit included.
     """
     counter = positions.to(torch.int64) * STREAMS + (stream + 1)
     bits = keys + counter * _GOLDEN  # int64 arithmetic wraps around, as the algorithm wants

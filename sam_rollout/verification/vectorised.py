@@ -38,12 +38,11 @@ def verify_vectorised(
         draft_probabilities: float32 [num_drafts, vocabulary], the distributions that a draft model
             sampled from; None for drafts that were not sampled (one-hot).
         greedy: bool [batch], requests that take the likeliest token; None when there are none.
-        scratch: float32 [at least batch, vocabulary], overwritten. Keeping one from step to step
-            saves an allocation of that size, which on a CPU takes most of the time of a call.
+        scratch: float32 [at least batch, vocabulary], overwritten. Its allocation takes most of the
+            time of a call on a CPU, so callers keep it from step to step.
 
     Returns:
-        int32 [batch, max_drafts + 1]: per request the accepted draft tokens and one more token,
-        then ``NO_TOKEN``.
+        See ``DraftLayout.keep``.
     """
     drafts = layout.spread(draft_ids.to(torch.int64), fill=-1)  # [batch, max_drafts]
     rows = layout.rows[:, :-1]

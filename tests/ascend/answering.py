@@ -57,8 +57,6 @@ SIBLINGS, LONGEST = 2, 110  # of prompts of the synthetic task
 REPEATED = [[5, 6, 7, 8, 9] * 4, [1, 2, 3] * 5, [4] * 10, [9, 8, 7, 1]]
 LENGTHS = [12, 90, 20, 60]
 SAMPLING = {"cut": {"temperature": 0.8, "top_p": 0.95, "logprobs": 0}, "greedy": {"temperature": 0}}
-# For statistics: tokens after a text that repeats itself, so that drafts are kept and rejected.
-COPIES, COPIED_TOKENS = 256, 4
 FAILS_AT = 40  # call of the head
 
 
@@ -72,7 +70,7 @@ class Side:
 
 
 def texts_alone(threshold: int, k: int = K, **options: Any) -> SamConfig:
-    """Drafts of texts, for so many requests at most."""
+    """Drafts from texts, while at most `threshold` requests run."""
     return SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", threshold), **options)
 
 
@@ -95,7 +93,6 @@ ENGINES = {
     "preempted": Side(texts_alone(1_000, k=8), engine=SMALL),
     # Or an engine's steps would not be those that the gate saw last.
     "sync": Side(texts_alone(2, scheduling="sync")),
-    "sync, filled up": Side(texts_alone(2, scheduling="sync", pad_drafts="always")),
     "off, stock": Side(OFF, "stock"),
     "on, stock": Side(texts_alone(1_000, pad_drafts="always"), "stock"),
     "head and texts": Side(head("own", "prompt", k=8), engine=SMALL),
@@ -107,7 +104,7 @@ ENGINES = {
 
 
 class Arrival:
-    """The event of a copy to the host that takes place when somebody waits for it."""
+    """The event of a copy to the host, which takes place when it is waited for."""
 
     def __init__(self, sampled: torch.Tensor, on_host: torch.Tensor) -> None:
         self._sampled, self._on_host = sampled, on_host
@@ -279,12 +276,6 @@ def try_out(name: str) -> dict[str, Any]:
                 "steps": [list(step) for step in steps],
                 "records": llm.collective_rpc("sam_drain")[0],
             }
-        if side.sampler == "stock":
-            text = REPEATED[1] + found["greedy"]["texts"][1][:60]
-            options = {"max_tokens": COPIED_TOKENS, "ignore_eos": True, "top_k": 8}
-            found["copies"] = texts(generate(llm, [text], COPIES, **options))
-            report = llm.collective_rpc("sam_drain")[0]
-            found["copied"] = report and drafts(report)
         return found
 
 

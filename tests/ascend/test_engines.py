@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import chi2_contingency
 
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.vllm.drafting.startup_check import check_alive
@@ -15,11 +14,8 @@ from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS
 from tests.ascend.conftest import MODEL
 
 AHEAD = ("closed", "opens", "filled up", "preempted")
-SYNC = ("sync", "sync, filled up")
 HEADS = ("head and texts", "head, closed", "head, fails")
 THRESHOLD, K, LENGTHS = 2, 3, (12, 20, 60, 90)  # of the engines that are scheduled synchronously
-PVALUE = 1e-4
-RARE = 10  # tokens that fewer copies have, in both engines together, are taken as one
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +30,7 @@ def test_ours_is_in_vllm_ascends_runner_by_the_plugin(engines):
         assert found["proposer"] == (None if name.startswith("off") else PROPOSER_CLASS)
 
 
-@pytest.mark.parametrize("name", AHEAD + SYNC + HEADS)
+@pytest.mark.parametrize("name", (*AHEAD, "sync", *HEADS))
 def test_texts_are_those_without_drafts(engines, name):
     """At temperature 1, against an engine that schedules synchronously."""
     found, off = engines[name], engines["off"]
@@ -52,7 +48,7 @@ def test_texts_are_those_without_drafts(engines, name):
     assert (found["preemptions"] > 0) == (name in ("preempted", "head and texts"))
 
 
-@pytest.mark.parametrize("name", AHEAD + SYNC)
+@pytest.mark.parametrize("name", (*AHEAD, "sync"))
 def test_texts_are_the_same_where_requests_come_and_go(engines, name):
     """With aborts, minimum lengths, penalties and grammars."""
     expected, found = engines["off"]["one by one"], engines[name]["one by one"]
@@ -61,7 +57,7 @@ def test_texts_are_the_same_where_requests_come_and_go(engines, name):
 
 
 @pytest.mark.parametrize("sampling", ["cut", "greedy"])
-@pytest.mark.parametrize("name", AHEAD + SYNC)
+@pytest.mark.parametrize("name", (*AHEAD, "sync"))
 def test_drafts_change_the_number_of_steps_and_no_text(engines, name, sampling):
     off, found = engines["off"][sampling], engines[name][sampling]
     assert not any(map(any, off["steps"]))
@@ -78,23 +74,6 @@ def test_greedy_texts_are_the_same_through_vllm_ascends_own_samplers(engines):
     assert len(on["steps"]) < len(off["steps"])
 
 
-def test_vllm_ascends_own_samplers_keep_the_distribution(engines):
-    """Hundreds of copies of a request at temperature 1; what precedes a token counts, too."""
-    off, on = (engines[name]["copies"] for name in ("off, stock", "on, stock"))
-    drafted, accepted = engines["on, stock"]["copied"]
-    assert 0 < accepted < drafted
-    for length in range(1, len(off[0]) + 1):
-        starts, counts = np.unique(
-            ["-".join(map(str, text[:length])) for text in off + on], return_inverse=True
-        )
-        table = np.stack([np.bincount(part, minlength=len(starts)) for part in np.split(counts, 2)])
-        rare = table.sum(axis=0) < RARE
-        table = np.column_stack([table[:, ~rare], table[:, rare].sum(axis=1)])
-        table = table[:, table.sum(axis=0) > 0]
-        if table.shape[1] > 1:
-            assert chi2_contingency(table).pvalue > PVALUE
-
-
 def test_the_gate_opens_during_a_generation(engines):
     """Closed while four or three requests run, open for the last two."""
     found = engines["sync"]["cut"]
@@ -103,25 +82,16 @@ def test_the_gate_opens_during_a_generation(engines):
     assert [len(step) for step in steps] == sorted(map(len, steps), reverse=True)
     closed = [not any(step) for step in steps if len(step) > THRESHOLD]
     assert len(closed) >= LENGTHS[-THRESHOLD - 1] and all(closed)
-    # The first step of two sampled before anybody drafted for two.
+    # The first step of two requests had no drafts yet.
     noted = found["records"]["steps"]["gate_open"]
     assert noted == [len(step) <= THRESHOLD for step in steps]
-
-
-@pytest.mark.parametrize("sampling", ["cut", "greedy"])
-def test_filled_up_steps_keep_their_shape_gate_open_or_closed(engines, sampling):
-    prompts, *steps = engines["sync, filled up"][sampling]["steps"]
-    assert not any(prompts)
-    assert {count for step in steps for count in step} == {K}
-    ragged = engines["sync"][sampling]["steps"]
-    assert any(set(step) == {0, K} for step in ragged), "without filling they do not"
 
 
 def test_what_the_head_says_is_accepted(engines):
     found = engines["head and texts"]
     assert found["counters"]["draft/model_tokens"] > 500
     assert found["accepted"] > 0.4 * found["drafted"]
-    # As many passes a step as it may draft, though more tokens are verified.
+    # The head makes K passes a step, though more tokens are verified.
     assert found["calls"] == K * found["counters"]["draft/drafter_steps"]
     assert found["shared"] == [True, True], "embedding and output layer are the policy's"
     assert not any(found["left_behind"])

@@ -17,10 +17,7 @@ from vllm.v1.attention.backend import AttentionCGSupport
 
 from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError, check_drafters
-from sam_rollout.integrations.vllm.engine_settings import (
-    ENGINES_OWN_SAMPLER,
-    engine_arguments,
-)
+from sam_rollout.integrations.vllm.engine_settings import ENGINES_OWN_SAMPLER, engine_arguments
 from sam_rollout.integrations.vllm.sampling.samplers import installed_sampler
 from sam_rollout.integrations.vllm_ascend import hooks
 from sam_rollout.integrations.vllm_ascend.worker import SamAscendWorkerExtension
@@ -30,7 +27,6 @@ from tests.ascend.test_sampling import IndependentRows, make_sampler
 
 K = SAM.max_draft_tokens
 PERIOD = [5, 6, 7, 8]
-COUPLED = RolloutSamplerConfig("coupled")
 
 
 @pytest.fixture
@@ -54,7 +50,7 @@ def ours(sam=SAM, sampler=ENGINES_OWN_SAMPLER):
 
 
 def worker_of(runner) -> SamAscendWorkerExtension:
-    """As much of vLLM's worker, with the extension mixed in, as ``sam_bind`` needs."""
+    """The part of vLLM's worker, with the extension mixed in, that ``sam_bind`` needs."""
     worker = SamAscendWorkerExtension()
     worker.model_runner, worker.vllm_config = runner, runner.vllm_config
     return worker
@@ -169,7 +165,7 @@ def test_upstream_still_ignores_logprobs_mode(make_runner, vllm_config, monkeypa
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_logprobs_are_those_asked_for(make_runner, vllm_config, monkeypatch, kind):
-    """Of verify steps and of steps without drafts, at a temperature other than 1.
+    """Verify steps and steps without drafts have them, at a temperature other than 1.
 
     The runner has the sampler that is configured from its start.
     """

@@ -7,11 +7,7 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm_ascend.ascend_config import get_ascend_config
 from vllm_ascend.sample import rejection_sampler as stock
-from vllm_ascend.sample.sampler import (
-    AscendSampler,
-    _apply_top_k_top_p_pytorch,
-    apply_top_k_top_p,
-)
+from vllm_ascend.sample.sampler import AscendSampler, _apply_top_k_top_p_pytorch, apply_top_k_top_p
 
 from sam_rollout.config import SAMPLERS, ConfigError, RolloutSamplerConfig
 from sam_rollout.core.identity import identify
@@ -153,7 +149,7 @@ def test_stock_changes_nothing(runner):
 
 
 def test_logits_that_are_no_numbers_are_cleaned(vllm_config):
-    """As vllm-ascend does: no number counts as 0, infinite ones as the largest there are."""
+    """NaN counts as 0 and infinity as the largest number, like in vllm-ascend."""
     logits = torch.full((2, VOCABULARY), float("-inf"))
     logits[0, 3] = float("inf")
     logits[1, 5] = float("nan")

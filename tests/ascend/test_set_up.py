@@ -36,10 +36,7 @@ def configured(sam: SamConfig = SamConfig(), additional=None, **arguments):  # n
 def test_an_engine_schedules_a_step_ahead_unless_told_otherwise():
     scheduler = configured().scheduler_config
     assert scheduler.async_scheduling and scheduler.scheduler_cls == SCHEDULER_CLASS
-    for config in (
-        configured(SamConfig(scheduling="sync")),
-        configured(async_scheduling=False),
-    ):
+    for config in (configured(SamConfig(scheduling="sync")), configured(async_scheduling=False)):
         scheduler = config.scheduler_config
         assert not scheduler.async_scheduling and scheduler.scheduler_cls is None
 
@@ -97,7 +94,7 @@ def test_upstream_still_leaves_a_head_without_an_output_layer(proposer_class, vl
 
 
 def runner_with(*, captured=False, positions=256):
-    """As much of a runner as is asked before its drafter is wrapped."""
+    """The part of a runner that is read before its drafter is wrapped."""
     drafter = SimpleNamespace(
         _run_merged_draft=len, _runnable=max if captured else len, parallel_drafting=False
     )

@@ -28,7 +28,7 @@ SMALLER = (
 SMALL = ("experiment=tiny_cpu_2nodes", *SMALLER)
 # One line for each process that says it, with its node's address.
 VARIABLES = ("RAY_DEDUP_LOGS=0", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "WANDB_MODE=offline")
-END_S = 240.0  # for a launch to end after it was told to
+END_S = 240.0  # for a launch to end after its signal
 POLL_S = 0.5
 
 

@@ -497,6 +497,9 @@ VLLM_CONFIGURATION: Table = {
     "config.parallel:ParallelConfig.worker_extension_cls": "worker methods of ours",
     "v1.engine.async_llm": {
         "AsyncLLM.collective_rpc(method, timeout, args, kwargs)": "reaches the worker methods",
+        "AsyncLLM.add_request(request_id)":
+            "wrapped in the server: the engine knows a request after it",
+        "AsyncLLM.generate": ("calls it", "await self.add_request(request_id, "),
         "AsyncLLM.model_config": "bounds of what other nodes say their engines sampled",
         "AsyncLLM.logger_manager": "the stat logger's records are drained from the server process",
     },
@@ -761,12 +764,14 @@ VERL_ROLLOUT: Table = {
             "sampling_params = SamplingParams(max_tokens=max_tokens, **sampling_params)",
             "rejected = await self._park_until_admitted(request_id)",
             "stop_reason = 'aborted'",
-            "extra_fields = {'global_steps': self.global_steps}"),
+            "extra_fields = {'global_steps': self.global_steps}",
+            "self._admitting -= 1"),
         "vLLMHttpServer._park_until_admitted(request_id)": (
             "private, overridden: requests wait in it until generation goes on",
             "await self._resume_event.wait()"),
         "vLLMHttpServer.abort_all_requests": (
-            "overridden: the engine's clock stops", "self.engine.pause_generation("),
+            "overridden: the engine's clock stops", "while self._admitting > 0:",
+            "self.engine.pause_generation("),
         "vLLMHttpServer.collective_rpc(method, timeout, args, kwargs)":
             "reaches the worker methods",
     },

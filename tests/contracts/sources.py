@@ -50,7 +50,7 @@ def read_module(package: str, version: str, module: str) -> str:
         spec = find_spec(package)
         if spec is None or spec.origin is None:
             raise SourcesUnavailable(f"{package} is not installed")
-        # Otherwise a version that nobody has here would pass for the one that is installed.
+        # Otherwise the installed version would be read in the place of another one.
         installed = metadata.version(DISTRIBUTION.get(package, package))
         if not installed.startswith(version):
             raise LookupError(

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 
 import pandas as pd
-import pytest
 
 from sam_rollout.report import panels as layout
 from sam_rollout.telemetry.curve import CURVE_NAME
 from tests import megatron
-from tests.integration.wandb_file import read_wandb
 
 RESPONSES_PER_PROMPT = 8
 # Rollout and actor compute in bf16 with different kernels; a wrong sampler shows as 0.1 and more.
@@ -43,7 +41,7 @@ def _assert_recorded(run, metrics: dict[str, float], step: int) -> None:
 def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
     run = train(
         "sam=joined",
-        # Of 64 requests: shut while all of them run, open for most of the rollout.
+        # The gate is shut while all 64 requests run, and open for most of the rollout.
         "sam.gate.kind=threshold",
         "sam.gate.threshold=60",
         "trainer.total_training_steps=2",
@@ -83,13 +81,10 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
     assert splits["val"] == 8
     assert len(list(run.folder.path.glob("tensorboard/events*"))) == 1
     (wandb_file,) = run.folder.path.glob("wandb/offline-run-*/*.wandb")
-    tracked = read_wandb(wandb_file)
-    assert {"sam:joined", "sampler:coupled", "device:cpu"} <= set(tracked.run.tags)
-    for step in (1, 2):
-        row = tracked.history[step]
-        assert row["training/global_step"] == step
-        assert row["sam/tail/time_s"] == pytest.approx(steps[step]["sam/tail/time_s"])
-        assert row[CURVE_NAME]["_type"] == "image-file"
+    tracked = wandb_file.read_bytes()  # protocol buffers, which hold texts as they are
+    for text in ("sam:joined", "sampler:coupled", "device:cpu", "sam/tail/time_s", CURVE_NAME):
+        assert text.encode() in tracked, text
+    assert len(list(wandb_file.parent.rglob("*.png"))) == 2, "a curve for each step"
     # What the dashboard shows was logged, but for other runs' parts.
     absent = {name for name in layout.names() if name not in steps[1]}
     later = re.compile(r"compare/|sam/gain/|sam/draft/accepted_|sam/head_training/")
@@ -156,18 +151,20 @@ def _parts(run) -> pd.DataFrame:
 
 
 def test_interrupted_responses_go_on_and_a_resumed_run_takes_their_prompts_up(train):
-    """A weight update interrupts responses; most of them wait, because few run at once."""
+    """Few of many responses run at once, so that some do when a step has its own."""
     trainer = (
         "sam=on",
         "trainer.v1.trainer_mode=sam_colocate_async",
-        "trainer.v1.colocate_async.num_warmup_batches=2",
+        "trainer.v1.colocate_async.num_warmup_batches=4",
         "dynamic_sampling=none",
         "dynamic_sampling.gen_batch_size=4",
-        "actor_rollout_ref.rollout.max_num_seqs=16",
+        "actor_rollout_ref.rollout.max_num_seqs=8",
+        "trainer.val_before_train=true",  # later the reward's first call would take long
         "trainer.save_freq=2",
     )
     run = train(*trainer, "trainer.total_training_steps=2")
     steps = run.steps
+    assert steps.pop(0)["sam_val/engine/generation_tokens"] > 0
     _assert_trained(steps, 2)
     assert steps[1]["sam/rounds/staleness"] == 0 <= steps[2]["sam/rounds/staleness"] <= 1
     parts = _parts(run)
@@ -194,5 +191,5 @@ def test_interrupted_responses_go_on_and_a_resumed_run_takes_their_prompts_up(tr
     assert continued
     again = train(*trainer, "trainer.total_training_steps=3")
     assert "Re-issued" in again.log
-    _assert_trained(again.steps, 3)
+    _assert_trained({step: metrics for step, metrics in again.steps.items() if step}, 3)
     assert 0 <= again.steps[3]["sam/rounds/staleness"] <= 2

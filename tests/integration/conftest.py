@@ -105,6 +105,15 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
 
 
 @pytest.fixture(scope="session")
+def model() -> Any:
+    """The tiny model in transformers, to compare with."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
     """Token ids of 24 prompts of the synthetic task."""
     from transformers import AutoTokenizer

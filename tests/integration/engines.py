@@ -9,7 +9,7 @@ from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 
 EXTENSION = "tests.integration.engines.ProbeExtension"
 FORCED_PROPOSER = "tests.integration.engines.ForcedProposer"
-# Drafts that the forced proposer hands out at every step, whatever the text.
+# The drafts of the forced proposer at every step of any text.
 FORCED_DRAFTS = (40, 41, 42)
 
 
@@ -34,19 +34,6 @@ class ProbeExtension(SamWorkerExtension):
             return original(*args, **kwargs)
 
         drafter.draft = draft
-
-    def count_fetches(self) -> int:
-        """How often drafts were asked for by a message of their own, since the first call."""
-        runner = self.model_runner
-        if not hasattr(runner, "fetches"):
-            take, runner.fetches = runner.take_draft_token_ids, 0
-
-            def counted() -> Any:
-                runner.fetches += 1
-                return take()
-
-            runner.take_draft_token_ids = counted
-        return runner.fetches
 
 
 class ForcedProposer(SamProposer):

@@ -127,7 +127,7 @@ def make_head(engine: Any, policy: Path, head: Path) -> HeadTraining:
 
 
 def log_probs(engine: Any, data: TensorDict) -> list[torch.Tensor]:
-    """Of the pass that verl makes over a step's responses; nothing but on the last stage."""
+    """Log-probabilities of verl's pass over a step's responses; only the last stage has any."""
     with engine.eval_mode(), torch.no_grad():
         output = engine.forward_backward_batch(data, None, forward_only=True)
     return list(output["model_output"]["log_probs"].unbind()) if output else []
@@ -183,14 +183,14 @@ def with_head(engine: Any, data: TensorDict, policy: Path, path: Path) -> dict[s
 
 
 class BrokenPart(MegatronPart):
-    """Of a policy, in a process that cannot tell its tokens."""
+    """The part of a policy in a process that fails to find its tokens."""
 
     def tokens(self, *_args: Any) -> torch.Tensor:
         raise ArithmeticError("cannot tell")
 
 
 def captures(engine: Any, data: TensorDict) -> Iterator[dict[str, Any]]:
-    """Of other layers; and where a process fails."""
+    """Capture the states of other layers, first in all processes, then where one fails."""
     for kind in (MegatronPart, BrokenPart if distributed.get_rank() == 0 else MegatronPart):
         capture = StateCapture(kind(engine), OTHER_LAYERS, WINDOW, 4, random.Random(0))
         with capture.running(len(data)):

@@ -71,14 +71,6 @@ def test_a_scan_of_all_modules_breaks_upstream_and_not_with_the_plugin():
     assert done.stdout.split() == ["True", "False"], f"delete _survive_a_scan? {done.stderr}"
 
 
-def test_expand_kernel_replaces_greedy_temperatures(cpu_triton_utils):
-    apply_cpu_workarounds()
-    output = torch.empty(4)
-    values, ends = torch.tensor([0.0, 0.7]), torch.tensor([1, 4])
-    cpu_triton_utils._expand_kernel_impl(output, values, ends, 0, 1)
-    assert output.tolist() == pytest.approx([1.0, 0.7, 0.7, 0.7])
-
-
 def test_linear_layers_still_drop_their_weight_upstream(layer_utils):
     import vllm.model_executor.layers.linear as linear
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from sam_rollout.config import ARTICLE, GateConfig, RolloutSamplerConfig
-from sam_rollout.core.identity import identify
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY
 from tests.integration.conftest import MODEL
 
@@ -103,56 +102,6 @@ async def _generate_all(engine: Any, name: str, requests: list[Request]) -> list
     )
 
 
-async def _prove(engine: Any, recorders: Any) -> dict[str, Any]:
-    """Responses beside what their own random numbers draw without drafts, then what others do."""
-    from vllm import SamplingParams, TokensPrompt
-
-    from sam_rollout.integrations.verl.draft_proof import Candidate, DraftProof
-    from sam_rollout.integrations.vllm.serving.engine_group import ask_engines
-
-    prompt = list(range(200))  # whatever is drawn of them has occurred, and has a draft
-    identities = [
-        identify(prompt, seed=0, step=1, sibling=number, split="train")
-        for number in range(REQUESTS)
-    ]
-    parameters = [
-        {"temperature": 1.0, "ignore_eos": True, "extra_args": identity.to_extra_args()}
-        for identity in identities
-    ]
-
-    async def respond(number: int) -> Candidate:
-        name = f"proven-{number}"
-        sampling = SamplingParams(**parameters[number], max_tokens=TOKENS)
-        async for output in engine.generate(
-            TokensPrompt(prompt_token_ids=prompt), sampling, request_id=name
-        ):
-            response = list(output.outputs[0].token_ids)
-        return Candidate(name, identities[number].key, prompt, response, parameters[number])
-
-    await engine.collective_rpc("use_gate", args=(GateConfig("threshold", 8).to_mapping(),))
-    candidates = await asyncio.gather(*map(respond, range(REQUESTS)))
-    drained = await ask_engines(engine, "sam_drain")
-    recorders.forget()
-    proof = DraftProof(engine, RolloutSamplerConfig("coupled"), recorders)
-    proof.candidates = list(candidates)
-    right = await proof.compare(len(candidates), seed=0)
-    proof.candidates = [
-        candidate._replace(sampling=other)
-        for candidate, other in zip(candidates, parameters[1:] + parameters[:1], strict=True)
-    ]
-    wrong = await proof.compare(len(candidates), seed=0)
-    return {
-        "drafted": sum(n[1] for workers in drained for n in workers[0]["requests"].values()),
-        "right": right,
-        "wrong": wrong,
-        "left": await ask_engines(engine, "sam_drain"),
-        "steps": [
-            recorder.drain(step=1, split="train", replica=0, session_steps=None).num_rows
-            for recorder in recorders.recorders
-        ],
-    }
-
-
 async def _run(model: str) -> dict[str, Any]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -172,8 +121,6 @@ async def _run(model: str) -> dict[str, Any]:
         data_parallel_size=ENGINES,
         enable_expert_parallel=True,
         worker_extension_cls=EXTENSION,
-        logprobs_mode="processed_logprobs",
-        max_logprobs=-1,
         **engine_arguments(
             dataclasses.replace(ARTICLE, max_draft_tokens=K), RolloutSamplerConfig("coupled")
         ),
@@ -217,7 +164,6 @@ async def _run(model: str) -> dict[str, Any]:
             }
         sampled = [dataclasses.replace(request, temperature=1.0) for request in EQUAL]
         together["texts"]["sampled"] = await _generate_all(engine, "sampled", sampled)
-        proof = await _prove(engine, recorders)
     finally:
         engine.shutdown()
     return {
@@ -227,7 +173,6 @@ async def _run(model: str) -> dict[str, Any]:
         "first_only": first_only,
         "steps": steps,
         "together": together,
-        "proof": proof,
     }
 
 
@@ -300,27 +245,6 @@ def test_engines_agree_on_the_query_length_of_every_step(seen, kind):
         assert counters["gate/agreed_steps"] > 0
 
 
-def test_the_busiest_engine_decides_for_both(seen):
-    both = [notes["budgets"] for notes in seen["together"]["schedule"]["notes"]]
-    allowed = {1: 4, 2: 2, 3: 1, 4: 1, 5: 0, 6: 0}
-    second = both[1]
-    for step in second.keys() & {step + 1 for step in second}:
-        # It proposed after the step before, when it knew the loads of two steps.
-        most = max(one.get(s, (0,))[0] for one in both for s in (step - 2, step - 1))
-        assert second[step][1] == allowed[most]
-    assert {budget for _, budget in second.values()} == {0, 1, 2, 4}
-
-
-def test_an_engine_with_one_request_waits_for_the_others_to_shrink(seen):
-    """Alone it would have drafted at once: at most two requests are a long tail."""
-    first, second = (notes["budgets"] for notes in seen["together"]["threshold"]["notes"])
-    busy = {step for step, (rows, _) in first.items() if rows > 2}
-    settled = [step for step in busy & second.keys() if {step - 1, step - 2} <= busy]
-    assert len(settled) > 10
-    assert {second[step][1] for step in settled} == {0}
-    assert {budget for _, budget in second.values()} == {0, K}
-
-
 @pytest.mark.parametrize("kind", GATES)
 def test_greedy_texts_are_those_without_drafts(seen, kind):
     texts = seen["together"]["texts"]
@@ -328,21 +252,3 @@ def test_greedy_texts_are_those_without_drafts(seen, kind):
     accepted = seen["together"][kind]["accepted"]
     # A gate that measures opens when times say so, which may be after one engine has ended.
     assert (max(accepted) if kind == "auto" else min(accepted)) > 0
-
-
-def test_texts_are_compared_with_those_without_drafts(seen):
-    proof = seen["proof"]
-    assert proof["drafted"] > 0
-    assert [one.first_difference for one in proof["right"]] == [None] * REQUESTS
-    # Drawn with other random numbers, they part where nothing is a tie.
-    assert len(proof["wrong"]) == REQUESTS
-    assert all(one.first_difference is not None for one in proof["wrong"])
-    assert sum(one.tie is False for one in proof["wrong"]) >= REQUESTS - 1
-
-
-def test_nothing_remains_of_the_comparison(seen):
-    proof = seen["proof"]
-    assert proof["steps"] == [0] * ENGINES
-    for workers in proof["left"]:
-        assert workers[0]["requests"] == {} and workers[0]["steps"]["noted_s"] == []
-        assert workers[0]["counters"]["draft/failures"] == 0

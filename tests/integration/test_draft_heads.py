@@ -15,12 +15,7 @@ from sam_rollout.heads.eagle3 import Eagle3Head
 from sam_rollout.heads.expected_acceptance import acceptance
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.training import Learner
-from sam_rollout.heads.writing import (
-    TrainableHead,
-    load_head,
-    write_fresh_head,
-    write_head,
-)
+from sam_rollout.heads.writing import TrainableHead, load_head, write_fresh_head, write_head
 from sam_rollout.integrations.vllm.model_drafts.head_update import PREFIX
 from sam_rollout.telemetry.traces import Trace
 from tests.integration.conftest import MODEL

@@ -16,7 +16,6 @@ import torch
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from tests.emulated_device import asynchronous_scheduling
-from tests.integration.conftest import MODEL
 from tests.integration.engines import FORCED_DRAFTS, FORCED_PROPOSER
 from tests.integration.responses import session_of
 from tests.unit.verification.distributions import assert_drawn_from
@@ -79,13 +78,6 @@ def _force_drafts(engine: Any) -> None:
         return int(drafted.sum())
 
     policy.draft, policy.learn = draft, lambda *_: None
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("position", [1, 2, 3, 4])

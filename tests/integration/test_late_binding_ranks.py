@@ -34,7 +34,7 @@ SIBLINGS, LONGEST = 2, 60
 
 @pytest.fixture(scope="module")
 def engines(make_engine) -> dict[str, Any]:
-    """Of two ranks each: one without drafts, scheduled synchronously, and two with drafts."""
+    """Engines of two ranks: one without drafts, scheduled synchronously, and two with drafts."""
     found = {}
     with asynchronous_scheduling():  # ranks are forked there, which is faster
         for name, sam in SIDES.items():
@@ -87,14 +87,3 @@ def test_an_engine_that_sleeps_with_a_step_on_its_way_loses_and_doubles_no_token
     expected = come_and_go(engines["plain"], some, longest=LONGEST)
     assert come_and_go(engines["late"], some, longest=LONGEST, between=sleep) == expected
     assert sum(lengths) > 0, "no step was on its way"
-
-
-def test_requests_that_are_aborted_by_sleep_leave_nothing_to_the_next(engines, reference, some):
-    def abort_and_sleep(core: Any) -> None:
-        core.abort_request([str(number) for number in range(len(some))])
-        core.sleep(1)
-        core.wake_up()
-
-    late = engines["late"]
-    assert len(come_and_go(late, some, longest=8 * LONGEST, between=abort_and_sleep)) < len(some)
-    assert rollout(late, some) == reference

@@ -19,7 +19,7 @@ from tests.integration.responses import generate, texts
 
 OFF = SamConfig(enabled=False)
 ALWAYS = GateConfig("threshold", 10_000)
-# As in test_same_texts.py: requests are preempted, and prompts computed in parts.
+# Requests are preempted and prompts computed in parts, like in test_same_texts.py.
 SMALL = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 48,

@@ -1,4 +1,4 @@
-"""What we work around in verl, with tests that tell when a workaround can go."""
+"""Tests that fail on the day when one of our workarounds for verl can go."""
 
 from __future__ import annotations
 

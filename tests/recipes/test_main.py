@@ -1,14 +1,12 @@
 """The entry point: what it says of a configuration that cannot be run, in one line each."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 from omegaconf import OmegaConf
 
 from recipes.dapo_qwen3 import main as program
-from tests.pages import ROOT
 
 REFUSED = [
     # What is typed, and what stands behind "Configuration error: ".
@@ -66,21 +64,3 @@ def test_the_recipes_own_problems_are_made_where_they_are_missing(
         first = file.stat().st_mtime_ns
         program.make_data(config)
         assert file.stat().st_mtime_ns == first
-
-
-def typed(*arguments: str, folder, **variables: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "recipes.dapo_qwen3.main", f"run_dir={folder}", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-def test_the_command_ends_with_that_line_alone(tmp_path):
-    done = typed("experiment=nope", folder=tmp_path)
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("Configuration error: experiment = 'nope': unknown option; known opt")
-    assert "tiny_cpu" in line and (done.returncode, done.stdout) == (1, "")

@@ -145,7 +145,6 @@ def test_the_dashboard_is_written_without_a_network(tmp_path):
     [
         ((), "--entity"),
         (("--picture", "out"), "name run folders"),
-        (("--tensorboard",), "name run"),
     ],
 )
 def test_the_dashboard_says_what_it_lacks(arguments, message):

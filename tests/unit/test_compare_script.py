@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "compare.sh"
 
-# Writes what a run writes: a step, a checkpoint when asked for; fails or hangs when it is told to.
+# Writes a step like a run; variables make it write a checkpoint, fail or hang.
 STUB = """
 import json, os, sys, time
 from pathlib import Path

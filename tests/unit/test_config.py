@@ -24,20 +24,10 @@ FULL = {
     "min_confidence": 0.25,
     "pad_drafts": "auto",
     "scheduling": "auto",
-    "gate": {
-        "kind": "threshold",
-        "threshold": 12,
-        "schedule": {"4": 2},
-        "exploration": 0.01,
-    },
+    "gate": {"kind": "threshold", "threshold": 12, "schedule": {"4": 2}, "exploration": 0.01},
     "sources": {
         "own": {"enabled": True, "max_bytes": 1 << 30},
-        "prompt": {
-            "enabled": True,
-            "earlier_steps": False,
-            "max_bytes": 1 << 29,
-            "share": False,
-        },
+        "prompt": {"enabled": True, "earlier_steps": False, "max_bytes": 1 << 29, "share": False},
         "run": {"enabled": True, "when": "always", "max_bytes": 1 << 28, "corpus": "/a.jsonl"},
     },
     "texts": {"path": "/kept", "max_bytes": 1 << 32, "max_responses_per_prompt": 8},
@@ -106,10 +96,7 @@ def test_absent_keys_take_the_defaults():
             {"sources": {"history": {}}},
             "sam.sources.history = {}: it is sam.sources.prompt.earlier_steps and sam.texts now",
         ),
-        (
-            {"sources": {"corpus": {}}},
-            "sam.sources.corpus = {}: it is sam.sources.run.corpus now",
-        ),
+        ({"sources": {"corpus": {}}}, "sam.sources.corpus = {}: it is sam.sources.run.corpus now"),
         ({"sources": {"owm": {}}}, "sam.sources.owm = {}: unknown key; did you mean 'own'?"),
         (
             {"sources": sources_of().to_mapping()},

@@ -100,23 +100,14 @@ CLUSTER = [
 
 
 @pytest.mark.parametrize(("page", "training"), CLUSTER)
-def test_a_training_command_is_accepted(page, training):
-    sam, layout = check(training.config).sam, check_layout(training.config)
-    most = training.config.actor_rollout_ref.rollout.max_model_len
-    plan = memory_plan(training.config, sam, layout)
-    assert not plan.errors(layout.hardware.memory_gib, most)
-
-
-@pytest.mark.parametrize(("page", "training"), CLUSTER)
-def test_every_run_has_a_folder_that_all_nodes_share(page, training):
-    assert (training["run_dir"] or "").startswith("/data/"), training.command
+def test_a_training_command_is_accepted_and_shares_no_checkpoints(page, training):
+    """verl saves after the last step, hundreds of gigabytes, whatever save_freq says."""
+    config = training.config
+    sam, layout = check(config).sam, check_layout(config)
+    most = config.actor_rollout_ref.rollout.max_model_len
+    assert not memory_plan(config, sam, layout).errors(layout.hardware.memory_gib, most)
+    assert (training["run_dir"] or "").startswith("/data/"), "all nodes share its folder"
     same = [other for other in trainings(page) if other["run_dir"] == training["run_dir"]]
     assert {other["sam"] for other in same} == {training["sam"]}
-
-
-@pytest.mark.parametrize(("page", "training"), CLUSTER)
-def test_short_runs_neither_save_nor_resume(page, training):
-    """verl saves after the last step, hundreds of gigabytes, whatever save_freq says."""
-    trainer = training.config.trainer
-    if trainer.total_training_steps:
-        assert trainer.save_freq <= 0 and trainer.resume_mode == "disable", training.command
+    if config.trainer.total_training_steps:  # a short run neither saves nor resumes
+        assert config.trainer.save_freq <= 0 and config.trainer.resume_mode == "disable"

@@ -288,7 +288,7 @@ def test_a_ray_that_knows_no_token_is_said_to_be_open(scripts, monkeypatch, capf
 
 @pytest.fixture
 def port():
-    """A port of this machine on which somebody listens."""
+    """A port of this machine on which a program listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -372,7 +372,7 @@ def test_a_job_of_a_cluster_that_loses_a_node(scripts, monkeypatch, port, comman
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, None])
 def test_a_part_that_is_stopped_says_so(tmp_path, number):
-    """By a signal, or by the end of the launcher, which the end of standard input tells of."""
+    """It is stopped by a signal, or by the launcher's end, which closes its standard input."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     process = subprocess.Popen(
@@ -530,7 +530,7 @@ def by_node(head: str, worker: str) -> str:
 
 
 def test_a_node_that_ssh_cannot_reach_ends_the_launch_at_once(hosts):
-    # The head's part waits for the end of its input, as the real one does, and then tells of it.
+    # The head's part waits for the end of its input, like the real one, and then says so.
     waiting = 'read -r token; cat > /dev/null; echo "head is told to end"; exit 129'
     refused = "echo 'ssh: connect to host node-2 port 22: No route to host' >&2; exit 255"
     status, output = launched(hosts, by_node(waiting, refused))

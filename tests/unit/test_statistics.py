@@ -47,14 +47,11 @@ def test_equal_tokens_divide_both_sides():
     assert gain(sides([2.0, 2.0], [1.0, 1.0]), sides([0.0, 0.0], [1.0, 1.0])) is None
 
 
-@pytest.mark.parametrize("repeats", [1, 6])
-def test_interval_covers_the_true_ratio_about_as_often_as_it_says(repeats):
+def test_interval_covers_the_true_ratio_about_as_often_as_it_says():
     generator = np.random.default_rng(1)
     covered = 0
     for _ in range(100):
-        between = generator.normal(0.0, 0.3 if repeats > 1 else 0.0, size=(2, repeats, 1))
-        within = generator.normal(0.0, 1.0, size=(2, repeats, 30))
-        base, sam = np.array([11.0, 10.0])[:, None, None] + between + within
+        base, sam = np.array([[11.0], [10.0]]) + generator.normal(0.0, 1.0, size=(2, 30))
         estimate = gain(sides(base, sam)).speed_up_minus_one
         covered += estimate.low <= 0.1 <= estimate.high
     assert 85 <= covered <= 99
@@ -105,7 +102,7 @@ def ratio(rng, treated: int, control: int):
 
 
 def ratio_to_a_control_that_does_not_vary(rng):
-    """As without padding: control rows gain exactly one token a step."""
+    """Without padding, control rows gain exactly one token a step."""
     steps = rng.lognormal(5, 1.0, 8)
     return ratio_gain(groups_of(rng, 40, 1.7), (steps, steps))
 

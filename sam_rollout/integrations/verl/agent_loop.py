@@ -185,12 +185,7 @@ class CopyCounter:
     def first_siblings(
         self, prompts: Iterable[Any], numbers: Iterable[int], *, step: int, split: str
     ) -> list[int]:
-        """Return each prompt's first sibling number: the responses that earlier copies asked for.
-
-        Args:
-            prompts: The prompts of a batch.
-            numbers: How many responses each prompt asks for.
-        """
+        """Return the number of responses that earlier copies of each prompt asked for."""
         if self._steps.get(split) != step:
             self._steps[split], self._asked[split] = step, Counter()
         asked = self._asked[split]
@@ -227,11 +222,7 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         super().generate_sequences(prompts)
 
     def _numbers(self, prompts: TensorDict, rows: int, *, validate: bool) -> list[int]:
-        """Return how many responses each prompt asks for: verl's column, or the configured number.
-
-        Args:
-            rows: Number of prompts.
-        """
+        """Return how many responses each prompt asks for: in its own column, or as configured."""
         if OWN_NUMBER_COLUMN in prompts:
             own = prompts[OWN_NUMBER_COLUMN]
             return [int(n) for n in own] if hasattr(own, "__len__") else [int(own)] * rows

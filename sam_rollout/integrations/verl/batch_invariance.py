@@ -17,11 +17,7 @@ _BACKEND_KEYS = ("attention_backend", "attention_config.backend")
 
 
 def check_batch_invariance(config: DictConfig, run: RunConfig) -> None:
-    """Check the setting against its environment variable, device, attention backend and dtype.
-
-    Raises:
-        ConfigError: They do not fit together; names the field.
-    """
+    """Check the setting against its environment variable, device, attention backend and dtype."""
     field, wanted = f"{run.sampler.PATH}.batch_invariant", run.sampler.batch_invariant
     given = {**experiment_variables(config), **os.environ}.get(BATCH_INVARIANT_ENV)
     agrees = given is None or (given != "0") == wanted

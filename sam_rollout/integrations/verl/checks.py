@@ -8,7 +8,8 @@ verl, and the check of data imports `datasets`. The others import nothing heavy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -33,13 +34,20 @@ from sam_rollout.integrations.verl.model_drafter import (
     is_missing,
 )
 from sam_rollout.integrations.verl.policy_model import check_model
-from sam_rollout.integrations.verl.resume import check_resume, check_run_folder
+from sam_rollout.integrations.verl.resume import (
+    NOT_TRAINING,
+    check_resume,
+    check_run_folder,
+    is_below,
+)
 from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.verl.source_choice import settle_sources
+from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.integrations.verl.upstream_keys import ROLLOUT, check_upstream_keys
+from sam_rollout.report.run_differences import SEEDS, run_differences
 from sam_rollout.sources import check_sources
 from sam_rollout.telemetry.baseline import Baseline
-from sam_rollout.telemetry.records import RunFolderError
+from sam_rollout.telemetry.records import RunFolderError, value_at
 
 Said = Iterable[Fact | Note]
 
@@ -69,12 +77,7 @@ def settled(config: DictConfig) -> RunConfig:
 
 
 def _check_source_files(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
-    """Read the texts that enabled sources draft from.
-
-    Raises:
-        NotHereError: The corpus or the drafting model is not on this machine.
-        ConfigError: The corpus cannot be read, or holds tokens outside the model's vocabulary.
-    """
+    """Read the texts that enabled sources draft from."""
     source, model = run.sam.sources.run, run.sam.sources.model
     if run.sam.enabled:
         if is_missing(run.sam):
@@ -133,21 +136,30 @@ def _check_proof(config: DictConfig, run: RunConfig) -> None:
 
 
 def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    """Read the baseline run; yield a note if it is not the same training except for drafts."""
+    """Read the baseline run; yield a note if its settings make a comparison with it unfair."""
     path = run.compare.baseline_run
     if not path:
         return
     try:
-        baseline = Baseline(path)
+        there = Baseline(path).start
     except (RunFolderError, OSError) as error:
         raise ConfigError(
             "compare.baseline_run", path, f"must be the folder of a finished run ({error})"
         ) from error
-    recorded = plain(config) | {"coupling": run.sampler.coupling}
-    if differences := list(baseline.differences(recorded)):
+    translated = deepcopy(config)  # run.json has the translated configuration
+    translate(translated, run)
+    here = replace(there, config=plain(translated))
+    found = [(one.name, one.left, one.right) for one in run_differences(there, here) if one.unfair]
+    found += [(name, *(value_at(one.config, name) for one in (there, here))) for name in SEEDS]
+    different = [
+        f"{name}: {left} in the baseline, {right} here"
+        for name, left, right in found
+        if left != right and not is_below(name, NOT_TRAINING)
+    ]
+    if different:
         yield (
             f"compare.baseline_run={path} differs from this run in more than the drafts: "
-            + "; ".join(differences)
+            + "; ".join(different)
         )
 
 
@@ -207,18 +219,12 @@ ALL_CHECKS = (*RUN_CHECKS, RunCheck("verl's own checks", check_with_verl))
 def check(
     config: DictConfig, checks: Sequence[RunCheck] = RUN_CHECKS, *, planned: bool = False
 ) -> RunConfig:
-    """Check a composed configuration, and print a note for each setting that may surprise.
+    """Check a composed configuration; print a note for each setting that may surprise.
 
     Args:
         config: The composed configuration.
         checks: The checks to run.
         planned: The run will start on another machine. Missing data and models become notes.
-
-    Returns:
-        Our settings, with every open decision made.
-
-    Raises:
-        ConfigError: A check failed; names the field, its value and what is allowed.
     """
     run = settled(config)
     for one in checks:
@@ -231,11 +237,7 @@ def check(
 def ask(
     check: RunCheck, config: DictConfig, run: RunConfig, *, planned: bool = False
 ) -> Iterator[Fact | Note]:
-    """Run one check; with `planned`, missing data or a missing model becomes a note.
-
-    Raises:
-        ConfigError: The check failed.
-    """
+    """Run one check; with `planned`, missing data or a missing model becomes a note."""
     try:
         yield from check.function(config, run)
     except NotHereError as error:

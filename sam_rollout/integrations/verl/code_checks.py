@@ -66,11 +66,7 @@ os._exit(0)  # what the module does at exit would come behind that line
 
 
 def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
-    """Load the reward function and its manager; check that it returns the filter's metric.
-
-    Raises:
-        ConfigError: The function cannot be loaded, or does not return the filter's metric.
-    """
+    """Load the reward function and its manager; check that it returns the filter's metric."""
     manager = config.reward.reward_manager
     place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
     allowed += f", or set {place}.source=importlib and module.path"
@@ -94,12 +90,7 @@ def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
 
 
 def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
-    """Load the agent loops that the configuration adds to verl's own.
-
-    Raises:
-        ConfigError: A class cannot be loaded, the default loop does not exist, or a loop asks for
-            what an asynchronous trainer's interruptions would change.
-    """
+    """Load the agent loops that the configuration adds to verl's own."""
     agent = config.actor_rollout_ref.rollout.agent
     field, known = f"{AGENT}.agent_loop_config_path", {*_OWN_LOOPS}
     if path := agent.agent_loop_config_path:
@@ -136,11 +127,7 @@ def _check_interruptions(field: str, file: str) -> None:
 
 
 def check_other_code(config: DictConfig) -> Iterator[Fact]:
-    """Load the user's data set and sampler classes, and check that tools' files exist.
-
-    Raises:
-        ConfigError: A file does not exist, or code cannot be loaded.
-    """
+    """Load the user's data set and sampler classes, and check that tools' files exist."""
     for where, name in _OTHER_CODE:
         if path := OmegaConf.select(config, where):
             wanted = OmegaConf.select(config, name) if name else None
@@ -155,20 +142,10 @@ def check_other_code(config: DictConfig) -> Iterator[Fact]:
 def _load(
     config: DictConfig, where: str, path: str | None, field: str, name: str | None
 ) -> dict[str, Any] | None:
-    """Load one object in a fresh interpreter.
+    """Load one object in a fresh interpreter; return the output of `_LOAD`, None after `LIMIT_S` s.
 
-    Args:
-        config: The composed configuration; its variables are set in that interpreter.
-        where: The setting that names the file or module.
-        path: The value of `where`.
-        field: The setting that names the object.
-        name: The value of `field`; None checks the module alone.
-
-    Returns:
-        The output of `_LOAD`; None after `LIMIT_S` seconds.
-
-    Raises:
-        ConfigError: The file does not exist, or the object cannot be loaded.
+    The setting `where` names the file or module `path`, and the setting `field` the object `name`
+    in it. A name of None checks the module alone.
     """
     file = (path or "").removeprefix("file://")
     is_file = file.endswith(".py") and not file.startswith("pkg://")

@@ -26,12 +26,7 @@ Row = Mapping[str, Any]
 
 
 def check_data(config: DictConfig) -> Iterator[Fact | Note]:
-    """Check the training files for one batch of usable rows, the validation files for one row.
-
-    Raises:
-        NotHereError: A file is not on this machine.
-        ConfigError: A file cannot be read, or holds too few usable rows.
-    """
+    """Check the training files for one batch of usable rows, the validation files for one row."""
     fits = _length_filter(config)
     for key, wanted in (("train", config.data.train_batch_size), ("val", 1)):
         field = f"data.{key}_files"
@@ -65,11 +60,7 @@ def check_data(config: DictConfig) -> Iterator[Fact | Note]:
 
 
 def data_files(field: str, given: Any) -> list[str]:
-    """Return the files of a setting as a list.
-
-    Raises:
-        ConfigError: The setting is neither a path nor a list of paths.
-    """
+    """Return the files of a setting as a list."""
     files = list(given) if isinstance(given, list | ListConfig) else [given]
     right = bool(files) and all(isinstance(file, str) and file for file in files)
     allowed = "must be a path or a list of paths"
@@ -80,11 +71,7 @@ def data_files(field: str, given: Any) -> list[str]:
 
 
 def _rows(field: str, files: list[str]) -> Iterator[Row]:
-    """Yield the rows of all files.
-
-    Raises:
-        ConfigError: A file is truncated or of another format.
-    """
+    """Yield the rows of all files."""
     import datasets
 
     for file in files:

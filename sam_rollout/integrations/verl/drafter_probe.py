@@ -33,13 +33,7 @@ def needs_probe(sam: SamConfig) -> bool:
 
 
 class DrafterProbe:
-    """Lets each engine of a replica draft for one prompt before the first response.
-
-    Args:
-        engine: An ``AsyncLLM``.
-        sam: The engine's draft settings.
-        recorders: The recorders of its steps; the probe's own steps are dropped from them.
-    """
+    """Lets each engine of a replica draft for one prompt before the first response."""
 
     def __init__(self, engine: Any, sam: SamConfig, recorders: EngineRecorders) -> None:
         self._engine, self._sam, self._recorders = engine, sam, recorders

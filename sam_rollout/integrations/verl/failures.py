@@ -25,8 +25,8 @@ LEAST_GROUPS = 8
 # Kinds of errors that a worker keeps between two calls; further kinds are counted with the last.
 MOST_KINDS = 20
 MOST_CHARACTERS = 500
-LOOK_S = 1.0  # between two questions to agent-loop workers
-SETTLE_S = 60.0  # a worker has to answer within this time
+LOOK_S = 1.0  # Between two questions to agent-loop workers.
+SETTLE_S = 60.0  # A worker has to answer within this time.
 _NOTED = "sam_noted"
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -69,10 +69,10 @@ def describe(error: BaseException) -> str:
 class Failure:
     """One kind of error, and how often it occurred."""
 
-    kind: tuple[str, str]  # type of the error, and "file:line" where it was raised
-    text: str  # type and message of the first error
-    trace: str  # traceback of the first error
-    first_s: float  # wall-clock time on its machine
+    kind: tuple[str, str]  # Type of the error, and "file:line" where it was raised.
+    text: str  # Type and message of the first error.
+    trace: str  # Traceback of the first error.
+    first_s: float  # Wall-clock time on its machine.
     fatal: bool
     count: int = 1
 
@@ -160,11 +160,7 @@ class OnlyKeptErrors(logging.Filter):
 
 
 class FailureWatch:
-    """Collects the failures of all agent-loop workers for the trainer.
-
-    Args:
-        workers: Handles of the agent-loop actors.
-    """
+    """Collects the failures of all agent-loop workers for the trainer."""
 
     def __init__(self, workers: Sequence[Any]) -> None:
         self._workers = workers
@@ -192,12 +188,7 @@ class FailureWatch:
             self._ask()
 
     def settle(self) -> None:
-        """Ask the workers for failures and wait for the answer.
-
-        Raises:
-            RolloutFailedError: A worker met an error that every response would meet.
-            DeadPartError: A worker has died.
-        """
+        """Ask the workers for failures and wait for the answer."""
         if self._asked:  # an earlier question is still open
             self._take(SETTLE_S)
         self._ask()
@@ -243,11 +234,6 @@ class FailureWatch:
 
     def check(self, where: str, groups: Groups, limit: float) -> None:
         """End the run if more groups failed than allowed.
-
-        Args:
-            where: The step or validation, as messages name it.
-            groups: Counts of its groups.
-            limit: The largest share of groups that may fail.
 
         Raises:
             RolloutFailedError: Too many groups failed; names the first error.

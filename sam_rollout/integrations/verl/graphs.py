@@ -15,7 +15,7 @@ from sam_rollout.config import SamConfig
 
 MODE = "actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode"
 SIZES = "actor_rollout_ref.rollout.cudagraph_capture_sizes"
-VERLS_MODE = "FULL_AND_PIECEWISE"  # verl's default
+VERLS_MODE = "FULL_AND_PIECEWISE"  # verl's default.
 # Only decoding steps have full graphs, and there are no piecewise graphs.
 DECODE_ONLY = "FULL_DECODE_ONLY"
 ENGINES_LARGEST = 512  # tokens; the engine's largest graph if no sizes are given

@@ -23,7 +23,7 @@ from verl.single_controller.base.decorator import (
 )
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from sam_rollout.heads import is_fresh
+from sam_rollout.heads.checkpoint import is_fresh
 from sam_rollout.heads.hidden_states import STORED
 from sam_rollout.heads.online import SHARE_OF_BUFFER, OnlineHead
 from sam_rollout.heads.peers import Peers
@@ -38,11 +38,7 @@ STATE_FILE = "training.pt"
 
 
 class HeadTraining:
-    """The head's training in one of verl's training processes.
-
-    Args:
-        worker: verl's worker, with its policy loaded.
-    """
+    """The head's training in one of verl's training processes."""
 
     def __init__(self, worker: ActorRolloutRefWorker) -> None:
         extra = worker.config.rollout.engine_kwargs.vllm.additional_config[ADDITIONAL_CONFIG_KEY]
@@ -93,11 +89,7 @@ class HeadTraining:
         torch.save(online.state_dict(), folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote; keep the run's first head if no process finds the files.
-
-        Raises:
-            FileNotFoundError: Only some of the processes find the files.
-        """
+        """Load what `save` wrote; keep the run's first head if no process finds the files."""
         file = folder / STATE_FILE
         votes = torch.tensor([float(file.exists())]).to(this_device())
         found = self._peers.sum(votes).item()

@@ -32,11 +32,7 @@ class VerlRefusal(ConfigError):
 
 
 def validate(config: DictConfig) -> None:
-    """Let verl check a translated configuration; this needs no device, weights or cluster.
-
-    Raises:
-        VerlRefusal: verl refuses the configuration.
-    """
+    """Let verl check a translated configuration; this needs no device, weights or cluster."""
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -59,9 +55,6 @@ def check_with_verl(config: DictConfig, run: RunConfig) -> Iterator[Note]:
 
     This imports verl, which then decides on a device, so a process that starts a run must not call
     it.
-
-    Raises:
-        VerlRefusal: verl refuses the configuration.
     """
     copy = deepcopy(config)
     translate(copy, run)
@@ -87,15 +80,7 @@ def leave_to_running_cluster(config: DictConfig) -> None:
 
 
 def prepare_run(config: DictConfig, run: RunConfig) -> None:
-    """Fill verl's and vLLM's fields of a checked configuration, and let verl check it.
-
-    Args:
-        config: The composed configuration; the run's environment variables must be set.
-        run: Our settings.
-
-    Raises:
-        VerlRefusal: verl's own checks refuse the configuration.
-    """
+    """Fill verl's and vLLM's fields of a checked configuration, and let verl check it."""
     from verl.utils.device import auto_set_device
 
     for line in (*run.decisions, *fit_bucket(config)):

@@ -17,7 +17,8 @@ from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.check_results import Rule, hold
 from sam_rollout.integrations.verl.policy_model import policy_shape
 from sam_rollout.integrations.verl.run_config import plain
-from sam_rollout.sizing import HardwareConfig, ModelShape, RolloutLayout, TrainingLayout
+from sam_rollout.sizing.parallelism import RolloutLayout, TrainingLayout
+from sam_rollout.sizing.shape import HardwareConfig, ModelShape
 
 ACTOR = "actor_rollout_ref.actor"
 MEGATRON = f"{ACTOR}.megatron"
@@ -98,9 +99,6 @@ def _stage_layers(config: DictConfig, layers: int) -> tuple[int, ...]:
     """Return the number of layers of each pipeline stage.
 
     The configuration may fix the first and the last stage's number; the rest is divided evenly.
-
-    Raises:
-        ConfigError: The layers cannot be divided.
     """
     megatron = config.actor_rollout_ref.actor.megatron
     stages = megatron.pipeline_model_parallel_size
@@ -122,11 +120,7 @@ def _stage_layers(config: DictConfig, layers: int) -> tuple[int, ...]:
 
 
 def check_layout(config: DictConfig) -> RunLayout:
-    """Check that devices, model and batch can be divided as configured; return the layout.
-
-    Raises:
-        ConfigError: They cannot; names the field, its value and what is allowed.
-    """
+    """Check that devices, model and batch can be divided as configured; return the layout."""
     hardware = HardwareConfig.from_mapping(plain(config.hardware))
     shape, shape_source = policy_shape(config)
     hold(_positive(config))

@@ -1,4 +1,4 @@
-"""Adds to verl's loggers: tags and groups of the wandb run, guards against errors, and pictures.
+"""Adds to verl's loggers: tags and groups of wandb runs, TensorBoard's layout, guards, pictures.
 
 verl's ``Tracking`` creates a wandb run with a project, a name and the configuration, and lets every
 error of wandb end the training. `start_wandb` creates the run first, with the same arguments and
@@ -11,11 +11,11 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from omegaconf import DictConfig, open_dict
 
@@ -23,7 +23,8 @@ from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.core.json_values import encode
 from sam_rollout.core.settings import unknown
 from sam_rollout.integrations.verl.check_results import Fact
-from sam_rollout.telemetry.curve import CURVE_NAME, LINE_NAME, draw, running_curve, warm_up
+from sam_rollout.report.panels import SECTIONS
+from sam_rollout.telemetry.curve import CURVE_NAME, draw, running_curve, warm_up
 from sam_rollout.telemetry.records import RunInfo
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,8 @@ PACKAGES = {
     "wandb": "wandb",
 }
 INSTALLS = {"rl_insight": "rl-insight", "volcengine_ml_platform": "volcengine-ml-platform"}
-STEP_AXIS = "training/global_step"  # verl logs it with every training step, not with validation
-MAX_TAG = 64  # characters, wandb's limit
+STEP_AXIS = "training/global_step"  # verl logs it with every training step, not with validation.
+MAX_TAG = 64  # Characters, wandb's limit.
 # The table of runs shows the mean of these metrics, and the last value of all others.
 MEAN_IN_SUMMARY = (
     "sam/engine/rollout_s",
@@ -67,11 +68,7 @@ def chosen(backends: Any) -> list[str]:
 
 
 def check_loggers(backends: Any) -> Iterator[Fact]:
-    """Refuse a logger that is unknown or not installed, before verl does so with a loaded model.
-
-    Raises:
-        ConfigError: A logger of ``trainer.logger`` cannot be used.
-    """
+    """Refuse a logger that is unknown or not installed, before verl does so with a loaded model."""
     names = chosen(backends)
     if not names:
         raise ConfigError("trainer.logger", backends, "must name at least one, such as [console]")
@@ -156,11 +153,7 @@ def define_metrics(run: Any) -> None:
 
 
 class OnceWarning:
-    """Runs calls and logs the first error only.
-
-    Args:
-        what: The warning's first words.
-    """
+    """Runs calls and logs only the first error, after the words `what`."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -209,18 +202,34 @@ class GuardedTable:
         self._guard(lambda: self._inner.log(*arguments, **keywords))
 
 
-class CurveLogger:
-    """Draws each rollout's running requests for wandb and TensorBoard.
+def tensorboard_layout() -> dict[str, dict[str, list]]:
+    """Return our sections and panels for TensorBoard's tab "custom scalars".
 
-    Args:
-        loggers: verl's backends by name, ``Tracking.logger``.
-        tail_threshold: The long tail has at most this many running requests per engine.
+    TensorBoard matches whole tags with regular expressions, and shows pictures in the tab "images".
     """
+    return {
+        section.title: {
+            panel.title: [
+                "Multiline",
+                [panel.pattern] if panel.pattern else [f"^{re.escape(n)}$" for n in panel.metrics],
+            ]
+            for panel in section.panels
+            if not panel.picture
+        }
+        for section in SECTIONS
+    }
+
+
+class CurveLogger:
+    """Draws each rollout's running requests for wandb and TensorBoard, and lays out TensorBoard."""
 
     def __init__(self, loggers: Mapping[str, Any], tail_threshold: int) -> None:
         self._loggers = loggers
         self._tail_threshold = tail_threshold
         self._guard = OnceWarning("The running requests over time cannot be drawn")
+        if TENSORBOARD in loggers:
+            writer, guard = loggers[TENSORBOARD].writer, OnceWarning("TensorBoard gets no layout")
+            guard(lambda: writer.add_custom_scalars(tensorboard_layout()))
 
     @property
     def _takes_pictures(self) -> bool:
@@ -247,12 +256,4 @@ class CurveLogger:
         if WANDB in self._loggers:
             import wandb
 
-            line = wandb.plot.line_series(
-                xs=np.round(curve.time_s, 3).tolist(),
-                ys=[series.tolist() for series in (curve.mean, curve.low, curve.high)],
-                keys=["mean of engines", "lowest", "highest"],
-                title="running requests of an engine",
-                xname="time since the rollout began, s",
-            )
-            pictures = {CURVE_NAME: wandb.Image(image, caption=title), LINE_NAME: line}
-            self._loggers[WANDB].log(pictures, step)
+            self._loggers[WANDB].log({CURVE_NAME: wandb.Image(image, caption=title)}, step)

@@ -14,14 +14,15 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError, SamConfig
-from sam_rollout.heads import HeadShape, read_head, shape_for
+from sam_rollout.heads.checkpoint import HeadShape, read_head, shape_for
 from sam_rollout.integrations.verl import graphs
 from sam_rollout.integrations.verl.layouts import RunLayout
 from sam_rollout.integrations.verl.policy_model import is_hub_name, read_config
 from sam_rollout.integrations.verl.registered_names import FIRST_HEAD_FOLDER
 from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter, positions_note
-from sam_rollout.sizing import DrafterSize, ModelShape, RolloutLayout
 from sam_rollout.sizing.memory import BF16, rollout_weights
+from sam_rollout.sizing.parallelism import DrafterSize, RolloutLayout
+from sam_rollout.sizing.shape import ModelShape
 
 # Draft vocabulary of most public heads (docs/draft_models.md), for a head of unknown sizes.
 USUAL_VOCABULARY = 32_000
@@ -39,9 +40,6 @@ def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape)
     """Refuse a drafter that was trained for a policy of other sizes.
 
     The check of draft sources reports a missing drafter.
-
-    Raises:
-        ConfigError: The drafter does not fit; names `sam.sources.model.path`.
     """
     if sam.drafts_with_model and not is_missing(sam):
         for policy in _policy_configs(config, shape):

@@ -9,11 +9,9 @@ PIECE_BYTES = 400
 
 
 class PieceQueue:
-    """A queue of pieces that drops the oldest ones beyond its limit.
+    """A queue of pieces that drops the oldest ones beyond `most_bytes`.
 
-    Args:
-        most_bytes: Limit of all waiting pieces.
-        message_bytes: Limit of one message; a larger piece is a message by itself.
+    A message has at most `message_bytes`; a larger piece is a message by itself.
     """
 
     def __init__(self, most_bytes: int, message_bytes: int) -> None:

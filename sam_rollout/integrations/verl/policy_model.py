@@ -14,11 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from sam_rollout.config import ConfigError
 from sam_rollout.core.json_values import read_object
-from sam_rollout.heads import tensor_shapes
+from sam_rollout.heads.checkpoint import tensor_shapes
 from sam_rollout.integrations.verl.check_results import Fact, Note, NotHereError, Rule, hold
 from sam_rollout.integrations.verl.environment import experiment_variables
 from sam_rollout.integrations.verl.run_config import plain
-from sam_rollout.sizing import ModelShape
+from sam_rollout.sizing.shape import ModelShape
 
 PATH = "actor_rollout_ref.model.path"
 MAX_MODEL_LEN = "actor_rollout_ref.rollout.max_model_len"
@@ -36,10 +36,6 @@ PLAIN_ROPE = (None, "default", "mrope", "llama3")
 
 def find_folder(path: str, environment: Mapping[str, str] | None = None) -> Path | None:
     """Return a model's folder on this machine: the path itself, or its copy in the hub's cache.
-
-    Args:
-        path: A folder, or a name on the hub.
-        environment: Variables of the run's processes; by default those of this process.
 
     Returns:
         The folder, or None if the model is not on this machine.
@@ -67,11 +63,7 @@ def hub_cache(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def read_config(config: DictConfig) -> dict[str, Any] | None:
-    """Return the policy's ``config.json``; None if the model is not on this machine.
-
-    Raises:
-        ConfigError: The file cannot be read.
-    """
+    """Return the policy's ``config.json``; None if the model is not on this machine."""
     path = OmegaConf.select(config, PATH)
     folder = find_folder(path) if isinstance(path, str) and path else None
     if folder is None:
@@ -87,9 +79,6 @@ def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
 
     The sizes come from the model's own files. The group `model_shape` is used for models that are
     not on this machine, and for kinds whose files use other names for their sizes.
-
-    Raises:
-        ConfigError: The files cannot be read, or the group is wrong.
     """
     own = read_config(config)
     shape = ModelShape.of_model(own) if own else None
@@ -99,12 +88,7 @@ def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
 
 
 def check_model(config: DictConfig) -> Iterator[Fact | Note]:
-    """Check the policy's files, and that the engine can run texts of the configured length.
-
-    Raises:
-        NotHereError: The folder does not exist.
-        ConfigError: A file is damaged, or the model does not support the configuration.
-    """
+    """Check the policy's files, and that the engine can run texts of the configured length."""
     path = config.actor_rollout_ref.model.path
     named = bool(path) and isinstance(path, str)
     hold([*_lora_rules(config), (PATH, path, named, "must be a folder, or a name on the hub")])
@@ -131,11 +115,7 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
 
 
 def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
-    """Return a note that a missing model will be downloaded.
-
-    Raises:
-        NotHereError: It cannot be downloaded.
-    """
+    """Return a note that a missing model will be downloaded."""
     if not is_hub_name(path):
         raise NotHereError(PATH, path, "there is no such folder")
     where = f"is not complete in {hub_cache(environment)}"
@@ -195,12 +175,7 @@ def _check_tokenizer(config: DictConfig, folder: Path) -> None:
 
 
 def _describe_weights(folder: Path) -> str:
-    """Check that all weight files are complete; return a phrase with their number and size.
-
-    Raises:
-        OSError: A file cannot be read.
-        ValueError: A file is missing, truncated or of another format.
-    """
+    """Check that all weight files are complete; return a phrase with their number and size."""
     index = folder / "model.safetensors.index.json"
     others = [path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern)]
     if others and not index.exists() and not (folder / "model.safetensors").exists():

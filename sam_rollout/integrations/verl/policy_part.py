@@ -55,9 +55,8 @@ class PolicyPart(Protocol):
     def watched(self, step: Step) -> AbstractContextManager[None]:
         """Return a context in which `step` runs each of verl's forward passes.
 
-        Args:
-            step: Called with the number of the policy's chunk, the micro-batch, and a function that
-                runs the pass.
+        `step` gets the number of the policy's chunk, the micro-batch, and a function that runs the
+        pass.
         """
 
     def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
@@ -72,11 +71,7 @@ class PolicyPart(Protocol):
         """
 
     def matrices(self, peers: Peers) -> Policy:
-        """Gather the policy's embedding and output matrices, float32, on this process's device.
-
-        Args:
-            peers: All processes. If one lacks memory for the matrices, the call fails in all.
-        """
+        """Gather the policy's matrices, float32, on this device; all `peers` succeed or fail."""
 
 
 class FsdpPart:

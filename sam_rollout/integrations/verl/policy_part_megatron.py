@@ -29,11 +29,7 @@ from sam_rollout.integrations.verl.policy_part import (
 
 
 class MegatronPart:
-    """The part with Megatron on CUDA, or with MindSpeed on NPUs.
-
-    Args:
-        engine: verl's training engine of one of megatron-core's GPTModels.
-    """
+    """The part with Megatron on CUDA, or with MindSpeed on NPUs."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

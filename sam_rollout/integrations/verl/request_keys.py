@@ -46,11 +46,7 @@ class RequestKeys:
         self._branches = False  # whether two requests ever ran at once
 
     def begin(self, prompt_ids: Sequence[int]) -> _Chain:
-        """Return the chain of a new request; the chain's `name` keys its random numbers.
-
-        Args:
-            prompt_ids: Token ids of the request's prompt, which includes the response so far.
-        """
+        """Return the chain of a new request; the chain's `name` keys its random numbers."""
         self._branches = self._branches or self._running > 0
         prompt = group_of(prompt_ids)
         if self._branches:

@@ -26,6 +26,7 @@ from sam_rollout.telemetry.records import (
     RunFolder,
     RunFolderError,
     RunInfo,
+    flat,
     value_at,
 )
 
@@ -50,6 +51,7 @@ NOT_TRAINING = (
     "ray_kwargs",
     "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",
     "trainer.v1",
+    "transfer_queue",
     "trainer.resume_mode",
     "trainer.resume_from_path",
     "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config",
@@ -65,11 +67,7 @@ _ON_PURPOSE = (
 
 
 def check_run_folder(config: DictConfig) -> Iterator[Fact]:
-    """Check that the run's folders are writable and that the checkpoint to resume exists.
-
-    Raises:
-        ConfigError: A folder is not writable, or there is no such checkpoint; names the field.
-    """
+    """Check that the run's folders are writable and that the checkpoint to resume exists."""
     for field in ("run_dir", "trainer.default_local_dir"):
         folder = Path(OmegaConf.select(config, field)).absolute()
         # `Path.exists` raises below a folder without permission to enter it.
@@ -118,8 +116,8 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     # run.json has the translated configuration, with strings as keys.
     translated = deepcopy(config)
     translate(translated, run)
-    there = dict(_leaves(encode(writer.config), writer.config["run_dir"]))
-    here = dict(_leaves(encode(plain(translated)), str(Path(config.run_dir).absolute())))
+    there = _settings(writer.config, writer.config["run_dir"])
+    here = _settings(plain(translated), str(Path(config.run_dir).absolute()))
     changed = {
         path: f"{path.removeprefix(f'{ASKED}.')}: {value} there, {here[path]} here"
         for path, value in there.items()
@@ -132,14 +130,14 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     sam = ASKED_SAM if value_at(writer.config, ASKED_SAM) else "sam"
     both_draft = there.get(f"{sam}.enabled") and here[f"{sam}.enabled"]
     identity = (*IDENTITY, sam if both_draft else f"{sam}.enabled")
-    if differences := [said for path, said in changed.items() if _is_below(path, identity)]:
+    if differences := [said for path, said in changed.items() if is_below(path, identity)]:
         raise ConfigError(
             "run_dir",
             config.run_dir,
             f"the checkpoint of step {step} in {checkpoints} is another run's "
             f"({'; '.join(differences)}): name a run_dir for each run, or {_ON_PURPOSE}",
         )
-    if named := [said for path, said in changed.items() if not _is_below(path, NOT_TRAINING)]:
+    if named := [said for path, said in changed.items() if not is_below(path, NOT_TRAINING)]:
         more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
         said = f"the run in {config.run_dir} resumes from step {step} with other settings: "
         yield Note(said + "; ".join(named[:MOST_NAMED]) + more)
@@ -156,16 +154,16 @@ def _writer(folder: RunFolder, written_at: float) -> RunInfo:
     raise RunFolderError(f"every start in {folder.root} is later than the checkpoint")
 
 
-def _leaves(node: Any, run_dir: str, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by path; <run_dir> stands for the run's folder, which may have moved."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            yield from _leaves(value, run_dir, f"{path}.{key}" if path else key)
-    elif isinstance(node, str) and node.startswith(f"{run_dir}/"):
-        yield path, f"<run_dir>{node.removeprefix(run_dir)}"
-    else:
-        yield path, node
+def _settings(config: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
+    """Return settings by path; <run_dir> stands for the run's folder, which may have moved."""
+    return {
+        path: f"<run_dir>{value.removeprefix(run_dir)}"
+        if isinstance(value, str) and value.startswith(f"{run_dir}/")
+        else value
+        for path, value in flat(encode(config)).items()
+    }
 
 
-def _is_below(path: str, names: Iterable[str]) -> bool:
+def is_below(path: str, names: Iterable[str]) -> bool:
+    """Return whether a setting is one of `names`, or lies in a group of them."""
     return any(f"{path}.".startswith(f"{name}.") for name in names)

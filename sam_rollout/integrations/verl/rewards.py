@@ -15,8 +15,8 @@ from sam_rollout.integrations.verl.failures import FilterMetricError
 
 # Entry of the reward's extra info that is 1 for a right answer. The filter may use another metric.
 ACCURACY = "acc"
-ANSWER = "pred"  # the entry that verl takes a majority vote of
-SCORE = "reward"  # verl's name of the score, which exists for every response
+ANSWER = "pred"  # The entry that verl takes a majority vote of.
+SCORE = "reward"  # verl's name of the score, which exists for every response.
 METRIC_FIELD = "algorithm.filter_groups.metric"
 
 
@@ -34,12 +34,7 @@ def figure(value: Any) -> float | None:
 
 
 def check_reward(score: Any, extra: Mapping[str, Any], metric: str | None) -> None:
-    """Refuse a reward whose score or filter metric is no number.
-
-    Args:
-        score: The reward's score.
-        extra: The reward's further entries.
-        metric: The metric that groups are filtered by; None without a filter.
+    """Refuse a reward whose score, or filter `metric` among its `extra` entries, is no number.
 
     Raises:
         UnjudgedError: This response has no such number; others may have one.
@@ -87,13 +82,8 @@ def judged_counts(
     """Return how many responses to each prompt of a validation count for its accuracy.
 
     verl counts every missing accuracy as wrong. That is right for a failed response, but not for
-    one that the reward could not judge, so these are left out.
-
-    Args:
-        expected: (data source, prompt) -> number of responses that were asked for.
-        sources: Data source of each response.
-        uids: Prompt of each response.
-        accuracies: Accuracy of each response; None if the reward could not judge it.
+    one that the reward could not judge, so these are left out. `expected` has the number of
+    responses by (data source, prompt). An accuracy is None if the reward could not judge it.
     """
     rows = zip(sources, uids, accuracies, strict=True)
     unjudged = Counter((str(source), str(uid)) for source, uid, acc in rows if acc is None)

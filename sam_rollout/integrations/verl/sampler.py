@@ -65,8 +65,8 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self._numbers = itertools.count()
         self._counted: set[str] = set()  # groups of earlier steps that wait for training
         self._outcomes: dict[str, list[float]] = {}
-        # Of each response that waits for training: pairs of a training step and the tokens that its
-        # weights sampled. Only an asynchronous trainer's client counts them.
+        # Response that waits for training -> pairs of a training step and the number of tokens that
+        # its weights sampled. Only an asynchronous trainer's client counts them.
         self._tokens_by_weights: dict[str, list[tuple[int, int]]] = {}
         self._filtered: set[str] = set()
         self._failed: set[str] = set()

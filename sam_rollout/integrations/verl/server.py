@@ -10,10 +10,11 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,7 @@ ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 
 
 def worker_extension(device: str) -> str:
-    """Return the path of the class that extends the engine's workers.
-
-    Args:
-        device: verl's name of the device.
-    """
+    """Return the path of the class that extends the engine's workers."""
     if device == "npu":
         module = "sam_rollout.integrations.verl.worker_extension_ascend"
         return f"{module}.SamColocateAscendWorkerExtension"
@@ -150,8 +147,10 @@ class SamHttpServer(vLLMHttpServer):
         print(check_samplers(reports, settings.sampler), flush=True)
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
         self._finished: list[FinishedRequest] = []
+        self.engine.add_request = self._landing_noted(self.engine.add_request)
         self._under_way: dict[str, RequestIdentity | None] = {}  # by request
         self._admitted_s: dict[str, float] = {}  # when each request came to the engine
+        self._landing: set[str] = set()  # admitted requests that the engine does not know yet
         self._interrupted: list[RequestIdentity | None] = []  # since the last drain
         self._recorders = EngineRecorders(len(bound))
         self._proof = DraftProof(self.engine, settings.sampler, self._recorders)
@@ -214,6 +213,7 @@ class SamHttpServer(vLLMHttpServer):
             raise DeadPartError(self._engine_died()) from error
         finally:
             del self._under_way[request_id]
+            self._landing.discard(request_id)
             start_s = self._admitted_s.pop(request_id, start_s)
         if output.stop_reason == INTERRUPTED:
             self._interrupted.append(identity)
@@ -245,8 +245,35 @@ class SamHttpServer(vLLMHttpServer):
         """Wait as verl does while generation is interrupted; the request's time begins after it."""
         rejected = await super()._park_until_admitted(request_id)
         self._admitted_s[request_id] = time.time()
+        if rejected is None:
+            self._landing.add(request_id)
         self._recorders.work_arrived()
         return rejected
+
+    @property
+    def _admitting(self) -> int:
+        """Requests on their way to the engine, for which verl waits before it interrupts all.
+
+        verl counts a request until its first output. A waiting request has none, and ours have one
+        output, the last: verl would wait until all have ended, and interrupt nothing.
+        """
+        return len(self._landing)
+
+    @_admitting.setter
+    def _admitting(self, count: int) -> None:
+        pass  # verl's own count
+
+    def _landing_noted(self, add_request: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the engine's method, after which the engine knows a request."""
+
+        @functools.wraps(add_request)
+        async def add(request_id: str, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return await add_request(request_id, *args, **kwargs)
+            finally:
+                self._landing.discard(request_id)
+
+        return add
 
     async def abort_all_requests(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Interrupt all requests as verl does; the engine's clock stops until others come."""
@@ -259,11 +286,7 @@ class SamHttpServer(vLLMHttpServer):
         return aborted
 
     async def share_texts(self, servers: Mapping[int, Any]) -> None:
-        """Begin to share texts with the servers of all other replicas.
-
-        Args:
-            servers: Replica -> its server; this server is included.
-        """
+        """Begin to share texts with the servers of all other replicas."""
         engines = engine_count(self.engine)
         folder = await asyncio.to_thread(find_name, self._settings.sam)
         self._sharing = TextSharing(
@@ -296,13 +319,7 @@ class SamHttpServer(vLLMHttpServer):
     async def drain_records(
         self, step: int, split: str, keep: bool = False
     ) -> list[ReplicaRecords]:
-        """Return the records of each engine since the last call.
-
-        Args:
-            step: Training step of the records.
-            split: ``"train"`` or ``"val"``.
-            keep: Whether `check_drafts` follows, which needs the requests.
-        """
+        """Return each engine's records since the last call; `keep` requests for `check_drafts`."""
         asked_s = time.monotonic()
         going_on = [*self._interrupted, *self._under_way.values()]
         self._interrupted = []

@@ -65,9 +65,9 @@ class _Peer:
     """Another replica's server."""
 
     server: Any
-    folder: str = ""  # the name of its folder that it announced; empty for none
-    runs: frozenset[GroupKey] = frozenset()  # the groups that it last announced
-    knows: frozenset[GroupKey] | None = None  # our groups as last announced to it
+    folder: str = ""  # The name of its folder that it announced; empty for none.
+    runs: frozenset[GroupKey] = frozenset()  # The groups that it last announced.
+    knows: frozenset[GroupKey] | None = None  # Our groups as last announced to it.
     waiting: PieceQueue = dataclasses.field(default_factory=_queue)
     sending: asyncio.Task | None = None
     has_failed: bool = False
@@ -154,14 +154,7 @@ class TextSharing:
     def hear(
         self, replica: int, folder: str, runs: Iterable[Iterable] | None, pieces: list[tuple]
     ) -> None:
-        """Receive a server's message.
-
-        Args:
-            replica: Number of the sender's replica.
-            folder: Name of the sender's folder; empty for none.
-            runs: Groups that run there; None if they have not changed.
-            pieces: Fields of newly sampled pieces.
-        """
+        """Receive a server's folder, running groups (None if unchanged) and new pieces."""
         peer = self._peers.get(replica)
         if peer is not None:
             peer.folder = folder

@@ -22,7 +22,7 @@ from sam_rollout.integrations.verl.data_checks import data_files
 from sam_rollout.integrations.verl.layouts import rollout_layout
 from sam_rollout.integrations.verl.policy_model import policy_shape, read_config
 from sam_rollout.integrations.vllm.hybrids import WITHOUT_DRAFTS, is_hybrid
-from sam_rollout.sizing import DraftTexts, RolloutRound
+from sam_rollout.sizing.drafting import RolloutRound
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
@@ -39,10 +39,6 @@ def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
 
     They are made for runs without drafts, too, so that both sides of a comparison have the same
     settings.
-
-    Args:
-        config: The composed configuration, with a checked layout.
-        run: Our settings.
     """
     sam, lines = _settled(config, run)
     decisions = tuple(lines) if run.sam.enabled else ()
@@ -56,17 +52,18 @@ def _is_hybrid(config: DictConfig) -> bool:
     return bool(policy_shape(config)[0].linear_layers) if own is None else is_hybrid(own)
 
 
-def draft_texts(config: DictConfig, run: RunConfig) -> DraftTexts:
+def rollout_round(config: DictConfig, run: RunConfig) -> RolloutRound:
     """Return the number and lengths of texts in one of the run's generation rounds."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
-    shared = RolloutRound(
+    return RolloutRound(
         # `refill` has no rounds: its step begins with the training batch.
         prompts=max(run.sampling.gen_batch_size, data.train_batch_size),
         siblings=rollout.n,
         engines=rollout_layout(config).engines,
         max_num_seqs=rollout.max_num_seqs,
+        prompt_tokens=data.max_prompt_length,
+        response_tokens=data.max_response_length,
     )
-    return DraftTexts(shared, data.max_prompt_length, data.max_response_length)
 
 
 def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
@@ -75,8 +72,8 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
     if sources.run.enabled and sources.run.corpus:  # The user asked for the corpus.
         sources = replace(sources, run=replace(sources.run, when="always"))
     if sources.run.enabled and sources.run.when == "fits":
-        round_ = draft_texts(config, run)
-        tokens = round_.shared.per_engine * places_of(round_.response_tokens)
+        round_ = rollout_round(config, run)
+        tokens = round_.per_engine * places_of(round_.response_tokens)
         most = sources.run.max_bytes // LIVE_BYTES_PER_TOKEN
         most = min(most, MOST_SHARED_TOKENS) // ROUND_SHARE
         fits = tokens <= most

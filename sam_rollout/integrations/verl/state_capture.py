@@ -27,10 +27,10 @@ from sam_rollout.integrations.verl.policy_part import PolicyPart, this_device
 class _Window:
     """A row of tokens of one response, whose hidden states are captured."""
 
-    begin: int  # the first token's number in the micro-batch
-    tokens: Tensor  # token ids, on the host
-    prompt: int  # how many of these tokens belong to the prompt
-    keeper: int  # rank of the process that keeps it, among those that share the text
+    begin: int  # The first token's number in the micro-batch.
+    tokens: Tensor  # Token ids, on the host.
+    prompt: int  # How many of these tokens belong to the prompt.
+    keeper: int  # Rank of the process that keeps it, among those that share the text.
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +38,9 @@ class _States:
     """One module's states for some of a window's tokens, on the host."""
 
     window: _Window
-    index: int  # index of the module
-    tokens: Tensor  # [tokens], positions in the window
-    states: Tensor  # [tokens, hidden + 1]; the last column is 1, so that sums count contributions
+    index: int  # Index of the module.
+    tokens: Tensor  # [tokens], positions in the window.
+    states: Tensor  # [tokens, hidden + 1]; the last column is 1, so that sums count contributions.
 
 
 class StateCapture:
@@ -75,19 +75,15 @@ class StateCapture:
 
     def _forget(self) -> None:
         self._seen, self._expected = 0, 1
-        self._windows: list[list[_Window]] = []  # windows by micro-batch
-        self._steps: dict[int, int] = {}  # number of the last micro-batch, by chunk of the policy
+        self._windows: list[list[_Window]] = []  # Windows by micro-batch.
+        self._steps: dict[int, int] = {}  # Number of the last micro-batch, by chunk of the policy.
         self._states: list[_States] = []
         self._outputs: dict[int, Tensor] = {}
         self._open = False
 
     @contextlib.contextmanager
     def running(self, responses: int) -> Iterator[None]:
-        """Return a context in which forward passes are captured.
-
-        Args:
-            responses: Number of responses that these passes will read.
-        """
+        """Return a context in which forward passes are captured."""
         self.taken, self.spent_s, self.problem = [], 0.0, None
         self._expected = max(1, responses)
         hooks = []
@@ -193,9 +189,6 @@ class StateCapture:
     @torch.no_grad()
     def _put_together(self, room: Tensor | None) -> None:
         """Bring every window's states to the process that keeps it.
-
-        Args:
-            room: The buffer from `_room_for_all`.
 
         Raises:
             RuntimeError: No process, or more than one, has the states of some token.

@@ -30,11 +30,7 @@ STOP_WITHIN_S = 5.0
 
 @contextlib.contextmanager
 def follow_rollouts(setting: str) -> Iterator[None]:
-    """Show the rollouts' progress while the body runs.
-
-    Args:
-        setting: ``rollout_telemetry.progress``; ``auto`` shows it on a terminal.
-    """
+    """Show the rollouts' progress while the body runs."""
     terminal = sys.stdout.isatty()
     if setting == "off" or (setting == "auto" and not terminal):
         yield

@@ -27,12 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepRecords:
-    """Writes records, compares each training step with the baseline, and runs the sentinel.
-
-    Args:
-        run: Our settings.
-        folder: The run folder; nothing else writes step records there.
-    """
+    """Writes records, compares each training step with the baseline, and runs the sentinel."""
 
     def __init__(self, run: RunConfig, folder: RunFolder) -> None:
         self._folder, self._tail_threshold = folder, run.telemetry.tail_threshold
@@ -57,7 +52,7 @@ class StepRecords:
         if split == TRAIN_SPLIT:
             self._reports = replicas
         tables = [records.engine_steps for records in replicas]
-        if not any(table.num_rows for table in tables):
+        if not any(table.num_rows for table in (*tables, *(one.requests for one in replicas))):
             return {}
         for records in replicas:
             self._folder.write("engine_steps", records.replica, records.engine_steps)
@@ -94,10 +89,7 @@ class StepRecords:
     ) -> None:
         """Add the baseline's and the sentinel's metrics to a training step's metrics, in place.
 
-        Args:
-            step: Number of the training step.
-            metrics: verl's metrics and our aggregates.
-            alert: Called with title and text for each of the sentinel's findings.
+        `alert` gets title and text of each of the sentinel's findings.
         """
         if (baseline := self._baseline) is not None:
             metrics |= _attempt(

@@ -7,7 +7,6 @@ our groups. A user who sets such a key would get another training than the comma
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -19,7 +18,9 @@ from sam_rollout.integrations.verl.registered_names import (
     ROLLOUT_NAME,
     TRAINER_MODES,
 )
+from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.integrations.vllm.engine_settings import ADDITIONAL_CONFIG_KEY
+from sam_rollout.telemetry.records import flat
 
 FILTER = "algorithm.filter_groups"
 SAMPLER = "trainer.v1.sampler"
@@ -39,11 +40,7 @@ OLDER_KEYS = {
 
 
 def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
-    """Refuse keys that are not supported or would have no effect.
-
-    Raises:
-        ConfigError: Such a key is set; the message names its replacement.
-    """
+    """Refuse keys that are not supported or would have no effect."""
     rules = (*_served(config, run), *_older(config), *_ours(config, run.sampling.kind))
     hold((f, OmegaConf.select(config, f), right, allowed) for f, right, allowed in rules)
     yield from ()
@@ -101,17 +98,9 @@ def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
 
 def _older(config: DictConfig) -> Iterator[tuple[str, bool, str]]:
     """Yield a failing rule for each key that is set in groups of older releases."""
-
-    def leaves(path: str, node: Any) -> Iterator[str]:
-        if isinstance(node, dict):
-            for key, value in node.items():
-                yield from leaves(f"{path}.{key}", value)
-        elif node is not None:
-            yield path
-
     for group in ("custom_reward_function", "reward_model", "sandbox_fusion"):
-        given = OmegaConf.to_container(config.get(group) or OmegaConf.create(), resolve=True)
-        for field in leaves(group, given):
+        given = flat(plain(config.get(group) or OmegaConf.create()), f"{group}.")
+        for field in (name for name, value in given.items() if value is not None):
             renamed = (new for old, new in OLDER_KEYS.items() if field.startswith(old))
             yield field, False, f"is not read any more: set {next(renamed, f'reward.{field}')}"
 

@@ -65,9 +65,6 @@ class Watchdog:
     """Asks the processes of a run for a sign of life.
 
     There is no time limit: a busy process may answer late and does not count as dead.
-
-    Args:
-        parts: Returns the processes; called before every look, because they change.
     """
 
     def __init__(self, parts: Callable[[], Parts]) -> None:

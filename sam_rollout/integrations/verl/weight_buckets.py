@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from sam_rollout.heads import tensor_shapes
+from sam_rollout.heads.checkpoint import tensor_shapes
 from sam_rollout.integrations.verl.policy_model import find_folder, policy_shape
 
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"

@@ -21,7 +21,7 @@ from sam_rollout.integrations.verl.failures import describe
 from sam_rollout.integrations.vllm.serving.dead_engine import first_of
 from sam_rollout.integrations.vllm.serving.tied_weights import ties_over_buckets
 
-LINGER_MS = 2000  # time for a receiver's error to reach the sender
+LINGER_MS = 2000  # Time for a receiver's error to reach the sender.
 # Releases of verl whose sender waits for ever.
 WAITING_VERSIONS = SpecifierSet(">=0.9,<0.10", prereleases=True)
 

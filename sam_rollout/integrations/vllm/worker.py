@@ -40,9 +40,9 @@ class SamWorkerExtension:
         """Install the samplers, connect the proposer, and report what is really running.
 
         Returns:
-            A dict with ``sampler``, the installed kind; ``batch_invariant``, whether the kernels
-            are; and ``proposer``: None without a drafter, or the drafter's class name. With our
-            drafter all of ``SamProposer.describe()`` joins.
+            ``sampler``, the installed kind; ``batch_invariant``, whether the kernels are;
+            ``proposer``, the drafter's class name or None. With our drafter all of
+            ``SamProposer.describe()`` joins.
         """
         from sam_rollout.integrations.vllm.drafting.proposer import is_output_rank
         from sam_rollout.integrations.vllm.second_runner.runner_choice import is_second_runner
@@ -53,7 +53,7 @@ class SamWorkerExtension:
             attach(self.model_runner)
         self._install_sampler(settings_of(self.vllm_config).sampler)
         report = {
-            "sampler": self._installed_sampler(),
+            "sampler": self._samplers().installed_sampler(self.model_runner),
             "batch_invariant": is_in_force(),
             "proposer": None,
         }
@@ -66,7 +66,7 @@ class SamWorkerExtension:
         return report | drafter.describe()
 
     def _proposer(self) -> Any:
-        """Return our proposer, which may stand beside vLLM's own; else vLLM's drafter or None."""
+        """Return our proposer; without one, vLLM's own drafter or None."""
         from sam_rollout.integrations.vllm.drafting.proposer import PROPOSER_ATTRIBUTE
 
         runner, config = self.model_runner, self.vllm_config
@@ -78,7 +78,6 @@ class SamWorkerExtension:
         return getattr(runner, PROPOSER_ATTRIBUTE)
 
     def _make_proposer(self) -> SamProposer:
-        """Make our proposer for a runner whose drafter is vLLM's own."""
         from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 
         return SamProposer(self.vllm_config)
@@ -87,10 +86,6 @@ class SamWorkerExtension:
         """Replace the runner's samplers, unless the engine's own are asked for."""
         if config.kind != ENGINES_OWN_SAMPLER.kind:
             self._samplers().install_sampler(self.model_runner, config)
-
-    def _installed_sampler(self) -> str:
-        """Return the kind of samplers that is really installed."""
-        return self._samplers().installed_sampler(self.model_runner)
 
     def _samplers(self) -> ModuleType:
         """Return the module with the samplers for this worker's model runner."""
@@ -105,10 +100,7 @@ class SamWorkerExtension:
         return samplers
 
     def sam_exchange_texts(self, origin: str, pieces: list) -> list[tuple]:
-        """Hand in other engines' pieces of responses, and return this engine's new ones.
-
-        Like every method here, it is called between two engine steps.
-        """
+        """Hand in other engines' pieces; return this engine's new ones. Runs between two steps."""
         drafter = self._proposer()
         if not hasattr(drafter, "exchange_texts"):
             return []
@@ -120,7 +112,7 @@ class SamWorkerExtension:
         return drafter.probe(begin) if hasattr(drafter, "probe") else None
 
     def sam_pause(self, paused: bool) -> None:
-        """Draft nothing for a while, unseen by drafter and records; ``DraftSession.pause``."""
+        """Draft nothing for a while, see ``DraftSession.pause``."""
         drafter = self._proposer()
         if hasattr(drafter, "pause"):
             drafter.pause(paused)

@@ -22,9 +22,7 @@ CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
 def make_drafter(vllm_config: Any, runner: Any) -> Any:
     """Make the drafter of method ``custom_class``, and bind it to the runner if it is ours.
 
-    Args:
-        vllm_config: The engine's configuration; ``speculative_config.model`` names the class.
-        runner: vllm-ascend's ``NPUModelRunner``, which may still be under construction.
+    The runner, vllm-ascend's ``NPUModelRunner``, may still be under construction.
 
     Raises:
         UnsupportedVersionError: vllm-ascend is of another release.
@@ -55,12 +53,7 @@ def _do_nothing(*_args: Any, **_kwargs: Any) -> None:
 
 
 def propose_drafts(runner: Any, sampled_token_ids: list[list[int]]) -> list[list[int]]:
-    """Return the next step's draft tokens of the runner's ``custom_class`` drafter.
-
-    Args:
-        runner: vllm-ascend's ``NPUModelRunner``.
-        sampled_token_ids: The tokens that each row just sampled, empty for a prompt chunk.
-    """
+    """Return the next step's draft tokens of the runner's ``custom_class`` drafter."""
     batch = runner.input_batch
     return runner.drafter.propose(sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu)
 
@@ -71,13 +64,9 @@ def install_samplers(runner: Any) -> None:
     With every kind, log-probabilities then follow ``logprobs_mode``. The runner has to be complete.
     A second call changes nothing.
 
-    Args:
-        runner: vllm-ascend's ``NPUModelRunner``.
-
     Raises:
         UnsupportedVersionError: vllm-ascend is of another release, and our drafter or samplers are
             asked for.
-        ConfigError: The engine's configuration needs something that our samplers lack.
     """
     if not has_settings(runner.vllm_config):
         return

@@ -31,14 +31,7 @@ def installed() -> str | None:
 
 
 def require_supported(asked: Sequence[str]) -> None:
-    """Refuse an unsupported release of vllm-ascend.
-
-    Args:
-        asked: The settings that need the supported release, for the message.
-
-    Raises:
-        UnsupportedVersionError: The message names both releases and says what to do.
-    """
+    """Refuse an unsupported release of vllm-ascend, which the `asked` settings need."""
     if is_supported():
         return
     supported = ".".join(map(str, SUPPORTED_RELEASE))

@@ -20,16 +20,9 @@ _TRACES = ["prompt_ids", "response_ids"]
 
 
 def read_corpus(field: str, path: str, most_tokens: int, vocab_size: int) -> list[Int32Array]:
-    """Read a corpus.
+    """Read a corpus; return int32[n] for each text.
 
-    Args:
-        field: the configuration's field that names the corpus, for errors.
-        path: a file or folder.
-        most_tokens: the most tokens that it may have, each text rounded up to its places.
-        vocab_size: number of tokens in the model's vocabulary.
-
-    Returns:
-        int32[n] for each text.
+    `field` is the configuration's field, for errors. `most_tokens` counts each text's places.
 
     Raises:
         ConfigError: the corpus cannot be read, is empty or too large, or has token ids beyond the

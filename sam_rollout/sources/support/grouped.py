@@ -16,7 +16,7 @@ from sam_rollout.automaton.interface import (
     Int64Array,
 )
 from sam_rollout.core.identity import RequestIdentity
-from sam_rollout.sources.contract import Limits, Usage
+from sam_rollout.sources.contract import Identities, Limits, Usage
 from sam_rollout.sources.support.live_texts import NO_SLOT, LiveTexts, number_of
 from sam_rollout.sources.support.responses import Responses
 from sam_rollout.sources.support.text_moves import MovingTexts
@@ -29,23 +29,14 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclasses.dataclass(eq=False)
 class Group(Generic[Key]):
-    """Requests that share an automaton.
+    """Requests that share an automaton."""
 
-    Attributes:
-        key: identifies the group; its requests have it in common.
-        automaton: the automaton's number in the pool.
-        slots: the slot of each live request that drafts from it.
-        is_over: whether the group is freed with its last live request.
-        seeded_tokens: tokens of ended texts that the automaton began with.
-        due_at: bytes below which the automaton needs no successor.
-    """
-
-    key: Key
-    automaton: int
-    slots: dict[str, int] = dataclasses.field(default_factory=dict)
-    is_over: bool = False
-    seeded_tokens: int = 0
-    due_at: int = 0
+    key: Key  # its requests have it in common
+    automaton: int  # number in the pool
+    slots: dict[str, int] = dataclasses.field(default_factory=dict)  # of each live request
+    is_over: bool = False  # whether the group is freed with its last live request
+    seeded_tokens: int = 0  # tokens of ended texts that the automaton began with
+    due_at: int = 0  # bytes below which the automaton needs no successor
 
 
 class GroupedTexts(LiveTexts, Generic[Key]):
@@ -58,12 +49,8 @@ class GroupedTexts(LiveTexts, Generic[Key]):
     nothing from here until they end, because reading a long text anew at once would hold up an
     engine step.
 
-    Args:
-        limits: of the engine.
-        max_bytes: memory of all automata, checked after every step. Beyond it whole groups are
-            given up, first the replaced ones, then the one that has been absent from the batch
-            longest.
-        responses: the record of the engine's responses.
+    Memory is checked after every step. Beyond `max_bytes`, whole groups are given up: first the
+    replaced ones, then the one that has been absent from the batch longest.
     """
 
     needs_identity = True
@@ -84,9 +71,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         """Return the key of a request's group, None if it has no group."""
         raise NotImplementedError
 
-    def bind(
-        self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
-    ) -> None:
+    def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
         """Learn which request is in which row."""
         for row, (request_id, identity) in enumerate(zip(request_ids, identities, strict=True)):
             self._slots[row] = self._slot_of(request_id, identity)
@@ -120,7 +105,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._give_up(group)
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Free the state of requests that ended; their texts stay. Unknown ids are passed over."""
+        """Free the state of requests that ended; their texts stay. Unknown ids are skipped."""
         for request_id in request_ids:
             ended = self._responses.ended.get(request_id)
             self._moving.finish(request_id, None if ended is None else ended.text)

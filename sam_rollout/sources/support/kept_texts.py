@@ -14,12 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sam_rollout.automaton.interface import (
-    LARGEST_AUTOMATON,
-    Int32Array,
-    Int64Array,
-    places_of,
-)
+from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, Int64Array, places_of
 
 # Kept texts may take this share of the source's memory. A token takes 4 bytes here and 60 in an
 # automaton, so this fills an automaton of 6/16 of the memory.
@@ -37,15 +32,8 @@ class Room(NamedTuple):
 class KeptTexts:
     """The newest responses of a run, and older texts behind them.
 
-    The number of texts is bounded, too, because even a short text takes a whole block of places in
-    an automaton.
-
-    Args:
-        max_bytes: memory of the source; a 40th of it is for texts.
-
-    Attributes:
-        most_tokens: the most tokens that are kept.
-        added: number of texts that this run's requests have written so far.
+    Even a short text takes a whole block of places in an automaton, so the number of texts is
+    bounded, too.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -56,7 +44,7 @@ class KeptTexts:
         self._kept: deque[Int32Array] = deque()  # responses of training, oldest first
         self._corpus: list[Int32Array] = []  # newest first
         self._tokens = 0  # of both
-        self.added = 0
+        self.added = 0  # texts that this run's requests have written so far
 
     @property
     def nbytes(self) -> int:
@@ -72,10 +60,7 @@ class KeptTexts:
         self._shorten()
 
     def keep_older(self, texts: list[Int32Array]) -> bool:
-        """Keep texts of the previous run, as far as newer ones leave room.
-
-        Args:
-            texts: oldest first.
+        """Keep texts of the previous run, oldest first, as far as newer ones leave room.
 
         Returns:
             Whether any of them was kept.

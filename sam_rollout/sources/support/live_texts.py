@@ -22,32 +22,20 @@ def number_of(key: GroupKey) -> int:
 
 
 class LiveTexts(Source):
-    """A pool of automata, and the map from rows of the batch to its slots.
-
-    Args:
-        limits: of the engine.
-
-    Attributes:
-        pool: the automata.
-        evictions: number of automata given up so far.
-    """
+    """A pool of automata, and the map from rows of the batch to its slots."""
 
     def __init__(self, limits: Limits) -> None:
         from sam_rollout.automaton.pool import AutomatonPool  # compiles
 
         self.pool = AutomatonPool()
-        self.evictions = 0
+        self.evictions = 0  # automata given up so far
         max_rows = limits.max_rows
         self._slots = np.full(max_rows, NO_SLOT, np.int32)  # [max_rows], the bound requests' slots
         self._active = self._slots  # [B], in the last call; NO_SLOT where not eligible
         self._rows = np.arange(max_rows, dtype=np.int32)  # [max_rows]
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Let the bound rows' automata read.
-
-        Raises:
-            AutomatonFullError: see `AutomatonPool.extend`.
-        """
+        """Let the bound rows' automata read; raise as `AutomatonPool.extend`."""
         batch = len(num_tokens)
         self._active = np.where(eligible, self._slots[:batch], NO_SLOT)
         self.pool.extend(self._active, self._rows[:batch], token_ids, num_tokens)
@@ -65,8 +53,7 @@ class LiveTexts(Source):
 
     def usage(self) -> Usage:
         """Report the pool's figures."""
-        pool = self.pool
         return Usage(
-            pool.appended_tokens, pool.rebuilds, self.evictions, live_requests=len(pool),
-            bytes=pool.nbytes,
+            self.pool.appended_tokens, self.pool.rebuilds, self.evictions, len(self.pool),
+            self.pool.nbytes,
         )  # fmt: skip

@@ -33,11 +33,7 @@ def whole_response(
 ) -> Piece:
     """Make the piece that carries a whole response, with the end of its prompt, to other folders.
 
-    Args:
-        identity: the response's.
-        name: a unique name of the response.
-        prompt_ids: token ids of the prompt.
-        response_ids: token ids of the response.
+    `name` is a unique name of the response.
     """
     from sam_rollout.automaton.recorder import CONTEXT  # compiles
 
@@ -46,14 +42,9 @@ def whole_response(
 
 
 def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
-    """Check a piece that another engine sent.
+    """Check the fields of a piece that another engine sent; return the piece and its tokens.
 
-    Args:
-        raw: the fields of a `Piece`, in order.
-        limits: of the engine that reads.
-
-    Returns:
-        The piece, and its tokens, int32[n]; n is 0 where the piece only says that a response ended.
+    A piece without tokens only says that a response has ended.
 
     Raises:
         BadPieceError: the piece is malformed, reaches beyond the engine's longest text, or has a

@@ -1,8 +1,8 @@
 """The record of an engine's responses: in memory while they run, on disk when they have ended.
 
-One recorder and one folder serve all sources. Responses of training steps go to the folder. Those
-of validation do not, because they would take the place of texts that training drafts from. Later
-steps, later epochs and resumed runs read the folder (`text_store.py`).
+One recorder and one folder serve all sources. The folder keeps responses of training steps, for
+later steps, later epochs and resumed runs (`text_store.py`). Responses of validation are not kept,
+because they would take the place of texts that training drafts from.
 
 A thread of its own does all disk work, so no engine step waits for it. When the disk fails, nothing
 is read or written any more, and drafting goes on with what the engine samples.
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Responses that may wait for the disk. Further ones are dropped, so that a slow disk cannot fill
-# the memory.
+# Bytes of responses that may wait for a slow disk. Further responses are dropped.
 MOST_WAITING_BYTES = 256 << 20
 
 _NO_SLOT = -1
@@ -76,29 +75,12 @@ class Ended(NamedTuple):
 
 
 class Responses:
-    """Records the responses of a batch, and keeps the ended ones.
+    """Records the responses of a batch, and keeps the ended ones."""
 
-    Args:
-        limits: of the engine.
-        config: settings of the folder.
-        executor: does slow work, one task after the other; by default a thread of its own.
-
-    Attributes:
-        ended: the responses that the last call of `finish` ended, by request.
-        interrupted: the group of each response that goes on later, by the response's key. The
-            request that continues it has its whole text, so nothing is kept when its request ends.
-        failures: disk errors; at most one, since the disk is left alone after it.
-        dropped: responses that were not kept because the disk was too slow.
-        heard: responses of other engines that were kept.
-    """
-
-    def __init__(
-        self, limits: Limits, config: TextsConfig | None = None, executor: Executor | None = None
-    ) -> None:
+    def __init__(self, limits: Limits, config: TextsConfig) -> None:
         self._limits = limits
         self._recorder = self._new_recorder()
-        self._executor = executor or ThreadPoolExecutor(1, "sam-texts")
-        config = config or TextsConfig()
+        self._executor = ThreadPoolExecutor(1, "sam-texts")
         self._store: TextStore | None = None
         if config.path:
             folder, most = Path(config.path).expanduser(), config.max_responses_per_prompt
@@ -109,9 +91,13 @@ class Responses:
         self._waiting: deque[tuple[Future[Any], int]] = deque()
         self._waiting_bytes = 0
         self._is_wanted = self._off = False
-        self.ended: dict[str, Ended] = {}
+        self.ended: dict[str, Ended] = {}  # by the last call of `finish`, by request
+        # The group of each response that goes on later, by the response's key. The request that
+        # continues it has its whole text, so nothing is kept when its request ends.
         self.interrupted: Mapping[int, GroupKey] = {}
-        self.failures = self.dropped = self.heard = 0
+        self.failures = 0  # disk errors; at most one, since the disk is left alone after it
+        self.dropped = 0  # responses that were not kept because the disk was too slow
+        self.heard = 0  # responses of other engines that were kept
 
     @property
     def keeps(self) -> bool:
@@ -179,15 +165,9 @@ class Responses:
         self.heard += self._keep(group, step, text)
 
     def read_earlier(self, group: str, step: int, max_tokens: int) -> Future[Seed | None]:
-        """Begin to make an automaton of a prompt's responses of earlier steps.
+        """Begin to make an automaton of a prompt's responses of steps before `step`.
 
-        Args:
-            group: the prompt's.
-            step: responses of earlier steps than this are read.
-            max_tokens: the oldest responses beyond it are left out.
-
-        Returns:
-            The automaton; None if there are no such responses.
+        `max_tokens` bounds the newest responses that are read. The result is None without any.
         """
         return self._submit(0, _read_earlier, self._store, group, step, max_tokens)
 

@@ -30,7 +30,7 @@ def empty_seed() -> Seed:
 
 
 def read_texts(seed: Seed, texts: Iterable[Int32Array]) -> Seed:
-    """Read ended texts into an automaton, mostly without the GIL."""
+    """Let an automaton read ended texts, mostly without the GIL; return its new seed."""
     pool, automaton, tokens = seed
     first = np.zeros(1, np.int32)
     for text in texts:

@@ -1,15 +1,14 @@
 """The exchange of siblings' texts with other engines.
 
-This engine hands out its own texts and takes in those of the others. It reads a few tokens of
-theirs per engine step, into the automata of its own siblings. Each direction has room for a fixed
-number of texts, within the memory for siblings, and drops shared texts when that room is full.
-Where memory is short, other engines' texts are not read, and waiting ones are dropped before any
-group is given up.
+This engine hands out its own texts and takes in those of the others. In each engine step it reads a
+few tokens of theirs into the automata of its own siblings. Each direction has room for a fixed
+number of texts, within the memory for siblings, and drops texts when that room is full. If memory
+is short, other engines' texts are not read, and waiting ones are dropped before any group is given
+up.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.sources.contract import Limits, Piece
 from sam_rollout.sources.support.live_texts import NO_SLOT, number_of
 from sam_rollout.sources.support.pieces import BadPieceError, read_piece, to_bytes
@@ -32,69 +30,51 @@ logger = logging.getLogger(__name__)
 Place = tuple[Hashable, int | None]  # a group, and its automaton once it has one
 
 # Tokens of other engines read per engine step. Drafting pays while few requests run, and then even
-# 15 siblings elsewhere per request write fewer.
+# 15 siblings of each request on other engines write fewer tokens per step.
 TOKENS_PER_STEP = 512
 # Texts of other engines that may wait to be read or continued.
 MOST_TEXTS = 1024
-# A text that was read gives its place away after so long without a new piece, in exchanges: at
-# least some 5 s. Its last piece was lost, or did not come because this engine's group was over.
+# Exchanges without a new piece after which a text that was read is dropped, at least some 5 s. Its
+# last piece was lost, or did not come because this engine's group was over.
 SILENT_TURNS = 100
-# Shares of the memory for siblings. Waiting texts of one direction may take the first. Other
-# engines' texts are read only while they and all automata take less than the second.
+# Shares of the memory for siblings: for the waiting texts of one direction, and for all automata
+# and other engines' texts together, beyond which the latter are not read.
 _WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
 _NEVER = np.iinfo(np.int64).max
 
 
-@dataclasses.dataclass
-class _SentResponse:
-    """A response that this engine samples and hands out in pieces."""
-
-    identity: RequestIdentity
-    name: str
-    tokens: int = 0  # handed out so far
-
-    def piece(self, tokens: Int32Array, *, is_last: bool = False) -> Piece:
-        """Make the piece of the next tokens."""
-        who, start = self.identity, self.tokens
-        self.tokens += len(tokens)
-        return Piece(*who.group_key, self.name, start, is_last, False, to_bytes(tokens))
-
-
 class OwnTexts:
-    """The engine's own texts, until they have been handed out.
-
-    Args:
-        responses: the record of the engine's responses.
-
-    Attributes:
-        room: number of ended texts that may wait; beyond it the oldest is dropped.
-        nbytes: memory of these texts.
-    """
+    """The engine's own texts, until they have been handed out."""
 
     def __init__(self, responses: Responses) -> None:
         self._responses = responses
-        self.room = 0
-        self._live: dict[str, _SentResponse] = {}
+        self.room = 0  # ended texts that may wait; beyond it the oldest is dropped
+        self._sent: dict[str, tuple[str, int]] = {}  # request -> name, and tokens handed out
         self._ended: deque[Piece] = deque()  # last pieces that wait
         self._made = 0
-        self.nbytes = 0
+        self.nbytes = 0  # memory of these texts
 
-    def _begin(self, identity: RequestIdentity) -> _SentResponse:
-        self._made += 1
-        return _SentResponse(identity, str(self._made))
+    def _name_and_start(self, request_id: str) -> tuple[str, int]:
+        """Return the response's name and the place of its next piece."""
+        if request_id not in self._sent:
+            self._made += 1
+            self._sent[request_id] = str(self._made), 0
+        return self._sent[request_id]
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Make the last pieces of requests that ended; unknown ids are passed over."""
+        """Make the last pieces of requests that ended; unknown ids are skipped."""
         for request_id in request_ids:
-            sent = self._live.pop(request_id, None)
             ended = self._responses.ended.get(request_id)
-            if ended is None or not self.room:
-                continue
-            sent = sent or self._begin(ended.identity)
-            self._ended.append(sent.piece(ended.text[sent.tokens :], is_last=True))
-            self.nbytes += len(self._ended[-1].tokens)
-            if len(self._ended) > self.room:
-                self.nbytes -= len(self._ended.popleft().tokens)
+            if ended is not None and self.room:
+                name, start = self._name_and_start(request_id)
+                tokens = to_bytes(ended.text[start:])
+                self._ended.append(
+                    Piece(*ended.identity.group_key, name, start, True, False, tokens)
+                )
+                self.nbytes += len(tokens)
+                if len(self._ended) > self.room:
+                    self.nbytes -= len(self._ended.popleft().tokens)
+            self._sent.pop(request_id, None)
 
     def forget_ended(self) -> None:
         """Drop the last pieces that wait."""
@@ -102,20 +82,16 @@ class OwnTexts:
         self.nbytes = 0
 
     def pieces(self, origin: str) -> list[Piece]:
-        """Return the pieces that were sampled since the last call.
-
-        Args:
-            origin: the engine's name; the names of its responses begin with it.
-        """
+        """Return the pieces since the last call; responses' names begin with the engine's name."""
         pieces = list(self._ended)
         self.forget_ended()
         for request_id, identity in self._responses.live() if self.room else ():
-            if request_id not in self._live:
-                self._live[request_id] = self._begin(identity)
-            sent = self._live[request_id]
-            tokens = self._responses.peek(request_id, sent.tokens)
+            name, start = self._name_and_start(request_id)
+            tokens = self._responses.peek(request_id, start)
             if len(tokens):
-                pieces.append(sent.piece(tokens))
+                self._sent[request_id] = name, start + len(tokens)
+                key, sent = identity.group_key, to_bytes(tokens)
+                pieces.append(Piece(*key, name, start, False, False, sent))
         return [piece._replace(response=f"{origin}/{piece.response}") for piece in pieces]
 
 
@@ -129,9 +105,6 @@ class SharedTexts:
         responses: the record of the engine's responses; it also keeps whole responses of others.
         place_of: maps a piece to its group and automaton, or to None if it is not wanted.
         keep_ended: called with the group and tokens of a text that has ended and was read.
-
-    Attributes:
-        own: this engine's texts.
     """
 
     def __init__(
@@ -235,13 +208,7 @@ class SharedTexts:
         """Keep a piece until it is read.
 
         A piece that does not continue the kept tokens, because one before it was lost, begins a
-        text of its own.
-
-        Args:
-            group: the piece's group.
-            automaton: the group's automaton, None as long as it has none.
-            piece: the piece.
-            tokens: the piece's tokens, int32[n].
+        text of its own. `automaton` is the group's, None as long as it has none.
         """
         place, row = self._place.get(piece.response, (group, -1))
         if place != group:  # a name that was given twice
@@ -312,11 +279,7 @@ class SharedTexts:
         self._forget_rows(np.flatnonzero(is_silent))
 
     def read(self) -> None:
-        """Read waiting texts, at most `TOKENS_PER_STEP` tokens.
-
-        Raises:
-            AutomatonFullError: see `AutomatonPool.extend`. Nothing counts as read then.
-        """
+        """Read waiting texts, at most `TOKENS_PER_STEP` tokens; raise as `AutomatonPool.extend`."""
         most_bytes = int(self._max_bytes * _READING_SHARE)
         if not self._unread or self._pool.nbytes + 4 * self._touched_tokens > most_bytes:
             return

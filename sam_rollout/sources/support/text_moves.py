@@ -18,17 +18,13 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# Read per engine step, once for live texts and once for ended ones: more than a batch samples.
+# Tokens that live texts read per engine step, and ended ones as many; a batch samples fewer.
 # `sam-rollout bench drafter` measures what a token costs ("catching up").
 TOKENS_PER_STEP = 2048
 
 
 class MovingTexts:
-    """Second slots of moving requests, until they have read as much as the first slots.
-
-    Args:
-        pool: of all slots.
-    """
+    """Second slots of moving requests, until they have read as much as the first slots."""
 
     def __init__(self, pool: AutomatonPool) -> None:
         self._pool = pool
@@ -36,23 +32,13 @@ class MovingTexts:
         self._ended: deque[tuple[Int32Array, int, int]] = deque()  # text, slot, automaton
 
     def begin(self, slots: Mapping[str, int], automaton: int) -> None:
-        """Begin to move requests to an automaton; none of them may be moving already.
-
-        Args:
-            slots: each request's present slot.
-            automaton: the automaton's number in the pool.
-        """
+        """Begin to move requests to an automaton; `slots` holds their present slots."""
         for request_id, slot in slots.items():
             moved = self._pool.open(automaton, self._pool.group_of(slot))
             self._slots[request_id] = (moved, automaton)
 
     def finish(self, request_id: str, text: Int32Array | None) -> None:
-        """Forget a request that ended; read its text to the end if it was moving.
-
-        Args:
-            request_id: unknown ids are passed over.
-            text: what it wrote, int32[length]; None to drop it.
-        """
+        """Forget a request that ended; if it was moving, read its text (if any) to the end."""
         slot, automaton = self._slots.pop(request_id, (None, None))
         if slot is None or automaton is None:
             return
@@ -62,13 +48,7 @@ class MovingTexts:
             self.read_to_end(text, automaton, group)
 
     def read_to_end(self, text: Int32Array, automaton: int, group: int = 0) -> None:
-        """Let an automaton read a text that has ended.
-
-        Args:
-            text: int32[length].
-            automaton: the automaton's number in the pool.
-            group: the group of the text's writer, see `AutomatonPool.open`.
-        """
+        """Let an automaton read a text that has ended, int32[length]."""
         self._ended.append((text, self._pool.open(automaton, group), automaton))
 
     def drop_all_to(self, automaton: int) -> None:
@@ -95,9 +75,6 @@ class MovingTexts:
 
         Returns:
             Row, new slot and automaton of each request that has caught up and moves no more.
-
-        Raises:
-            AutomatonFullError: see `AutomatonPool.extend`.
         """
         if self._ended:
             self._read_ended()
@@ -123,7 +100,7 @@ class MovingTexts:
         return [(row, *self._slots.pop(request_ids[row])) for row in rows[done].tolist()]
 
     def _read_ended(self) -> None:
-        """Read on in the ended texts, in order; a read counts as the whole blocks that it takes."""
+        """Read on in the ended texts, in order; each read counts in whole blocks."""
         room = TOKENS_PER_STEP
         while self._ended and room > 0:
             text, slot, _ = self._ended[0]

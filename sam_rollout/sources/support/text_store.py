@@ -6,7 +6,7 @@ which the system releases when the writer dies. A segment is called `*.open` whi
 its segment and costs nothing else. When the folder is full, whole closed segments are deleted,
 oldest first, under the folder's lock. Nothing is ever rewritten.
 
-All methods may block on the disk, so they belong into a thread of their own.
+All methods may block on the disk, so they belong in a thread of their own.
 """
 
 import bisect
@@ -14,6 +14,8 @@ import dataclasses
 import errno
 import fcntl
 import hashlib
+import logging
+import operator
 import os
 import struct
 import time
@@ -27,7 +29,9 @@ from typing import BinaryIO
 import numpy as np
 
 from sam_rollout.automaton.interface import Int32Array
-from sam_rollout.sources.support.vocabulary import TextCheck
+from sam_rollout.sources.support.vocabulary import is_known
+
+logger = logging.getLogger(__name__)
 
 # A full folder loses a segment, this fraction of its responses, at a time.
 SEGMENTS = 256
@@ -39,6 +43,8 @@ _MAGIC = b"SAMH"
 # All is little-endian.
 _RECORD = struct.Struct("<4sIIi8s")
 _CHECKED_FROM = 8
+_step_of = operator.attrgetter("step")  # of a `_Place`
+_DAMAGED = "torn by a crash or of another version", "file %s, are damaged"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,8 +69,7 @@ class TextStore:
         vocab_size: the reading model's number of tokens; a response with other ids is left out.
 
     Attributes:
-        folder: the folder.
-        refused: number of responses that were left out, see `TextCheck`.
+        refused: number of responses that were left out, and of segments whose rest cannot be read.
 
     Raises:
         OSError: by every method, if the folder cannot be read or written.
@@ -79,13 +84,10 @@ class TextStore:
         self._read_up_to: dict[str, int] = {}  # segment -> bytes indexed
         self._segment: BinaryIO | None = None
         self._written = 0  # bytes of the own segment
-        self._check = TextCheck(folder, vocab_size)
+        self._vocab_size = vocab_size
+        self.refused = 0
+        self._named: set[str] = set()  # kinds of faults that were logged
         self._step = -1  # `before_step` of the last read
-
-    @property
-    def refused(self) -> int:
-        """The number of responses that were left out."""
-        return self._check.refused
 
     def append(self, group: str, step: int, tokens: Int32Array) -> None:
         """Add a response, or the end of one that is longer than a segment.
@@ -112,11 +114,10 @@ class TextStore:
             before_step: responses of this step and later ones are left out. When it changes, the
                 folder is indexed again, because all responses of earlier steps are there by then.
             max_tokens: the oldest responses beyond this total are left out.
-
-        Returns:
-            int32[n] each.
         """
-        self._look(before_step)
+        if before_step != self._step:
+            self.refresh()
+            self._step = before_step
         groups = self._groups.values() if group is None else [self._groups.get(_key(group), [])]
         places = [p for places in groups for p in places if p.step < before_step]
         if group is None:
@@ -128,15 +129,10 @@ class TextStore:
             if place.tokens > max_tokens:
                 break
             response = self._read_record(place)
-            if response is not None and self._check.passes(response):
+            if response is not None and self._is_known(response):
                 max_tokens -= place.tokens
                 responses.append(response)
         return responses[::-1]
-
-    def _look(self, step: int) -> None:
-        if step != self._step:
-            self.refresh()
-            self._step = step
 
     def refresh(self) -> None:
         """Index what all writers have added, and forget what they have deleted."""
@@ -236,7 +232,7 @@ class TextStore:
                 self._note(group, place)
                 offset = end
             if offset < size and path.suffix == CLOSED:
-                self._check.damaged(path.name)
+                self._refuse(*_DAMAGED, path.name)
                 offset = size  # a closed segment grows no more
         self._read_up_to[stem] = offset
 
@@ -260,7 +256,7 @@ class TextStore:
             return None
         (checksum,) = struct.unpack_from("<I", record, len(_MAGIC))
         if zlib.crc32(memoryview(record)[_CHECKED_FROM:]) != checksum:
-            self._check.damaged(path.name)
+            self._refuse(*_DAMAGED, path.name)
             return None
         return np.frombuffer(record, "<i4", offset=_RECORD.size).astype(np.int32, copy=False)
 
@@ -285,6 +281,25 @@ class TextStore:
             if file is not None:
                 file.close()
 
+    def _is_known(self, tokens: Int32Array) -> bool:
+        """Whether the model has the text's token ids."""
+        if is_known(tokens, self._vocab_size):
+            return True
+        ids = f"token ids from {tokens.min()} to {tokens.max()}, the model has {self._vocab_size}"
+        self._refuse("another model wrote them", "hold %s", ids)
+        return False
+
+    def _refuse(self, why: str, what: str, name: str) -> None:
+        """Count a text or segment that cannot be read; log the first for each reason."""
+        self.refused += 1
+        if why not in self._named:
+            logger.warning(
+                "Texts in %s %s: %s. They are dropped and drafting goes on. Further ones are only "
+                "counted (sam/draft/refused_texts).",
+                self.folder, what % name, why,
+            )  # fmt: skip
+        self._named.add(why)
+
     def _forget(self, stems: set[str]) -> None:
         """Drop the records of deleted segments."""
         for group, places in list(self._groups.items()):
@@ -304,10 +319,6 @@ def name_of(folder: Path) -> str:
         # A link appears together with its content, on a network's file system, too.
         os.symlink(uuid.uuid4().hex, folder / "name")
     return os.readlink(folder / "name")
-
-
-def _step_of(place: _Place) -> int:
-    return place.step
 
 
 def _key(group: str) -> bytes:

@@ -82,7 +82,7 @@ class Attention(torch.nn.Module):
 
 
 def _places(lengths, size, rank):
-    """Of each row in a process: its text and its place in that text."""
+    """Return the text of each row in a process, and the row's place in that text."""
     rows = []
     for text, length in enumerate(lengths):
         half = length // (2 * size)

@@ -135,13 +135,6 @@ def test_processes_that_start_together_on_an_empty_cache(compiled):
     assert len(list(cache.rglob("*.nbc"))) == KERNELS
 
 
-def test_the_next_process_loads(compiled):
-    package, cache, _ = compiled
-    warm_up, stderr = finish(start(package, cache))
-    assert (warm_up["loaded"], warm_up["compiled"], warm_up["problem"]) == (KERNELS, 0, "")
-    assert warm_up["cache_path"].startswith(str(cache)) and stderr == ""
-
-
 def test_a_damaged_entry_is_survived(compiled, tmp_path):
     package, cache, _ = compiled
     damaged = shutil.copytree(cache, tmp_path / "cache")

@@ -290,17 +290,3 @@ def test_an_automaton_of_another_pool_is_taken_over_with_its_memory(pool):
         pool.close(slot)
     pool.destroy(adopted)
     assert pool.nbytes == 0
-
-
-def test_only_a_pools_last_automaton_is_taken_over():
-    pool, other = AutomatonPool(), AutomatonPool()
-    with pytest.raises(IndexError):
-        pool.adopt(other, 0)
-    first = other.create()
-    slot = other.open(first)
-    with pytest.raises(ValueError, match="last one"):
-        pool.adopt(other, first)
-    other.close(slot)
-    other.create()
-    with pytest.raises(ValueError, match="last one"):
-        pool.adopt(other, first)

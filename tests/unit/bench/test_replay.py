@@ -11,7 +11,7 @@ from sam_rollout.telemetry.traces import Trace
 
 
 class Scripted(Session):
-    """A drafter that says what it was told to, and notes what it was asked."""
+    """A drafter with given drafts, which notes its calls."""
 
     def __init__(self, drafts: dict[tuple[str, int], list[int]]) -> None:
         self.drafts = drafts
@@ -58,11 +58,7 @@ def test_steps_tokens_and_drafts_are_those_counted_by_hand():
     session = Scripted({("0", 3): [2, 3, 9], ("0", 7): [6, 7, 8]})
     result = Replay()
     replay(session, [trace([7, 8], [1, 2, 3, 4, 5, 6])], result)
-    assert session.asked == [
-        (["0"], [3], [[1]]),
-        (["0"], [6], [[2, 3, 4]]),
-        (["0"], [7], [[5]]),
-    ]
+    assert session.asked == [(["0"], [3], [[1]]), (["0"], [6], [[2, 3, 4]]), (["0"], [7], [[5]])]
     assert (result.steps, result.tokens, result.drafted, result.accepted) == (3, 5, 6, 3)
     assert result.mean_acceptance_length == pytest.approx(5 / 3)
     assert result.drafted_per_step == 2
@@ -82,14 +78,6 @@ def test_requests_advance_together_and_rows_close_up():
     assert session.texts == [[1, 2, 3]]
     assert (result.steps, result.tokens) == (3, 6)
     assert sorted(session.finished) == ["0/g/0", "0/g/1", "0/g/2"]
-
-
-def test_the_plain_automaton_drafts_what_followed_the_first_time():
-    automaton = FirstOccurrenceAutomaton()
-    automaton.extend([1, 2, 3, 1, 2, 4, 1, 2])
-    assert automaton.draft(3) == [3, 1, 2]
-    automaton.extend([9])
-    assert automaton.draft(3) == []
 
 
 def brute_force_first(text: list[int], k: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What `sam-rollout simulate` tells of a run without drafts, beside recorded runs with drafts."""
+"""`sam-rollout simulate` on a run without drafts, beside recorded runs with drafts."""
 
 import json
 

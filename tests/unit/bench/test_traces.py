@@ -23,16 +23,6 @@ def test_a_folder_of_all_formats(tmp_path):
     assert all(trace.tokens.dtype == np.int32 for trace in traces)
 
 
-def test_a_run_folder_and_a_single_file(tmp_path):
-    folder = tmp_path / "run" / "sam" / "traces"
-    folder.mkdir(parents=True)
-    table = pa.table({"prompt_ids": [[1]], "response_ids": [[2, 3]], "sibling": [4]})
-    pq.write_table(table, folder / "0-000.parquet")
-    for path in (tmp_path / "run", folder / "0-000.parquet"):
-        (trace,) = read_traces(path)
-        assert trace.tokens.tolist() == [1, 2, 3] and trace.sibling == 4
-
-
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
@@ -55,7 +45,7 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, says):
 
 
 def test_what_is_null_is_not_known(tmp_path):
-    """As parquet has it where some rows name their group and others do not."""
+    """Parquet has nulls where some rows name their group and others do not."""
     path = tmp_path / "a.jsonl"
     path.write_text('{"tokens": [1, 2], "group": null, "sibling": null, "step": null}\n' * 2)
     first, second = read_traces(path)

@@ -23,19 +23,12 @@ def doctor(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("line", "status"),
-    [(ok("a", "b"), 0), (warn("a", "b", "c"), 0), (fail("a", "b", "c"), 1)],
+    ("line", "status"), [(ok("a", "b"), 0), (warn("a", "b", "c"), 0), (fail("a", "b", "c"), 1)]
 )
 def test_only_failures_fail(doctor, line, status):
     result = doctor([line], "--device", "cpu")
     assert result.exit_code == status
     assert "... group" in result.stderr and "..." not in result.stdout
-
-
-def test_json_is_all_there_is_on_stdout(doctor):
-    result = doctor([fail("a", "b", "c")], "--device", "cuda", "--json")
-    assert json.loads(result.stdout)["device"] == "cuda"
-    assert result.exit_code == 1
 
 
 def test_the_report_of_no_run_is_a_line(doctor, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from sam_rollout.doctor import Question, host
 from sam_rollout.doctor.probe import ProbeError
-from sam_rollout.sizing import GIB
+from sam_rollout.sizing.memory import GIB
 
 
 def answer(said):

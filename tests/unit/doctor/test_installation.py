@@ -83,8 +83,7 @@ def toolkit(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "status"),
-    [("a=b\nversion=9.1.0\n", "ok"), ("version=8.5.0\n", "fail"), ("", "warn")],
+    ("text", "status"), [("a=b\nversion=9.1.0\n", "ok"), ("version=8.5.0\n", "fail"), ("", "warn")]
 )
 def test_the_toolkits_version(toolkit, text, status):
     toolkit(text)

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sam_rollout.doctor import Question, network
+from sam_rollout.doctor import Question, host
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ from sam_rollout.doctor import Question, network
 )
 def test_interfaces_must_be_there(monkeypatch, given, nodes, status):
     states = {"lo": SimpleNamespace(isup=True), "eth0": SimpleNamespace(isup=True)}
-    monkeypatch.setattr(network.psutil, "net_if_stats", lambda: states)
-    for name in network.INTERFACE_VARIABLES["ascend_910c"]:
+    monkeypatch.setattr(host.psutil, "net_if_stats", lambda: states)
+    for name in host.INTERFACE_VARIABLES["ascend_910c"]:
         monkeypatch.setenv(name, given)
     asked = Question("ascend_910c", {"trainer": {"nnodes": nodes}})
-    assert [line.status for line in network.check_interfaces(asked)] == [status] * 3
+    assert [line.status for line in host.check_interfaces(asked)] == [status] * 3

@@ -1,5 +1,3 @@
-import pickle
-
 import pytest
 
 from sam_rollout.core import composition
@@ -10,15 +8,6 @@ CONFIG = {
     "trainer": {"nnodes": 2, "max_actor_ckpt_to_keep": None},
     "environment": {"A": 1, "B": "b"},
 }
-
-
-def test_settings_by_path():
-    about = Question("cpu", CONFIG)
-    assert about.setting("trainer.nnodes") == 2 and about.many_nodes
-    assert about.setting("trainer.max_actor_ckpt_to_keep", 0) == 0, "unset is not a value"
-    assert about.setting("trainer.nnodes.more", "default") == "default"
-    assert not Question("cpu").many_nodes and Question("cpu", cluster=True).many_nodes
-    assert pickle.loads(pickle.dumps(about)) == about, "it travels to the nodes"
 
 
 def test_the_shells_variables_win(monkeypatch):

@@ -1,18 +1,13 @@
 """The drafter against brute force, through its public interface, with random lives.
 
-Batches of random requests over random alphabets grow, vanish for some steps, return, end, are
-aborted and have their ids used again, with the gate open or closed. Settings are random as well:
-k, the policy, which sources, short texts or such that cross many blocks of memory. Other engines
-say what they sample of the same groups: with gaps, late, or damaged.
+Settings, texts and events are random: requests grow, pause, return, end, are aborted and have their
+ids used again, and other engines tell of their texts with gaps, late, or damaged.
 
-Every token drafted from own text has to be one that followed, in that text, the longest suffix that
-went on there or the next shorter one (`automaton/continuations.py`), found by comparing the text
-with itself at every distance. A draft from other sources has to go on, token after token, as some
-known text did. With policy `fixed` it has all the tokens there can be. A tree has its tokens after
-their parents and no continuation twice, each token followed its parent in some text, and all rows
-keep to one budget. Some drafters change between chains and trees from step to step. When all
-requests have ended, own text and `prompt` may hold nothing. SAM_FUZZ_SECONDS says how long to go
-on; a failure names its seed, and SAM_FUZZ_SEED begins with that.
+A token drafted from own text alone has to follow, in that text, the longest suffix that went on
+there or the next shorter one (`automaton/continuations.py`). A draft from other sources has to go
+on, token after token, as some known text did. A tree has its tokens after their parents and no
+continuation twice, and all rows keep to one budget. In the end own text and `prompt` hold nothing.
+SAM_FUZZ_SECONDS says how long to go on, from SAM_FUZZ_SEED on; a failure names its seed.
 """
 
 from __future__ import annotations
@@ -31,9 +26,8 @@ import pytest
 
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.core.identity import TRAIN_SPLIT, RequestIdentity
-from sam_rollout.core.limits import Limits
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.drafting.drafter import SamDrafter
-from sam_rollout.sources import UNKNOWN_VOCABULARY
 from tests.unit.drafting.texts import drive
 
 MAX_ROWS = 6
@@ -44,7 +38,7 @@ GROUPS = 3
 SHAPES = ("chain",), ("chain",), ("tree",), ("chain", "tree")
 SECONDS, SEED = (int(os.environ.get(f"SAM_FUZZ_{name}", least)) for name, least in
                  (("SECONDS", 3), ("SEED", 0)))  # fmt: skip
-# Share of the steps before which other engines are heard.
+# The share of steps before which texts are exchanged with other engines.
 HEARD = 0.3
 
 
@@ -209,7 +203,7 @@ class Fuzz:
         self._drafter.wait()
 
     def _exchange(self) -> None:
-        """Hear of other engines' responses, and tell them of this one's."""
+        """Exchange responses with other engines."""
         pieces = [self._piece() for _ in range(self._rng.integers(0, 4))]
         for piece in self._drafter.exchange("this", pieces):
             assert piece.start == self._told[piece.response], f"{piece} after a gap"
@@ -250,7 +244,7 @@ class Fuzz:
             text = make_text(self._rng, self._ids, self._longest)
             known = int(self._rng.integers(1, self._longest // 4))
             self._live.append(Request(name, text, known))
-            if self._rng.random() < 0.9:  # nobody says who the others are
+            if self._rng.random() < 0.9:  # the others have no identity
                 group = str(self._rng.integers(GROUPS))
                 identity = RequestIdentity(group, 0, self._train_step, TRAIN_SPLIT, key=0)
                 self._drafter.admit(name, identity)

@@ -44,7 +44,7 @@ class Request:
         return kept + 1, drafted, min(kept, len(draft)), len(filling), source
 
     def judge(self, drawn: list[int], gained: int) -> tuple[int, int]:
-        """Tokens drawn that the text it just gained told about, and the right ones."""
+        """How many drawn tokens the new text has judged, and how many of these were right."""
         new = self.text[self.known - gained : self.known]
         both = list(zip(drawn, new, strict=False))
         right = next((i for i, (a, b) in enumerate(both) if a != b), len(both))

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_LENGTH, PLACE_WIDTH
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.core.identity import RequestIdentity
-from sam_rollout.core.limits import MAX_DRAFT_TOKENS, Limits
+from sam_rollout.core.limits import MAX_DRAFT_TOKENS, UNKNOWN_VOCABULARY, Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
-from sam_rollout.drafting.policy import DraftPolicy
-from sam_rollout.sources import UNKNOWN_VOCABULARY, Source
 
 WIDTH = 4096
 
@@ -73,22 +70,6 @@ def step(
     return dict(zip(texts, batch.to_lists(), strict=True))
 
 
-def draft_from(
-    source: Source, texts: Iterable[Sequence[int]], k: int = 3
-) -> list[tuple[int, list[int]]]:
-    """How much of each bound row's end the source knows, and what is drafted from it alone."""
-    token_ids, num_tokens = rows_of(texts)
-    rows = len(num_tokens)
-    limits = Limits(rows, WIDTH, k=k)
-    places, batch = np.full((1, rows, PLACE_WIDTH), -1, np.int64), DraftBatch(limits)
-    source.locate(token_ids, num_tokens, np.ones(rows, bool), places[0])
-    policy = DraftPolicy(SamConfig(max_draft_tokens=k), 1, limits)
-    policy.draft(places, np.full(rows, k, np.int32), batch)
-    lengths = np.where(places[0, :, PLACE_KIND] == NOWHERE, 0, places[0, :, PLACE_LENGTH])
-    drafts = [row[:count].tolist() for row, count in zip(batch.tokens, batch.counts, strict=True)]
-    return list(zip(lengths.tolist(), drafts, strict=True))
-
-
 def expected_draft(text: Sequence[int], k: int, like: SamDrafter | None = None) -> list[int]:
     """The draft of a drafter that reads the text in one go, having learned what another has."""
     config = SamConfig(max_draft_tokens=k, sources=sources_of("own"))
@@ -128,7 +109,7 @@ def drafter_of(
 
 
 class Later(Executor):
-    """Does nothing before it is told to.
+    """An executor that works when `work` is called.
 
     Attributes:
         done: tasks so far.

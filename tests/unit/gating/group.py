@@ -51,7 +51,7 @@ class Group:
         self.gates = [make(Seat(self.table, rank)) for rank in range(ranks)]
 
     def step(self, rows: Sequence[int]) -> list[int | None]:
-        """Budgets after a step with so many requests in each engine; None for a dummy batch."""
+        """Budgets after a step with `rows[i]` requests in engine i; None for a dummy batch."""
         self.table.exchange()
         return [
             gate.next_budget(decode(count)) if count else None

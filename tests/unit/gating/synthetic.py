@@ -67,7 +67,7 @@ class SyntheticEngines:
         seed: int = 0,
         exchange: Callable[[], object] = lambda: None,
     ) -> float:
-        """Run so many rounds with a gate for each engine.
+        """Run `rounds` rounds with a gate for each engine.
 
         Returns:
             The seconds a token took, pauses left out.
@@ -112,7 +112,7 @@ class SyntheticEngines:
 
 @functools.cache
 def _chances(chance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of each place of a draft its chance, and its class as a row of zeros and a one."""
+    """The chance of each place of a draft, and its class as a row of zeros and a one."""
     chances = chance ** np.arange(1, K + 1)
     classes = [next(i for i, c in enumerate(CHANCES) if one >= c) for one in chances]
     return chances, np.eye(len(CHANCES))[classes]

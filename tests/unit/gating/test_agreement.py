@@ -49,7 +49,7 @@ def test_an_engine_without_requests_is_not_asked():
     for _ in range(3):
         group.step([20, 2])
     after = [group.step([0, 2]) for _ in range(4)]
-    # What the first one told after its last step still counts, and enters one more proposal.
+    # The last report of the first engine still counts, and enters one more proposal.
     assert after == [[None, 0], [None, 0], [None, 8], [None, 8]]
     joined = [group.step([16, 2]) for _ in range(3)]
     assert joined == [[8, 8], [1, 1], [1, 1]], "it takes over what the others do"
@@ -120,7 +120,7 @@ def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget
     assert [step.verified.drafted[0] for step in inner.steps] == [0, 1, 2, 3, 4]
     assert [step.offered.tokens[0, 0] for step in inner.steps] == [0, 1, 2, 3, 4]
     assert inner.asked == [3] * 6
-    # Step n was made with what was decided after step n - 1, from what had been told before.
+    # The budget of step n was decided after step n - 1, from the reports before that.
     for number, step in enumerate(inner.steps[1:], start=1):
         load = StepLoad(3, 30 + number + 1, 9, 300, steady=True)
         assert step.group == DecidedStep(load, 2, bool((number - 1) % 2))

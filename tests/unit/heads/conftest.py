@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from sam_rollout.heads.eagle3 import Eagle3Head
 from sam_rollout.heads.hidden_states import Policy
-from sam_rollout.heads.writing import fresh_head
+from sam_rollout.heads.writing import TrainableHead, fresh_head, write_head
 from sam_rollout.telemetry.traces import Trace
 
 VOCABULARY = 48
@@ -61,6 +63,21 @@ def make_head(model_config):
         return fresh_head(model_config, seed, draft_vocabulary).head
 
     return make
+
+
+@pytest.fixture
+def write(tmp_path, model_config):
+    """Write a head's folder; with `rows`, the head has its own output rows for tokens from 3 on."""
+
+    def write(rows=None, **changes):
+        shape = replace(fresh_head(model_config, 0, rows).shape, **changes)
+        chosen = torch.arange(3, 3 + rows) if rows else None
+        own = torch.randn(rows, 32).bfloat16().float() if rows else None
+        head = TrainableHead(Eagle3Head(shape), shape, chosen, own)
+        write_head(tmp_path / "head", head, model_config, "some/policy", 3, {})
+        return tmp_path / "head"
+
+    return write
 
 
 @pytest.fixture

@@ -67,14 +67,3 @@ def test_every_step_equals_a_rollout_with_a_cache(model_config, changes):
                 )
                 compared += 1
     assert compared == BATCH * (8 + 7 + 6 + 5)
-
-
-def test_rotation_turns_by_differences_of_positions():
-    q, k = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8)
-
-    def product(first, second):
-        at = [torch.tensor([place]) for place in (first, second)]
-        return (rotate(q, at[0], 100.0) * rotate(k, at[1], 100.0)).sum(-1)
-
-    torch.testing.assert_close(product(7, 3), product(104, 100))
-    assert product(7, 3) != pytest.approx(product(7, 4))

@@ -82,56 +82,24 @@ def test_the_newest_windows_are_kept():
     assert [float(s.states[0, 0]) for s in buffer.take_fresh()] == [2, 3]
     buffer.add(sample(n) for n in range(9))
     assert len(buffer.take_fresh()) == 3  # no more than there are
-    assert buffer.nbytes == 3 * 10 * (8 + 12 + 4)
 
 
 def test_it_learns_from_what_comes(online, policy, samples):
     head = online()
-    chances = []
+    chances, first_lengths = [], set()
     for _ in range(4):
         head.buffer.add(samples)
         found = learn(head, policy)
-        chances.append(found["accepted_position_1"])
+        chances.append(found["length"] - 1)
+        first_lengths.add(found["first_length"])
         told = named("train", {f"head_training/{name}": one for name, one in found.items()})
         assert "sam/head_training/length" in told
         assert found["updates"] > 0 and found["failures"] == 0
-        assert 0 < found["buffer_bytes"] == head.buffer.nbytes
     assert chances[-1] > 1.1 * chances[0]
-
-
-def test_the_head_it_began_with_does_not_learn(online, policy, samples):
-    head, unknown = online(), online(known=False)
-    lengths = []
-    for _ in range(3):
-        head.buffer.add(samples)
-        lengths.append(learn(head, policy)["first_length"])
-    assert len(set(lengths)) == 1
+    assert len(first_lengths) == 1, "the head it began with does not learn"
+    unknown = online(known=False)
     unknown.buffer.add(samples)
     assert "first_length" not in learn(unknown, policy)
-
-
-def test_a_head_that_knows_nothing_learns_faster_at_first(online, policy, samples, monkeypatch):
-    factors = []
-
-    def learn_so(_self, _find_loss, factor):
-        factors.append(factor)
-        return 1.0
-
-    monkeypatch.setattr(module.HeadOptimizer, "learn", learn_so)
-
-    def first_of(head):
-        factors.clear()
-        head.buffer.add(samples[:1])
-        learn(head, policy)
-        return factors[0]
-
-    assert first_of(online()) == 1 / 20, "it warms up"
-    assert first_of(online(known=False)) == pytest.approx(10 / 20)
-    for updates, factor in ((20, 9.82), (500, 5.5), (1000, 1.0), (2000, 1.0)):
-        for known, times in ((True, 1.0), (False, factor)):
-            resumed = online(known=known)
-            resumed.load_state_dict(online().state_dict() | {"updates": updates})
-            assert first_of(resumed) == pytest.approx(times)
 
 
 def test_new_texts_are_drafted_over_before_they_are_learned_from(online, policy, samples):
@@ -159,31 +127,12 @@ def test_the_time_it_may_take_is_kept(online, policy, samples):
     assert spent > 80 * share
 
 
-def test_what_the_pass_took_is_taken_from_the_time(online, policy, samples):
-    idle, busy = online(), online()
-    for head in (idle, busy):
-        head.buffer.add(samples)
-    busy.charge(AMPLE_S / 2)
-    updates = [learn(head, policy)["updates"] for head in (idle, busy)]
-    assert 0 < updates[1] < 0.6 * updates[0]
-
-
 def test_a_problem_met_outside_ends_the_training(online, policy, samples, caplog):
     head = online()
     head.buffer.add(samples)
     head.problem = MemoryError("no room for windows")
     assert learn(head, policy)["failures"] == 1
     assert head.failed and "no room for windows" in caplog.text
-
-
-def test_no_other_random_numbers_change(online, policy, samples):
-    head = online()
-    states = torch.get_rng_state(), random.getstate()
-    before = copy.deepcopy(policy.model.state_dict())
-    head.buffer.add(samples)
-    assert learn(head, policy)["updates"] > 0
-    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
-    assert all(torch.equal(before[n], t) for n, t in policy.model.state_dict().items())
 
 
 def no_number(learner, _samples):
@@ -211,7 +160,7 @@ def test_a_failure_ends_the_training_and_leaves_the_last_head(
     assert head.failed and torch.equal(weights(head), good)
     assert len(caplog.records) == 1 and "The rollout goes on" in caplog.text
     found = learn(head, policy)
-    assert found["failures"] == found["buffer_bytes"] == 0 and "updates" not in found
+    assert found["failures"] == 0 and not head.buffer.samples and "updates" not in found
 
 
 def test_it_goes_on_where_it_was_saved(online, policy, samples):
@@ -315,6 +264,7 @@ class Engine:
 def _train_policy(policy, traces, head):
     """Three updates of a policy, beside a head or without: gradients, weights, random state."""
     torch.manual_seed(5)
+    random.seed(5)
     model = copy.deepcopy(policy.model)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     engine = Engine(model)
@@ -340,7 +290,7 @@ def _train_policy(policy, traces, head):
         optimizer.step()
         optimizer.zero_grad()
     assert all(found["updates"] > 0 for found in learned)
-    return [*noted, *model.parameters(), torch.get_rng_state()]
+    return [*noted, *model.parameters(), torch.get_rng_state(), torch.tensor(random.random())]
 
 
 def test_the_policys_training_is_bit_for_bit_the_same(policy, traces, trainable):

@@ -1,6 +1,9 @@
 """Heads learn, in the same way every time, and are tested on texts they have not seen."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from sam_rollout.cli import app
 from sam_rollout.core.settings import ConfigError
 from sam_rollout.heads import training
 from sam_rollout.heads.checkpoint import default_layers
-from sam_rollout.heads.expected_acceptance import acceptance, tokens_per_step
+from sam_rollout.heads.expected_acceptance import acceptance
 from sam_rollout.heads.offline_training import frequent_tokens, split
 from sam_rollout.heads.training import Learner, TrainingSettings, train
 from sam_rollout.heads.writing import load_head
@@ -115,14 +118,6 @@ def test_a_loss_that_is_no_number_ends_the_training(policy, samples, make_head):
         list(train(Learner(head, policy, 2), samples, SETTINGS))
 
 
-@pytest.mark.parametrize(
-    ("accepted", "expected"),
-    [([], (0, 0)), ([0, 0, 0], (3, 3)), ([3, 0, 0, 0], (4, 1)), ([1, 3, 0, 2, 1, 0], (6, 3))],
-)
-def test_texts_are_replayed_step_by_step(accepted, expected):
-    assert tokens_per_step(accepted) == expected
-
-
 def test_responses_to_one_prompt_stay_on_one_side():
     nothing, response = np.zeros(1, np.int32), np.arange(5, dtype=np.int32)
     traces = [Trace(str(i % 20), i // 20, nothing, response) for i in range(60)]
@@ -169,3 +164,24 @@ def test_the_command_says_what_it_lacks(tmp_path, arguments, message):
     result = run("--output", tmp_path / "head", *arguments)
     assert result.exit_code == 2 and message in result.output
     assert not (tmp_path / "head").exists()
+
+
+def test_the_command_trains_one_head_in_processes_of_torchrun(tmp_path, model_folder, texts):
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2,
+        "-m", "sam_rollout.cli", "head", "train", "--model", model_folder, "--traces", texts,
+        "--output", tmp_path, "--steps", 2, "--updates", 20,
+    ]  # fmt: skip
+    launcher = subprocess.Popen(
+        list(map(str, command)), env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        said, _ = launcher.communicate(timeout=180)
+    finally:
+        launcher.terminate()  # torchrun then ends the others
+        launcher.wait()
+    assert launcher.returncode == 0, said
+    assert said.count("acceptance length is") == 1
+    loss = json.loads((tmp_path / "training.json").read_text())["loss"]
+    assert sum(loss[-5:]) < 0.97 * sum(loss[:5])

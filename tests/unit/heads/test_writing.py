@@ -1,7 +1,6 @@
 """Heads on disk are read to be trained on, and written back as they were."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,43 +8,14 @@ from safetensors.torch import load_file, save_file
 
 from sam_rollout.core.settings import ConfigError
 from sam_rollout.heads.checkpoint import QWEN3, read_head
-from sam_rollout.heads.eagle3 import Eagle3Head
-from sam_rollout.heads.writing import (
-    TrainableHead,
-    fresh_head,
-    load_head,
-    write_head,
-)
+from sam_rollout.heads.writing import TrainableHead, fresh_head, load_head, write_head
+from tests.unit.heads.test_checkpoint import change
 
 KINDS = {
     "plain": {},
     "other numbers": {"rope_theta": 500.0, "rms_norm_eps": 1e-3, "norm_before_residual": True},
     "qwen3": {"architecture": QWEN3, "target_layers": (0, 4)},
 }
-
-
-@pytest.fixture
-def write(tmp_path, policy, model_config):
-    """Writes a head; with `rows`, those of its own for tokens 3 to 3 + rows."""
-
-    def write(rows=None, **changes):
-        shape = fresh_head(model_config, 0, rows).shape
-        shape = replace(shape, **changes)
-        chosen = torch.arange(3, 3 + rows) if rows else None
-        own = torch.randn(rows, 32).bfloat16().float() if rows else None
-        put(tmp_path / "head", TrainableHead(Eagle3Head(shape), shape, chosen, own), model_config)
-        return tmp_path / "head"
-
-    return write
-
-
-def put(folder, head, model_config):
-    write_head(folder, head, model_config, "x", 3, {})
-
-
-def change(folder, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.mark.parametrize("rows", [None, 20])
@@ -56,7 +26,8 @@ def test_a_head_is_written_back_as_it_was(write, tmp_path, policy, model_config,
     assert shape == read_head(folder).shape and shape.draft_vocabulary == (rows or 48)
     assert all(getattr(shape, key) == value for key, value in KINDS[kind].items())
     assert (vocabulary is None) == (output is None) == (rows is None)
-    put(tmp_path / "again", TrainableHead(head, shape, vocabulary, output), model_config)
+    again = TrainableHead(head, shape, vocabulary, output)
+    write_head(tmp_path / "again", again, model_config, "some/policy", 3, {})
     assert (tmp_path / "again/config.json").read_text() == (folder / "config.json").read_text()
     before, after = (load_file(f / "model.safetensors") for f in (folder, tmp_path / "again"))
     assert before.keys() == after.keys()
@@ -88,9 +59,8 @@ def test_a_llama_of_hugging_face_in_several_files_is_read(write, policy, model_c
 
 def test_speculators_normalise_before_the_residual_unless_told(write, model_config):
     folder = write()
-    config = json.loads((folder / "config.json").read_text())
-    del config["norm_before_residual"]
-    (folder / "config.json").write_text(json.dumps(config))
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"norm_before_residual"', '"another_setting"'))
     assert load_head(folder, model_config).shape.norm_before_residual
 
 

@@ -22,14 +22,6 @@ def test_texts_are_compared_token_by_token(make_run):
     assert lossless.coupled is True
 
 
-def test_without_texts_lengths_are_compared(synthetic):
-    base, sam = synthetic("off", traces=False), synthetic("on", sam=True, traces=False)
-    (pair,) = compare_folders(base, sam).lossless.pairs
-    assert (pair.by, pair.identical, pair.matched) == ("lengths", 96, 96)
-    (other,) = compare_folders(base, synthetic("two", seed=2, traces=False)).lossless.pairs
-    assert (other.matched, other.unmatched, other.first_step) == (0, 192, 1)
-
-
 def test_repeats_are_compared_among_each_other(synthetic):
     base = [synthetic(f"off-{n}", noise_seed=n) for n in (1, 2)]
     lossless = compare_folders(base, synthetic("on", sam=True)).lossless

@@ -9,8 +9,6 @@ import pytest
 import wandb_workspaces.workspaces as ws
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 
 from sam_rollout.report import panels as layout
 from sam_rollout.report import pictures as pictures
@@ -18,9 +16,8 @@ from sam_rollout.report import wandb_workspace as workspace
 from sam_rollout.report.charts import Side, draw
 from sam_rollout.report.panels import Panel
 from sam_rollout.report.pictures import draw_sections
-from sam_rollout.report.tensorboard_layout import write_layouts
 from sam_rollout.telemetry.curve import CURVE_NAME
-from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
+from sam_rollout.telemetry.records import RunFolder, RunInfo
 from sam_rollout.telemetry.schema import declared
 from tests.records import engine_step, engine_steps
 
@@ -127,21 +124,3 @@ def test_every_section_is_drawn_even_where_metrics_are_missing(run, tmp_path):
         "engine.png",
     ]  # fmt: skip
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
-
-
-def test_tensorboard_gets_the_same_layout(run):
-    with pytest.raises(RunFolderError, match="did not log to TensorBoard"):
-        write_layouts([run])
-    (run / "tensorboard").mkdir()
-    write_layouts([run])
-    (path,) = (run / "tensorboard").iterdir()
-    (value,) = [v for event in EventFileLoader(str(path)).Load() for v in event.summary.value]
-    assert value.tag == metadata.CONFIG_SUMMARY_TAG
-    read = layout_pb2.Layout()
-    read.ParseFromString(value.tensor.string_val[0])
-    assert [category.title for category in read.category] == [s.title for s in layout.SECTIONS]
-    charts = {chart.title: list(chart.multiline.tag) for c in read.category for chart in c.chart}
-    assert charts["Speed-up of all rollouts so far"] == ["^compare/speedup_rollout_so_far$"]
-    assert "Running requests over time" not in charts
-    for tags in charts.values():
-        assert all(re.compile(tag) for tag in tags)

@@ -1,4 +1,4 @@
-"""What an engine does with a session, without a model: texts that go on as somebody says."""
+"""The calls that an engine makes of a session, without a model: a test gives the tokens."""
 
 from __future__ import annotations
 

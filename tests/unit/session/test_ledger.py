@@ -17,7 +17,7 @@ PADDING = {"draft/padding_tokens": 0, "draft/accepted_padding_tokens": 0}
 
 
 def verified_of(*rows: tuple[int, int, int, int, int]) -> Verified:
-    """Of (sampled, drafted, accepted, filling, source) row by row."""
+    """Make it of rows (sampled, drafted, accepted, filling, source)."""
     columns = [int32(*column) for column in zip(*rows, strict=True)]
     return Verified(*columns, judged=columns[1], right=columns[2])
 

@@ -5,13 +5,7 @@ import pytest
 
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.in_flight import DraftBatch
-from sam_rollout.session.padding import (
-    DraftPadding,
-    GraphOf,
-    Padding,
-    no_graphs,
-    padding_by_rows,
-)
+from sam_rollout.session.padding import DraftPadding, GraphOf, Padding, no_graphs, padding_by_rows
 from tests.unit.drafting.texts import int32
 
 K, MAX_ROWS, MAX_LEN = 3, 6, 20
@@ -21,7 +15,7 @@ NO, DRAFTING, EVERY = Padding.NO_STEP, Padding.DRAFTING_STEPS, Padding.EVERY_STE
 
 
 def graphs(full_up_to: int, otherwise: str) -> GraphOf:
-    """Full graphs for uniform steps of at most so many tokens, and what serves all other steps."""
+    """Full graphs for uniform steps of at most `full_up_to` tokens, `otherwise` for all others."""
     return lambda tokens, uniform: "FULL" if uniform and tokens <= full_up_to else otherwise
 
 
@@ -62,23 +56,6 @@ def test_a_gate_matters_only_where_drafting_steps_are_filled_up():
         assert [some.applies(rows, gate_open=True) for rows in (1, 2, 3)] == [True, True, False]
         found = [some.applies(rows, gate_open=False) for rows in (1, 2, 3)]
         assert found == [closed, closed, False]
-
-
-def test_the_report_names_steps_and_sizes():
-    none = padding(no_graphs)
-    assert none.describe() == "no step" and not none.in_use
-
-    def mixed(tokens: int, uniform: bool) -> str:
-        """Small steps without drafts are in no graph, larger ones in graphs of pieces."""
-        if uniform and tokens <= 3 * (1 + K):
-            return "FULL"
-        return "NONE" if tokens <= 2 else "PIECEWISE"
-
-    both = padding(mixed)
-    assert both.describe() == (
-        "every step of up to 2 requests, steps that draft of up to 3 requests"
-    )
-    assert both.in_use
 
 
 def fill_up(drafts: list[list[int]], lengths: list[int], decoding: list[bool]):

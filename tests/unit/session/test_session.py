@@ -364,7 +364,7 @@ def test_a_drain_ends_the_step_and_needs_no_further_batch():
 
 
 def life(engine: Engine, drained: list) -> None:
-    """A schedule in which everything is counted that a session counts, drained when told."""
+    """A schedule in which a session counts everything that it can; it is drained now and then."""
     rng = np.random.default_rng(5)
     for number in range(60):
         if number % 9 == 0:
@@ -467,17 +467,6 @@ def test_a_session_that_is_paused_drafts_nothing_and_keeps_nothing(pad_drafts, t
     assert engine.step("b") == [next_of_period(engine.texts["b"])]
 
 
-def test_short_and_missing_drafts_are_filled_up_gate_open_or_closed():
-    engine = Engine("a", "b", "c", pad_drafts="always")
-    closed = engine.step("a", "b", "c")
-    assert closed == [[engine.texts[name][-1]] * K for name in "abc"]
-    engine.texts["b"] += [99]  # has not occurred before: no draft
-    assert engine.step("a", "b", sampled=0) == [[], []], "prompts are not filled up"
-    drafts = engine.step("a", "b")
-    assert drafts[0] == next_of_period(engine.texts["a"])
-    assert len(drafts[1]) == K
-
-
 class Drafts:
     """A model beside a session: drafts where it was asked to, if it can."""
 
@@ -493,7 +482,7 @@ class Drafts:
 
 
 def looks(drafts: Drafts) -> list[bool]:
-    """Step by step, whether a gate that only looks was told what was offered."""
+    """Whether a gate that only looks has seen what was offered, step by step."""
     sources = SourcesConfig.from_mapping(
         {name: {"enabled": name == "own"} for name in NAMES}
         | {"model": {"enabled": True, "method": "ngram", "max_tokens": 2}}
@@ -507,18 +496,17 @@ def looks(drafts: Drafts) -> list[bool]:
     return [step.offered is not None for step in gate.seen]
 
 
-def test_a_closed_gate_looks_when_the_models_drafts_are_there():
-    """They are asked for first: a look without them would find less than there can be."""
-    assert looks(Drafts()) == [False, False, True, True, True]
-
-
-def test_it_is_patient_where_steps_are_scheduled_ahead():
-    assert looks(Drafts(after=3)) == [False, False, False, False, True]
-    assert looks(Drafts(after=3, works=False)) == [False, False, False, False, True]
-
-
-def test_looks_go_on_where_the_model_cannot_draft():
-    assert looks(Drafts(works=False)) == [False, False, True, True, True]
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ({}, 2),  # drafts are asked for first: a look without them would find less than can be
+        ({"after": 3}, 4),  # it is patient where steps are scheduled ahead
+        ({"after": 3, "works": False}, 4),
+        ({"works": False}, 2),  # looks go on where the model cannot draft
+    ],
+)
+def test_a_closed_gate_looks_when_the_models_drafts_are_there(options, first):
+    assert looks(Drafts(**options)) == [step >= first for step in range(5)]
 
 
 @pytest.mark.parametrize("pays", [False, True])

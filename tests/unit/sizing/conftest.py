@@ -2,16 +2,10 @@
 
 import pytest
 
-from sam_rollout.sizing import ModelShape
+from sam_rollout.sizing.shape import ModelShape
 
 QWEN3_32B = ModelShape(
-    layers=64,
-    hidden=5120,
-    heads=64,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=25600,
-    vocab=151936,
+    layers=64, hidden=5120, heads=64, kv_heads=8, head_dim=128, intermediate=25600, vocab=151936
 )
 QWEN3_235B = ModelShape(
     layers=94,

@@ -5,27 +5,17 @@ from dataclasses import replace
 import pytest
 
 from sam_rollout.config import SamConfig, sources_of
-from sam_rollout.sizing import DraftTexts, RolloutRound
+from sam_rollout.sizing.drafting import RolloutRound
 from sam_rollout.sources.support.responses import TextsConfig
 
 # 96 prompts x 16 responses on 4 engines of 128 requests.
-ROUND = RolloutRound(prompts=96, siblings=16, engines=4, max_num_seqs=128)
-TEXTS = DraftTexts(ROUND, prompt_tokens=100, response_tokens=1000)
+TEXTS = RolloutRound(96, 16, 4, max_num_seqs=128, prompt_tokens=100, response_tokens=1000)
 
 
 def test_each_source_has_what_its_texts_need():
     texts = TextsConfig(max_responses_per_prompt=5)
     sam = SamConfig(sources=sources_of("own", "prompt"), texts=texts)
-    assert TEXTS.response_tokens_of_engine == 384 * 1000
-    assert TEXTS.bytes_of(sam) == {
-        "own": 128 * 1100 * 60,
-        "prompt": (384 + 96 * 5) * 1000 * 60,
-    }
-
-
-def test_what_a_run_shares_grows_to_its_limit():
-    sam = SamConfig(sources=sources_of("run"))
-    assert TEXTS.bytes_of(sam) == {"run": sam.sources.run.max_bytes}
+    assert TEXTS.bytes_of(sam) == {"own": 128 * 1100 * 60, "prompt": (384 + 96 * 5) * 1000 * 60}
 
 
 def test_no_source_takes_more_than_it_may():
@@ -44,5 +34,5 @@ def test_no_source_takes_more_than_it_may():
     ids=["article 32B", "article 235B", "customer", "uneven"],
 )
 def test_responses_are_shared_among_engines(prompts, engines, seqs, per_engine, waves):
-    shared = RolloutRound(prompts, siblings=16, engines=engines, max_num_seqs=seqs)
+    shared = replace(TEXTS, prompts=prompts, engines=engines, max_num_seqs=seqs)
     assert (shared.responses, shared.per_engine, shared.waves) == (prompts * 16, per_engine, waves)

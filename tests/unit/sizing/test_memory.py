@@ -9,16 +9,13 @@ import math
 
 import pytest
 
-from sam_rollout.sizing import (
-    GIB,
-    DrafterSize,
+from sam_rollout.sizing.memory import GIB, KV_CACHE, plan_memory, rollout_weights, training_states
+from sam_rollout.sizing.parallelism import (
     EngineLimits,
-    HardwareConfig,
     RolloutLayout,
     TrainingLayout,
-    plan_memory,
 )
-from sam_rollout.sizing.memory import KV_CACHE, rollout_weights, training_states
+from sam_rollout.sizing.shape import HardwareConfig
 
 DIE = HardwareConfig("die", memory_gib=64, runtime_gib=2, asleep_gib=9)
 MEGATRON = TrainingLayout(
@@ -88,13 +85,6 @@ def test_the_kv_cache_takes_what_the_share_leaves(dense):
     assert plan(dense, hardware=told).rollout[KV_CACHE] == 9 * GIB
 
 
-def test_a_model_that_drafts_takes_from_the_kv_cache_and_grows_its_tokens(dense):
-    alone, token = plan(dense), dense.kv_cache_bytes(8)
-    joined = plan(dense, drafter=DrafterSize(weights=1e9, kv_bytes=token / 64))
-    assert joined.rollout[KV_CACHE] == pytest.approx(alone.rollout[KV_CACHE] - 1e9)
-    assert joined.kv_tokens == int(joined.rollout[KV_CACHE] // (token * 65 / 64))
-
-
 def test_states_of_a_hybrid_take_from_the_kv_cache(hybrid):
     few, many = (plan(hybrid, max_num_seqs=n, verified_requests=0) for n in (64, 128))
     states = [found.rollout["states of linear attention"] for found in (few, many)]
@@ -115,12 +105,3 @@ def test_states_of_a_hybrid_take_from_the_kv_cache(hybrid):
 def test_what_does_not_fit_is_refused(dense, changes, said):
     (error,) = plan(dense, **changes).errors(64, 500_000 if said == "max_model_len" else 36992)
     assert said in error
-
-
-def test_verification_takes_what_the_gate_lets_draft(dense):
-    assert plan(dense).verification == 0, "32 rows of 8 requests are fewer than the 128 counted"
-    assert plan(dense, verified_requests=128).verification == 3 * 128 * 151936 * 14
-    many = plan(
-        dense, max_num_seqs=1024, verified_requests=1024, draft_tokens=8, memory_fraction=0.8
-    )
-    assert "sam.gate.threshold" in many.warning

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from sam_rollout.config import ConfigError
-from sam_rollout.sizing import ModelShape
+from sam_rollout.sizing.shape import ModelShape
 
 
 def test_parameters_are_those_of_the_model_cards(dense, moe):

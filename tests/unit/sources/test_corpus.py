@@ -8,8 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sam_rollout.config import SourcesConfig
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY
 from sam_rollout.core.settings import ConfigError
-from sam_rollout.sources import UNKNOWN_VOCABULARY, check_sources
+from sam_rollout.sources import check_sources
 from sam_rollout.sources.run import RunSourceConfig, check_corpus
 from sam_rollout.sources.support.corpus import read_corpus
 from tests.unit.drafting.texts import counter, drafter_of, identity, step

@@ -1,13 +1,13 @@
 """Responses of earlier steps: whose are drafted from, what is kept, and what a bad disk costs."""
 
 import dataclasses
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
 from sam_rollout.automaton.recorder import CONTEXT
-from sam_rollout.sources import UNKNOWN_VOCABULARY, Piece
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY
+from sam_rollout.sources.contract import Piece
 from sam_rollout.sources.support import responses, text_moves
 from sam_rollout.sources.support.text_store import TextStore
 from tests.unit.drafting.texts import Later, counter, drafter_of, identity, step
@@ -62,21 +62,6 @@ def test_the_next_epoch_drafts_from_the_last_one(tmp_path):
     drafter.finish("bcd")
     drafter.end_step()
     assert counter(drafter, "prompt_groups") == counter(drafter, "prompt_bytes") == 0
-
-
-def test_siblings_of_this_step_are_found_beside_earlier_responses(tmp_path):
-    drafter = make_drafter(tmp_path)
-    responded(drafter, "a", identity(step=1))
-    live = [*PROMPT, *range(300, 340)]
-    drafter.admit("b", identity(step=2))
-    step(drafter, {"b": live})
-    drafter.wait()
-    step(drafter, {"b": live})
-    texts = {"b": live, "c": [7, *live[30:34]], "d": [7, *RESPONSE[30:34]]}
-    for sibling, name in enumerate("cd", start=1):
-        drafter.admit(name, identity(step=2, sibling=sibling))
-    drafts = step(drafter, texts)
-    assert drafts["c"] == live[34:37] and drafts["d"] == RESPONSE[34:37]
 
 
 def test_a_restart_and_another_engine_see_the_same_folder(tmp_path):
@@ -271,18 +256,6 @@ def test_a_slow_disk_drops_responses_instead_of_keeping_them(tmp_path, monkeypat
     assert counter(drafter, "dropped_texts") == 6  # 68 tokens each: three fit
     executor.work()
     assert len(kept(tmp_path)) == 3
-
-
-def test_a_disk_that_hangs_is_not_asked_anew_for_each_text_that_waits(tmp_path, monkeypatch):
-    drafter, asked, done = make_drafter(tmp_path, executor=Later()), [], Future.done
-    for number in range(20):
-        drafter.admit(f"r{number}", identity(str(number), step=1))
-        for end in (1, 9):
-            step(drafter, {f"r{number}": RESPONSE[:end]})
-        drafter.finish([f"r{number}"])
-    monkeypatch.setattr(Future, "done", lambda self: asked.append(1) or done(self))
-    step(drafter, {"r": [1]})
-    assert len(asked) == 2, "the first write, and the first prompt that is read"
 
 
 def test_preempted_requests_are_kept_whole(tmp_path):

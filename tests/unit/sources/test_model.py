@@ -102,21 +102,6 @@ def test_texts_that_fail_together_do_not_outvote_a_model_that_is_right_more_ofte
     assert set(chosen[-50:]) == {40}
 
 
-def test_how_certain_the_model_was_counts():
-    """Of its tokens those that it was sure of prove right, the others wrong."""
-    drafter, text = Drafter(), [1]
-    for turn in range(60):
-        sure = turn % 2 == 0
-        drafter.say([[7]], [[0.95 if sure else 0.2]])
-        drafter.drafts(text)
-        text = [*text, 7 if sure else 8]
-        if len(text) > MAX_LENGTH - 4:
-            break
-    votes = drafter._policy.votes
-    shares = votes.shares[1] / votes.shares[0]
-    assert shares.max() > 0.9 and shares.min() < 0.2
-
-
 @pytest.mark.parametrize(
     ("settings", "field", "allowed"),
     [

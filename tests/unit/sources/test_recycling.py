@@ -11,7 +11,8 @@ from sam_rollout.automaton.interface import (
     PLACE_STATE,
     PLACE_WIDTH,
 )
-from sam_rollout.sources import UNKNOWN_VOCABULARY, Limits, Scored
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY
+from sam_rollout.sources.contract import Limits, Scored
 from sam_rollout.sources.recycling import SOURCE, RecyclingSourceConfig, TokenRecycling
 from tests.unit.drafting.texts import drafter_of, drive, int32, rows_of
 

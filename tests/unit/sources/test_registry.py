@@ -25,61 +25,34 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
-
 import sam_rollout
 from sam_rollout.config import ConfigError, SamConfig
-from sam_rollout.core.limits import Limits
 from sam_rollout.report.panels import SECTIONS
-from sam_rollout.session.session import DraftSession
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry import docs
-from sam_rollout.telemetry.records import ENGINE_STEPS, DraftNote
+from sam_rollout.telemetry.records import ENGINE_STEPS
 from sam_rollout.telemetry.schema import METRICS
+from tests.unit.session.engine import Engine
 
-config = SamConfig.from_mapping(
-    {
-        "max_draft_tokens": 3,
-        "gate": {"kind": "threshold"},
-        "sources": {"own": {"enabled": False}, "toy": {"enabled": True, "token": 9}},
-    }
-)
-found = {"package": sam_rollout.__file__, "names": NAMES, "section": config.sources.toy.token}
+settings = {"sources": {"own": {"enabled": False}, "toy": {"enabled": True, "token": 9}}}
+sources = SamConfig.from_mapping(settings).sources
+found = {"package": sam_rollout.__file__, "names": NAMES, "section": sources.toy.token}
 try:
     SamConfig.from_mapping({"sources": {"toy": {"tokn": 9}}})
 except ConfigError as error:
     found["refusal"] = str(error)
 found["metrics"] = [metric.name for metric in METRICS if "toy" in metric.name]
 found["page of metrics"] = [line for line in docs.metrics().splitlines() if "toy" in line]
-settings = docs.filled("configuration.md", Path(sys.argv[1]).read_text())
-found["page of settings"] = [line for line in settings.splitlines() if "sources.toy" in line]
-found["panels"] = [
-    panel.title
-    for section in SECTIONS
-    for panel in section.panels
-    if "sam/draft/accepted_toy" in panel.metrics
-]
+page = docs.filled("configuration.md", Path(sys.argv[1]).read_text())
+found["page of settings"] = [line for line in page.splitlines() if "sources.toy" in line]
+panels = [panel for section in SECTIONS for panel in section.panels]
+found["panels"] = [one.title for one in panels if "sam/draft/accepted_toy" in one.metrics]
 found["column"] = ENGINE_STEPS.field("drafted_per_source").metadata[b"sources"].decode()
 
-
-class Requests:
-    live = ("a", "b")
-
-    def identity(self, request_id):
-        return None
-
-    def takes_no_drafts(self, request_id):
-        return False
-
-
-session = DraftSession(config, Requests(), Limits(2, 20))
-texts = np.zeros((2, 20), np.int32)
-texts[0, 5:10] = 9, 9, 9, 1, 1
-for lengths, sampled in (([5, 5], [1, 1]), ([9, 6], [4, 1])):
-    lengths, sampled = np.array(lengths, np.int32), np.array(sampled, np.int32)
-    batch = session.step(["a", "b"], texts, lengths, sampled)
-    found["drafts"] = batch.to_lists()
-drained = session.drain()
+engine = Engine("a", "b", sources=sources)
+engine.step("a", "b")
+found["drafts"] = engine.go_on({"a": [9, 9, 9, 1], "b": [1]})
+drained = engine.drain()
 found["drafted"] = drained["steps"]["drafted_per_source"]
 found["accepted"] = drained["steps"]["accepted_per_source"]
 found["own count"] = drained["counters"]["draft/toy_drafts"]
@@ -102,7 +75,7 @@ def found(tmp_path_factory) -> dict:
     (folder / "sam_rollout" / "sources" / "toy.py").write_text(toy())
     done = subprocess.run(
         [sys.executable, "-c", PROBE, str(ROOT / "docs" / "configuration.md")],
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [folder, ROOT]))},
         cwd=folder,
         capture_output=True,
         text=True,

@@ -10,8 +10,8 @@ from sam_rollout.core.limits import Limits
 from sam_rollout.sources import run
 from sam_rollout.sources.run import RunSourceConfig, RunTexts
 from sam_rollout.sources.support import text_moves
-from sam_rollout.sources.support.kept_texts import KeptTexts, Room
-from sam_rollout.sources.support.responses import Responses
+from sam_rollout.sources.support.kept_texts import KeptTexts
+from sam_rollout.sources.support.responses import Responses, TextsConfig
 from sam_rollout.sources.support.text_store import TextStore
 from tests.unit.drafting.texts import Later, counter, drafter_of, identity, step
 
@@ -110,26 +110,6 @@ def test_old_text_of_a_run_goes_by_generations():
     assert automata(drafter) == 1
     assert counter(drafter, "run_seeded_tokens") > 20_000
     assert continued(drafter, "x", [7, *texts[0][500:504]]) == [], "the oldest are gone"
-
-
-def test_no_engine_step_waits_for_a_successor():
-    """While one is made, requests join the old automaton; when it is there, later ones join it."""
-    drafter, texts = make_drafter(max_bytes=MIB), random_texts(20, 1000)
-    source = drafter.sources[0]
-    later = source._executor = Later()
-    source.wait = lambda: None
-    for number, text in enumerate(texts[:15]):
-        ended(drafter, f"r{number}", text)
-    assert len(later.tasks) == 1 and counter(drafter, "run_restarts") == 0
-    assert continued(drafter, "a", [7, *texts[1][20:24]]) == texts[1][24:27]
-    later.work()
-    drafter.end_step()
-    assert counter(drafter, "run_restarts") == 1
-    for _ in range(9):  # what has ended meanwhile is added
-        step(drafter, {"b": [7]})
-    for number in (9, 14):
-        start = texts[number][20:24]
-        assert continued(drafter, f"b{number}", [7, *start]) == texts[number][24:27]
 
 
 def test_live_requests_move_a_few_tokens_at_a_time_and_never_lose_their_drafts(monkeypatch):
@@ -271,16 +251,6 @@ def test_a_request_outside_training_does_not_keep_a_resumed_run_from_its_texts(t
     assert counter(again, "run_seeded_tokens") >= 200
 
 
-def test_texts_that_cannot_be_read_or_written_cost_a_warning(tmp_path, caplog):
-    (tmp_path / "texts").write_text("no folder")
-    drafter, (text, other) = make_drafter(path=str(tmp_path / "texts")), random_texts(2, 200)
-    ended(drafter, "a", text)
-    ended(drafter, "b", other)
-    assert continued(drafter, "c", [7, *text[50:54]]) == text[54:57]
-    assert counter(drafter, "texts_failures") == 1
-    assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 1
-
-
 def test_a_successor_that_cannot_be_made_is_not_missed(monkeypatch, caplog):
     monkeypatch.setattr(run, "read_texts", lambda *_: 1 / 0)
     drafter, texts = make_drafter(max_bytes=MIB), random_texts(40, 1000)
@@ -293,15 +263,10 @@ def test_a_successor_that_cannot_be_made_is_not_missed(monkeypatch, caplog):
 
 
 def kept_text(kept, name, length):
-    """A request of training generates so many tokens and ends; returns its text."""
+    """A request of training generates `length` tokens and ends; return its text."""
     text = np.random.default_rng([length, *name.encode()]).integers(0, 1000, length, np.int32)
     kept.keep(text)
     return text
-
-
-def newest(kept, tokens=1 << 30):
-    """How many tokens the newest texts have that fit."""
-    return sum(map(len, kept.newest(Room(tokens, 1 << 30, 1 << 30), abs)))
 
 
 @pytest.mark.parametrize(("count", "length"), [(90, 20), (10, 1000)])
@@ -314,23 +279,14 @@ def test_what_ends_while_a_successor_is_made_is_read_as_far_as_it_fits(count, le
     source.wait = lambda: None
     for number, text in enumerate(texts):
         ended(drafter, f"r{number}", text)
+    assert len(later.tasks) == 1 and counter(drafter, "run_restarts") == 0
+    assert continued(drafter, "old", [7, *texts[1][9:13]]) == texts[1][13:16], "no step waits"
     later.work()
     for _ in range(20):
         step(drafter, {"live": [7]})
     assert counter(drafter, "run_restarts") == 1 and counter(drafter, "run_evictions") == 0
     assert continued(drafter, "a", [7, *texts[-1][9:13]]) == texts[-1][13:16]
     assert continued(drafter, "b", [7, *texts[0][9:13]]) == [], "the newest"
-
-
-def test_a_corpus_is_older_than_all_that_the_run_writes():
-    kept = KeptTexts(MIB)  # 6553 tokens
-    kept.keep_corpus([np.full(1000, number, np.int32) for number in range(3)])
-    kept_text(kept, "a", 1000)
-    assert newest(kept) == 4000 and newest(kept, 2500) == 2000
-    for number in range(5):
-        kept_text(kept, f"r{number}", 1000)
-    assert newest(kept) == 6000
-    assert not kept._corpus, "newer texts have filled the memory"
 
 
 def test_older_texts_that_come_late_replace_nothing_that_is_already_there():
@@ -345,7 +301,7 @@ def test_a_run_of_many_short_turns_turns_over():
     """Requests that end in every engine step: the successor takes over, nothing is given up."""
     config = RunSourceConfig(max_bytes=16 * MIB)
     limits = Limits(max_rows=64, max_model_len=4096)
-    responses = Responses(limits)
+    responses = Responses(limits, TextsConfig())
     source = RunTexts(config, limits, responses)
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 1 << 20, (64, 4096), np.int32)
@@ -371,10 +327,7 @@ def test_a_run_of_many_short_turns_turns_over():
     assert source.restarts >= 3
 
 
-SHARING = {
-    "prompt": {},
-    "run": {"when": "always"},
-}
+SHARING = {"prompt": {}, "run": {"when": "always"}}
 
 
 @pytest.mark.parametrize("name", SHARING)

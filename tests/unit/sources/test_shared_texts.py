@@ -5,7 +5,6 @@ import logging
 import numpy as np
 import pytest
 
-from sam_rollout.automaton.interface import AutomatonFullError
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.support.pieces import to_bytes
 from sam_rollout.sources.support.shared_texts import SILENT_TURNS, TOKENS_PER_STEP
@@ -24,7 +23,7 @@ def make_engine(name: str, *, share=True, path="", **options) -> SamDrafter:
 
 
 def pass_on(sender: SamDrafter, receiver: SamDrafter, origin="x") -> list:
-    """What the sender has to tell reaches the receiver; returns it."""
+    """Hand the new pieces of the sender to the receiver; return them."""
     pieces = sender.exchange(origin, [])
     receiver.exchange("y", pieces)
     return pieces
@@ -235,34 +234,6 @@ def test_a_place_is_free_again_when_the_end_of_its_text_is_lost():
     step(b, {"b": [9]})
     b.exchange("y", [piece([4], response="x/0", start=2 + SILENT_TURNS)])
     assert step(b, {"b": [8, 99 + SILENT_TURNS]})["b"] == [4], "it was not cut"
-
-
-def test_others_texts_are_read_to_their_end_when_another_groups_automaton_is_full(monkeypatch):
-    b = make_engine("b")
-    b.admit("h", identity("h"))
-    texts = {"b": [9], "h": [9, 2, 3]}
-    step(b, texts)
-    (pool,) = (one.pool for one in b.sources)
-    extend, calls = pool.extend, []
-
-    def full_once(slots, *rest):
-        calls.append(slots.tolist())
-        if len(calls) == 2:  # of others' texts, after the engine's own
-            raise AutomatonFullError("no room", pool._automaton_of(int(slots[0])))
-        extend(slots, *rest)
-
-    b.exchange(
-        "y",
-        [
-            piece([1, 2, 3, 5]),
-            piece([1, 2, 3, 4], group="h", response="x/2", is_last=True),
-        ],
-    )
-    monkeypatch.setattr(pool, "extend", full_once)
-    assert step(b, texts) == {"b": [], "h": [4]}
-    assert (counter(b, "shared_tokens"), counter(b, "shared_missed_tokens")) == (4, 4)
-    assert counter(b, "prompt_evictions") == 1
-    assert len(pool) == 1, "no text of another engine is open"
 
 
 def test_what_nobody_asks_for_is_bounded_counted_and_freed():

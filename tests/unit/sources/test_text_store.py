@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from sam_rollout.sources import UNKNOWN_VOCABULARY
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY
 from sam_rollout.sources.support import text_store
 from sam_rollout.sources.support.text_store import CLOSED, OPEN, SEGMENTS, TextStore
 
@@ -84,18 +84,6 @@ def test_the_oldest_give_way_and_the_folder_stays_within_its_bytes(tmp_path):
     assert reader.read("old", PLENTY, PLENTY) == []
     kept = [s for s in range(100, 1200) if reader.read(f"g{s}", PLENTY, PLENTY)]
     assert kept == list(range(kept[0], 1200))  # the newest, without a gap
-
-
-def test_a_reader_forgets_what_was_deleted(tmp_path):
-    writer, reader = store(tmp_path, 512_000), store(tmp_path, 512_000)
-    writer.append("old", 0, np.zeros(200, np.int32))
-    assert len(reader.read("old", PLENTY, PLENTY)) == 1
-    for step in range(1, 660):
-        writer.append("new", step, np.zeros(200, np.int32))
-    assert reader.read("old", PLENTY, PLENTY) == []  # before it knows that the segment is gone
-    reader.refresh()
-    assert reader.read("old", PLENTY, PLENTY) == []
-    assert len(reader.read("new", PLENTY, PLENTY)) == 16
 
 
 def test_of_a_response_longer_than_a_segment_the_end_is_kept(tmp_path):

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from sam_rollout.report.run_differences import comparable
-from sam_rollout.telemetry.baseline import COMPARED_SETTINGS, Baseline
+from sam_rollout.telemetry.baseline import Baseline
 from sam_rollout.telemetry.records import RunFolder, RunFolderError, RunInfo
 from sam_rollout.telemetry.schema import METRICS
 
@@ -37,7 +36,6 @@ def folder(tmp_path):
 
 def test_a_step_is_laid_beside_the_same_step(folder):
     baseline = Baseline(folder.path)
-    assert baseline.steps == [1, 2]
     metrics = baseline.metrics(1, step(20.0, 80))
     assert metrics == {
         "compare/rollout_s_baseline": 30.0,
@@ -72,30 +70,16 @@ def test_a_resumed_run_sums_up_the_steps_before_it(folder):
 def test_what_a_baseline_does_not_know_is_left_out(folder):
     folder.append_train_step(3, step(math.nan, 100))
     baseline = Baseline(folder.path)
-    assert baseline.steps == [1, 2]
-    assert baseline.metrics(3, step(20.0, 80)) == {}
+    assert baseline.metrics(0, step(1.0, 1)) == baseline.metrics(3, step(20.0, 80)) == {}
     lost = baseline.metrics(2, step(math.nan, 100, text="a table"))
     assert "compare/rollout_s_baseline" in lost
     assert not any("rollout" in name and "speedup" in name for name in lost)
     assert all(map(math.isfinite, lost.values()))
-
-
-def test_without_a_counterpart_there_is_nothing(folder):
-    baseline = Baseline(folder.path)
-    assert baseline.metrics(0, step(1.0, 1)) == {}
-    assert baseline.metrics(3, step(1.0, 1)) == {}
     only_theirs = baseline.metrics(1, {})
     assert "compare/rollout_s_baseline" in only_theirs
     assert not any("speedup" in name or "gain" in name for name in only_theirs)
     no_tail = baseline.metrics(1, step(20.0, 80) | {"sam/tail/time_s": 0.0})
     assert "compare/speedup_tail" not in no_tail
-
-
-def test_what_differs_is_said_in_words(folder):
-    baseline = Baseline(folder.path)
-    assert list(baseline.differences(CONFIG | {"sam": {"enabled": True}})) == []
-    other = {"data": {"seed": 2, "train_batch_size": 32}}
-    assert list(baseline.differences(other)) == ["data.seed: 1 in the baseline, 2 here"]
 
 
 def test_what_is_no_run_is_refused(tmp_path, folder):
@@ -104,15 +88,3 @@ def test_what_is_no_run_is_refused(tmp_path, folder):
     folder.train_steps_path.write_text('{"step": 0, "metrics": {"val-core/x/acc/mean@1": 0.1}}\n')
     with pytest.raises(RunFolderError, match="no training step with sam/engine/rollout_s"):
         Baseline(folder.path)
-
-
-def test_the_report_compares_whatever_is_compared_while_a_run_trains():
-    """The report compares all settings but some; none of these may be among them."""
-    config: dict = {}
-    for name in COMPARED_SETTINGS:
-        *parents, key = name.split(".")
-        section = config
-        for parent in parents:
-            section = section.setdefault(parent, {})
-        section[key] = "value"
-    assert comparable(config).keys() == set(COMPARED_SETTINGS)

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sam_rollout.telemetry.curve import MAX_POINTS, draw, running_curve
+from sam_rollout.telemetry.curve import MAX_POINTS, running_curve
 from sam_rollout.telemetry.records import ENGINE_STEPS
 from tests.records import engine_step, engine_steps
 
@@ -52,11 +52,6 @@ def test_an_idle_stretch_has_no_requests():
     assert curve.mean[at(curve, 5.0)] == 0 and not curve.tail[at(curve, 5.0)]
 
 
-def test_rounded_times_of_day_leave_no_pauses():
-    rows = [(round(n * 0.0137, 2), 0.0137, 3) for n in range(1, 401)]
-    assert set(running_curve([steps(0, *rows)], tail_threshold=8).mean) == {3}
-
-
 def test_a_long_rollout_costs_no_more_points():
     count = 20_000
     rows = [(n / 100, 0.01, 1 + (count - n) // 200) for n in range(1, count + 1)]
@@ -70,12 +65,3 @@ def test_other_traffic_and_empty_steps_are_no_curve():
     assert running_curve([], tail_threshold=8) is None
     assert running_curve([ENGINE_STEPS.empty_table()], tail_threshold=8) is None
     assert running_curve([steps(0, (1, 1, 1), split="val")], tail_threshold=8) is None
-
-
-@pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize("threshold", [0, 500])
-def test_a_small_picture_is_drawn(replicas, threshold):
-    tables = [steps(n, (1, 1, 4 + n), (2.5, 1.5, 1)) for n in range(replicas)]
-    image = draw(running_curve(tables, tail_threshold=threshold), "sam=on, training step 1")
-    assert image.dtype == np.uint8 and image.shape == (270, 576, 3)
-    assert len(np.unique(image.reshape(-1, 3), axis=0)) > 10, "more than an empty sheet"

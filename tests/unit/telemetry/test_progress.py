@@ -15,12 +15,6 @@ BUSY = EngineProgress(
 IDLE = EngineProgress(tokens=400, engines=1)
 
 
-def test_engines_add_up():
-    both = total([BUSY, IDLE])
-    assert (both.tokens, both.engines, both.drafting, both.in_flight) == (5400, 2, 1, 15)
-    assert total([]) == EngineProgress()
-
-
 def test_the_line_says_where_all_engines_stand():
     before = total([EngineProgress(tokens=2992, engines=2)])
     assert progress_line(total([BUSY, IDLE]), before, elapsed_s=2.0) == (

@@ -9,16 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.records import (
     SCHEMA_VERSION,
-    RequestRecord,
     RunFolder,
     RunFolderError,
     RunInfo,
-    TraceRecord,
     VersionError,
 )
-from tests.records import engine_step, engine_steps, request, requests, trace, traces
+from tests.records import engine_step, engine_steps
 from tests.unit.test_json_values import strictly
 
 INFO = RunInfo(
@@ -43,21 +42,6 @@ def folder(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.write_start(INFO)
     return folder
-
-
-def test_tables_survive_the_disk(folder):
-    finished = request(
-        group="abc", sibling=2, response_tokens=20, verify_steps=5, drafted_tokens=15,
-        accepted_tokens=7, start_s=1.0, end_s=3.5, open_steps=6, open_tokens=13,
-    )  # fmt: skip
-    text = trace(group="abc", sibling=2, start_s=1.0, end_s=3.5)
-    folder.write("requests", 0, requests(finished))
-    folder.write("traces", 0, traces(text))
-    (row,) = folder.read("requests").to_pylist()
-    assert RequestRecord(**row) == finished
-    (row,) = folder.read("traces").to_pylist()
-    assert TraceRecord(**row) == text
-    assert folder.read("engine_steps").num_rows == 0
 
 
 def test_numbers_go_on_and_nothing_is_overwritten(folder):
@@ -96,6 +80,29 @@ def test_a_column_that_a_file_lacks_is_null_if_it_may_be(folder):
     assert folder.read("engine_steps")["step"].to_pylist() == [1, 2]
     pq.write_table(whole.drop_columns("scheduled"), path)
     with pytest.raises(RunFolderError, match=f"{path}: unreadable .*scheduled"):
+        folder.read("engine_steps")
+
+
+def write_by_source(folder, metadata):
+    """Write lists by source as another registry of sources left them."""
+    rows = [engine_step(drafted_per_source=counts) for counts in ([1, 2, 3], [])]
+    path = folder.write("engine_steps", 0, engine_steps(*rows))
+    table = pq.ParquetFile(path).read()
+    place = table.schema.get_field_index("drafted_per_source")
+    field = table.schema.field(place).with_metadata(metadata)
+    pq.write_table(table.set_column(place, field, table["drafted_per_source"]), path)
+
+
+def test_lists_by_source_of_another_registry_come_in_todays_order(folder):
+    """A source that is gone is left out."""
+    write_by_source(folder, {"sources": "run,gone,own"})
+    expected = [{"own": 3, "run": 1}.get(name, 0) for name in NAMES]
+    assert folder.read("engine_steps")["drafted_per_source"].to_pylist() == [expected, []]
+
+
+def test_lists_that_do_not_name_their_sources_are_refused(folder):
+    write_by_source(folder, {})
+    with pytest.raises(RunFolderError, match="drafted_per_source does not name its source"):
         folder.read("engine_steps")
 
 
@@ -160,19 +167,6 @@ def test_broken_whole_line_is_an_error_with_its_number(folder):
         folder.read_train_steps()
 
 
-def test_metric_that_is_no_number_is_named(folder):
-    with pytest.raises(TypeError, match="metric 'reward' = 'high' is not a number"):
-        folder.append_train_step(1, {"reward": "high"})
-
-
-def test_missing_things_are_named(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    with pytest.raises(RunFolderError, match=r"no file .*run\.json: expected"):
-        folder.read_starts()
-    with pytest.raises(RunFolderError, match=r"no file .*train_steps\.jsonl: expected"):
-        folder.read_train_steps()
-
-
 @pytest.mark.parametrize("version", [1, SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
 def test_folders_of_other_versions_are_refused(tmp_path, version):
     folder = RunFolder(tmp_path)
@@ -182,8 +176,3 @@ def test_folders_of_other_versions_are_refused(tmp_path, version):
     )
     with pytest.raises(VersionError, match=said):
         folder.read_starts()
-
-
-def test_start_without_offset_is_refused():
-    with pytest.raises(ValueError, match="no UTC offset"):
-        replace(INFO, started_at="2026-07-01T00:00:00")

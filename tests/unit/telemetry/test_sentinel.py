@@ -1,21 +1,16 @@
 """The sentinel: findings by breaking what they are about, thresholds and noise by numbers."""
 
-import itertools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from sam_rollout.config import ConfigError, GateConfig, RolloutTelemetryConfig, SentinelConfig
-from sam_rollout.telemetry.records import NOTE_COLUMNS, RequestTotals
+from sam_rollout.config import SentinelConfig
 from sam_rollout.telemetry.schema import declared
 from sam_rollout.telemetry.sentinel import FINDINGS, Sentinel, TrainingStep
 from tests.records import engine_step, engine_steps, request, requests
-from tests.unit.session.engine import MAX_ROWS, Engine, K, next_of_period
 
-OPEN = GateConfig("threshold", MAX_ROWS)
 COUNTERS = {"draft/failures": 0}
-_ROLLOUTS = itertools.count()
 
 
 def reported(steps=(), ended=(), counters=COUNTERS, replica: int = 0) -> SimpleNamespace:
@@ -27,29 +22,6 @@ def reported(steps=(), ended=(), counters=COUNTERS, replica: int = 0) -> SimpleN
     )
 
 
-def training_step(*engines: Engine) -> TrainingStep:
-    """What the engines' sessions hand over, as the server passes it on."""
-    reports = []
-    for replica, engine in enumerate(engines):
-        drained = engine.drain()
-        notes = drained["steps"]
-        reports.append(
-            reported(
-                [
-                    engine_step(**{name: notes[name][row] for name in NOTE_COLUMNS})
-                    for row in range(len(notes["noted_s"]))
-                ],
-                [
-                    request(group=name, **RequestTotals(*totals)._asdict())
-                    for name, totals in drained["requests"].items()
-                ],
-                drained["counters"],
-                replica,
-            )
-        )
-    return TrainingStep({"response_length/mean": 5.0}, reports)
-
-
 def names(sentinel: Sentinel, step: TrainingStep) -> list[str]:
     """Of the new findings; what is said agrees with the metrics."""
     new, metrics = sentinel.look(step)
@@ -57,51 +29,8 @@ def names(sentinel: Sentinel, step: TrainingStep) -> list[str]:
     assert all(declared(name).unit == "1" for name in metrics)
     for finding in new:
         assert metrics[f"sam/sentinel/{finding.name}"] == 1
-        assert "\n" not in str(finding) and finding.advice
+        assert "\n" not in str(finding)
     return [finding.name for finding in new]
-
-
-def rollout(engine: Engine, *, right: bool, steps: int = 12) -> None:
-    """New requests generate and end: as the drafter expects it, or always something else."""
-    number = next(_ROLLOUTS)
-    engine.add(*(f"{number}{name}" for name in "abcd"))
-    rng = np.random.default_rng(0)
-    for _ in range(steps):
-        batch = list(engine.texts)
-        # A repetition that never goes on as it did before: the drafter copies garbage.
-        wrong = {name: [int(rng.integers(100, 10_000)), 5, 6] for name in batch}
-        engine.go_on(
-            {name: next_of_period(engine.texts[name], K + 1) for name in batch} if right else wrong
-        )
-    engine.texts.clear()
-
-
-@pytest.mark.parametrize(
-    ("config", "right", "said"),
-    [
-        ({}, [True] * 5, [[]] * 5),
-        (
-            {"steps": 3, "least_acceptance": 0.1},
-            [False] * 5 + [True],
-            [[], [], ["hardly_accepted"], [], [], []],
-        ),
-        ({}, [True, True, False, False, True], [[], [], ["acceptance_halved"], [], []]),
-    ],
-    ids=["healthy", "never accepted", "breaks down"],
-)
-def test_what_becomes_of_a_sessions_drafts_is_noticed_in_that_step_and_said_once(
-    config, right, said
-):
-    engine, sentinel = Engine(gate=OPEN), Sentinel(SentinelConfig(**config))
-    for is_right, expected in zip(right, said, strict=True):
-        rollout(engine, right=is_right)
-        assert names(sentinel, training_step(engine)) == expected
-
-
-def test_a_few_drafts_that_are_not_accepted_prove_nothing():
-    engine, sentinel = Engine(gate=OPEN), Sentinel(SentinelConfig(steps=1))
-    rollout(engine, right=False, steps=3)
-    assert names(sentinel, training_step(engine)) == []
 
 
 def drafting(accepted: int, drafts: int, **gate: float) -> TrainingStep:
@@ -205,7 +134,7 @@ def test_what_failed_stands_until_the_engine_starts_anew_and_what_was_survived_d
     broken = reported(counters={counter: 1}, replica=1)
     (found,), _ = sentinel.look(TrainingStep({}, [reported(), broken]))
     assert found.name == name and f"on replica 1 ({counter})" in str(found)
-    assert ("resume" in found.advice) is bool(later)
+    assert ("resume" in str(found)) is bool(later)
     new, metrics = sentinel.look(TrainingStep({}, [reported(), reported(replica=1)]))
     assert new == [] and metrics[f"sam/sentinel/{name}"] == later
 
@@ -239,15 +168,6 @@ def test_probabilities_that_are_not_as_far_apart_as_in_the_baseline(own, baselin
     sentinel = Sentinel(SentinelConfig(steps=3))
     said = [names(sentinel, TrainingStep(metrics)) for _ in range(4)]
     assert said == [[], [], ["probabilities_differ"] if found else [], []]
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "allowed"),
-    [("steps", 0, "at least 1"), ("least_acceptance", 2.0, "0..1"), ("largest_ratio", 0.5, "1")],
-)
-def test_thresholds_that_cannot_be_are_named(field, value, allowed):
-    with pytest.raises(ConfigError, match=rf"rollout_telemetry\.sentinel\.{field}.*{allowed}"):
-        RolloutTelemetryConfig.from_mapping({"sentinel": {field: value}})
 
 
 def test_texts_that_differ_are_a_fault_unless_rounding_explains_it():

@@ -83,7 +83,7 @@ def place_of_row(layout: DraftLayout) -> torch.Tensor:
 def assert_lossless(
     output: torch.Tensor, by_place: torch.Tensor, counts: torch.Tensor, places: int
 ) -> None:
-    """Whatever was sampled at a place has the target's distribution of that place.
+    """The tokens sampled at each place have the target's distribution of that place.
 
     Reaching a place says something of the tokens before it and nothing of the token there. The
     first ``places`` places have to be reached often enough for a test.

@@ -12,7 +12,6 @@ from benchmarks.exactness import (
     inversion_changes,
     made_up,
     measure,
-    to_tf32,
     tokens_before_a_change,
 )
 from tests.unit.verification.distributions import coupling, target
@@ -47,9 +46,3 @@ def test_tokens_before_a_change_are_a_sum_of_probabilities():
         expected = sum((1 - share) ** n for n in range(1, 10_001))
         assert tokens_before_a_change(share) == pytest.approx(expected)
     assert tokens_before_a_change(0.0) == 10_000
-
-
-def test_tf32_keeps_eleven_bits():
-    given = torch.tensor([1.0, 1 + 2.0**-10, 1 + 2.0**-11, 1 + 3 * 2.0**-11, -1 - 2.0**-12])
-    expected = torch.tensor([1.0, 1 + 2.0**-10, 1.0, 1 + 2.0**-9, -1.0])
-    assert torch.equal(to_tf32(given), expected)

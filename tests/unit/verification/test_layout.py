@@ -1,9 +1,9 @@
-"""Rows of a verify step, and the expansion of per-request values."""
+"""Rows of a verify step."""
 
 import pytest
 import torch
 
-from sam_rollout.verification import NO_TOKEN, DraftLayout, expand_batch_to_tokens
+from sam_rollout.verification import NO_TOKEN, DraftLayout
 
 
 def layout_of(counts: list[int], dtype=torch.int32) -> DraftLayout:
@@ -42,22 +42,3 @@ def test_a_layout_may_be_wider_than_its_requests():
     assert kept.shape == (2, 6)
     assert kept.dtype == torch.int32
     assert kept.eq(NO_TOKEN).sum(dim=1).tolist() == [4, 3]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
-@pytest.mark.parametrize(
-    ("replace_from", "replace_to", "expected"),
-    [
-        (0, 1, [1, 1, 2, 5]),
-        (-1, 1, [0, 0, 2, 5]),
-        (5, 0, [0, 0, 2, 0]),
-        (2, 2, [0, 0, 2, 5]),
-    ],
-)
-def test_expansion_replaces_one_value(replace_from, replace_to, expected, dtype):
-    values = torch.tensor([0, 2, 5], dtype=dtype)
-    cumulative = torch.tensor([2, 3, 4])
-    expanded = expand_batch_to_tokens(values, cumulative, 4, replace_from, replace_to)
-    assert expanded.dtype == dtype
-    assert expanded.tolist() == expected
-    assert values.tolist() == [0, 2, 5]

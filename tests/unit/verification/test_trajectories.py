@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from sam_rollout.verification import (
-    DraftLayout,
-    draw_tokens,
-    keyed_bits,
-    verify_coupled,
-)
+from sam_rollout.verification import DraftLayout, draw_tokens, keyed_bits, verify_coupled
 from tests.unit.verification.distributions import gumbel_draws
 
 VOCABULARY, LENGTH, SEEDS = 50, 100, 20

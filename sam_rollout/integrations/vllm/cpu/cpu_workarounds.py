@@ -17,7 +17,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from sam_rollout.integrations.vllm.engine_settings import has_settings, settings_of
-from sam_rollout.verification import expand_batch_to_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -64,14 +63,15 @@ def _keep_linear_weights() -> None:
 
 
 def _leave_out_amx() -> None:
-    """Keep engines with a coupled sampler from kernels that round by the number of rows.
+    """Keep coupled samplers' engines from kernels whose rounding depends on the number of rows.
 
     With AMX, vLLM computes up to four rows of a small bfloat16 layer by another kernel than five,
     and oneDNN does so up to about 36 rows of larger ones. So a verify step would have other logits
-    than plain decoding. The kernels without AMX give each row the same bits in any company.
+    than plain decoding. The kernels without AMX give a row the same bits, whatever the other rows
+    are.
 
     Layers ask for AMX while they are made, experts before they have weights. From the first layer
-    of such an engine on, the answer is no in this process. oneDNN reads its variable after that.
+    of such an engine on, this process denies that it has AMX. oneDNN reads its variable after that.
     """
     from vllm.config import get_current_vllm_config_or_none
 
@@ -158,9 +158,10 @@ def _expand(
     MAX_NUM_TOKENS: int | None = None,
 ) -> None:
     """Repeat each request's value for its draft tokens, like the Triton kernel."""
-    output.copy_(
-        expand_batch_to_tokens(values, cu_num_tokens, len(output), replace_from, replace_to)
-    )
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).to(torch.int64)
+    if replace_from != replace_to:
+        values = values.masked_fill(values == replace_from, replace_to)
+    output.copy_(values.repeat_interleave(counts, output_size=len(output)))
 
 
 def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:
@@ -172,20 +173,11 @@ def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:
     """
     drafts = torch.tensor([[1, -1]])
     output = torch.full((1, 3), -1)
+    target_probs, uniform = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([0.5, 0.5])
     kernel(
-        output,
-        torch.tensor([2]),
-        drafts.view(-1),
-        None,
-        torch.tensor([[0.0, 1.0], [1.0, 0.0]]),
-        torch.tensor([[1]]),
-        torch.tensor([0, 0]),
-        torch.tensor([0.5, 0.5]),
-        torch.tensor([False]),
-        2,
-        2,
-        NO_DRAFT_PROBS=True,
-    )
+        output, torch.tensor([2]), drafts.view(-1), None, target_probs, torch.tensor([[1]]),
+        torch.tensor([0, 0]), uniform, torch.tensor([False]), 2, 2, NO_DRAFT_PROBS=True,
+    )  # fmt: skip
     return output[0, 1].item() != 0
 
 

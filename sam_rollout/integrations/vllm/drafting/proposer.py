@@ -35,14 +35,14 @@ from sam_rollout.integrations.vllm.scheduling.scheduler_choice import (
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.session.padding import NO_GRAPH, NO_PADDING
 from sam_rollout.session.session import DraftSession, shapes_of, why_chains
-from sam_rollout.sources import Piece, check_sources
+from sam_rollout.sources import check_sources
+from sam_rollout.sources.contract import Piece
 
 if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter
     from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
     from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
     from sam_rollout.integrations.vllm.trees.attachment import Trees
-
 
 logger = logging.getLogger(__name__)
 
@@ -59,20 +59,16 @@ def is_output_rank() -> bool:
 
 
 class RunnerRequests:
-    """The requests of a model runner of vLLM.
-
-    Args:
-        runner: vLLM's model runner.
-    """
+    """The requests of a model runner of vLLM."""
 
     def __init__(self, runner: Any) -> None:
         from vllm.v1.structured_output import StructuredOutputManager
 
         self._runner = runner
-        # A grammar would have to see drafts before they are verified, so it does not work with
-        # drafts that are bound late. In vLLM 0.23 and 0.24 a grammar cannot begin in the middle of
-        # a step either, and so misses the tokens behind the end of thinking there. All requests
-        # with a grammar then go without drafts, thinking or not.
+        # A grammar would have to see drafts before they are verified, so requests with a grammar
+        # get no drafts where these are bound late. In vLLM 0.23 and 0.24 a grammar cannot begin in
+        # the middle of a step either, so it misses the tokens behind the end of thinking. There
+        # requests with a grammar never get drafts.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
         ahead = getattr(runner, "use_async_scheduling", False)
         self._no_grammars = ahead or not begins
@@ -102,7 +98,7 @@ class RunnerRequests:
     def takes_trees(self, request_id: str) -> bool:
         """Whether a live request's drafts may be trees.
 
-        Grammars and thinking budgets read its draft tokens as one text, which trees are not.
+        Grammars and thinking budgets read the draft tokens as one text, which a tree is not.
         """
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
         if sampling is None:
@@ -113,9 +109,6 @@ class RunnerRequests:
 
 class SamProposer:
     """A `DraftSession` behind vLLM's ``custom_class`` interface.
-
-    Args:
-        vllm_config: The engine's configuration, with ours in ``additional_config``.
 
     Raises:
         ConfigError: The configuration is not valid, k differs from the engine's
@@ -143,7 +136,7 @@ class SamProposer:
             vocab_size=vllm_config.model_config.get_vocab_size(),
             max_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         )
-        # Every rank joins, even if its drafts are not used: all must send tensors of one shape.
+        # Every rank joins, even without a session, because all must send tensors of one shape.
         self.exchange: DpExchange | None = None
         if steps_in_lockstep(vllm_config):
             self.exchange = join_group(vllm_config.parallel_config)
@@ -160,19 +153,18 @@ class SamProposer:
         self._why_no_trees = ""
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing: there is no draft model. The runners for CPU and NPU always call this."""
+        """Do nothing, because there is no draft model; the runners for CPU and NPU call this."""
 
     def dummy_run(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing: there is nothing to warm up or capture. The runner for NPU calls this."""
+        """Do nothing, because there is nothing to warm up; the runner for NPU calls this."""
 
     def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
         """Begin a session for the requests of a runner; once per engine.
 
         Args:
             model_runner: The runner that owns this proposer.
-            drafts_are_used: False on tensor-parallel ranks whose drafts vLLM never reads (it
-                takes them from the output rank only); such a rank has no session.
-            record: Keep per-step and per-request records; the caller must then call ``drain``.
+            drafts_are_used: False on ranks whose drafts vLLM never reads; they have no session.
+            record: Keep per-step and per-request records; the caller then has to ``drain``.
 
         Raises:
             ConfigError: A model is to draft in an engine that schedules a step ahead without our
@@ -228,7 +220,7 @@ class SamProposer:
             self._with_output = WithOutput(model_runner)
 
     def _bind_trees(self, model_runner: Any) -> None:
-        """Prepare the runner for trees; drafts are chains where it cannot have them."""
+        """Prepare the runner for trees; drafts are chains if it cannot verify trees."""
         from sam_rollout.integrations.vllm.trees.attachment import Trees, why_no_trees
 
         self._why_no_trees = ""
@@ -257,7 +249,7 @@ class SamProposer:
             hooks["heard"] = self._scored.take
         if self._engine_drafter is not None:
             hooks["made"] = self._engine_drafter.take
-            # With scheduling ahead, passes follow two steps after they were asked for.
+            # With scheduling ahead, drafts come two steps later.
             hooks["made_after"] = 3 if has_places(self._vllm_config) else 1
         requests = RunnerRequests(self._runner)
         if self._trees is not None:
@@ -309,7 +301,7 @@ class SamProposer:
         return []  # the drafts travel with the output instead
 
     def _choose_drafts(self, sampled_token_ids: list[list[int]]) -> None:
-        """Choose the next step's drafts after a step in which a model drafted."""
+        """Choose the next step's drafts after a step in which a model drafted, see `propose`."""
         batch = self._runner.input_batch
         drafts = self.propose(sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu)
         if self._with_output is None:  # vLLM's own way to its scheduler
@@ -339,12 +331,7 @@ class SamProposer:
         }
 
     def probe(self, begin: bool) -> tuple[int, int] | None:
-        """Begin or end a probe of the drafter that vLLM runs.
-
-        Returns:
-            The result of `EngineDrafter.end_probe`, zeros at the beginning, None where the drafts
-            are not read.
-        """
+        """Begin or end a probe of the drafter that vLLM runs, see `EngineDrafter.end_probe`."""
         if self._engine_drafter is None or self.session is None:
             return None
         if begin:
@@ -353,7 +340,7 @@ class SamProposer:
         return self._engine_drafter.end_probe()
 
     def pause(self, paused: bool) -> None:
-        """Draft nothing for a while, as ``DraftSession.pause``."""
+        """Draft nothing for a while, see ``DraftSession.pause``."""
         if self.session is not None:
             self.session.pause(paused)
 

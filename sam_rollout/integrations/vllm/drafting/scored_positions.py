@@ -1,10 +1,10 @@
 """The model's tokens at every position that it scored, for the sources `recycling` and `draws`.
 
 vLLM's runner hands the logits of a step to `_sample`. Before the samplers change them, the
-likeliest token of each row is found on the device. After they ran, the token that each row drew is
-taken from our sampler, rows behind a rejected draft token included. Both are copied to the host
-after the step, beside the sampled tokens. Nothing waits for that copy; it is read once it is there.
-While the gate is closed, nothing is noted.
+likeliest token of each row is found on the device. After that, our sampler knows the token that
+each row drew, rows behind a rejected draft token included. Both are copied to the host after the
+step, beside the sampled tokens, and read once they are there, so nothing waits. While the gate is
+closed, nothing is noted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from sam_rollout.sources import Scored
+from sam_rollout.sources.contract import Scored
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +35,14 @@ class _Step(NamedTuple):
 
 
 class ScoredPositions:
-    """Stands between a runner and its samplers.
+    """Wraps `_sample` of a runner.
 
     Args:
-        runner: vLLM's model runner, whose `_sample` is wrapped.
+        runner: vLLM's model runner.
         likeliest: whether the likeliest token of each position is wanted.
         drawn: whether the drawn token of each position is wanted. The runner's sampler keeps it
             (`KeyedRejectionSampler.row_tokens`), except in steps without drafts.
-        row_parents: returns `Scored.parents` of a step with trees, None where all drafts are
-            chains.
+        row_parents: returns `Scored.parents` of a step with trees, None if all drafts are chains.
     """
 
     def __init__(
@@ -110,11 +109,7 @@ class ScoredPositions:
         self._steps.append(_Step(request_ids, widths, parents, table, there))
 
     def take(self, wanted: bool) -> Scored | None:
-        """Return the positions of steps that have reached the host; None if there are none.
-
-        Args:
-            wanted: whether to note the next steps.
-        """
+        """Return the positions that have reached the host, or None; `wanted` is for later steps."""
         self._wanted = wanted
         found = []
         while self._steps and (self._steps[0].there is None or self._steps[0].there.query()):
@@ -125,12 +120,6 @@ class ScoredPositions:
         widths = np.concatenate([step.widths for step in found])
         parents = np.concatenate([step.parents for step in found])
         tokens, positions, *asked = np.concatenate([step.columns.numpy() for step in found], axis=1)
-        return Scored(
-            request_ids,
-            widths,
-            tokens,
-            positions,
-            parents,
-            asked[0] if self._likeliest else None,
-            asked[-1] if self._drawn else None,
-        )
+        likeliest = asked[0] if self._likeliest else None
+        drawn = asked[-1] if self._drawn else None
+        return Scored(request_ids, widths, tokens, positions, parents, likeliest, drawn)

@@ -19,10 +19,7 @@ class WrongDrafterError(RuntimeError):
 
 
 def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
-    """Compare every worker's report (``sam_bind``) with the configuration.
-
-    Returns:
-        A line for the log that names the running drafter.
+    """Compare every worker's report (``sam_bind``) with the configuration; return a log line.
 
     Raises:
         WrongDrafterError: A worker runs another drafter class or another configuration.
@@ -56,8 +53,8 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
         line += f"; chains, not trees: {reason}"
     elif "tree" in (shapes := ours[0]["draft_shapes"]):
         line += "; trees" if len(shapes) == 1 else "; chains or trees, as the gate measures"
-    # These parts are left out for an engine that decides alone, one without graphs, and one that
-    # knows the method custom_class by itself.
+    # Three parts may be missing: for an engine that decides alone, for one without graphs, and for
+    # vLLM itself, which knows the method custom_class.
     if ours[0]["deciding_engines"] > 1:
         line += f", agreed on by {ours[0]['deciding_engines']} engines"
     if any(report["padding"] != NO_PADDING for report in ours):
@@ -75,21 +72,16 @@ class DeadDrafterError(RuntimeError):
     """The draft model's drafts are no better than chance."""
 
 
-# Tokens of a probe, and the least share of right first draft tokens. Random weights are right about
-# once per vocabulary size.
+# Tokens of a probe, and the least share of right first draft tokens. A drafter with random weights
+# guesses, and hardly ever hits one token of a vocabulary.
 PROBE_TOKENS = 64
 _LEAST_RIGHT = 0.1
 
 
 def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) -> str:
-    """Check that the draft model fits the model that it drafts for.
+    """Check that the draft model fits the model that it drafts for; return a log line.
 
-    Args:
-        answers: the result of every worker's ``sam_probe``, None where its drafts are not read.
-        config: a configuration with the model source enabled.
-
-    Returns:
-        A line for the log.
+    ``answers`` are those of every worker's ``sam_probe``, None where its drafts are not read.
 
     Raises:
         DeadDrafterError: The drafts were no better than chance, or there were none.
@@ -117,10 +109,7 @@ class WrongSamplerError(RuntimeError):
 
 
 def check_samplers(reports: Sequence[dict[str, Any]], config: RolloutSamplerConfig) -> str:
-    """Compare every worker's report (``sam_bind``) with the configuration.
-
-    Returns:
-        A line for the log that names the running sampler.
+    """Compare every worker's report (``sam_bind``) with the configuration; return a log line.
 
     Raises:
         WrongSamplerError: A worker has another sampler, or other kernels.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sam_rollout.config import ConfigError
-from sam_rollout.heads import check_belongs, read_head
+from sam_rollout.heads.checkpoint import check_belongs, read_head
 from sam_rollout.sources.model import ModelSourceConfig
 
 logger = logging.getLogger(__name__)
@@ -66,14 +66,8 @@ def positions_note(model: ModelSourceConfig, positions: int | None, max_model_le
 def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     """Compare an engine's drafter with its policy, and warn of texts that are too long for it.
 
-    A Medusa head is limited to `max_tokens` tokens.
-
-    Args:
-        model: settings of an enabled source.
-        vllm_config: vLLM's configuration of the engine or of its drafter.
-
-    Raises:
-        ConfigError: the drafter does not fit, see `check_drafter`.
+    `vllm_config` is that of the engine or of its drafter. A Medusa head is limited to `max_tokens`
+    tokens. The check raises as `check_drafter`.
     """
     speculation = vllm_config.speculative_config
     policy, drafter = speculation.target_model_config, speculation.draft_model_config

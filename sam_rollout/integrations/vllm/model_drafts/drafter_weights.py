@@ -2,7 +2,7 @@
 
 A trainer starts engines with random weights and sends the policy's afterwards. The drafter's own
 weights come from its files. If these repeat the policy's embedding, vLLM lets a head share it only
-if both are equal, and they differ until the policy's weights arrive. A head that kept its copy
+if both are equal, which they are not until the policy's weights arrive. A head that kept its copy
 would fall behind a policy that is trained.
 """
 
@@ -21,10 +21,8 @@ _RANDOM = "dummy"  # load_format of engines that a trainer sends weights to
 def share_embeddings(loader: Any = None) -> None:
     """Make heads of our engines use the policy's embedding; safe to call repeatedly.
 
-    It has to come before graphs are captured, so an engine that has started is too late.
-
-    Args:
-        loader: The class that loads drafters; by default vLLM's.
+    It has to be called before graphs are captured. `loader` is the class that loads drafters, by
+    default vLLM's.
     """
     if loader is None:
         try:
@@ -55,10 +53,8 @@ def reads_policy(drafter: Any) -> bool:
 def read_again(runner: Any) -> bool:
     """Read a small model's weights from its files, if the engine began with random ones.
 
-    vLLM reads heads by a load format of their own, but has none for other draft models.
-
-    Returns:
-        Whether the weights were read.
+    vLLM has a load format for heads, but none for other draft models. Returns whether
+    the weights were read.
     """
     config = runner.vllm_config
     speculation = config.speculative_config

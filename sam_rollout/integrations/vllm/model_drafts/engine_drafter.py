@@ -9,12 +9,12 @@ its cache does not depend on which drafts were verified.
 A step's number of passes travels with its schedule, so it is the same for every rank of an engine
 (`drafts_with_output.py`). With an open gate there are as many passes as the source may draft. With
 a closed gate only the first pass runs, which keeps the cache right. A drafter that fails is not run
-again, and drafts from texts go on. Where several processes run it together, it ends the engine
+again, and drafts from texts go on. If several processes run it together, it ends the engine
 instead.
 
-Where the engine schedules a step ahead, nothing waits for the proposals. They are copied to the
-host in the stream that made them, before the sampled tokens are. `late_binding.py` waits for the
-sampled tokens and hands both to the session.
+If the engine schedules a step ahead, nothing waits for the proposals. They are copied to the host
+in the stream that made them, before the sampled tokens are. `late_binding.py` waits for the sampled
+tokens and hands both to the session.
 
 A draft token is the likeliest one or, with `sampled`, drawn with the noise that will draw the
 position's final token. The closer the drafter is to the target, the more often both draw the same
@@ -41,36 +41,25 @@ _ROWS_AT_ONCE = 128
 
 
 class Made(NamedTuple):
-    """The proposals of a step of B rows.
+    """The proposals of a step of B rows."""
 
-    Attributes:
-        tokens: [B, passes], -1 where a draft has ended.
-        chances: [B, passes], the drafter's probabilities of the tokens; None if unknown.
-    """
-
-    tokens: torch.Tensor
-    chances: torch.Tensor | None
+    tokens: torch.Tensor  # [B, passes], -1 where a draft has ended
+    chances: torch.Tensor | None  # [B, passes], the drafter's probabilities of the tokens
 
 
 class EngineDrafter:
-    """Stands between a runner and its drafter; one per rank of an engine.
+    """Wraps a runner's drafting with a drafter of vLLM's; one per rank of an engine.
 
     Args:
-        runner: vLLM's model runner with a drafter of vLLM's. Its `propose_draft_token_ids` and
-            `sample_tokens` are wrapped, and the drafter's choice of likeliest tokens.
+        runner: vLLM's model runner.
         config: settings of the source.
         passes: most passes of a step, the same for engines in lockstep.
         alone: whether no other process takes part in its passes. A drafter that fails then loses
             only its drafts; otherwise it ends the engine.
         drafted: called after every step with the step's sampled tokens by row; None on ranks whose
-            drafts are not read, and where the engine schedules a step ahead.
+            drafts are not read, and if the engine schedules a step ahead.
         ahead: whether the engine schedules a step ahead and this rank's drafts are read. Then
             `launched` and `arrived` are called.
-
-    Attributes:
-        failed: whether the drafter has failed; it is then run no more.
-        is_probed: whether the drafter runs whatever the gate says, and its first tokens are
-            compared with the sampled ones.
     """
 
     def __init__(
@@ -82,8 +71,9 @@ class EngineDrafter:
         drafted: Callable[[list[list[int]]], None] | None,
         ahead: bool = False,
     ) -> None:
-        self.failed = False
+        self.failed = False  # a drafter that has failed is not run again
         self._failures, self._spent_s = 0, 0.0  # since the last `take_counters`
+        # Whether it runs in every step, and its first tokens are compared with the sampled ones.
         self.is_probed = False
         self._told: dict[str, int] = {}  # first draft token by request, while it is probed
         self._judged = self._right = 0
@@ -111,7 +101,7 @@ class EngineDrafter:
         self._runner.drafter.__dict__.pop("_greedy_sample", None)
 
     def take(self) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """Return this step's proposals as arguments of `Source.receive`; None without any."""
+        """Return this step's proposals as arguments of `Source.receive`, if there are any."""
         made, self._made = self._made, None
         if made is None:
             return None
@@ -170,13 +160,7 @@ class EngineDrafter:
         return self._judged, self._right
 
     def _judge(self, request_ids: list[str], sampled: list[int], made: Made | None) -> None:
-        """Compare each row's first sampled token with its last draft, and note its new draft.
-
-        Args:
-            request_ids: B ids in row order.
-            sampled: first tokens, -1 where a row sampled none.
-            made: the new drafts.
-        """
+        """Compare first sampled tokens (-1: none) with the last drafts, and note the new drafts."""
         for request_id, token in zip(request_ids, sampled, strict=True):
             told = self._told.pop(request_id, None)
             if token >= 0 and told is not None:
@@ -196,7 +180,7 @@ class EngineDrafter:
             self._runner.drafter._greedy_sample = self._choose
 
     def _keep(self, *args: Any, **kwargs: Any) -> list[list[int]]:
-        """Run the drafter and keep its proposals; return none for vLLM's scheduler."""
+        """Run the drafter and keep its proposals; vLLM's scheduler gets none."""
         self._made, self._chances = None, []
         if self.failed:
             return []
@@ -216,7 +200,7 @@ class EngineDrafter:
         return []
 
     def _collect(self, tokens: Any) -> Made | None:
-        """Return the proposals with their probabilities; None without any."""
+        """Return the proposals with their probabilities, if there are any."""
         chances, self._chances = self._chances, []
         if isinstance(tokens, list):
             drafts = np.full((len(tokens), max(map(len, tokens), default=0)), -1)

@@ -23,10 +23,7 @@ def known_text_arguments(
 ) -> dict[str, dict[str, Any]]:
     """Return ``SamplingParams.extra_args`` of a request that is led along ``token_ids``.
 
-    Args:
-        number: The key of the text's scores.
-        token_ids: The response.
-        draft_tokens: Draft tokens per step; 0 scores one token at a time.
+    ``number`` is the key of the text's scores. Without draft tokens, one token is scored at a time.
     """
     known = {"number": number, "token_ids": list(token_ids), "draft_tokens": draft_tokens}
     return {EXTRA_ARGS_KEY: known}
@@ -92,10 +89,7 @@ class TextScores:
     def lead(self, logits: torch.Tensor, requests: Sequence[Any], widths: Sequence[int]) -> None:
         """Note the score of each position's known token, then allow only that token, in place.
 
-        Args:
-            logits: [rows, vocabulary]; the rows of each request are adjacent, in batch order.
-            requests: The runner's state of each request.
-            widths: Rows of each request.
+        ``logits``, [rows, vocabulary], has ``widths`` rows of each request, one after the other.
         """
         if sum(widths) != logits.shape[0]:
             raise RuntimeError(

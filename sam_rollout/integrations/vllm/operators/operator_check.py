@@ -35,7 +35,8 @@ DECODED_AGAIN = 0  # draft tokens per step when texts are decoded a second time
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
-SAMPLER = RolloutSamplerConfig("coupled")  # a rollout's: on some CPUs it decides on kernels
+# The sampler of a rollout; on some CPUs, the sampler decides about the kernels.
+SAMPLER = RolloutSamplerConfig("coupled")
 
 # A text's columns "logprobs", "top" and "widths", with a value per token: see `TextScores.drain`.
 Scores = dict[str, list]

@@ -1,8 +1,8 @@
 """The random bits of every row that vLLM samples from, keyed by request and position.
 
 vLLM's samplers know neither a row's request nor its position in the text. The request is looked up
-when the batch changes, which vLLM reports to logits processors. The position is read from the
-positions that the model was just run with. These are right with chunked prompts, preemption, drafts
+when the batch changes, which vLLM reports to logits processors. The position comes from the
+positions that the model was just run with. They are right with chunked prompts, preemption, drafts
 and asynchronous scheduling.
 """
 
@@ -30,9 +30,6 @@ class RowKeys(LogitsProcessor):
     Without an identity it follows from ``SamplingParams.seed`` and the prompt. Without a seed it
     follows from the engine's seed, the engine's number behind the front end, the prompt, and the
     number of earlier requests with this prompt.
-
-    Args:
-        model_runner: The runner whose batch is followed.
     """
 
     def __init__(self, model_runner: Any) -> None:
@@ -99,11 +96,7 @@ class RowKeys(LogitsProcessor):
 
 
 class KeyedRows:
-    """Gives samplers the random bits of the present step's rows.
-
-    Args:
-        model_runner: The runner whose batch is sampled; its logits processors are extended.
-    """
+    """Gives samplers the random bits of a step's rows; it adds a logits processor to the runner."""
 
     def __init__(self, model_runner: Any) -> None:
         self._runner = model_runner
@@ -119,15 +112,9 @@ class KeyedRows:
     def verify_bits(
         self, logits_indices: torch.Tensor, request_of_row: torch.Tensor, stream: int = 0
     ) -> torch.Tensor:
-        """Return the bits of a verify step.
+        """Return the bits of a verify step, int64 [rows]; ``stream`` numbers independent bits.
 
-        Args:
-            logits_indices: Integer [rows], each row's index among the step's scheduled tokens.
-            request_of_row: int64 [rows], each row's request.
-            stream: Number of the stream of independent bits.
-
-        Returns:
-            int64 [rows].
+        ``logits_indices`` are the rows' indices among the step's scheduled tokens.
         """
         keys = self._row_keys.keys[request_of_row]
         return keyed_bits(keys, self._sampled_positions(logits_indices), stream)
@@ -137,9 +124,5 @@ class KeyedRows:
         return self._runner.positions[scheduled] + 1
 
     def draft_bits(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the bits that will draw a token of each request, int64 [requests].
-
-        Args:
-            positions: int64 [requests], the tokens' positions in their texts.
-        """
+        """Return the bits that will draw each request's token at its position, int64 [requests]."""
         return keyed_bits(self._row_keys.keys[: len(positions)], positions)

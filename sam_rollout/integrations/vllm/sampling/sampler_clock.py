@@ -1,6 +1,6 @@
 """The host time in the engine's samplers, ours and the engine's own alike.
 
-The measurement does not wait for the device. On an accelerator it is the time to launch the
+The measurement does not wait for the device, so on an accelerator it is the time to launch the
 samplers' kernels. If a sampler itself waits for the device (to read a number back), that wait
 counts, too, even for the model's forward pass.
 """
@@ -17,9 +17,6 @@ class SamplerClock:
 
     It wraps `forward`, because PyTorch's hooks take several times as long. A rejection sampler
     calls the plain sampler for bonus tokens, so only the outermost call counts.
-
-    Args:
-        model_runner: The runner; in tests it may have no samplers.
     """
 
     def __init__(self, model_runner: Any) -> None:

@@ -103,13 +103,7 @@ def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) ->
     The two may keep different tokens at the threshold, and a verify step has more rows than a step
     without drafts. vLLM 0.31 always searches, but in another way beyond 64 rows.
 
-    Args:
-        logits: float32 [rows, vocabulary]; may be overwritten.
-        k: integer [rows], None without top-k.
-        p: float [rows], None without top-p.
-
-    Returns:
-        float32 [rows, vocabulary], minus infinity for excluded tokens.
+    ``logits``, float32 [rows, vocabulary], may be overwritten. Excluded tokens get minus infinity.
     """
     search = getattr(topk_topp_sampler, "apply_top_k_top_p_triton", None)
     if search is None or logits.device.type != "cuda" or (k is None and p is None):
@@ -120,10 +114,7 @@ def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) ->
 class KeyedTopKTopPSampler(TopKTopPSampler):
     """Draws the tokens of steps without drafts, with keyed random numbers.
 
-    Args:
-        logprobs_mode: vLLM's mode; it decides what is returned for log-probabilities.
-        rows: Random bits of the step's rows.
-        config: The sampler's kind; without drafts ``vectorised`` draws like ``coupled_inversion``.
+    Without drafts ``vectorised`` draws like ``coupled_inversion``.
     """
 
     _cut = staticmethod(cut)
@@ -157,15 +148,13 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     ) -> torch.Tensor:
         """Draw draft tokens from a model's own distribution with the noise of their positions.
 
-        Penalties are left to verification, because a draft token may be wrong.
+        Greedy requests get the likeliest tokens. Penalties are left to verification, because a
+        draft token may be wrong.
 
         Args:
             logits: float32 [requests, vocabulary] of the draft model; overwritten.
             sampling: Temperature, top-k and top-p of the requests.
             positions: int64 [requests], the tokens' positions in their texts.
-
-        Returns:
-            int64 [requests], token ids; greedy requests get the likeliest ones.
         """
         if sampling.all_greedy:
             return logits.argmax(dim=-1)
@@ -179,13 +168,7 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
 
 
 class KeyedRejectionSampler(RejectionSampler):
-    """Verifies drafts with keyed random numbers.
-
-    Args:
-        sampler: vLLM's sampler of steps without drafts, for its logits processors.
-        spec_config, device: Arguments of vLLM's rejection sampler.
-        rows: Random bits of the step's rows.
-        config: The sampler's kind, any but ``stock``.
+    """Verifies drafts with keyed random numbers; of any kind but ``stock``.
 
     Raises:
         ConfigError: The engine asks for a synthetic acceptance rate, which only the stock sampler
@@ -224,11 +207,7 @@ class KeyedRejectionSampler(RejectionSampler):
     ) -> SamplerOutput:
         """Verify one step's drafts; arguments and result are those of vLLM's method.
 
-        Args:
-            metadata: The step's drafts and the indices of their rows.
-            draft_probs: [num_drafts, vocabulary] of a draft model, or None.
-            logits: [num_drafts + batch, vocabulary]; may be overwritten.
-            sampling_metadata: Sampling parameters of every request.
+        ``logits``, [num_drafts + batch, vocabulary], may be overwritten.
         """
         layout = DraftLayout(
             metadata.cu_num_draft_tokens, len(metadata.draft_token_ids), metadata.max_spec_len

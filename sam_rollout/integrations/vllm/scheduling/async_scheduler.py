@@ -4,7 +4,7 @@ vLLM's asynchronous scheduler gives every request places for k draft tokens, sin
 drafts on the device in every step. Our drafts are made, or chosen, on the host, which has to wait
 for the step before. So the worker says with each step's output whether it wants drafts (`Note`),
 and gets places for all requests or for none. The passes of a draft model are decided apart from the
-places: they are for the places of the next step, and cost time of their own.
+places, because they are for the places of the next step and cost time of their own.
 """
 
 from __future__ import annotations
@@ -16,17 +16,12 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 
 class Note(NamedTuple):
-    """A worker's message to the scheduler with a step's output.
+    """A worker's message to the scheduler with a step's output."""
 
-    Attributes:
-        wants_drafts: whether the next step that is scheduled shall have places.
-        bound: number of draft tokens by request that the step verified, None if it had no places.
-        wants_made: whether a model shall draft in that next step, too.
-    """
-
-    wants_drafts: bool
+    wants_drafts: bool  # whether the next step that is scheduled shall have places
+    # Draft tokens by request that the step verified; None if it had no places.
     bound: Mapping[str, int] | None
-    wants_made: bool
+    wants_made: bool  # whether a model shall draft in that next step, too
 
 
 _NOTE = "sam_rollout_note"

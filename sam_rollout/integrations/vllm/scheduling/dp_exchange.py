@@ -30,8 +30,7 @@ _LARGEST = torch.iinfo(torch.int32).max
 def steps_in_lockstep(vllm_config: Any) -> bool:
     """Whether other engines wait for each step of this one.
 
-    They do if experts are spread over data-parallel ranks. Engines of a dense model share nothing,
-    and vLLM runs them apart.
+    They do if experts are spread over data-parallel ranks. Engines of a dense model share nothing.
     """
     parallel = getattr(vllm_config, "parallel_config", None)
     if parallel is None or parallel.data_parallel_size == 1:
@@ -40,16 +39,7 @@ def steps_in_lockstep(vllm_config: Any) -> bool:
 
 
 class DpExchange:
-    """Exchanges reports between the data-parallel ranks of an engine group.
-
-    Args:
-        rank: rank of this engine.
-        ranks: number of ranks in the group.
-        dist: ``torch.distributed``.
-
-    Attributes:
-        ranks: number of ranks in the group.
-    """
+    """Exchanges reports between the ``ranks`` data-parallel ranks of an engine group."""
 
     def __init__(self, rank: int, ranks: int, dist: Any = torch.distributed) -> None:
         self._rank = rank
@@ -70,9 +60,7 @@ class DpExchange:
     def all_reduce(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Replace ``torch.distributed.all_reduce``, and add reports to a step's sum over ranks.
 
-        Args:
-            tensor: int32 [fields, ranks] if it is the one of a step; others pass unchanged.
-            args, kwargs: Further arguments of ``all_reduce``.
+        Other sums than that of a step, int32 [fields, ranks], pass unchanged.
         """
         if args or kwargs.keys() != {"group"} or not self._is_of_a_step(tensor):
             return self._dist.all_reduce(tensor, *args, **kwargs)
@@ -103,12 +91,9 @@ class _DistWithReports:
 
 
 def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
-    """Let reports travel with a module's sums over ranks; an earlier exchange there ends.
+    """Let reports travel with the sums of a module that imports ``torch.distributed as dist``.
 
-    Args:
-        module: a module that imports ``torch.distributed as dist``.
-        rank: rank of this engine in its group.
-        ranks: number of ranks in the group.
+    An earlier exchange there ends.
     """
     original = module.dist
     if isinstance(original, _DistWithReports):
@@ -123,9 +108,6 @@ def join_group(parallel_config: Any) -> DpExchange:
 
     If a release's ranks agree on their batches in another way, the exchange has no traffic. The
     gate notices that (``AgreedGate``).
-
-    Args:
-        parallel_config: vLLM's, with more than one data-parallel rank.
     """
     rank, ranks = parallel_config.data_parallel_rank, parallel_config.data_parallel_size
     for name in SYNC_MODULES:

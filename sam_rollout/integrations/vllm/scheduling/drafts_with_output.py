@@ -3,11 +3,11 @@
 For a drafter on the host, vLLM fetches the drafts by a second message to its worker after every
 step, even if there are none. Our drafts are made before the output is sent, so they travel with it.
 The worker adds them (`WithOutput`), the scheduler takes them (`SyncScheduler`), and the second
-message is left out. An output without our mark, for example from a worker that is not bound yet, is
-followed by vLLM's own message.
+message is left out. vLLM's own message still follows an output without our mark, such as that of a
+worker that is not bound yet.
 
-With a draft model (`engine_drafter.py`), the wish for its passes in the next step travels the same
-way, and reaches every rank with that step's schedule.
+A draft model's passes in the next step are asked for in the same way (`engine_drafter.py`). The
+wish reaches every rank with that step's schedule.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ _DRAFTS, _WANTS_MADE = "sam_rollout_drafts", "sam_rollout_wants_made"
 
 
 class WithOutput:
-    """The worker's half: it adds drafts to outputs.
-
-    Args:
-        runner: vLLM's model runner, whose `sample_tokens` is wrapped.
+    """The worker's half: it wraps `sample_tokens` of vLLM's runner, and adds drafts to outputs.
 
     Attributes:
         drafts: draft tokens by row of the step under way; empty without drafts, None until they are
@@ -54,13 +51,9 @@ class WithOutput:
 
 
 class SyncScheduler(Scheduler):
-    """vLLM's synchronous scheduler, which takes drafts from a step's output.
+    """vLLM's synchronous scheduler, which takes drafts from a step's output."""
 
-    Attributes:
-        drafts_came: whether the last output carried our mark, with drafts or without.
-    """
-
-    drafts_came = False
+    drafts_came = False  # whether the last output carried our mark, with drafts or without
     _wants_made = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -68,7 +61,7 @@ class SyncScheduler(Scheduler):
         fetch_only_what_did_not_come()
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedule a step; leave out a draft model's passes beyond the first if not wanted."""
+        """Schedule a step; leave out a draft model's further passes if they are not wanted."""
         scheduled = super().schedule(*args, **kwargs)
         if not self._wants_made:
             scheduled.num_spec_tokens_to_schedule = 0

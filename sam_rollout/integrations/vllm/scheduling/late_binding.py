@@ -4,8 +4,7 @@ vLLM's scheduler runs one step ahead. It schedules step n + 1 while step n is on
 places for k draft tokens per request or with none (`async_scheduler.py`). The drafts follow from
 the tokens of step n, so they are not known yet. There are three ways to run such a step:
 
-* **No places.** The step is launched at once. The tokens of the step before are read while it runs,
-  so nothing waits.
+* **No places.** The step is launched at once, and the tokens of step n are read while it runs.
 * **Prepared ahead**, while few requests run. Every place gets a token. So the shape of the step is
   known, and it is prepared while step n runs. Positions are corrected on the device, as vLLM does
   for drafts of a model. Right before the forward pass the worker waits for the tokens of step n,
@@ -15,12 +14,10 @@ the tokens of step n, so they are not known yet. There are three ways to run suc
   schedules synchronously. It drafts, and puts drafts and real lengths into its own copy of the
   step. Places without a draft are taken out.
 
-The worker's wish for drafts travels to the scheduler with a step's output.
-
 The passes of a draft model (`engine_drafter.py`) for step n + 1 run on the device at the end of
 step n. Its drafts reach the host together with the tokens of step n, so the session waits for
-nothing more. A step's schedule holds its number of passes. The worker's wish changes that number
-two steps later, just like the places.
+nothing more. The worker's wishes for places and passes travel to the scheduler with a step's
+output, and take effect two steps later.
 """
 
 from __future__ import annotations
@@ -33,11 +30,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numba import types
 
-from sam_rollout.automaton.compilation import warm_up
+from sam_rollout.automaton.compilation import INT32, INT32_2D, INT64, kernel, warm_up, written
 from sam_rollout.integrations.vllm.sampling.samplers import is_active
 from sam_rollout.integrations.vllm.scheduling.async_scheduler import Note, attach
-from sam_rollout.session.arrivals import take_in
 from sam_rollout.session.session import DraftSession
 
 if TYPE_CHECKING:
@@ -50,6 +47,37 @@ _PATIENCE_S = 0.1  # longest wait for the next launch
 _NAP_S = 2e-5
 
 
+@kernel(
+    INT32_2D, types.int64, INT32, INT64, INT32_2D, written(types.bool_, 2), INT32, INT32
+)  # fmt: skip
+def _take_in(tokens, vocab_size, start, rows, token_ids, is_token_ids, lengths, sampled):
+    """Append a step's sampled tokens to the texts of a batch.
+
+    Args:
+        tokens: int32[S, most tokens], the step's samples; a row ends at the first invalid token id.
+        start: int32[S], length of each text before the step.
+        rows: int64[S], each text's row in the present batch, -1 if it has none.
+        token_ids: int32[R, L], row i begins with the text of request i; written to.
+        is_token_ids: bool[R, L], which places hold tokens; written to.
+        lengths, sampled: int32[B], filled with lengths of texts, and numbers of tokens gained.
+    """
+    longest = token_ids.shape[1]
+    for i in range(rows.size):
+        row = rows[i]
+        if row < 0:
+            continue
+        end = start[i]
+        for place in range(tokens.shape[1]):
+            token = tokens[i, place]
+            if token < 0 or token >= vocab_size or end >= longest:
+                break
+            token_ids[row, end] = token
+            is_token_ids[row, end] = True
+            end += 1
+        lengths[row] = end
+        sampled[row] = end - start[i]
+
+
 class Launched:
     """A step of B rows that is on the device.
 
@@ -59,10 +87,6 @@ class Launched:
         places: whether the scheduler gave the step places for drafts.
         whole: whether every place holds a token.
         made: the draft model's drafts, which arrive together with the step's tokens.
-
-    Attributes:
-        request_ids: B ids in row order.
-        start, places, whole, made: the arguments.
     """
 
     def __init__(
@@ -93,14 +117,9 @@ class Launched:
         self._over.set()
 
     def wait(self, *, urgent: bool = False) -> np.ndarray:
-        """Wait until the tokens are on the host.
+        """Wait for the tokens, int32[B, most]; a row ends at the first invalid token id.
 
-        Args:
-            urgent: whether the next step's launch waits for them; it is then noted by
-                `launched_next`.
-
-        Returns:
-            int32[B, most tokens]; a row's tokens end at the first invalid token id.
+        With `urgent` the next step's launch waits for them; `launched_next` then has to follow.
         """
         self._urgent = urgent
         if urgent:  # a thread that sleeps until the event would wake up late
@@ -115,14 +134,12 @@ class Launched:
 
 
 class LateBinding:
-    """Stands between a worker and its model runner; one per engine.
+    """Wraps methods of a model runner with asynchronous scheduling; one per engine.
 
     Args:
-        runner: vLLM's model runner with asynchronous scheduling; some of its methods are wrapped.
         session: None on ranks whose drafts vLLM does not read; they get those of the first rank.
         group: the tensor-parallel group, None if it has a single rank.
-        drafter: the draft model whose drafts the session takes; None without one, and on ranks
-            without a session.
+        drafter: the draft model whose drafts the session takes, if there is one.
     """
 
     def __init__(
@@ -132,7 +149,7 @@ class LateBinding:
         group: Any = None,
         drafter: EngineDrafter | None = None,
     ) -> None:
-        warm_up(take_in)
+        warm_up(_take_in)
         self._runner = runner
         self._session = session
         self._group = group
@@ -263,12 +280,8 @@ class LateBinding:
     def _land(self, before: Launched, *, room: bool) -> Mapping[str, list[int]]:
         """Write the tokens of the step before into the host's arrays, and draft.
 
-        Args:
-            before: the step before; its rows are those of the batch.
-            room: whether drafts can be verified in the next step.
-
-        Returns:
-            Draft tokens by request on the rank that drafts, nothing on others.
+        `room` says whether drafts can be verified in the next step. The result is the draft tokens
+        by request on the rank that drafts, nothing on others.
         """
         runner, batch = self._runner, self._runner.input_batch
         lengths, gained = self._follow(
@@ -384,7 +397,7 @@ class LateBinding:
             for place, name in enumerate(step.request_ids):
                 rows[place] = -1 if name in self._gone else row_of.get(name, -1)
         tokens = step.wait(urgent=urgent)
-        take_in(
+        _take_in(
             tokens, batch.vocab_size, step.start, rows, batch.token_ids_cpu, batch.is_token_ids,
             lengths, sampled,
         )  # fmt: skip

@@ -6,8 +6,8 @@ binds its drafts late (`late_binding.py`), together with those of a draft model.
 added to the list while an engine's configuration is checked. This can go when vLLM asks the
 proposer instead.
 
-Where the engine schedules synchronously, drafts travel with the output of a step
-(`drafts_with_output.py`), if that is known to fit vLLM's release.
+If the engine schedules synchronously, and vLLM's release is known to fit, drafts travel with the
+output of a step (`drafts_with_output.py`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from sam_rollout.sources.model import BY_PASSES
 
 # Releases that ours is made for, and in which the contract rows of both schedulers hold.
 KNOWN_RELEASES = ((0, 24), (0, 31))
-# The same for the synchronous scheduler with a draft model, whose number of passes it sets.
+# Releases in which the rows of the synchronous scheduler with a draft model hold.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
-# A package that extends vLLM -> the function that decides in its place, named as in plugin.py.
+# A package that extends vLLM -> the function that decides first, named as in plugin.py.
 RULES_OF = {
     "vllm_ascend": (
         "sam_rollout.integrations.vllm_ascend.scheduling.scheduler_choice:why_synchronous"
@@ -62,42 +62,26 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     if not rules and Version(vllm_version).release[:2] not in KNOWN_RELEASES:
         known = " and ".join(".".join(map(str, release)) for release in KNOWN_RELEASES)
         return f"late binding is known to fit vLLM {known}, not {vllm_version}"
-    for found, reason in (
-        (
+    outputs = getattr(vllm_config, "aux_output_config", model)  # the model's before 0.31
+    ours = None, SCHEDULER_CLASS, SYNC_SCHEDULER_CLASS
+    reasons = {
+        "drafts are not bound late in vLLM's second model runner":
             os.environ.get(MODEL_RUNNER_ENV) == "1",
-            "drafts are not bound late in vLLM's second model runner",
-        ),
-        (parallel.pipeline_parallel_size > 1, "pipeline stages pass on one token a request"),
-        (steps_in_lockstep(vllm_config), "engines that share experts draft in the same step"),
-        (
+        "pipeline stages pass on one token a request": parallel.pipeline_parallel_size > 1,
+        "engines that share experts draft in the same step": steps_in_lockstep(vllm_config),
+        "ranks that share a prompt would draft each for itself":
             getattr(parallel, "prefill_context_parallel_size", 1) > 1,
-            "ranks that share a prompt would draft each for itself",
-        ),
-        (model.is_hybrid, "states of linear attention are counted by drafts on the device"),
-        (model.uses_mrope, "positions of M-RoPE were not tried"),
-        (
+        "states of linear attention are counted by drafts on the device": model.is_hybrid,
+        "positions of M-RoPE were not tried": model.uses_mrope,
+        "inputs are embedded before drafts are there":
             model.is_multimodal_model or model.enable_prompt_embeds,
-            "inputs are embedded before drafts are there",
-        ),
-        (
-            _returns_experts(vllm_config),
-            "experts are told by the number of scheduled tokens, which late binding changes",
-        ),
-        (
-            vllm_config.scheduler_config.scheduler_cls
-            not in (None, SCHEDULER_CLASS, SYNC_SCHEDULER_CLASS),
-            "the engine was started with another scheduler_cls",
-        ),
-        (vllm_config.kv_transfer_config is not None, "KV connectors were not tried"),
-    ):
-        if found:
-            return reason
-    return ""
-
-
-def _returns_experts(vllm_config: Any) -> bool:
-    outputs = getattr(vllm_config, "aux_output_config", vllm_config.model_config)  # before 0.31
-    return outputs.enable_return_routed_experts
+        "experts are told by the number of scheduled tokens, which late binding changes":
+            outputs.enable_return_routed_experts,
+        "the engine was started with another scheduler_cls":
+            vllm_config.scheduler_config.scheduler_cls not in ours,
+        "KV connectors were not tried": vllm_config.kv_transfer_config is not None,
+    }  # fmt: skip
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def has_places(vllm_config: Any) -> bool:

@@ -24,11 +24,6 @@ _RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
 _REFUSED = "speculative method 'custom_class'"
 
 
-def asks_for_second_runner() -> bool:
-    """Whether the environment asks for the second runner."""
-    return os.environ.get(MODEL_RUNNER_ENV) == "1"
-
-
 def is_second_runner(runner: Any) -> bool:
     """Whether a model runner is vLLM's second."""
     return hasattr(runner, "req_states")
@@ -36,7 +31,7 @@ def is_second_runner(runner: Any) -> bool:
 
 def allow_second_runner() -> None:
     """Let the second runner make our drafter, if it is asked for; safe to call repeatedly."""
-    if not asks_for_second_runner():
+    if os.environ.get(MODEL_RUNNER_ENV) != "1":
         return
     import vllm
 

@@ -4,7 +4,6 @@ That runner keeps texts and lengths of all requests on the device, or in host me
 can reach, and reads drafts from there, too. Each request has a slot while it runs. `SamSpeculator`
 waits for a step's tokens, drafts, leaves the drafts in the slots, and reports their numbers to the
 scheduler. `KeyedSampling` uses the same random bits as the first runner's samplers.
-
 docs/architecture.md has the rest.
 """
 
@@ -36,10 +35,6 @@ KEYED = "sam_rollout_sampling"  # attribute of the runner's sampler that holds o
 
 class SamSpeculator(BaseSpeculator):
     """Takes the place of a draft model in the second runner.
-
-    Args:
-        vllm_config: The engine's configuration, with our settings.
-        device: The device for the drafts.
 
     Raises:
         ConfigError: The settings are not valid, several ranks would have to agree on the drafts, or
@@ -163,8 +158,7 @@ def _on_host(tensor: Any) -> np.ndarray:
 class KeyedSampling:
     """Draws and verifies tokens with the random bits of request and position.
 
-    Args:
-        runner: The second runner; some methods of its samplers are replaced.
+    Some methods of the second runner's samplers are replaced.
     """
 
     kind = "coupled"
@@ -199,10 +193,7 @@ class KeyedSampling:
     ) -> torch.Tensor:
         """Draw a token for each row, int64 [rows].
 
-        Args:
-            logits: [rows, vocabulary], after all sampling parameters.
-            slots: Integer [rows], the slot of each row's request.
-            positions: Integer [rows], the position of the token before the drawn one.
+        ``slots`` are those of the rows' requests, and ``positions`` those of the tokens before.
         """
         bits = keyed_bits(self._row_keys.keys[slots], positions + 1)
         tokens = draw_gumbel(logits.to(torch.float32), bits)

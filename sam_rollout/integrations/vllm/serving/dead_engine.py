@@ -72,10 +72,7 @@ def cause_of_death() -> str:
 
 
 def answer_or_die() -> None:
-    """Make calls that wait for an engine's answer end when it dies; safe to call repeatedly.
-
-    The calling process has to do this, not the engine's.
-    """
+    """Make calls of this process that wait for an engine's answer end when the engine dies."""
     import vllm
     from vllm.v1.engine.core_client import AsyncMPClient
 

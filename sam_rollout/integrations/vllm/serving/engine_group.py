@@ -23,18 +23,11 @@ def engine_count(engine: Any) -> int:
 async def ask_engines(
     engine: Any, method: str, arguments: Sequence[tuple] | None = None
 ) -> list[list[Any]]:
-    """Call a method of every worker of every engine.
+    """Call a method of every worker of every engine; return the answers of each engine's workers.
 
     ``AsyncLLM.collective_rpc`` reaches all engines, too, but under data parallelism it returns only
-    the first engine's answers (read in vLLM 0.23 to 0.28, ``DPLBAsyncMPClient``).
-
-    Args:
-        engine: An ``AsyncLLM``.
-        method: Name of a method of the worker or its extension.
-        arguments: The method's arguments, engine by engine; by default there are none.
-
-    Returns:
-        The answers of each engine's workers.
+    the first engine's answers (read in vLLM 0.23 to 0.28, ``DPLBAsyncMPClient``). ``arguments``
+    holds those of each engine.
     """
     engines = engine_count(engine)
     arguments = [()] * engines if arguments is None else arguments
@@ -91,17 +84,13 @@ class EngineRecorders(StatLoggerBase):
                 self._engine_of[request.request_id] = engine_idx
 
     def forget(self) -> None:
-        """Drop the records since the last drain, because they belong to no rollout."""
+        """Drop the records since the last drain, which belong to no rollout."""
         for recorder in self.recorders:
             recorder.drain(step=-1, split="", replica=-1, session_steps=None)
         self._engine_of.clear()
 
     def share_out(self, finished: Iterable[Any]) -> list[list[Any]]:
-        """Sort requests by the engine that ran them; unknown ones go to the first engine.
-
-        Args:
-            finished: Finished requests, each with the ``request_id`` that the engine knows.
-        """
+        """Sort finished requests by the engine that ran them; unknown ones go to the first."""
         shares: list[list[Any]] = [[] for _ in self.recorders]
         for request in finished:
             shares[self._engine_of.pop(request.request_id, 0)].append(request)

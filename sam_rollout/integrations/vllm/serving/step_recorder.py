@@ -1,10 +1,10 @@
 """One record per engine step, taken in the server process for baseline and SAM alike.
 
 vLLM's own logger prints averages over ten seconds, but the long tail needs every step. The worker
-process notes the session's half of a step (gate, time, verified tokens), which is joined here in
-order. Both processes read the host's monotonic clock, so a step without a note is recognised.
-Recording takes about 5 us per step by itself, and 34 us (0.2 % of the time) in a run of the tiny
-model, where the processor's caches are cold.
+process notes the session's half of a step (gate, time, verified tokens). The two halves are joined
+here in order. Both processes read the host's monotonic clock, so a step without a note is
+recognised. Recording takes about 5 us per step by itself, and 34 us (0.2 % of the time) in a run of
+the tiny model, where the processor's caches are cold.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class EngineStepRecorder:
         self._last_s = None if idle else now
 
     def progress(self) -> EngineProgress:
-        """Return the engine's progress since the last drain, without a change of the records."""
+        """Return the engine's progress since the last drain."""
         if not self._records:
             return EngineProgress()
         last = self._records[-1]
@@ -83,12 +83,8 @@ class EngineStepRecorder:
     ) -> pa.Table:
         """Return and reset the records since the last call, joined with the session's notes.
 
-        Args:
-            step: Training step the records belong to.
-            split: ``"train"`` or ``"val"``.
-            replica: Rank of this engine among the rollout's replicas.
-            session_steps: ``DraftSession.drain()["steps"]``; None without a session. Then vLLM's
-                own counts of drafts (by another drafter) stay.
+        ``session_steps`` is ``DraftSession.drain()["steps"]``. Without a session (None) vLLM's own
+        counts of drafts, by another drafter, stay.
         """
         records, self._records = self._records, []
         if not records:
@@ -123,13 +119,10 @@ def _requests_and_tokens(iteration_stats: Any) -> dict[str, Any]:
 def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
     """Return the steps of ``DraftSession.drain()`` with times by this process's clock.
 
-    Engines of one server may run on several hosts, each with a clock of its own. The time that the
-    call took to reach another host makes that host's steps look earlier. That is harmless, while
-    later times would be matched with the wrong records.
-
-    Args:
-        drained: The worker's answer.
-        asked_s: This process's ``time.monotonic()`` at the call.
+    Engines of one server may run on several hosts, each with a clock of its own. ``asked_s`` is
+    this process's ``time.monotonic()`` at the call. The time that the call took to reach another
+    host makes that host's steps look earlier. That is harmless, while later times would be matched
+    with the wrong records.
     """
     steps = drained["steps"]
     if drained["host"] == platform.node():
@@ -139,7 +132,7 @@ def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
 
 
 def _notes(records: list[StepRecord], session_steps: dict[str, list]) -> Iterator[DraftNote]:
-    """Yield each engine step's note, ``SKIPPED`` where there is none.
+    """Yield each engine step's note, ``SKIPPED`` if there is none.
 
     The worker notes a step before the front end hears of it, and both are in order. The front end
     may lag by more than a step, so the nearest time would be the wrong match.

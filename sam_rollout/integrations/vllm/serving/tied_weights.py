@@ -17,11 +17,7 @@ CHECK = "_check_skipped_aliases"
 
 @contextlib.contextmanager
 def ties_over_buckets() -> Iterator[None]:
-    """Check for all calls within this context together that a tied matrix was loaded.
-
-    Raises:
-        ValueError: It was not; the message is vLLM's.
-    """
+    """Check for all calls in this context together that a tied matrix was loaded (ValueError)."""
     from vllm.model_executor.models.utils import AutoWeightsLoader
 
     check = getattr(AutoWeightsLoader, CHECK, None)

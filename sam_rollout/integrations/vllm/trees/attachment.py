@@ -1,4 +1,4 @@
-"""Where draft trees can be verified, and what a runner gets for them."""
+"""Engines that can verify draft trees, and the parts that their runner gets."""
 
 from __future__ import annotations
 
@@ -51,11 +51,9 @@ def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
 
 
 class Trees:
-    """All that a runner gets for trees.
+    """All that a runner gets for trees, once its cache is ready and our sampler installed.
 
-    Args:
-        runner: vLLM's, its cache ready and our sampler installed.
-        with_model: whether a model drafts, too.
+    `with_model` says whether a model drafts, too.
     """
 
     def __init__(self, runner: Any, with_model: bool) -> None:
@@ -75,11 +73,11 @@ class Trees:
         self.keep = self._keeper.keep
 
     def row_parents(self) -> np.ndarray | None:
-        """Return `StepTrees.row_parents`; None where the step at hand has chains alone."""
+        """Return `StepTrees.row_parents`; None if the step at hand has only chains."""
         return None if self._keeper.step is None else self._keeper.step.row_parents
 
     def detach(self) -> None:
-        """Give the runner back what it had."""
+        """Take the parts off the runner."""
         self._runner.rejection_sampler = self._sampler
         if self._drafter_inputs is not None:
             self._drafter_inputs.detach()

@@ -1,12 +1,13 @@
 """Attention of draft trees by vLLM's own kernel for CPUs, to the last bit as for chains.
 
-The kernel knows texts, not trees. Here every path through a tree becomes a text of its own: the
-pages of the context are shared, and the page in which the tree begins is copied to spare pages at
-the end of the cache, followed by the path's keys and values. A token is computed on one path only.
-So each sums up in the order in which it would without drafts, and draws what it would.
+The kernel knows texts, not trees. Here every path through a tree becomes a text of its own. All
+paths share the pages of the context. The page in which the tree begins is copied to spare pages at
+the end of the cache, and the path's keys and values follow it there. A token is computed on one
+path only. So each token adds up its context in the order of plain decoding, and draws the same
+token.
 
-The copies are a page for each branch and layer, in a step that reads all weights of the model.
-Pages are copied whole and filled by vLLM's own operator: nothing here knows their layout.
+The copies take a page for each branch and layer, in a step that reads all weights of the model.
+Pages are copied whole and filled by vLLM's own operator, so nothing here knows their layout.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SPARE_PAGES = 64  # of each layer; a step that needs more takes several calls o
 
 
 class _Call(NamedTuple):
-    """A call of the kernel."""
+    """One call of the kernel."""
 
     tokens: torch.Tensor  # int64, of the step, in the order in which the call has them
     metadata: CPUAttentionMetadata
@@ -38,7 +39,7 @@ class _Call(NamedTuple):
 
 
 class CpuTreeAttention:
-    """Stands between the runner's attention layers and their kernel.
+    """Replaces the kernel of the runner's attention layers.
 
     Args:
         runner: vLLM's for CPUs, its cache ready.
@@ -83,7 +84,7 @@ class CpuTreeAttention:
             layer.impl.__dict__.pop("forward", None)
 
     def calls(self, metadata: CPUAttentionMetadata) -> list[_Call]:
-        """How the step at hand is computed; nothing where it has no trees."""
+        """Return the calls that compute the step at hand, none if it has no trees."""
         trees = self._keeper.step
         if trees is None:
             return []
@@ -93,14 +94,14 @@ class CpuTreeAttention:
         return self._calls
 
     def computed(self, layer: Any, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep what a layer computed of the trees' tokens."""
+        """Keep the keys and values that a layer computed for the trees' tokens."""
         self._computed.append((layer, key[self._tree_tokens], value[self._tree_tokens]))
 
     def _plan(self, trees: StepTrees, metadata: CPUAttentionMetadata) -> list[_Call]:
         starts = metadata.query_start_loc.numpy()
         lengths = metadata.seq_lens.numpy()
         table = metadata.block_table.numpy()
-        # Texts: tokens of the step, length, pages, what is copied and written for it.
+        # Each text has the step's tokens, its length, its pages, and the tokens that are copied.
         texts: list[tuple[list[int], int, np.ndarray, list[tuple[int, int]]]] = []
         tree_tokens: list[int] = []
         branching = set(trees.branching.tolist())
@@ -194,7 +195,7 @@ class CpuTreeAttention:
         )
 
     def accept(self, trees: StepTrees, path: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Move keys and values of accepted tokens to where the text goes on.
+        """Move keys and values of accepted tokens to their places in the text.
 
         Args:
             trees: of the step.
@@ -258,9 +259,9 @@ def write(layer: Any, key: torch.Tensor, value: torch.Tensor, slots: torch.Tenso
 
 
 def _paths(parents: np.ndarray) -> list[tuple[list[int], int]]:
-    """Paths through a tree that hold each of its nodes once as new; with the number of new ones.
+    """Return paths through a tree that hold each node once as new, with their numbers of new nodes.
 
-    The first one lies where it was written: nodes 1, 2, ... that follow each other.
+    The first path lies where it was written: nodes 1, 2, ... that follow each other.
 
     Args:
         parents: int32[n], the node that node 1, 2, ... follows; 0 is the last known token.

@@ -1,4 +1,4 @@
-"""The trees of the step at hand: from what was proposed to what the runner's parts need of them."""
+"""The trees of the step at hand, in the forms that the parts of the runner need."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _shape(
     for i in range(counts.size):
         first[i], branches[i] = ends[i] - counts[i] - 1, 0
         for j in range(most):
-            # A place without a token hangs on the one before it: its depth is its place.
+            # A place without a token follows the place before it, so its depth is its place.
             parent = np.int64(j - 1)
             if j < counts[i] and kept[i] >= 0:
                 parent = np.int64(kept_parents[kept[i], j])
@@ -77,8 +77,8 @@ def _shape(
 class TreeKeeper:
     """Keeps the shape of what was proposed until it is verified; one per runner.
 
-    The scheduler knows draft tokens only as a list. It may cut a list short, or leave it out:
-    parents come before their children, so that what is left is a tree.
+    The scheduler knows draft tokens only as a list, and may cut it short or leave it out. Parents
+    come before their children, so what is left is a tree.
 
     Args:
         runner: vLLM's; its `_prepare_inputs` is wrapped.
@@ -129,7 +129,7 @@ class TreeKeeper:
         return prepared
 
     def _read(self, drafts: dict[str, list[int]]) -> StepTrees | None:
-        """Read the step's trees, and put their tokens' positions right."""
+        """Read the step's trees, and correct their tokens' positions."""
         runner = self._runner
         request_ids = runner.input_batch.req_ids
         rows = len(request_ids)
@@ -150,8 +150,8 @@ class TreeKeeper:
         shapes = TreeShapes(
             parents, depths, torch.from_numpy(ancestors).to(device, non_blocking=True)
         )
-        # The slots of the cache are worked out already, one after the other. What rotates keys and
-        # what keys random numbers is where a token would be in the text.
+        # The slots of the cache are assigned already, one after the other. Rotation of keys and
+        # random numbers depend on where a token would be in the text, so positions are changed.
         at, back = torch.from_numpy(moved[:, :count]).to(device, non_blocking=True)
         runner.positions.index_add_(0, at, back)
         return StepTrees(shapes, nodes[0], nodes[1], counts, first, branching)

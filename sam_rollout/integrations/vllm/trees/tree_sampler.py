@@ -1,7 +1,7 @@
 """Our rejection sampler where a request's draft tokens are a tree.
 
-Every node is sampled from its own logits, and the path that draws its own tokens is kept. What
-rules on logits read of a text before a node is that node's path.
+Every node is sampled from its own logits, and the path that draws its own tokens is kept. A rule on
+a node's logits reads the path to the node as the text before it.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class TreeRejectionSampler(KeyedRejectionSampler):
             return super()._process(logits, metadata, sampling, layout)
         others, minimum = _without_min_tokens(sampling)
         if minimum is not None and minimum.min_toks:
-            # vLLM counts rows from a request's first; a node's text is as long as it is deep.
-            # Before the cut, which may keep nothing but a stop token.
+            # vLLM counts rows from a request's first row, but a node's text is as long as its
+            # depth. This comes before the cut, which may keep nothing but a stop token.
             self._hold_to_minimum(logits, minimum, trees, layout)
             sampling = others
-        if sampling.spec_token_ids:  # what stands before the rows of bonus tokens: the last node's
+        if sampling.spec_token_ids:  # before a bonus token's row stands the path to the last node
             last = [
                 self._path_to(trees, row, tokens, len(tokens))
                 for row, tokens in enumerate(sampling.spec_token_ids)
@@ -101,7 +101,7 @@ class TreeRejectionSampler(KeyedRejectionSampler):
 
     @staticmethod
     def _path_to(trees: StepTrees, row: int, tokens: list[int], node: int) -> list[int]:
-        """The draft tokens on the way to a node, its own included."""
+        """Return the draft tokens on the path to a node, the node's own included."""
         found = []
         while node > 0:
             found.append(tokens[node - 1])

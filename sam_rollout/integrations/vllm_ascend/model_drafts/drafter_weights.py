@@ -14,8 +14,8 @@ from sam_rollout.integrations.vllm.model_drafts.drafter_weights import (
 def share_weights() -> None:
     """Make heads of our engines use the policy's embedding and output layer.
 
-    It is safe to call repeatedly, but only after vllm-ascend's runner was imported, because the
-    import of its drafters decides on a device, too.
+    Call it only after vllm-ascend's runner was imported, because the import of its drafters decides
+    on a device, too.
     """
     from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBaseProposer
 
@@ -29,9 +29,6 @@ def share_output_layer(loader: Any) -> None:
     vllm-ascend 0.23 to 0.26 share the layer with the methods `eagle` and `dflash` only, so such a
     head of `eagle3` would compute with uninitialised memory. This can go when its
     `_maybe_share_lm_head` asks the head, as vLLM's does.
-
-    Args:
-        loader: The class that loads drafters.
     """
     original = loader._maybe_share_lm_head
     if getattr(original, "sam_rollout", False):

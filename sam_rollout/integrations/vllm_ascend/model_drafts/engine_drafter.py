@@ -18,9 +18,7 @@ from sam_rollout.sources.model import ModelSourceConfig
 
 
 class AscendEngineDrafter(EngineDrafter):
-    """Stands between vllm-ascend's runner and its drafter; one per rank of an engine.
-
-    The arguments are those of `EngineDrafter`.
+    """Wraps the drafting of vllm-ascend's runner; one per rank of an engine.
 
     Raises:
         ConfigError: draft tokens shall be drawn but the drafter's passes are captured, or the

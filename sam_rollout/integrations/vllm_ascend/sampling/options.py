@@ -18,9 +18,6 @@ REFUSED = {
 def check_options(ascend_config: Any) -> None:
     """Refuse options that would be ignored silently, or would change what is sampled.
 
-    Args:
-        ascend_config: vllm-ascend's ``get_ascend_config()``.
-
     Raises:
         ConfigError: One of ``REFUSED`` is on.
     """

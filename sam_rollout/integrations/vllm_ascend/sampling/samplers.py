@@ -33,9 +33,6 @@ def heed_logprobs_mode(model_runner: Any) -> None:
 
     vllm-ascend 0.23 to 0.26 create their samplers without ``logprobs_mode``, so processed
     log-probabilities are silently raw ones. This can go when ``NPUModelRunner`` passes it on.
-
-    Args:
-        model_runner: vllm-ascend's ``NPUModelRunner``.
     """
     mode = model_runner.model_config.logprobs_mode
     if model_runner.sampler.logprobs_mode == mode:
@@ -47,10 +44,6 @@ def heed_logprobs_mode(model_runner: Any) -> None:
 
 def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
     """Replace the runner's samplers by ours; ``stock`` keeps them.
-
-    Args:
-        model_runner: vllm-ascend's ``NPUModelRunner``.
-        config: The sampler's kind.
 
     Raises:
         ConfigError: The engine's configuration needs something that our samplers lack.
@@ -87,13 +80,7 @@ class AscendKeyedTopKTopPSampler(KeyedTopKTopPSampler):
 
 
 class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler):
-    """Replaces ``AscendRejectionSampler``, with its processing of logits.
-
-    Args:
-        sampler: vllm-ascend's sampler of steps without drafts.
-        rows: Random bits of the step's rows.
-        config: The sampler's kind, any but ``stock``.
-    """
+    """Replaces ``AscendRejectionSampler``, with its processing of logits."""
 
     _cut = staticmethod(apply_top_k_top_p)
 

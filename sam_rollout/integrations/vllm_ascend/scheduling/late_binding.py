@@ -1,9 +1,9 @@
 """Late binding in vllm-ascend's runner, which has an asynchronous path of its own.
 
 The module of the same name for vLLM has three ways to run a step. Here steps have no places, or
-drafts are bound to them; no step is prepared ahead. The attention on NPUs reads the lengths of
-texts on the host, so the runner waits for the sampled tokens while it prepares a step. A step that
-is filled instead of bound would start hardly earlier, and pay for every place.
+drafts are bound to them. No step is prepared ahead, because the attention on NPUs reads the lengths
+of texts on the host, so the runner waits for the sampled tokens while it prepares a step. A step
+that is filled instead of bound would hardly start earlier, and pay for every place.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from sam_rollout.integrations.vllm.scheduling.late_binding import LateBinding
 
 
 class AscendLateBinding(LateBinding):
-    """Stands between vllm-ascend's worker and its runner; one per engine."""
+    """Wraps methods of vllm-ascend's runner; one per engine."""
 
     def _fits_ahead(self, rows: int) -> bool:
-        """No step is prepared ahead."""
         return False
 
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:

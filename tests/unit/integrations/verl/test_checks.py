@@ -110,7 +110,12 @@ def test_a_wrong_value_is_named(overrides, said):
         ["sam=off", f"{ROLLOUT}.max_model_len=1152"],
         [f"{ROLLOUT}.max_model_len=1167"],
         ["sam.gate.kind=threshold", "sam.gate.threshold=0"],
-        ["dynamic_sampling=none", "dynamic_sampling.gen_batch_size=${data.train_batch_size}"],
+        [
+            "dynamic_sampling=none",
+            "dynamic_sampling.gen_batch_size=${data.train_batch_size}",
+            "algorithm.filter_groups.enable=false",
+        ],
+        ["dynamic_sampling=refill", "algorithm.filter_groups.max_inflight_gen_batches=2"],
         [f"+{ENGINE}.additional_config={{other:1}}"],
         [f"{ROLLOUT}.router_config_path=mine.yaml"],
         [f"{ROLLOUT}.val_kwargs.do_sample=false"],
@@ -131,16 +136,6 @@ def test_a_corpus_is_read_before_anything_starts_and_may_be_elsewhere_in_a_plan(
     corpus.write_text("[1, 2]\n[3, 1000000]\n")
     with pytest.raises(ConfigError, match="ids from 3 to 1000000; the model has"):
         checks.check(config, sources, planned=True)
-
-
-@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
-def test_a_drafter_may_be_elsewhere_in_a_plan(method, tmp_path, capsys):
-    head = [f"sam.sources.model.{field}" for field in ("enabled=true", f"method={method}")]
-    config = composed(*head, f"sam.sources.model.path={tmp_path}/head")
-    with pytest.raises(ConfigError, match=r"^sam\.sources\.model\.path = .*no such folder"):
-        checks.check(config, checks.FILES[:1])
-    checks.check(config, checks.RUN_CHECKS[:-1], planned=True)
-    assert "Note: not on this machine: sam.sources.model.path" in capsys.readouterr().out
 
 
 VALIDATION = f"{ROLLOUT}.val_kwargs"

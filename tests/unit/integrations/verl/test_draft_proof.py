@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from sam_rollout.config import RolloutSamplerConfig
 from sam_rollout.core.identity import identify
-from sam_rollout.integrations.verl.draft_proof import Candidate, DraftProof, candidates, pick
+from sam_rollout.integrations.verl.draft_proof import Candidate, DraftProof, candidates
 from sam_rollout.integrations.verl.replica_records import FinishedRequest
 from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders
 from sam_rollout.telemetry.proof import Compared
@@ -24,21 +25,12 @@ VOCABULARY = 8
 
 
 def finished(**changes) -> FinishedRequest:
-    fields = {
-        "request_id": "a",
-        "identity": IDENTITY,
-        "prompt_ids": PROMPT,
-        "response_ids": RESPONSE,
-        "start_s": 0.0,
-        "end_s": 1.0,
-        "finish_reason": "completed",
-        "sampling": SAMPLING,
-    }
-    return FinishedRequest(**fields | changes)
+    found = FinishedRequest("a", IDENTITY, PROMPT, RESPONSE, 0.0, 1.0, "completed", SAMPLING)
+    return replace(found, **changes)
 
 
-def candidate(name: str = "a", key: int = IDENTITY.key, **sampling) -> Candidate:
-    return Candidate(name, key, PROMPT, RESPONSE, SAMPLING | sampling)
+def candidate(**sampling) -> Candidate:
+    return Candidate("a", IDENTITY.key, PROMPT, RESPONSE, SAMPLING | sampling)
 
 
 class Engine:
@@ -67,23 +59,16 @@ class Engine:
         yield SimpleNamespace(outputs=[answer])
 
 
-class Recorders(EngineRecorders):
-    forgot = 0
-
-    def forget(self) -> None:
-        self.forgot += 1
-        super().forget()
-
-
 def compared(engine: Engine, *found: Candidate, kind: str = "coupled", count: int = 8):
-    recorders = Recorders(2)
+    recorders, forgot = EngineRecorders(2), []
+    recorders.forget = lambda: forgot.append(True)
     proof = DraftProof(engine, RolloutSamplerConfig(kind), recorders)
     proof.candidates = list(found)
     try:
         return asyncio.run(proof.compare(count, seed=1))
     finally:
         assert engine.paused == [False, False] and proof.candidates == []
-        assert recorders.forgot == bool(found)
+        assert forgot == [True] * bool(found)
 
 
 def test_only_what_drafts_were_verified_of_and_can_be_asked_again_is_compared():
@@ -104,25 +89,14 @@ def test_only_what_drafts_were_verified_of_and_can_be_asked_again_is_compared():
     assert found[0] == candidate()
 
 
-def test_the_choice_depends_on_the_step_and_not_on_the_order():
-    found = [candidate(str(key), key) for key in range(20)]
-    chosen = pick(found, 5, seed=3)
-    assert pick(found[::-1], 5, seed=3) == chosen and len(set(map(id, chosen))) == 5
-    assert pick(found, 5, seed=4) != chosen
-    assert len(pick(found, 50, seed=3)) == 20
-
-
 def test_the_same_response_is_asked_for_without_drafts_and_no_longer():
     engine = Engine()
     assert compared(engine, candidate()) == [Compared(4)]
     ((prompt, sampling),) = engine.asked
     assert prompt == PROMPT and sampling.max_tokens == len(RESPONSE)
     assert sampling.extra_args == IDENTITY.to_extra_args() and sampling.logprobs is None
-
-
-def test_nothing_is_asked_where_no_drafts_were():
-    engine = Engine()
-    assert compared(engine) == [] and engine.asked == []
+    nothing = Engine()
+    assert compared(nothing) == [] and nothing.asked == []
 
 
 PLACE = 2  # of the response, where 6 was drawn with drafts and 1 without

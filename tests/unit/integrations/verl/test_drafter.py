@@ -8,8 +8,7 @@ from omegaconf import OmegaConf, open_dict
 
 from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import ConfigError
-from sam_rollout.heads import check_belongs, read_head
-from sam_rollout.integrations.verl.graphs import capture_sizes, covered_requests
+from sam_rollout.heads.checkpoint import check_belongs, read_head
 from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.integrations.verl.model_drafter import (
     drafter_size,
@@ -133,13 +132,6 @@ def test_a_head_of_a_kind_that_cannot_be_trained_is_refused(tmp_path):
     check(changed(*overrides, "sam=joined"))
 
 
-def test_the_policys_own_files_are_asked_too(tmp_path):
-    sizes = json.loads((POLICY / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**sizes, "vocab_size": 600}))
-    with pytest.raises(ConfigError, match="vocab_size = 512, not 600"):
-        check(changed(*TINY, f"actor_rollout_ref.model.path={tmp_path}"))
-
-
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
@@ -168,22 +160,6 @@ def test_positions_that_do_not_reach_the_longest_text_are_noted(tmp_path, capsys
     assert "reads up to 1024 tokens" in note and "has up to 1168" in note
 
 
-def test_graphs_that_hold_no_drafting_step_of_all_requests_are_noted(capsys):
-    check(changed(*GPUS))
-    assert capsys.readouterr().out == ""
-    check(changed(*GPUS, "sam.max_draft_tokens=8"))
-    assert "hold 56 of 128 requests with 9 tokens each" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE"])
-def test_sizes_of_graphs_are_added_for_every_request_in_every_mode(mode):
-    config = changed("experiment=article_32b_graph", "sam=joined", "sam.max_draft_tokens=3")
-    config.actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode = mode
-    sam = read_run_config(config).sam
-    assert capture_sizes(config, sam) == [16, 32, 64, 128, 256, 512]
-    assert covered_requests(config, sam) == 128
-
-
 @pytest.mark.parametrize(
     ("experiment", "published_gb"),  # files less the policy's embedding: docs/draft_models.md
     [("qwen3_32b_cuda", 3.12 - 1.56), ("qwen3_8b_cuda", 2.04 - 1.24)],
@@ -202,12 +178,6 @@ def test_a_head_is_divided_as_the_policy_is_but_for_its_fc():
     assert divided.kv_bytes == whole.kv_bytes / 4
 
 
-def test_a_policy_of_experts_has_a_dense_head():
-    told, _ = size("experiment=qwen3_235b_910c", "sam=joined", alone=True)
-    assert told.weights / 2e9 == pytest.approx(0.44, abs=0.01)  # billion parameters
-    assert told.kv_bytes == 2 * 2 * 4 * 128
-
-
 def test_a_folder_is_counted_as_it_is():
     told, known = size(*TINY)
     assert told.weights == 2 * read_head(HEAD).parameters
@@ -221,7 +191,3 @@ def test_a_small_model_is_counted_by_its_config():
     assert told.kv_bytes == 12 * 2 * 2 * 2 * 32 and "by its config.json" in known
     told, known = size(*TINY, f"{MODEL}.method=draft_model", "draft_model_path=owner/model")
     assert told.weights == told.kv_bytes == 0 and "not counted" in known
-
-
-def test_nothing_is_counted_without_drafts():
-    assert size("experiment=tiny_cpu", "sam=off")[0].weights == 0

@@ -10,31 +10,15 @@ from tests.unit.integrations.verl.test_checks import chosen, composed
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 
-def exported(
-    shell: dict[str, str], *overrides: str, run_dir: str = "run"
-) -> tuple[dict[str, str], dict[str, str]]:
-    """(variables of this process, variables of Ray's processes) after exporting."""
+def exported(shell: dict[str, str], *overrides: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Export a run's variables; return those of this process and those of Ray's processes."""
     config = composed(*overrides)
-    config.run_dir = run_dir
+    config.run_dir = "run"
     bare = {name: os.environ[name] for name in ("PATH", "HOME", "VERL_CONFIG_DIR")}
     with patch.dict(os.environ, {**bare, **shell}, clear=True):
         export_environment(config, read_run_config(config))
         here = dict(os.environ)
     return here, dict(config.ray_kwargs.ray_init.runtime_env.env_vars)
-
-
-def test_every_node_gets_the_devices_variables(tmp_path):
-    here, workers = exported({}, run_dir=f"{tmp_path}/run")
-    for name, value in {
-        "VERL_PLATFORM": "cpu",
-        "OMP_NUM_THREADS": "2",
-        "VERL_USE_EXTERNAL_MODULES": "sam_rollout.integrations.verl.plugin",
-        "TENSORBOARD_DIR": f"{tmp_path}/run/tensorboard",
-        "WANDB_DIR": f"{tmp_path}/run",
-        "VERL_FILE_LOGGER_PATH": f"{tmp_path}/run/metrics.jsonl",
-    }.items():
-        assert here[name] == workers[name] == value
-    assert set(composed().environment) <= set(workers)
 
 
 def test_the_shell_wins_and_its_modules_are_kept():

@@ -19,6 +19,7 @@ from tests.unit.test_configs import CONFIGS, changed, composed
 
 ROLLOUT = "actor_rollout_ref.rollout"
 MODE = f"{ROLLOUT}.engine_kwargs.vllm.compilation_config.cudagraph_mode"
+JOINED_SIZES = [16, 32, 64, 128, 256, 512]
 GRAPH = ("experiment=article_32b_graph",)
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 
@@ -40,6 +41,10 @@ def test_a_presets_graphs_hold_every_request_on_both_sides(name):
     [
         (["sam=off"], [16, 32, 64, 128], 128),
         (["sam=matched"], [16, 32, 64, 128, 256, 512], 128),
+        *(
+            (["sam=joined", "sam.max_draft_tokens=3", f"{MODE}={mode}"], JOINED_SIZES, 128)
+            for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE")
+        ),
         (["sam.max_draft_tokens=1"], [16, 32, 64, 128, 256], 128),
         # Chosen for drafts already: nothing larger than all requests at once.
         ([f"{ROLLOUT}.cudagraph_capture_sizes=[256,512]"], [256, 512], 128),
@@ -56,12 +61,6 @@ def test_sizes_count_tokens(overrides, sizes, covered):
     sam = read_run_config(config).sam
     assert capture_sizes(config, sam) == sizes
     assert covered_requests(config, sam) == covered
-
-
-def test_the_engine_is_told():
-    config = deepcopy(composed(*GRAPH, "sam=on"))
-    translate(config, read_run_config(config))
-    assert list(config.actor_rollout_ref.rollout.cudagraph_capture_sizes)[-1] == 512
 
 
 def graph_differences(*others: list[str]) -> list[tuple]:

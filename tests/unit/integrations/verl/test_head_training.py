@@ -11,7 +11,8 @@ from verl.workers.rollout.vllm_rollout import ServerAdapter
 
 from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import SamConfig
-from sam_rollout.heads import online, read_head
+from sam_rollout.heads import online
+from sam_rollout.heads.checkpoint import read_head
 from sam_rollout.heads.hidden_states import Policy
 from sam_rollout.heads.writing import load_head
 from sam_rollout.integrations.verl import policy_part
@@ -91,21 +92,6 @@ def read(head, engine):
     )
     with head.reading(2), torch.no_grad():
         engine.forward_step({"input_ids": ids, "responses": responses})
-
-
-def test_it_learns_in_every_step_until_it_fails(make):
-    head, engine = make(window=16, batch=2)
-    updates = []
-    for _ in range(2):
-        read(head, engine)
-        found = head.learn(SHARE_S)
-        assert found["time_s"] > 0
-        updates.append(found["updates"])
-    assert head.online.updates == sum(updates) > 0
-    head.online.failed = True
-    read(head, engine)
-    found = head.learn(SHARE_S)
-    assert found["time_s"] == 0 and "updates" not in found
 
 
 def test_states_are_taken_where_the_head_reads_them(make, policy):

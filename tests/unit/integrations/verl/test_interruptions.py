@@ -112,7 +112,7 @@ def test_rules_that_would_begin_anew_are_refused(client, name):
 def server(monkeypatch):
     """Our server without an engine; the test says what the engine answers."""
     one = object.__new__(SamHttpServer)
-    one._under_way, one._admitted_s = {}, {}
+    one._under_way, one._admitted_s, one._landing = {}, {}, set()
     one._interrupted, one._finished = [], []
     one._recorders = SimpleNamespace(work_arrived=lambda: None, paused=lambda: None)
     one._sharing = Sharing()
@@ -168,3 +168,25 @@ def test_a_server_records_each_part_of_a_response_and_shares_it_whole(server):
     assert parts == [("a", [1, 2], 0, 0, "aborted"), ("c", [5, 6, 7], 2, 2, "completed")]
     assert server._sharing.whole == [(PROMPT, [1, 2, 5, 6, 7])]
     assert not server._under_way and not server._admitted_s
+
+
+def test_verl_waits_for_requests_on_their_way_to_the_engine_and_for_no_others(server):
+    """With verl's count it would wait until all responses had ended."""
+    on_the_way = asyncio.Event()
+
+    async def add_request(request_id, *, prompt):
+        await on_the_way.wait()
+        return prompt
+
+    async def lives():
+        add = server._landing_noted(add_request)
+        server._admitting += 1  # verl does
+        await server._park_until_admitted("a")
+        task = asyncio.create_task(add("a", prompt=PROMPT))
+        await asyncio.sleep(0)
+        assert server._admitting == 1
+        on_the_way.set()
+        assert await task == PROMPT
+        return server._admitting
+
+    assert asyncio.run(lives()) == 0

@@ -1,6 +1,7 @@
 """What our runs bring to verl's loggers; wandb itself is a stand-in here."""
 
 import logging
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -9,6 +10,7 @@ from omegaconf import OmegaConf
 
 from sam_rollout.config import CompareConfig, ConfigError, RunConfig
 from sam_rollout.integrations.verl import loggers
+from sam_rollout.report.panels import SECTIONS
 from sam_rollout.telemetry.records import RunInfo
 from tests.records import engine_step, engine_steps
 
@@ -88,21 +90,6 @@ def test_a_run_can_be_found_again(config, wandb, monkeypatch):
     assert ("*", {"step_metric": "training/global_step"}) in module.defined
 
 
-def test_the_group_may_come_from_the_shell(config, monkeypatch):
-    monkeypatch.setenv("WANDB_RUN_GROUP", "shell")
-    config.run_dir = "/runs/tiny_cpu"
-    arguments = loggers.wandb_arguments(config, RunConfig(), info(config))
-    assert arguments["group"] == "shell"
-    assert arguments["name"] == "tiny_cpu", "the folder says nothing more"
-
-
-def test_nothing_happens_without_the_logger(config, monkeypatch):
-    config.trainer.logger = ["console", "tensorboard"]
-    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it fails
-    loggers.start_wandb(config, RUN, info(config))
-    assert config.trainer.logger == ["console", "tensorboard"]
-
-
 def test_a_server_out_of_reach_makes_it_offline(config, wandb, caplog):
     module = wandb("online")
     loggers.start_wandb(config, RUN, info(config))
@@ -163,7 +150,10 @@ def test_the_step_goes_along_with_validation():
 
 def test_a_curve_goes_to_loggers_of_pictures_only():
     images = []
-    writer = SimpleNamespace(add_image=lambda *a, **k: images.append((a[0], a[1].shape, a[2], k)))
+    writer = SimpleNamespace(
+        add_image=lambda *a, **k: images.append((a[0], a[1].shape, a[2], k)),
+        add_custom_scalars=lambda layout: None,
+    )
     others = {"console": None, "file": None}
     loggers.CurveLogger(others, 8).log([engine_steps(engine_step())], "title", 3)
     both = {**others, "tensorboard": SimpleNamespace(writer=writer)}
@@ -177,7 +167,29 @@ def test_a_curve_goes_to_loggers_of_pictures_only():
 
 
 def test_a_curve_that_cannot_be_drawn_ends_nothing(caplog):
-    curve_logger = loggers.CurveLogger({"tensorboard": SimpleNamespace()}, 8)
+    curve_logger = loggers.CurveLogger({"tensorboard": SimpleNamespace(writer=None)}, 8)
     curve_logger.log([engine_steps(engine_step())], "title", 1)
     curve_logger.log([object()], "title", 2)
     assert caplog.text.count("cannot be drawn; training goes on") == 1
+    assert caplog.text.count("TensorBoard gets no layout; training goes on") == 1
+
+
+def test_tensorboard_gets_our_sections(tmp_path):
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(tmp_path)
+    loggers.CurveLogger({"tensorboard": SimpleNamespace(writer=writer)}, 8)
+    writer.close()
+    (path,) = tmp_path.iterdir()
+    (value,) = [v for event in EventFileLoader(str(path)).Load() for v in event.summary.value]
+    assert value.tag == metadata.CONFIG_SUMMARY_TAG
+    read = layout_pb2.Layout()
+    read.ParseFromString(value.tensor.string_val[0])
+    assert [category.title for category in read.category] == [s.title for s in SECTIONS]
+    charts = {chart.title: list(chart.multiline.tag) for c in read.category for chart in c.chart}
+    assert charts["Speed-up of all rollouts so far"] == ["^compare/speedup_rollout_so_far$"]
+    assert "Running requests over time" not in charts
+    for tags in charts.values():
+        assert all(re.compile(tag) for tag in tags)

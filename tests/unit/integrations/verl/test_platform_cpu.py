@@ -2,13 +2,8 @@
 
 import pytest
 import torch
-import verl.utils.distributed as verl_distributed
 
-from sam_rollout.integrations.verl.platform_cpu import (
-    PLATFORM_ENV,
-    PlatformCPU,
-    use_single_gloo_backend,
-)
+from sam_rollout.integrations.verl.platform_cpu import PLATFORM_ENV, PlatformCPU
 
 
 @pytest.mark.parametrize(("value", "chosen"), [("cpu", True), ("cuda", False), ("", False)])
@@ -26,20 +21,3 @@ def test_the_device_module_answers_what_trainers_ask_of_torch_cuda():
     assert module.current_device is torch.cpu.current_device, "the rest comes from torch.cpu"
     with pytest.raises(AttributeError):
         module.no_such_function  # noqa: B018
-
-
-def test_the_process_group_names_the_cpu_once(monkeypatch):
-    asked = []
-
-    def verls_own(timeout_second=None, backend=None):
-        asked.append((timeout_second, backend))
-
-    name = "initialize_global_process_group_ray"
-    monkeypatch.setattr(verl_distributed, name, verls_own)
-    use_single_gloo_backend()
-    wrapped = getattr(verl_distributed, name)
-    use_single_gloo_backend()
-    assert getattr(verl_distributed, name) is wrapped, "wrapped once only"
-    wrapped(timeout_second=60)
-    wrapped(backend="cpu:mpi")
-    assert asked == [(60, "cpu:gloo"), (None, "cpu:mpi")]

@@ -1,13 +1,10 @@
 """Records on their way from engines to the run folder and into a training step's metrics."""
 
 import logging
-import math
 import platform
 import time
 from dataclasses import asdict
-from types import SimpleNamespace
 
-import pyarrow.parquet as pq
 import pytest
 
 from sam_rollout.config import CompareConfig, RunConfig
@@ -16,7 +13,7 @@ from sam_rollout.integrations.verl.replica_records import FinishedRequest, Place
 from sam_rollout.integrations.verl.step_records import StepRecords
 from sam_rollout.integrations.vllm.serving.step_recorder import EngineStepRecorder
 from sam_rollout.telemetry.records import DraftNote, RunFolder, RunInfo
-from sam_rollout.telemetry.schema import declared
+from tests.unit.integrations.vllm.engine_stats import progress, scheduler
 
 STEP, RESPONSES = 3, 4
 NOTE = DraftNote(gate_open=True, drafter_us=40.0, draft_budget=3, sampler_us=20.0)
@@ -42,28 +39,18 @@ def finished(number: int) -> FinishedRequest:
     return FinishedRequest(f"request-{number}", identity, prompt, [4, 5, 6], 1.0, 3.0, "stop")
 
 
-def drained(*workers: dict | None, traced: bool = False):
-    """An engine's records of one step in which three requests ran."""
+def drained(*workers: dict | None):
+    """Records of an engine whose only step had three requests."""
     recorder = EngineStepRecorder()
     recorder.work_arrived()
-    recorder.record(
-        SimpleNamespace(num_running_reqs=3, num_waiting_reqs=0, spec_decoding_stats=None),
-        SimpleNamespace(
-            time_to_first_tokens_iter=[],
-            inter_token_latencies_iter=[0.1] * 3,
-            num_preempted_reqs=0,
-            num_prompt_tokens=0,
-            num_generation_tokens=9,
-            finished_requests=[],
-        ),
-    )
+    recorder.record(scheduler(running=3), progress(decoding=3, tokens=9))
     requests = [finished(number) for number in range(RESPONSES)]
     place = Place(STEP, "train", replica=5)
-    return join_records(place, recorder, workers, time.monotonic(), requests, traced=traced)
+    return join_records(place, recorder, workers, time.monotonic(), requests, traced=True)
 
 
 def test_an_engines_steps_and_requests_meet_what_its_drafter_counted():
-    found = drained(worker(), None, traced=True)  # the second rank's drafts are not used
+    found = drained(worker(), None)  # the second rank's drafts are not used
     (step,) = found.engine_steps.to_pylist()
     assert (step["step"], step["split"], step["replica"]) == (STEP, "train", 5)
     assert step["generation_tokens"] == 9 and step["draft_budget"] == 3
@@ -73,13 +60,6 @@ def test_an_engines_steps_and_requests_meet_what_its_drafter_counted():
         assert row["group"] == group_of([number, 7])
     assert found.traces["response_ids"].to_pylist() == [[4, 5, 6]] * RESPONSES
     assert found.drafter_counters["draft/verify_context_0"] == 8
-
-
-def test_without_a_session_there_are_times_and_lengths_alone():
-    found = drained(None)
-    assert found.drafter_counters == {} and found.traces is None
-    assert found.engine_steps.num_rows == 1
-    assert found.requests["drafted_tokens"].to_pylist() == [0] * RESPONSES
 
 
 @pytest.fixture
@@ -101,23 +81,8 @@ def records(folder, baseline) -> StepRecords:
     return StepRecords(RunConfig(compare=compare), folder)
 
 
-def nothing(*_arguments) -> None:
-    pass
-
-
 def fails(*_arguments, **_keywords):
     raise OSError("no space left")
-
-
-def test_a_step_is_filed_and_aggregated(records, folder):
-    metrics = records.collect(STEP, "train", lambda: [drained(worker())])
-    for name, value in metrics.items():
-        declared(name)
-        assert math.isfinite(value), name
-    assert metrics["sam/draft/verify_context_0"] == 8
-    assert metrics["sam/sampler/time_us_per_step"] == 20.0
-    assert pq.ParquetFile(folder.root / "requests" / "5-000.parquet").metadata.num_rows == RESPONSES
-    assert [table.num_rows for table in records.engine_steps] == [1]
 
 
 def test_records_that_are_lost_cost_no_training_and_are_missed(records, caplog):
@@ -136,7 +101,7 @@ def test_records_that_are_lost_cost_no_training_and_are_missed(records, caplog):
 
 def test_a_step_is_laid_beside_the_baselines_and_kept(records, folder):
     metrics = {"sam/engine/rollout_s": 3.0, "timing_s/step": 4.0, "a table": object()}
-    records.complete(STEP, metrics, nothing)
+    records.complete(STEP, metrics, print)
     records.write(STEP, metrics)
     assert metrics["compare/speedup_rollout"] == metrics["compare/speedup_step"] == 2.0
     del metrics["a table"]

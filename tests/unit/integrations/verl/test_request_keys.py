@@ -2,7 +2,6 @@
 
 import itertools
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,33 +67,6 @@ def test_candidates_at_once_differ_and_go_on_where_they_ended():
     assert loop.named["c"] == loop.named["cc"] == new(PROMPT, 2)
 
 
-def test_branches_of_one_text_do_not_share_positions():
-    loop = Loop()
-    loop.ask("a", PROMPT)
-    loop.ask("b", PROMPT)
-    text = loop.answer("a", [4])
-    loop.answer("b", [5])
-    for who in ("on", "again", "otherwise"):
-        loop.ask(who, [*text, 6] if who != "otherwise" else [*text, 7])
-    assert loop.named["on"] == ""
-    assert loop.named["again"] == new([*text, 6], 1)
-    assert loop.named["otherwise"] == new([*text, 7], 0)
-    loop.answer("on", [8])
-    loop.ask("back", [*text, 8, 9])  # the text that was gone on from already
-    assert loop.named["back"] == new([*text, 8, 9], 0)
-
-
-def test_equal_texts_of_two_candidates_go_on_under_both_names():
-    loop = Loop()
-    for who in "ab":
-        loop.ask(who, PROMPT)
-    texts = [loop.answer(who, [4]) for who in "ba"]
-    for who, text in zip(("one", "other", "third"), [*texts, texts[0]], strict=True):
-        loop.ask(who, [*text, 5])
-    assert loop.named["one"] == "" and loop.named["other"] == new(PROMPT, 1)
-    assert loop.named["third"] == new([*texts[0], 5], 2)
-
-
 def test_a_request_that_fails_is_not_gone_on_from():
     loop = Loop()
     loop.ask("a", PROMPT)
@@ -158,13 +130,3 @@ def test_no_two_requests_draw_at_the_same_position(data):
             who = f"request {next(count)}"
             loop.ask(who, prompt)
             running[who] = prompt
-
-
-@pytest.mark.parametrize("tokens", [[], [4]])
-def test_an_answer_without_tokens_can_be_gone_on_from(tokens):
-    loop = Loop()
-    loop.ask("a", PROMPT)
-    loop.ask("b", PROMPT)
-    text = loop.answer("a", tokens)
-    loop.ask("on", text)
-    assert loop.named["on"] == ""

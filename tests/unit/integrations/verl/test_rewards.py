@@ -16,13 +16,8 @@ from sam_rollout.integrations.verl.rewards import (
 
 
 def test_what_is_a_number():
-    assert [figure(v) for v in (1, True, "0.5", np.float32(2), torch.tensor(3.0))] == [
-        1,
-        1,
-        0.5,
-        2,
-        3,
-    ]
+    numbers = (1, True, "0.5", np.float32(2), torch.tensor(3.0))
+    assert [figure(value) for value in numbers] == [1, 1, 0.5, 2, 3]
     nothing = (None, float("nan"), float("inf"), "right", "", [], [1, 2], {}, torch.ones(2))
     assert [figure(value) for value in nothing] == [None] * len(nothing)
 

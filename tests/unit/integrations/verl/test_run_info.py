@@ -27,14 +27,6 @@ def test_the_clusters_accelerators_are_told_by_name_and_number(monkeypatch):
     assert run_info._host().keys() == {"machine", "cpu", "cpus", "memory_gib"}
 
 
-def test_a_processor_goes_by_the_kernels_name_for_it(tmp_path):
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("processor\t: 0\nmodel name\t: Xeon 8: a\n\nmodel name\t: other\n")
-    assert cpu_model(cpuinfo) == "Xeon 8: a"
-    cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x48\n")
-    assert cpu_model(cpuinfo) == cpu_model(tmp_path / "none") != ""
-
-
 JOINED = SamConfig(sources=SourcesConfig(model=ModelSourceConfig(enabled=True, path="owner/head")))
 
 

@@ -187,21 +187,31 @@ def test_rounds_repeat_until_there_are_enough_groups(make, seed):
     assert metrics["accuracy_unfiltered"] == pytest.approx(2 / 3)
 
 
-def test_what_the_reward_cannot_judge_is_left_out_of_the_accuracy(make):
-    trainer = make(RoundsReplayBuffer, [(None, 1.0, 0.0), (1.0, None, None)], metric=None, gen=2)
-    assert rounds_step(trainer)[1]["accuracy_unfiltered"] == 0.75
+def test_without_any_judgement_there_is_no_accuracy(make):
     trainer = make(RoundsReplayBuffer, [(None,) * 3] * 3, metric=None)
     _, metrics = rounds_step(trainer)
     assert metrics["generated_groups"] == 3
     assert not [name for name in metrics if name.startswith("accuracy")]
 
 
-@pytest.mark.parametrize("metric", ["score", "reward", None])
-def test_accuracy_is_accuracy_whatever_the_filter_looks_at(make, metric):
-    trainer = make(RoundsReplayBuffer, [MIXED, MIXED, WRONG], metric=metric, gen=3)
-    _, metrics = rounds_step(trainer)
-    assert metrics["accuracy_unfiltered"] == pytest.approx(4 / 9)
-    assert metrics["filtered_groups"] == (0 if metric is None else 1)
+UNJUDGED = [(None, 1.0, 0.0), (1.0, None, None), WRONG]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "metric", "accuracy", "filtered"),
+    [
+        ([MIXED, MIXED, WRONG], "score", 4 / 9, 1),
+        ([MIXED, MIXED, WRONG], "reward", 4 / 9, 1),
+        ([MIXED, MIXED, WRONG], None, 4 / 9, 0),
+        (UNJUDGED, None, 0.5, 0),  # what cannot be judged is left out
+    ],
+)
+def test_accuracy_is_accuracy_whatever_the_filter_looks_at(
+    make, outcomes, metric, accuracy, filtered
+):
+    _, metrics = rounds_step(make(RoundsReplayBuffer, outcomes, metric=metric))
+    assert metrics["accuracy_unfiltered"] == pytest.approx(accuracy)
+    assert metrics["filtered_groups"] == filtered
 
 
 def test_too_many_rounds_say_why_and_what_to_change(make):
@@ -297,11 +307,11 @@ def test_staleness_counts_the_trained_tokens_by_their_weights(make):
         for key in responses_of(number):
             trainer.queue.tokens[key] = [(0, 30), (1, 10)]
     _, metrics = trainer.buffer.sample(global_steps=1, partition_id="train", batch_size=2)
-    assert metrics["sam/rounds/staleness"] == pytest.approx(-10 / 40), "a step's own are -1"
-    for _ in range(8):
-        trainer.buffer.sample(global_steps=3, partition_id="train", batch_size=1)
-    kept = trainer.buffer._tokens_by_weights
-    assert len(kept) == 0, "what is trained is forgotten"
+    assert metrics["sam/rounds/staleness"] == pytest.approx(-10 / 40)
+    for _ in range(6):
+        _, metrics = trainer.buffer.sample(global_steps=3, partition_id="train", batch_size=1)
+        assert metrics["sam/rounds/staleness"] == pytest.approx(2 - 10 / 40)
+    assert not trainer.buffer._tokens_by_weights, "what is trained is forgotten"
     trainer = make(RefillReplayBuffer, [MIXED, MIXED])
     trainer.submit(2)
     assert "staleness" not in step(trainer)[1], "a synchronous client counts nothing"
@@ -320,22 +330,26 @@ class Watch(FailureWatch):
         self.noted.clear()
 
 
-ALL_FAIL = [NOTHING] * 60
-
-
 @pytest.mark.parametrize(
-    ("cls", "metric"),
-    [(RoundsReplayBuffer, "acc"), (RoundsReplayBuffer, None), (RefillReplayBuffer, "acc")],
+    ("cls", "metric", "gen", "outcome", "rounds"),
+    [
+        (RoundsReplayBuffer, "acc", 3, NOTHING, 1),
+        (RoundsReplayBuffer, None, 3, NOTHING, 1),
+        (RefillReplayBuffer, "acc", 3, NOTHING, 1),
+        # Fewer responses tell less: more rounds are sampled.
+        (RoundsReplayBuffer, "acc", 3, FAILED, 3),
+        (RoundsReplayBuffer, "acc", 1, NOTHING, 2),
+    ],
 )
-def test_a_run_in_which_all_fail_ends_with_the_first_error(make, cls, metric, caplog):
-    trainer = make(cls, ALL_FAIL, metric=metric)
+def test_a_run_in_which_all_fail_ends_with_the_first_error(
+    make, cls, metric, gen, outcome, rounds, caplog
+):
+    trainer = make(cls, [outcome] * 60, metric=metric, gen=gen)
     trainer.buffer.failures = Watch(ValueError("no judge"), *[KeyError("late")] * 5)
-    trainer.submit(3)
-    with pytest.raises(
-        RolloutFailedError, match=r"every group .* the first error: ValueError: no j"
-    ):
+    trainer.submit(gen)
+    with pytest.raises(RolloutFailedError, match=r"the first error: ValueError: no judge"):
         step(trainer)
-    assert trainer.rounds == [3], "no other round"
+    assert trainer.rounds == [gen] * rounds
     assert "1 responses failed with ValueError: no judge" in caplog.text
     assert "5 responses failed with KeyError: 'late'" in caplog.text
 
@@ -351,13 +365,6 @@ def test_a_share_of_failed_groups_ends_a_run(make, cls, share, ends):
         return
     with pytest.raises(RolloutFailedError, match=r"dynamic_sampling.max_failed_share = 0.5 allows"):
         step(trainer, train=5)
-
-
-def test_what_fails_before_anything_else_ends_is_few_of_those_that_run(make):
-    trainer = make(RefillReplayBuffer, [FAILED] * 9 + [MIXED] * 60, gen=18, train=20)
-    trainer.submit(20)
-    trainer.queue.random.randrange = lambda _count: 0  # they end in order
-    assert step(trainer, train=20)[1]["failed_groups"] == 9
 
 
 @pytest.mark.parametrize(
@@ -376,14 +383,6 @@ def test_a_few_failures_end_no_run(make, outcomes, gen, trained):
     assert metrics["failed_groups"] == outcomes.count(FAILED) and metrics["failed_responses"] == 1
     trainer.queue.tags["train"].clear()
     assert rounds_step(trainer)[1]["failed_responses"] == 0
-
-
-@pytest.mark.parametrize(("gen", "outcome", "rounds"), [(3, FAILED, 3), (1, NOTHING, 2)])
-def test_rounds_that_all_fail_end_when_they_are_enough_to_tell(make, gen, outcome, rounds):
-    trainer = make(RoundsReplayBuffer, [outcome] * 60, gen=gen)
-    with pytest.raises(RolloutFailedError):
-        rounds_step(trainer)
-    assert trainer.rounds == [gen] * rounds
 
 
 @pytest.mark.parametrize("cls", [RoundsReplayBuffer, RefillReplayBuffer])

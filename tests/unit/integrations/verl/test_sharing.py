@@ -111,15 +111,6 @@ def test_engines_of_one_server_share_without_any_other(run):
     run(test, Server(0, engines=3))
 
 
-def test_one_engine_alone_starts_nothing(run):
-    async def test(server):
-        assert server.sharing._task is None
-        assert server.asked == 0
-        assert len(asyncio.all_tasks()) == 1
-
-    run(test, Server(0))
-
-
 def test_a_server_that_died_is_named_once_and_forgotten(run, caplog):
     async def test(a, b, c):
         with running(a), running(b), running(c):
@@ -136,27 +127,6 @@ def test_a_server_that_died_is_named_once_and_forgotten(run, caplog):
         assert [r.args[0] for r in caplog.records if "replica 1" in r.getMessage()] == [0]
 
     run(test, Server(0), Server(1), Server(2))
-
-
-def test_what_waits_for_a_server_that_dies_is_counted(run):
-    async def test(a, b):
-        dying = asyncio.Event()
-
-        async def die(*_):
-            await dying.wait()
-            raise ActorDiedError()
-
-        with running(a), running(b):
-            await turn(a, b)
-            b.remote = die
-            for start in range(4):
-                a.sampled = [[piece(start=start)]]
-                await turn(a)
-            dying.set()
-            await turn(a)
-        assert a.sharing.take_counters() == {"draft/shared_lost": 4}
-
-    run(test, Server(0), Server(1))
 
 
 @pytest.mark.parametrize("error", [ActorUnavailableError("busy", b"1" * 16), ValueError("bad")])
@@ -195,21 +165,6 @@ def test_what_waits_for_a_server_that_hangs_is_bounded(run, monkeypatch, caplog,
         # One under way, four waiting.
         assert a.sharing.take_counters() == {"draft/shared_lost": 5}
         assert len(caplog.records) == 1 and "Replica 0 drops texts" in caplog.text
-
-    run(test, Server(0), Server(1))
-
-
-def test_a_malformed_message_changes_nothing(run):
-    async def test(a, b):
-        with running(b):
-            for message in ((0, None, [7]), (0, 7, []), (0, [7], []), (9, [], []), (0, [[[]]], [])):
-                try:
-                    b.sharing.hear(*message)
-                except TypeError:
-                    continue  # its sender is told
-            b.sharing.hear(0, "", None, [piece()])
-            await turn(b)
-        assert b.got == [[piece()]]
 
     run(test, Server(0), Server(1))
 

@@ -134,12 +134,6 @@ def test_files_that_are_no_paths_are_one_clear_error(files, shown):
     assert str(error.value) == f"data.train_files = {shown}: must be a path or a list of paths"
 
 
-def test_without_drafts_there_is_nothing_to_tell():
-    run = check(composed("sam=off"))
-    assert run.decisions == ()
-    assert run.sam.sources == check(composed()).sam.sources
-
-
 @pytest.mark.parametrize("kind", ["coupled", "coupled_inversion", "stock", "vectorised"])
 def test_draws_need_a_coupled_sampler(kind):
     run = check(composed(f"rollout_sampler.kind={kind}"))
@@ -152,8 +146,11 @@ def test_draws_need_a_coupled_sampler(kind):
     [
         ({"layer_types": ["linear_attention", "full_attention"]}, False),
         ({"text_config": {"layer_types": ["linear_attention", "full_attention"]}}, False),
+        ({"layer_types": ["conv", "full_attention"]}, False),  # LFM2
+        ({"hybrid_override_pattern": "M-M*"}, False),
         ({"linear_key_head_dim": 128}, False),
         ({"mamba_d_state": 16}, False),
+        ({"layer_types": ["attention"] * 4, "mamba_n_heads": 48}, True),  # Granite 4 micro
         ({"layer_types": ["sliding_attention", "full_attention"]}, True),
         ({}, True),
     ],

@@ -65,15 +65,3 @@ def test_nothing_is_asked_without_a_terminal_or_when_switched_off(servers, setti
     with follow_rollouts(setting):
         time.sleep(0.1)
     assert servers.polls == 0
-
-
-def test_a_log_gets_a_line_now_and_then(servers, capsys):
-    with follow_rollouts("on"):
-        wait_for(lambda: servers.polls > 5)
-    printed = capsys.readouterr().out
-    assert printed == "rollout: 0 finished, 2 running, 0 waiting | 0 of 1 engines drafting\n"
-
-
-def test_the_run_ends_with_its_own_error(servers):
-    with pytest.raises(KeyError, match="of the run"), follow_rollouts("on"):
-        raise KeyError("of the run")

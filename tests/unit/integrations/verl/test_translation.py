@@ -59,14 +59,6 @@ def test_what_the_engine_does_not_need_does_not_make_it_compile_anew():
     assert plain == changed
 
 
-def test_the_engine_tells_all_log_probabilities_where_texts_are_compared():
-    """Not in the baseline, where nothing is."""
-    proof = "rollout_telemetry.proof.every=2"
-    assert engine_of(translated(proof)).max_logprobs == -1
-    for others in ((), ("sam=off", proof)):
-        assert "max_logprobs" not in engine_of(translated(*others))
-
-
 def test_the_baseline_differs_by_the_drafter_alone():
     on, off = (
         leaves(OmegaConf.to_container(translated(*overrides))) for overrides in ((), ("sam=off",))
@@ -151,10 +143,7 @@ def test_dynamic_sampling_becomes_a_replay_buffer(overrides, sampler, metric):
     assert config.algorithm.filter_groups.enable is (metric is not None)
 
 
-def test_nothing_is_left_to_resolve_in_other_processes():
-    """Ray's processes do not know our resolvers."""
-    text = OmegaConf.to_yaml(translated())
-    assert "${recipe:" not in text and "${here:" not in text and "${data." not in text
+CLIP = "actor_rollout_ref.actor.clip_ratio_high"
 
 
 @pytest.fixture
@@ -171,10 +160,10 @@ def test_a_baseline_is_read_and_held_against_the_run(baseline, capsys):
     config = translated("compare.baseline_run=base")
     assert capsys.readouterr().out == ""
     assert config.compare.baseline_run == str(baseline)
-    check(composed(f"compare.baseline_run={baseline}", "data.seed=2"))
+    check(composed(f"compare.baseline_run={baseline}", "data.seed=2", f"{CLIP}=0.3"))
     assert capsys.readouterr().out == (
         f"Note: compare.baseline_run={baseline} differs from this run in more than the drafts: "
-        "data.seed: 1 in the baseline, 2 here\n"
+        f"{CLIP}: 0.28 in the baseline, 0.3 here; data.seed: 1 in the baseline, 2 here\n"
     )
 
 

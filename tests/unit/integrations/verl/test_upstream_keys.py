@@ -42,17 +42,6 @@ def test_a_key_without_effect_is_refused(override, instead):
     assert instead in caught.value.allowed and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["dynamic_sampling=refill", f"{FILTER}.max_inflight_gen_batches=2"],
-        ["dynamic_sampling=none", "dynamic_sampling.gen_batch_size=6", f"{FILTER}.enable=false"],
-    ],
-)
-def test_keys_that_have_an_effect_are_taken(overrides):
-    check(composed(*overrides))
-
-
 def test_an_asynchronous_trainer_does_not_wait_for_rounds():
     mode = "trainer.v1.trainer_mode=sam_colocate_async"
     with pytest.raises(ConfigError, match=r"dynamic_sampling.kind .*must be refill or none"):

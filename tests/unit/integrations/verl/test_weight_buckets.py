@@ -17,26 +17,15 @@ SHAPE = {
 }
 
 
-@pytest.fixture
-def compose():
-    """A configuration as far as buckets go by it: `compose(bucket, device=..., ...)`."""
-
-    def make(bucket, *, device="cpu", strategy="fsdp2", dtype="fp32", path="Qwen/Qwen3-0.6B"):
-        actor = {"strategy": strategy, "fsdp_config": {"model_dtype": dtype}}
-        rollout = {"checkpoint_engine": {"update_weights_bucket_megabytes": bucket}}
-        return OmegaConf.create(
-            {
-                "trainer": {"device": device},
-                "model_shape": SHAPE,
-                "actor_rollout_ref": {
-                    "actor": actor,
-                    "rollout": rollout,
-                    "model": {"path": str(path)},
-                },
-            }
-        )
-
-    return make
+def compose(bucket, *, device="cpu", strategy="fsdp2", dtype="fp32", path="Qwen/Qwen3-0.6B"):
+    """Return a configuration with the settings that a bucket's size depends on."""
+    worker = {
+        "actor": {"strategy": strategy, "fsdp_config": {"model_dtype": dtype}},
+        "rollout": {"checkpoint_engine": {"update_weights_bucket_megabytes": bucket}},
+        "model": {"path": str(path)},
+    }
+    trainer = {"device": device}
+    return OmegaConf.create({"trainer": trainer, "model_shape": SHAPE, "actor_rollout_ref": worker})
 
 
 @pytest.mark.parametrize(
@@ -48,7 +37,7 @@ def compose():
         ({"device": "npu"}, 594),
     ],
 )
-def test_a_bucket_is_as_large_as_the_largest_tensor(compose, settings, needed):
+def test_a_bucket_is_as_large_as_the_largest_tensor(settings, needed):
     config = compose(16, **settings)
     (line,) = fit_bucket(config)
     assert line.startswith(f"{BUCKET}: {needed} instead of 16, ")
@@ -56,15 +45,15 @@ def test_a_bucket_is_as_large_as_the_largest_tensor(compose, settings, needed):
     assert not [*fit_bucket(config)]
 
 
-def test_a_bucket_that_is_large_enough_stays(compose):
+def test_a_bucket_that_is_large_enough_stays():
     config = compose(2048)
     assert not [*fit_bucket(config)]
     assert OmegaConf.select(config, BUCKET) == 2048
     assert not [*fit_bucket(compose(16, device="cuda"))], "GPUs share what is larger"
 
 
-def test_the_models_own_files_count_where_there_are_some(compose, tmp_path):
-    """Several files, and a matrix that no size of the configuration tells of."""
+def test_the_models_own_files_count_where_there_are_some(tmp_path):
+    """There are several files, and a matrix that the configuration's sizes do not name."""
     save_file({"a": torch.zeros(8)}, tmp_path / "model-00001-of-00002.safetensors")
     experts = torch.zeros(4, 600, 512, dtype=torch.bfloat16)
     save_file({"b": torch.zeros(()), "experts": experts}, tmp_path / "model-00002.safetensors")

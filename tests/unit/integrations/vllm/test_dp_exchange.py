@@ -15,7 +15,7 @@ import torch
 from sam_rollout.config import GateConfig
 from sam_rollout.core.limits import Limits
 from sam_rollout.gating import make_gate
-from sam_rollout.gating.agreement import IDLE, Report
+from sam_rollout.gating.agreement import Report
 from sam_rollout.integrations.vllm.scheduling import dp_exchange
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import join_group, ride_along
 from tests.unit.gating.steps import decode
@@ -33,33 +33,12 @@ class Alone:
     def all_reduce(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         self.sent.append(tensor.clone())
 
-    def barrier(self) -> str:
-        return "the original's"
-
 
 def of_a_step(rank: int, tokens: int = 1) -> torch.Tensor:
     """What a rank gives to the sum, as vLLM does."""
     tensor = torch.zeros(FIELDS, RANKS, dtype=torch.int32)
     tensor[:, rank] = torch.arange(FIELDS) + tokens
     return tensor
-
-
-def test_a_report_travels_once_and_the_engines_own_rows_stay_as_they_are():
-    module = SimpleNamespace(dist=Alone())
-    exchange = ride_along(module, rank=1, ranks=RANKS)
-    assert exchange.received()[0] == 0
-    exchange.publish(REPORT)
-    tensor = of_a_step(1)
-    module.dist.all_reduce(tensor, group=None)
-    assert torch.equal(tensor, of_a_step(1))
-    exchanges, reports = exchange.received()
-    assert exchanges == 1
-    assert [tuple(row) for row in reports.tolist()] == [IDLE, REPORT, IDLE]
-    module.dist.all_reduce(of_a_step(1), group=None)
-    exchanges, reports = exchange.received()
-    assert exchanges == 2
-    assert not reports.any()
-    assert [len(sent) for sent in module.dist.sent] == [FIELDS + len(Report._fields)] * 2
 
 
 def test_numbers_that_do_not_fit_are_cut():
@@ -87,17 +66,6 @@ def test_other_tensors_pass_unchanged(tensor, options):
     module.dist.all_reduce(tensor, **options)
     assert module.dist.sent[0].shape == tensor.shape
     assert exchange.received()[0] == 0
-
-
-def test_an_engine_takes_the_place_of_the_one_before_it_in_its_process():
-    original = Alone()
-    module = SimpleNamespace(dist=original)
-    first = ride_along(module, rank=0, ranks=RANKS)
-    second = ride_along(module, rank=0, ranks=RANKS)
-    module.dist.all_reduce(of_a_step(0), group=None)
-    assert (first.received()[0], second.received()[0]) == (0, 1)
-    assert len(original.sent) == 1
-    assert module.dist.barrier() == "the original's"
 
 
 def test_the_runner_in_use_is_the_one_to_travel_with(monkeypatch):

@@ -8,8 +8,6 @@ import pytest
 
 from recipes.dapo_qwen3.main import FOLDER
 from sam_rollout.config import ConfigError, SamConfig, SourcesConfig
-from sam_rollout.heads import read_head
-from sam_rollout.heads.checkpoint import LLAMA
 from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, engine_arguments
 from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_drafter
 from sam_rollout.integrations.vllm.scheduling.scheduler_choice import settle_for_model
@@ -25,15 +23,6 @@ RELEASE = "0.31.0"
 
 def section(path=HEAD, method="eagle3", **options) -> ModelSourceConfig:
     return ModelSourceConfig(enabled=True, method=method, path=str(path), options=options)
-
-
-def test_the_shipped_head_belongs_to_the_shipped_model():
-    check_drafter(section(), SIZES)
-    check_drafter(section(POLICY, "draft_model"), SIZES)
-    head = read_head(HEAD)
-    assert head.shape.architecture == LLAMA, "the only kind that vLLM-Ascend takes"
-    assert head.shape.draft_vocabulary == SIZES["vocab_size"] and head.parameters < 5e5
-    assert not head.own_policy_weights and head.base_model
 
 
 def test_a_small_model_shares_the_vocabulary_and_no_other_size():
@@ -98,12 +87,6 @@ def test_an_engine_refuses_a_head_of_another_model(path):
         settle_for_model(engine(section(path), sizes, hidden_size=256), RELEASE)
     with pytest.raises(ConfigError, match=REFUSED + "vocab_size = 512, not 600"):
         settle_for_model(engine(section(path), sizes, vocab_size=600), RELEASE)
-
-
-def test_texts_longer_than_the_drafter_reads_are_warned_of(caplog):
-    settle_for_model(engine(section(), {}, positions=512), RELEASE)
-    (record,) = caplog.records
-    assert "reads up to 512 tokens" in record.message and "has up to 1024" in record.message
 
 
 def test_an_engine_that_searches_in_the_text_is_not_asked_for_files():

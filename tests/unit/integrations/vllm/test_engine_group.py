@@ -28,24 +28,13 @@ class Engine:
 
 
 @pytest.mark.parametrize(
-    ("engines", "answers"),
-    [
-        (1, [["sam_drain of the first"]]),
-        (2, [["collective_rpc sam_drain of 0"], ["collective_rpc sam_drain of 1"]]),
-    ],
-)
-def test_every_engine_is_asked(engines, answers):
-    assert asyncio.run(ask_engines(Engine(engines), "sam_drain")) == answers
-
-
-@pytest.mark.parametrize(
     ("arguments", "answers"),
     [
         ([("a",)], [["ask a of the first"]]),
         ([("a",), ("b",)], [["collective_rpc ask a of 0"], ["collective_rpc ask b of 1"]]),
     ],
 )
-def test_every_engine_gets_arguments_of_its_own(arguments, answers):
+def test_every_engine_is_asked_with_arguments_of_its_own(arguments, answers):
     engine = Engine(len(arguments))
     assert asyncio.run(ask_engines(engine, "ask", arguments)) == answers
 

@@ -3,15 +3,12 @@
 import json
 import math
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from sam_rollout.cli import app
 from sam_rollout.integrations.vllm.operators import operator_check
-from sam_rollout.integrations.vllm.operators.known_text import TextScores, known_text_arguments
 from sam_rollout.integrations.vllm.operators.operator_check import (
     OperatorCheck,
     OperatorCheckError,
@@ -39,13 +36,6 @@ def test_differences_by_context_length_and_overall():
     assert overall == ENTRY | {"high": 130, "positions": 3, "mean": 0.25}
 
 
-def test_lengths_that_nothing_was_compared_at_are_left_out():
-    one = [scored([-1.0, -1.0])] * 2
-    *ranges, overall = differences([3, 600], one, one, width=1)
-    assert [(row["low"], row["high"]) for row in ranges] == [(0, 128), (512, 1024)]
-    assert overall["positions"] == 2
-
-
 def test_only_whole_verify_steps_count():
     reference = [scored([-1.0, -1.0, -1.0])]
     verified = [scored([-1.0, -1.0, -8.0], widths=[1, 4, 2])]
@@ -65,38 +55,6 @@ def test_limit(maximum, above):
 def test_settings_that_cannot_work_are_named(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         OperatorCheck("model", **change)
-
-
-def request(number, known, done, drafts):
-    extra = known_text_arguments(number, known, drafts)
-    return SimpleNamespace(
-        sampling_params=SimpleNamespace(extra_args=extra), output_token_ids=known[:done]
-    )
-
-
-def test_leading_notes_scores_and_allows_the_known_token_only():
-    torch.manual_seed(0)
-    logits = torch.randn(4, 10)
-    before = logits.log_softmax(-1)
-    scores = TextScores()
-    # The second request has one token left, though two positions are scored for it.
-    requests = [request(0, [7, 3, 5], 1, 1), request(1, [2, 4], 1, 1)]
-    scores.lead(logits, requests, [2, 2])
-    assert logits[:3].argmax(-1).tolist() == [3, 5, 4]
-    assert torch.isinf(logits[:3]).sum() == 3 * 9
-    assert torch.isfinite(logits[3]).all()  # beyond the text: the model's business
-    drained = scores.drain()
-    expected = [before[0, 3], before[1, 5]]
-    assert drained[0]["logprobs"][1:] == pytest.approx([float(value) for value in expected])
-    assert drained[0]["top"][1:] == before[:2].argmax(-1).tolist()
-    assert drained[0]["widths"] == [0, 2, 2]
-    assert drained[1]["widths"] == [0, 2]
-    assert scores.drain() == {}
-
-
-def test_rows_that_do_not_fit_are_an_error():
-    with pytest.raises(RuntimeError, match="2 scored positions expected, 3 rows"):
-        TextScores().lead(torch.zeros(3, 10), [request(0, [1, 2], 0, 1)], [2])
 
 
 @pytest.fixture
@@ -125,8 +83,7 @@ def test_command_judges_and_writes(check_operators, limit, status, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
-    [(["--dtype", "int8"], "int8"), (["--max-tokens", "5"], "at least")],
+    ("words", "named"), [(["--dtype", "int8"], "int8"), (["--max-tokens", "5"], "at least")]
 )
 def test_command_names_mistakes_in_one_line(check_operators, words, named):
     result = check_operators(*words)

@@ -9,11 +9,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
 from sam_rollout.core.identity import identify
-from sam_rollout.core.settings import ConfigError
-from sam_rollout.integrations.vllm.drafting.proposer import (
-    RunnerRequests,
-    SamProposer,
-)
+from sam_rollout.integrations.vllm.drafting.proposer import RunnerRequests, SamProposer
 from sam_rollout.integrations.vllm.drafting.startup_check import check_drafters
 from sam_rollout.integrations.vllm.engine_settings import engine_arguments
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
@@ -21,12 +17,11 @@ from sam_rollout.sources.prompt import PromptSourceConfig
 from tests.unit.session.engine import MAX_LENGTH, MAX_ROWS, START, K, next_of_period
 
 
-def vllm_config(config: SamConfig, engine_k: int | None = None) -> SimpleNamespace:
+def vllm_config(config: SamConfig) -> SimpleNamespace:
     arguments = engine_arguments(config)
-    k = config.max_draft_tokens if engine_k is None else engine_k
     return SimpleNamespace(
         additional_config=arguments["additional_config"],
-        speculative_config=SimpleNamespace(num_speculative_tokens=k),
+        speculative_config=SimpleNamespace(num_speculative_tokens=config.max_draft_tokens),
         scheduler_config=SimpleNamespace(
             max_num_seqs=MAX_ROWS, max_num_batched_tokens=64, scheduler_cls=None
         ),
@@ -95,20 +90,6 @@ def test_rows_of_the_engines_batch_become_a_step_of_the_session(runner):
     assert set(runner.proposer.drain()["requests"]) == {"c"}, "the others have ended"
 
 
-def test_unbound_says_how_to_bind():
-    with pytest.raises(RuntimeError, match="sam_bind"):
-        Runner().propose()
-
-
-def test_a_rank_whose_drafts_are_ignored_has_no_session(runner):
-    runner.bind(used=False)
-    assert runner.propose(a=[6], b=[6]) == [[], []]
-    assert runner.proposer.session is None and runner.proposer.drain() is None
-    description = runner.proposer.describe()
-    assert not description["drafts_are_used"] and description["padding"] == "no step"
-    assert description["why_synchronous"] == "sam.scheduling = 'sync'"
-
-
 @pytest.mark.parametrize(
     ("size", "experts", "moe", "expected"),
     [
@@ -125,11 +106,7 @@ def test_engines_that_share_experts_are_in_lockstep(size, experts, moe, expected
     )
     config.model_config.is_moe = moe
     assert steps_in_lockstep(config) is expected
-    proposer = SamProposer(config)
-    assert (proposer.exchange is not None) is expected
-    proposer.bind(Runner(), drafts_are_used=True, record=True)
-    counters = proposer.drain()["counters"]
-    assert ("gate/agreed_steps" in counters) is expected
+    assert (SamProposer(config).exchange is not None) is expected
 
 
 @pytest.mark.parametrize("step", [3, None])
@@ -144,12 +121,6 @@ def test_siblings_are_known_by_their_identity_or_by_their_prompt(step):
         runner.requests[name] = Request(prompt, known)
     runner.propose(a=[10, 11, 12, 13, 14])
     assert runner.propose(b=[50, 10, 11]) == [[12, 13, 14]]
-
-
-def test_a_control_request_is_known_by_its_extra_arguments(runner):
-    runner.requests["a"] = Request(START, {"sam_without_drafts": True})
-    drafts = runner.propose(a=[6], b=[6])
-    assert drafts == [[], next_of_period(runner.requests["b"])]
 
 
 class SampledBy:
@@ -174,27 +145,6 @@ def test_sampler_time_counts_nested_samplers_once(runner, monkeypatch):
         runner.sampler()
     runner.propose(a=[7])
     assert runner.proposer.drain()["steps"]["sampler_us"] == [0.0, 2000.0]
-
-
-def test_what_cannot_work_is_refused_before_a_model_is_loaded():
-    with pytest.raises(ValueError, match=r"num_speculative_tokens = 4.*max_draft_tokens = 3"):
-        SamProposer(vllm_config(SamConfig(max_draft_tokens=3), engine_k=4))
-    config = vllm_config(SamConfig())
-    sent = config.additional_config
-    sent["sam_rollout"] = sent["sam_rollout"].replace('"threshold": 8', '"threshold": -1')
-    with pytest.raises(ConfigError, match=r"sam\.gate\.threshold = -1"):
-        SamProposer(config)
-
-
-def test_padding_waits_for_the_graphs_of_the_runner_it_is_bound_to(runner):
-    assert runner.proposer.describe()["padding"] == "no step"
-
-    def dispatch(num_tokens, uniform_decode):
-        return SimpleNamespace(name="FULL" if uniform_decode else "NONE"), None
-
-    runner.cudagraph_dispatcher = SimpleNamespace(dispatch=dispatch)
-    runner.bind()
-    assert runner.proposer.describe()["padding"] == f"every step of up to {MAX_ROWS} requests"
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ def test_an_ordinary_engine_may(version):
     assert why_synchronous(config(), version) == ""
     scheduled_so = config(scheduler_config__scheduler_cls=SYNC_SCHEDULER_CLASS)
     assert why_synchronous(scheduled_so, version) == ""
+    dense = config(parallel_config__data_parallel_size=2)  # such engines run apart
+    assert why_synchronous(dense, version) == ""
 
 
 @pytest.mark.parametrize(
@@ -120,31 +122,26 @@ def test_with_a_model_that_drafts_on_the_device_an_engine_may(method):
     assert why_synchronous(made, "0.24.0") == reason
 
 
-def test_engines_of_the_same_dense_model_run_apart():
-    assert why_synchronous(config(parallel_config__data_parallel_size=2), KNOWN) == ""
-
-
 @pytest.mark.parametrize(
-    ("asynchronous", "stages", "release", "expected"),
+    ("asynchronous", "stages", "release", "model", "expected"),
     [
-        (True, 1, KNOWN, SCHEDULER_CLASS),
-        (False, 1, KNOWN, SYNC_SCHEDULER_CLASS),
-        (False, 2, KNOWN, None),
-        (False, 1, "0.25.0", None),
+        (True, 1, KNOWN, NO_MODEL, SCHEDULER_CLASS),
+        (False, 1, KNOWN, NO_MODEL, SYNC_SCHEDULER_CLASS),
+        (False, 2, KNOWN, NO_MODEL, None),
+        (False, 1, "0.25.0", NO_MODEL, None),
+        (False, 1, "0.23.0", HEAD, SYNC_SCHEDULER_CLASS),  # which tells a model its passes
+        (False, 1, "0.22.0", HEAD, None),
     ],
 )
-def test_stages_and_unknown_releases_leave_drafts_to_vllm(asynchronous, stages, release, expected):
+def test_stages_and_unknown_releases_leave_drafts_to_vllm(
+    asynchronous, stages, release, model, expected
+):
     made = config(
+        model=model,
         parallel_config__pipeline_parallel_size=stages,
         scheduler_config__async_scheduling=asynchronous,
     )
     assert scheduler_of(made, release) == expected
-
-
-def test_a_model_that_drafts_is_told_its_passes_in_an_older_release_too():
-    made = config(model=HEAD, scheduler_config__async_scheduling=False)
-    assert scheduler_of(made, "0.23.0") == SYNC_SCHEDULER_CLASS
-    assert scheduler_of(made, "0.22.0") is None
 
 
 def test_only_our_proposer_itself_binds_late():

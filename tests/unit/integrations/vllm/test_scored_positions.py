@@ -78,16 +78,6 @@ def test_what_nobody_takes_is_bounded_and_the_method_given_back():
     assert runner._sample.__func__ is Runner._sample
 
 
-def test_nothing_is_looked_for_while_nobody_wants_it():
-    runner = Runner()
-    heard = ScoredPositions(runner, likeliest=True, drawn=False)
-    heard.take(False)
-    assert runner._sample(logits_of(1, 2, 3), None) == "sampled"
-    assert heard.take(True) is None
-    runner._sample(logits_of(1, 2, 3), None)
-    assert heard.take(True) is not None
-
-
 def test_what_cannot_be_noted_ends_no_sampling(caplog):
     runner = Runner()
     heard = ScoredPositions(runner, likeliest=True, drawn=False)

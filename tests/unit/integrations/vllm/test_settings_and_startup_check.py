@@ -15,7 +15,6 @@ from sam_rollout.integrations.vllm.drafting.startup_check import (
 from sam_rollout.integrations.vllm.engine_settings import (
     PROPOSER_CLASS,
     EngineSettings,
-    engine_arguments,
     settings_of,
 )
 from sam_rollout.session.padding import NO_PADDING
@@ -45,21 +44,6 @@ def test_configuration_survives_the_way_through_the_engine(config, sampler):
     received = SimpleNamespace(additional_config=sent["additional_config"])
     assert settings_of(received) == settings
     assert settings_of(received) is settings_of(received), "a process parses them once"
-
-
-def test_speculation_is_asked_for_only_when_enabled():
-    assert "speculative_config" not in engine_arguments(OFF)
-    assert engine_arguments(ON)["speculative_config"] == {
-        "method": "custom_class",
-        "model": PROPOSER_CLASS,
-        "num_speculative_tokens": 5,
-    }
-
-
-@pytest.mark.parametrize("additional", [None, {}, {"other": 1}])
-def test_an_engine_without_our_configuration_is_named(additional):
-    with pytest.raises(ValueError, match="engine_arguments"):
-        settings_of(SimpleNamespace(additional_config=additional))
 
 
 NGRAM = {"proposer": "vllm.v1.spec_decode.ngram_proposer.NgramProposer"}
@@ -106,18 +90,6 @@ def test_the_right_drafter_is_one_line(reports, config, line):
 
 
 @pytest.mark.parametrize(
-    ("sam", "sampler", "asked"),
-    [
-        (ON, "coupled", ["sam.enabled = True", "rollout_sampler.kind = 'coupled'"]),
-        (OFF, "vectorised", ["rollout_sampler.kind = 'vectorised'"]),
-        (OFF, "stock", []),
-    ],
-)
-def test_what_needs_ours_is_named(sam, sampler, asked):
-    assert EngineSettings(sam, RolloutSamplerConfig(sampler)).ours == asked
-
-
-@pytest.mark.parametrize(
     ("reports", "config", "named"),
     [
         ([NGRAM], ON, "NgramProposer"),
@@ -137,11 +109,6 @@ def test_another_configuration_is_refused():
     other = {**OURS, "sam": {**OURS["sam"], "max_draft_tokens": 4}}
     with pytest.raises(WrongDrafterError, match=r"'max_draft_tokens': 5"):
         check_drafters([OURS, other], ON)
-
-
-def test_the_right_sampler_on_all_workers_is_one_line():
-    line = check_samplers([{"sampler": "coupled"}] * 2, RolloutSamplerConfig("coupled"))
-    assert line == "sam_rollout: sampler coupled on 2 worker(s)"
 
 
 @pytest.mark.parametrize("found", [["stock"], ["coupled", "stock"], []])

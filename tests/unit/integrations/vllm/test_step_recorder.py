@@ -102,12 +102,6 @@ def test_columns_come_from_the_engines_statistics(clock):
     assert drained(recorder) == engine_steps(expected).to_pylist()
 
 
-def test_steps_without_statistics_are_no_steps(clock):
-    recorder = EngineStepRecorder()
-    recorder.record(None, progress())
-    assert drained(recorder) == []
-
-
 def test_draining_starts_anew_and_follows_a_hosts_time_that_was_set(clock, monkeypatch):
     recorder = EngineStepRecorder()
     record_at(recorder, clock, 101.0)
@@ -158,14 +152,6 @@ def test_what_the_session_verified_counts_whatever_the_engine_says(clock):
     assert [row["gate_open"] for row in rows] == [True, False, False]
     assert [row["draft_budget"] for row in rows] == [3, 0, 0]
     assert [row["sampler_us"] for row in rows] == [50.0, None, 50.0]
-
-
-def test_without_a_session_the_gate_is_unknown(clock):
-    recorder = EngineStepRecorder()
-    record_at(recorder, clock, 101.0, accepted=(1,))  # another method may draft
-    (row,) = drained(recorder, None)
-    assert row["gate_open"] is None and row["draft_tokens"] == 2
-    assert row["accepted_per_position"] == [1]
 
 
 @pytest.mark.parametrize("booted_earlier_s", [-1e6, 1e6])

@@ -87,23 +87,6 @@ def test_nothing_is_imported_before_the_engine_does(installed, called):
     assert plugin.way_in() == "plugin"
 
 
-def test_a_runner_that_was_imported_before_is_wrapped_at_once_and_once(installed, called):
-    runner = runner_class()
-    assert plugin.way_in() is None
-    plugin.register()
-    plugin.register()
-    assert runner(config(), "npu").drafter == "ours"
-    assert called == ["drafter", "samplers"]
-
-
-def test_other_methods_stay_upstreams(installed, called):
-    plugin.register()
-    runner = runner_class()(config(method="ngram"), "npu")
-    assert runner.drafter == "upstream's"
-    assert runner.propose_draft_token_ids([[1]], None) == "upstream's"
-    assert "propose" not in called and "drafter" not in called
-
-
 def test_a_patched_source_is_not_wrapped(installed, called):
     installed.write_text(f"{plugin.PATCHED_FLAG} = True\n{RUNNER}")
     plugin.register()

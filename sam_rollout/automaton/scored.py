@@ -1,14 +1,16 @@
-"""The table of the source `draws`: what coming positions drew (DRAWN in `interface.py`)."""
+"""Tables of what the model said at scored positions; arguments are fields of `Scored`."""
 
 from numba import types
 
-from sam_rollout.automaton.compilation import INT32, INT64, kernel, written
+from sam_rollout.automaton.compilation import INT32, INT32_2D, INT64, kernel, written
 from sam_rollout.automaton.interface import (
     DRAWN_AFTER,
     DRAWN_AGAIN,
     DRAWN_DISTANCE,
     DRAWN_POSITION,
     DRAWN_TOKEN,
+    FOLLOWER,
+    RUN,
 )
 
 _MOST_TIMES = 1 << 20
@@ -16,10 +18,9 @@ _MOST_TIMES = 1 << 20
 
 @kernel(INT32, INT32, INT32, INT32, INT32, INT64, written(types.int32, 3))
 def note_draws(tokens, positions, parents, drawn, widths, rows, table):
-    """Note what the positions behind each draft's accepted tokens drew.
+    """Note what the positions behind each draft's accepted tokens drew (DRAWN in `interface.py`).
 
     Args:
-        tokens, positions, parents, drawn, widths: fields of `Scored`.
         rows: int64[M], each text's row of the table; -1 for a request that has none.
         table: int32[rows, positions, DRAWN_WIDTH]; a position's entry is at its value modulo
             `positions`.
@@ -42,3 +43,22 @@ def note_draws(tokens, positions, parents, drawn, widths, rows, table):
             entry[DRAWN_POSITION], entry[DRAWN_TOKEN] = positions[i], drawn[i]
             entry[DRAWN_AFTER], entry[DRAWN_DISTANCE] = tokens[i], distance
         first = stop
+
+
+@kernel(INT32, INT32, INT32, INT32_2D)
+def note_likeliest(tokens, likeliest, widths, followers):
+    """Note each scored token's likeliest follower in int32[vocab_size, 2] (see FOLLOWERS)."""
+    size, first = followers.shape[0], 0
+    for width in widths:
+        last = min(first + width, tokens.size) - 1
+        while last > first and tokens[last] == tokens[first]:  # the step's padding
+            last -= 1
+        for i in range(first, last + 1):
+            token, best = tokens[i], likeliest[i]
+            if not (0 <= token < size and 0 <= best < size):
+                continue
+            if followers[token, FOLLOWER] == best:
+                followers[token, RUN] = min(followers[token, RUN] + 1, _MOST_TIMES)
+            else:
+                followers[token, FOLLOWER], followers[token, RUN] = best, 1
+        first += width
