@@ -312,7 +312,7 @@ def known(prompts):
 def test_random_events_lose_and_double_no_token(known, seed, with_head, head_ahead):
     """With these seeds the gate opens and closes by chance, and requests are preempted."""
     totals = live(seed, known)
-    assert totals["responses"] >= 20
+    assert totals["responses"] >= 15
     assert (totals["with_head"], totals["head_ahead"]) == (with_head, head_ahead)
     assert 0 < totals["accepted"] < totals["drafted"]
     assert sum(totals[event] > 0 for event in EVENTS) >= 4
