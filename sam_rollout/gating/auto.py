@@ -256,7 +256,10 @@ class AutoGate:
         s_per_token = fair.copy()
         if self._levels > LEVELS:
             for level in self._all[1:]:
-                if (shape := _shape_of(level)) != self._best_shape:
+                shape = _shape_of(level)
+                if not self._may_draft[shape]:
+                    s_per_token[level] = math.inf
+                elif shape != self._best_shape:
                     known = self._supplies[shape].rows >= LOOK_ROWS
                     s_per_token[level] *= _SHAPE_LEADS[shape] if known else math.inf
         drafting = min(choices[1:], key=s_per_token.__getitem__)
@@ -273,7 +276,8 @@ class AutoGate:
 
     def _use(self, shape: int) -> None:
         self._best_shape = shape
-        self._shape_trials[self._octave].changed(self._steps)
+        for trials in self._shape_trials:  # of all octaves: they try the other shape from now on
+            trials.changed(self._steps)
 
     def _work_out(
         self, rows: int, context: int, by_shape: Sequence[Levels], first: int = 0
@@ -387,9 +391,10 @@ class AutoGate:
         if self._expected[level] - gained_s > max(room, 0.0):
             return best
         if begins:
-            has_enough = known.rows >= LOOK_ROWS
-            trials.begin(self._steps, Supply(self._calibrations[shape]) if has_enough else None)
-        trials.count(self._decided_for)
+            has_enough = known.rows >= LOOK_ROWS and trials.fresh is None
+            fresh = Supply(self._calibrations[shape]) if has_enough else trials.fresh
+            trials.begin(self._steps, fresh)
+        trials.count(self._decided_for * self._may_draft[shape])
         return level
 
     def _accepted(self, level: int) -> float:

@@ -25,7 +25,7 @@ class ShapeTrials:
 
     def __init__(self) -> None:
         self._begun_at, self._again = 0, _AGAIN
-        self._rows = 0  # requests in the trials of this series
+        self._rows = 0.0  # requests in the trials of this series that may draft the shape
         self.fresh: Supply | None = None
 
     def is_over(self, known: Supply) -> bool:
@@ -42,8 +42,8 @@ class ShapeTrials:
         self._begun_at, self._rows, self.fresh = step, 0, fresh
         self._again = min(2 * self._again, _AT_LEAST_EVERY)
 
-    def count(self, rows: int) -> None:
-        """Count the requests of a trial."""
+    def count(self, rows: float) -> None:
+        """Count the requests of a trial that may draft its shape."""
         self._rows += rows
 
     def changed(self, step: int) -> None:
