@@ -79,8 +79,8 @@ _CHANCE_CLASSES = SUMS * _RANKS * _DEPTHS * _BEFORE
 _ASSUMED_OF_OTHERS = 0.15  # chance of a token that is not the likeliest, before any was seen
 _LEAST = 1e-3  # chance of a token that is worth looking at
 _CHILDREN = 8  # most candidates that follow one token
-# Only after a token with this chance, divided by k, are others than the likeliest continuations
-# looked up. After a less likely one none of them would be among the k tokens of a tree.
+# A tree branches only after a token with this chance, divided by k. After a less likely one, other
+# continuations than the most frequent and the latest would hardly be among the tree's k tokens.
 _BRANCHES = 0.8
 # Tokens whose followers are looked up together, so that their waits for memory overlap; none of
 # them has less than half the chance of the first.

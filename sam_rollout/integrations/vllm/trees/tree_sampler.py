@@ -114,10 +114,11 @@ class TreeRejectionSampler(KeyedRejectionSampler):
         trees = self._keeper.step
         if trees is None or spec_token_ids is None:
             return super()._combine_outputs_with_spec_tokens(output_token_ids, spec_token_ids)
+        # vLLM's list of drafts may be longer than the batch: a new engine's has all its rows.
         return [
             [*text, *self._path_to(trees, row, tokens, node)]
             for row, (text, tokens) in enumerate(
-                zip(output_token_ids, self._all_drafts, strict=True)
+                zip(output_token_ids, self._all_drafts, strict=False)
             )
             for node in range(len(tokens))  # the last node's row is that of the bonus token
         ]

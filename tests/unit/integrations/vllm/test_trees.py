@@ -12,6 +12,7 @@ from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.integrations.vllm.trees.cpu_attention import _paths
 from sam_rollout.integrations.vllm.trees.drafter_inputs import DrafterInputs
 from sam_rollout.integrations.vllm.trees.step_trees import TreeKeeper
+from sam_rollout.integrations.vllm.trees.tree_sampler import TreeRejectionSampler
 
 
 @st.composite
@@ -80,6 +81,16 @@ def test_what_the_scheduler_has_cut_to_a_chain_is_no_tree():
     runner, keeper = step_of([BRANCHES, CHAIN], [2, 1])
     assert keeper.step is None
     assert runner.positions.tolist() == [10, 11, 12, 20, 21]
+
+
+def test_each_token_has_its_own_text_before_it_where_rules_read_texts():
+    """A new engine's list of drafts is longer than its batch."""
+    _, keeper = step_of([BRANCHES, CHAIN], [4, 2])
+    sampler = TreeRejectionSampler.__new__(TreeRejectionSampler)
+    torch.nn.Module.__init__(sampler)
+    sampler._keeper, sampler._all_drafts = keeper, [[1, 2, 3, 4], [5, 6], [], []]
+    found = sampler._combine_outputs_with_spec_tokens([[8], [9]], [[], [], [], []])
+    assert found == [[8], [8, 1], [8, 1, 2], [8, 1, 3], [9], [9, 5]]
 
 
 def test_a_model_that_drafts_reads_accepted_tokens_first():
