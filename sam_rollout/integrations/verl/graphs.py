@@ -2,7 +2,7 @@
 
 Sizes of graphs (``cudagraph_capture_sizes``) count tokens. An engine with drafts decodes 1 + k
 tokens per request, so sizes chosen for 128 requests would cover 32 with k = 3. With drafts, each
-size is therefore captured 1 + k times as large, too. Both sides of a comparison then have graphs
+size is therefore captured 1 + k times as large, too. Runs with and without drafts then have graphs
 for the same number of requests. The smaller graphs remain for the tail, and for steps without
 drafts in piecewise graphs.
 """

@@ -133,7 +133,7 @@ def check_layout(config: DictConfig) -> RunLayout:
 
 
 def _positive(config: DictConfig) -> Iterator[Rule]:
-    """Yield the rules that other rules need (sizes are positive), and those of other ranges."""
+    """Yield rules that other rules rely on (sizes are positive), and other numbers' ranges."""
     fields = [
         *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "total_epochs")),
         *(f"{ROLLOUT}.{axis}_parallel_size" for axis in ("tensor_model", "data", "expert")),

@@ -33,7 +33,7 @@ class PolicyPart(Protocol):
         sharers: Groups of processes to sum states over, one after the other. After the last sum,
             every process has the states of all processes that share its texts.
         share: Number of processes that share the same texts.
-        rank: This process's rank among them.
+        rank: This process's rank among the processes that share its texts.
     """
 
     hidden: int
@@ -45,7 +45,7 @@ class PolicyPart(Protocol):
         """Return this process's modules whose outputs are the wanted states.
 
         Args:
-            layers: After how many layers states are taken; 0 means the embeddings.
+            layers: The numbers of layers after which states are taken; 0 means the embeddings.
 
         Returns:
             The modules by index in `layers`. Index `len(layers)` is the module whose output the
@@ -71,7 +71,7 @@ class PolicyPart(Protocol):
         """
 
     def matrices(self, peers: Peers) -> Policy:
-        """Gather the policy's matrices, float32, on this device; all `peers` succeed or fail."""
+        """Gather the policy's float32 matrices on this device; all `peers` succeed, or all fail."""
 
 
 class FsdpPart:
