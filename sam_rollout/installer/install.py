@@ -30,7 +30,7 @@ TRITON_ASCEND_VERSION = "3.2.2"
 
 
 def say(text: str) -> None:
-    """Print a message, in order with the output of the programs that are run."""
+    """Print a message at once, so that it precedes the output of the programs that follow."""
     print(f"==> {text}", flush=True)
 
 
@@ -63,7 +63,7 @@ class Installation:
         if self._profile == "ascend":
             self._install_for_ascend(lines)
         else:
-            # The file names everything, and some dependencies are left out on purpose
+            # The file lists every package, and leaves some dependencies out on purpose
             # (constraints/*.overrides.txt).
             self._add("--no-deps", "-r", str(self._constraints))
         self._finish()
@@ -72,8 +72,8 @@ class Installation:
     def _wanted_stamp(self) -> str:
         """Return the profile and a digest of everything that its environment depends on.
 
-        The checkout's path is part of it, because an editable install and the scripts of a virtual
-        environment break when they are moved.
+        The checkout's path is part of the digest, because an editable install and the scripts of a
+        virtual environment break when they are moved.
         """
         files = [self._constraints, HERE / "vllm_metadata_shim.py"]
         files += [self._checkout / "pyproject.toml"] if self._checkout else []
@@ -118,7 +118,8 @@ class Installation:
                     f"error: this environment does not fit the profile {self._profile}; "
                     "nothing was changed"
                 )
-            # The plan is read before it is carried out. uv prints '-' before what it would remove.
+            # The plan is read before it is carried out. uv prints '-' before each package that it
+            # would remove.
             words = ["-r", wanted, "--overrides", kept]
             plan = self._run_uv("install", "--dry-run", *words, quiet=True)
             if re.search("^ *[-~] ", plan, re.MULTILINE):

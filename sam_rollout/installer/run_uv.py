@@ -61,7 +61,7 @@ def settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def main(words: list[str]) -> int:
-    """Run uv with these words; return its exit status."""
+    """Run uv with these arguments; return its exit status."""
     with tempfile.TemporaryDirectory() as folder:
         if words[:1] == ["--cache"]:
             folder, words = words[1], words[2:]

@@ -72,7 +72,7 @@ def main(profile: str, pyproject: str, requirements_out: str, overrides_out: str
     present = {
         canonicalize_name(d.metadata["Name"]): d.version
         for d in distributions()
-        if d.metadata["Name"]  # a half-removed package has none
+        if d.metadata["Name"]  # a half-removed package has no name
     }
     Path(requirements_out).write_text("".join(f"{r}\n" for r in others))
     Path(overrides_out).write_text("".join(f"{n}=={v}\n" for n, v in sorted(present.items())))

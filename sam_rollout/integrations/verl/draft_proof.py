@@ -26,8 +26,9 @@ from sam_rollout.integrations.vllm.serving.engine_group import (
 from sam_rollout.telemetry.proof import Compared
 from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
 
-# If a request has no other parameters, the distribution after a text can be asked for. With others
-# (penalties, least lengths, grammars) the distribution also depends on where the response began.
+# If a request has only these parameters, vLLM can be asked for the distribution after a text. With
+# other parameters (penalties, least lengths, grammars) the distribution also depends on where the
+# response began.
 _PLAIN = {
     "temperature", "top_p", "top_k", "repetition_penalty", "seed", "extra_args", "logprobs",
     "output_kind", "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output",
@@ -148,7 +149,7 @@ class DraftProof:
         sampling = request.sampling
         cuts = sampling.get("top_p", 1.0) < 1 or sampling.get("top_k", -1) > 0
         if cuts and any(token is not None and np.isneginf(logprobs[token]) for token in tokens):
-            return Compared(len(response), place)  # rounding may decide what a cut keeps
+            return Compared(len(response), place)  # rounding may decide what top-k and top-p keep
         way = self._sampler.coupling if sampling.get("temperature", 1.0) else GREEDY
         distance = distance_from_tie(tokens, logprobs, way, request.key, len(before))
         tie = distance <= TIE[str(self._engine.model_config.dtype).removeprefix("torch.")]

@@ -20,9 +20,10 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 logger = logging.getLogger(__name__)
 
-# Below this number of groups, the share of failed ones says little.
+# Below this number of groups, the share of failed groups says little.
 LEAST_GROUPS = 8
-# Kinds of errors that a worker keeps between two calls; further kinds are counted with the last.
+# Kinds of errors that a worker keeps between two calls; further kinds are counted with the last
+# kind.
 MOST_KINDS = 20
 MOST_CHARACTERS = 500
 LOOK_S = 1.0  # Time between two questions to agent-loop workers.

@@ -59,7 +59,7 @@ def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
     """Return the most requests of a step that is padded to k drafts even with a closed gate.
 
     The proposer decides this at run time by the engine's captured graphs (``padding_by_rows``).
-    This is the same rule for a plan, before any graph exists.
+    This function applies the same rule for a plan, before any graph exists.
     """
     if not sam.enabled:
         return 0

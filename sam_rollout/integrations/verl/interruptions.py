@@ -1,12 +1,12 @@
 """Responses that verl's asynchronous trainer interrupts at a weight update.
 
-verl aborts all running requests and sends prompt and response so far as the prompt of another
-request. To vLLM the response then begins anew. Random numbers do not change, because they are keyed
-by position in the text. Rules that look at the response's own tokens would change:
+verl aborts all running requests, and sends each prompt with its response so far as the prompt of
+another request. To vLLM the response then begins anew. Random numbers do not change, because they
+are keyed by position in the text. Rules that look at the response's own tokens would change:
 
 * ``min_tokens`` counts from the response's beginning (`continued`).
-* Stop strings and bad words may lie on both sides of an interruption. As many tokens before the
-  interruption as such a string may have are sampled again (`unsettled_tokens`).
+* Stop strings and bad words may lie on both sides of an interruption. So the last tokens before the
+  interruption, as many as such a string may have, are sampled again (`unsettled_tokens`).
 * The other rules (`BEGIN_ANEW`) are refused, when the run is checked and again with each request.
 """
 
@@ -45,7 +45,7 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
 
 
 def continued(sampling: Mapping[str, Any], resumed: int) -> dict[str, Any]:
-    """Return the parameters of a request whose prompt has `resumed` tokens of its response."""
+    """Return the parameters of a request whose prompt ends with `resumed` response tokens."""
     if not (least := sampling.get("min_tokens")):
         return dict(sampling)
     return {**sampling, "min_tokens": max(least - resumed, 0)}
@@ -64,7 +64,8 @@ def unsettled_tokens(sampling: Mapping[str, Any]) -> int:
 def forget_last(output: TokenOutput, count: int) -> None:
     """Drop the last `count` tokens of an output, which another request samples again."""
     dropped = min(count, len(output.token_ids))
-    for name in ("token_ids", "log_probs", "routed_experts"):  # routes have the prompt's, too
+    # The rows are dropped from the end, because `routed_experts` has rows of the prompt, too.
+    for name in ("token_ids", "log_probs", "routed_experts"):
         if dropped and (rows := getattr(output, name)) is not None:
             setattr(output, name, rows[: len(rows) - dropped])
 

@@ -1,4 +1,4 @@
-"""Checks the model that drafts for a run's policy, writes a run's first head, sizes its memory.
+"""Checks a run's drafting model, writes the run's first head, and estimates the model's memory.
 
 The checks need the composed configuration. They read the drafter's folder if it is on this machine.
 """

@@ -75,7 +75,7 @@ class PolicyPart(Protocol):
 
 
 class FsdpPart:
-    """The part with FSDP2: every process runs all layers, over texts or (Ulysses) parts of them."""
+    """The part with FSDP2: every process runs all layers, on whole texts or (Ulysses) on parts."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -137,9 +137,10 @@ def this_device() -> torch.device:
 
 
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
-    """Allocate the memory that gathering takes: each matrix, and a copy of one in another type.
+    """Allocate the memory that gathering takes: each matrix, and one matrix's copy in another type.
 
-    Processes try this before they start to gather. If one lacks the memory, none waits for it.
+    Processes try this before they start to gather. If one process lacks the memory, no process
+    waits for it.
     """
     count = 2 if tied else 3
     return [torch.empty(shape, dtype=torch.float32, device=this_device()) for _ in range(count)]

@@ -2,7 +2,8 @@
 
 ``trainer.resume_mode=auto`` loads any checkpoint in ``trainer.default_local_dir``. The second side
 of a comparison, started with the first side's ``run_dir``, would continue the first side's
-training. Changed settings that a user may change in a run, such as a learning rate, cause a note.
+training. A change of a setting that may change between starts, such as a learning rate, causes a
+note.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     }
     # The settings as typed are compared: derived settings may change with, for example, the number
     # of epochs. Runs of older versions kept only the derived settings. If one of the two runs does
-    # not draft, the group's other settings have no effect.
+    # not draft, the other settings of the group `sam` have no effect.
     sam = ASKED_SAM if value_at(writer.config, ASKED_SAM) else "sam"
     both_draft = there.get(f"{sam}.enabled") and here[f"{sam}.enabled"]
     identity = (*IDENTITY, sam if both_draft else f"{sam}.enabled")
@@ -165,5 +166,5 @@ def _settings(config: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
 
 
 def is_below(path: str, names: Iterable[str]) -> bool:
-    """Return whether a setting is one of `names`, or lies in a group of them."""
+    """Return whether a setting is one of `names`, or lies in a group that is one of them."""
     return any(f"{path}.".startswith(f"{name}.") for name in names)

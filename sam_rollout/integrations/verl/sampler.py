@@ -7,7 +7,7 @@ on, and two runs of one seed drift apart. The published DAPO setups use rounds i
 ``train_batch_size`` in dataset order. If too few are left, generate another round. Users can choose
 rounds or refill.
 
-Both report accuracy before filtering. A step's filtered reward says little about the policy,
+Both ways report accuracy before filtering. A step's filtered reward says little about the policy,
 because the filter also drops groups whose answers are all right.
 
 verl loads the classes through ``trainer.v1.sampler.custom_sampler``.

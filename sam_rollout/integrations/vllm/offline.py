@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MULTIPROCESSING_ENV = "VLLM_ENABLE_V1_MULTIPROCESSING"
 EXTENSION = "sam_rollout.integrations.vllm.worker.SamWorkerExtension"
-# Extension -> its counterpart for vllm-ascend's workers. We have not run them on an NPU.
+# Extension -> its counterpart for vllm-ascend's workers, which we have not run on an NPU.
 ON_ASCEND = {
     EXTENSION: "sam_rollout.integrations.vllm_ascend.worker.SamAscendWorkerExtension",
     "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension": (

@@ -161,7 +161,7 @@ class SamProposer:
         """Do nothing, because there is nothing to warm up; the runner for NPU calls this."""
 
     def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
-        """Begin a session for the requests of a runner; once per engine.
+        """Begin a session for the requests of a runner; it replaces an earlier session.
 
         Args:
             model_runner: The runner that owns this proposer.

@@ -26,7 +26,7 @@ REMEMBERED_PROMPTS = 100_000
 class RowKeys(LogitsProcessor):
     """Holds the key of the request in each row, and changes no logits.
 
-    The key is that of the identity that the request carries; no other request may carry the same
+    A request that carries an identity has the identity's key; no other request may carry the same
     identity (``n = 1``). Without an identity, the key follows from ``SamplingParams.seed`` and the
     prompt. Without a seed, it follows from the engine's seed, the engine's data-parallel index, the
     prompt, and the number of earlier requests with this prompt.
@@ -54,7 +54,7 @@ class RowKeys(LogitsProcessor):
         return logits
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the rows; vLLM calls this whenever the batch changes."""
+        """Update the keys of the rows; vLLM calls this whenever the batch changes."""
         if not batch_update:
             return
         # Pageable memory is copied to a staging buffer at once, so it cannot change during the

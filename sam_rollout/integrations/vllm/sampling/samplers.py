@@ -275,7 +275,7 @@ class KeyedRejectionSampler(RejectionSampler):
     def _keep(
         self, layout: DraftLayout, drafts: torch.Tensor, row_tokens: torch.Tensor
     ) -> torch.Tensor:
-        """Keep the draft tokens that equal their rows' draws."""
+        """Keep the draft tokens that equal the tokens that their rows drew."""
         return verify_coupled(layout, drafts, row_tokens)
 
     def _scratch_for(self, batch: int, probabilities: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,8 @@
 Before each forward pass the data-parallel ranks of vLLM add up a small tensor of shape [fields,
 ranks]. Each rank has filled its own column with its number of tokens and the graph it would use.
 Ranks without requests take part, too, with a dummy batch, because the other ranks need their
-experts. Our reports travel as further rows of that tensor. So we add no collective, which one rank
-could call more often than another, or which could hang when a rank ends or pauses.
+experts. Our reports travel as further rows of that tensor. We add no collective of our own: one
+rank could call it more often than another, and it could hang when a rank ends or pauses.
 
 vLLM does this in ``dp_utils.coordinate_batch_across_dp`` (read in 0.11 to 0.28), vllm-ascend in
 ``NPUModelRunner._sync_metadata_across_dp`` (read in 0.23). Both call ``dist.all_reduce`` of their

@@ -119,7 +119,7 @@ class Launched:
     def wait(self, *, urgent: bool = False) -> np.ndarray:
         """Wait for the tokens, int32[B, most]; a row ends at the first invalid token id.
 
-        `urgent`: the next step's launch waits for these tokens; call `launched_next` after it.
+        With `urgent`, the next launch waits for these tokens; call `launched_next` after it.
         """
         self._urgent = urgent
         if urgent:  # a thread that sleeps until the event would wake up late
@@ -222,7 +222,7 @@ class LateBinding:
     # --- before a step ------------------------------------------------------------------------
 
     def _fits_ahead(self, rows: int) -> bool:
-        """Whether a step of `rows` requests is small enough to be filled, prompts not counted."""
+        """Whether a step of `rows` requests is small enough to be filled; prompts do not count."""
         return rows * (1 + self._k) <= SCORED_AHEAD
 
     def _before(self, step: Any) -> Any:

@@ -27,7 +27,7 @@ def mark_as_ours(speculative_config: Any) -> None:
 
 
 def keep_rules_with_drafts() -> None:
-    """Make vLLM look for stop strings token by token, and refuse the other parameters.
+    """Make vLLM look for stop strings token by token, and refuse parameters of `REFUSED`.
 
     The process that accepts requests has to call this; the engine may run in another one. Repeated
     calls are safe.

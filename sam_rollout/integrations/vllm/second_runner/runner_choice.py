@@ -25,7 +25,7 @@ _REFUSED = "speculative method 'custom_class'"
 
 
 def is_second_runner(runner: Any) -> bool:
-    """Whether a model runner is vLLM's second."""
+    """Whether a runner is vLLM's second model runner."""
     return hasattr(runner, "req_states")
 
 

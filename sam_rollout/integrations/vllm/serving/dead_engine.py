@@ -19,7 +19,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-# Variable with the file for the cause of death, set by the process that starts the engine.
+# Environment variable that names the file for the cause of death; the engine's starter sets it.
 CAUSE_ENV = "SAM_ENGINE_CAUSE_FILE"
 # Releases, read or run by us, whose calls wait for a dead engine.
 WAITING_VERSIONS = SpecifierSet(">=0.23,<0.32", prereleases=True)
@@ -36,7 +36,7 @@ _LAST_WORDS = (
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Return the first error of a chain, each raised while the error before was handled."""
+    """Return the first of a chain of errors, each raised while handling the one before."""
     while error.__context__ is not None and error.__cause__ is None:
         error = error.__context__
     return error

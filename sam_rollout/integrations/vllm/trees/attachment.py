@@ -51,7 +51,7 @@ def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
 
 
 class Trees:
-    """All parts that a runner needs for trees; its cache and our sampler have to be ready before.
+    """All parts that a runner needs for trees; its cache and our sampler must be ready.
 
     `with_model` says whether the engine also runs a draft model.
     """

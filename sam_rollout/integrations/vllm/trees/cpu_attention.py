@@ -31,7 +31,7 @@ class _Call(NamedTuple):
 
     tokens: torch.Tensor  # int64, indices of the step's tokens, in the call's order
     metadata: CPUAttentionMetadata
-    # Pages to copy, then tokens of the step to write to slots.
+    # Pages to copy from and to; then tokens of the step, and the slots to write them to.
     from_pages: torch.Tensor
     to_pages: torch.Tensor
     written: torch.Tensor
@@ -48,7 +48,7 @@ class CpuTreeAttention:
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
         self._runner, self._keeper = runner, keeper
-        # A model that drafts has layers of its own, which read chains.
+        # A draft model has layers of its own, which read chains.
         self._layers: list[Any] = [
             layer
             for layer in runner.get_model().modules()

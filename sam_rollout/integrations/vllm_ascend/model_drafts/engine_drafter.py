@@ -1,6 +1,6 @@
 """Drafts of a model that vllm-ascend runs, for a session that also drafts from texts.
 
-The module does the same as the one of this name for vLLM, for a runner that gives its drafter other
+This module does the same as its namesake for vLLM, but for a runner that gives its drafter other
 arguments. vllm-ascend's drafters take the likeliest token of `compute_logits` themselves, once per
 `num_speculative_tokens`. This method and this number are replaced while the drafter runs. If all
 passes are captured in one graph, no pass can be left out, no token can be drawn with noise, and

@@ -23,8 +23,8 @@ class AscendLateBinding(LateBinding):
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
         """Leave the sampled tokens on the device for the next step, as drafters of vllm-ascend do.
 
-        After a step with places none are left there, because they are read on the host before the
-        next step is prepared.
+        After a step with places no tokens are left on the device, because they are read on the host
+        before the next step is prepared.
         """
         sampled = sampler_output.sampled_token_ids  # [B, most tokens]
         one_each = sampled.shape[-1] == 1
