@@ -125,7 +125,7 @@ class DraftPadding:
     ) -> None:
         """Fill every decoding row up to k tokens in place, with its text's last token.
 
-        A row gets fewer where the engine would not schedule k tokens before its longest text.
+        A row gets fewer if k tokens would exceed the engine's longest text.
         """
         _fill_up(
             token_ids, num_tokens, decoding, self._max_model_len, batch.tokens, batch.counts,
