@@ -18,8 +18,8 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# Tokens that live texts read per engine step, and ended ones as many; a batch samples fewer.
-# `sam-rollout bench drafter` measures what a token costs ("catching up").
+# Most tokens read per engine step from live texts, and as many from ended ones; a batch samples
+# fewer. `sam-rollout bench drafter` measures what a token costs ("catching up").
 TOKENS_PER_STEP = 2048
 
 
