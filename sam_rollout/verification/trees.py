@@ -16,7 +16,7 @@ from sam_rollout.verification.layout import DraftLayout
 
 
 class TreeShapes(NamedTuple):
-    """The trees of a step's draft tokens, one row per request; N is the most draft tokens of one.
+    """The trees of a step's draft tokens, one row per request; N is the most draft tokens of a row.
 
     Columns without a draft token are ancestors of themselves alone.
     """
