@@ -89,7 +89,7 @@ class _Noise:
         _fold(_fold(_fold(self._tokens, 16, spare).mul_(_MIX_1), 13, spare).mul_(_MIX_2), 16, spare)
 
     def log_exponentials(self, bits: torch.Tensor) -> torch.Tensor:
-        """Return -g = log e of every token, float32 [rows, vocabulary]; valid until the next call."""
+        """Return -g = log e by token, float32 [rows, vocabulary], valid until the next call."""
         hashed, spare = self._hashed[: len(bits)], self._spare[: len(bits)]
         low, high = bits.to(torch.int32).unsqueeze(1), (bits >> 32).to(torch.int32).unsqueeze(1)
         torch.bitwise_xor(self._tokens, low, out=hashed)
