@@ -85,7 +85,7 @@ def warm_up(*kernels: Any) -> WarmUp:
         except Exception as error:  # files, pickles and object code can fail in any way
             problem = problem or f"{type(error).__name__}: {error}"
             dispatcher._cache.disable()
-            dispatcher.compile(dispatcher.declared)  # does nothing if only saving failed
+            dispatcher.compile(dispatcher.declared)  # does nothing if only the saving failed
         dispatcher.disable_compile()
         hits = sum(dispatcher.stats.cache_hits.values())
         loaded, compiled = loaded + hits, compiled + 1 - hits

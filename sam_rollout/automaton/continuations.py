@@ -30,7 +30,7 @@ CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
 # Classes of drafts made elsewhere, by their certainty, [SHARES + 1, ...]: 'continued once, and not
 # by the latest token'. In a text, a suffix that was continued once was continued by its latest
-# token, so hardly any vote of a text falls into them.
+# token, so hardly any vote of a text is in these classes.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 

@@ -398,7 +398,7 @@ def _probe(directory, slots, home, state, token):
 
 @_inlined
 def _table_of(header, state, token):
-    """Return directory and slots of the table that holds a key, and its first slot to search."""
+    """Return directory and size of the table that holds a key, and the slot to search first."""
     hashed = _hash(state, token)
     if header[OLD_EDGE_SLOTS] != 0:
         home = _home(hashed, header[OLD_EDGE_SLOTS])
