@@ -264,7 +264,7 @@ class SamDrafter:
         return {f"draft/{name}": value for name, value in own.items()}
 
     def levels(self) -> dict[str, int]:
-        """Return the figures that are no counts, by metric without `sam/`."""
+        """Return the present figures, such as bytes, by metric without `sam/`."""
         usage = self.usage()
         own = {"live_requests": usage.live_requests, "bytes": usage.bytes}
         for source in self.sources:

@@ -32,7 +32,7 @@ estimate of Kaplan and Meier, 1958).
 
 Only the first weights are built in. The policy learns everything else about texts and models from
 the drafts that this engine verified. On responses of real models (greedy replay, all sources,
-k = 3) each of these rules adds up to 1.4 % to the tokens per verify step. The most valuable one
+k = 3) each rule above adds up to 1.4 % to the tokens per verify step. The most valuable one
 tells votes apart by how often their suffix was continued.
 """
 
@@ -95,7 +95,7 @@ class DraftPolicy:
         most_votes = max(sources, 1) * continuations.LEVELS * continuations.VOTES_PER_LEVEL
         self._votes = np.zeros((max_rows, limits.k, _VOTES + 2 * most_votes), np.int32)
         self._chances = np.zeros((max_rows, limits.k), np.float32)  # of being accepted
-        self._offered = np.zeros(max_rows, np.int32)  # tokens found, -1 where none may be
+        self._offered = np.zeros(max_rows, np.int32)  # tokens found, -1 where none are allowed
         self._tokens = np.zeros((4, len(CHANCES)))  # see `Offered`
         # Scratch space.
         lanes = _ROWS_AT_ONCE * max(sources, 1)

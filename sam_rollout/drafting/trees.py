@@ -73,7 +73,7 @@ from sam_rollout.drafting.votes import (
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 _INT32_3D = written(types.int32, 3)
 
-# A token's chance depends on its sum, its rank, its depth, and the previous draft's outcome.
+# A token's chance depends on its votes' sum, its rank, its depth, and the previous draft's outcome.
 _RANKS, _DEPTHS, _BEFORE = 4, 4, 3
 _CHANCE_CLASSES = SUMS * _RANKS * _DEPTHS * _BEFORE
 _ASSUMED_OF_OTHERS = 0.15  # chance of a token that is not the likeliest, before any was seen
