@@ -152,7 +152,7 @@ class AutoGate:
             return
         self._counts["left_out_steps"] += 1
         self._passed_s += min(seconds, self._expected[self._best])
-        if made.trial and made.load.rows:  # it cannot be measured, and it still has a price
+        if made.trial and made.load.rows:  # its time cannot be used, but it was lost
             expected = self._expect(made, context)
             self._lost_s += max(0.0, expected - gained * self._fair_s_per_token)
 
@@ -291,9 +291,9 @@ class AutoGate:
         """
         tokens, weights = [self._filling * rows], []
         sizes, shapes, accepted = list(tokens), [0], [0.0]
-        # Time need not grow in proportion to draft tokens. So it is averaged over a larger and a
-        # smaller step, weighted so that the draft tokens have the mean and spread of the offers.
-        # The smaller step has at least 0 draft tokens.
+        # Time need not grow in proportion to draft tokens. So the time is averaged over a larger
+        # and a smaller step, weighted so that the draft tokens have the mean and spread of the
+        # offers. The smaller step has at least 0 draft tokens.
         for shape, levels in enumerate(by_shape, first):
             share = self._may_draft[shape]
             drafting, root = rows * share, math.sqrt(rows * share)

@@ -98,10 +98,10 @@ class Supply:
         self._calibration = calibration
         # These are lists, because with cold caches a short loop is faster than several numpy calls.
         self._tokens = [0.0] * len(CHANCES)  # by class
-        self._spread = [0.0] * len(CHANCES)  # by level: variance of a step's tokens / requests
+        self._spread = [0.0] * len(CHANCES)  # by level: variance of a step's tokens, per request
         self.rows = 0.0
         self._levels = Levels([], [], [])
-        self._worked_out_at = -1  # steps of the calibration
+        self._worked_out_at = -1  # `Calibration.steps` when `_levels` was computed
 
     def observe(self, offered: Offered) -> None:
         """Learn from a step."""

@@ -25,7 +25,7 @@ class Gate(Protocol):
     Attributes:
         is_trial: whether the last budget was chosen only to learn from its step.
         least_chance: under the last budget, drafts end before tokens with a smaller chance.
-        shape: the place of the shape to draft, among the drafter's shapes.
+        shape: index of the shape to draft in `SamDrafter.shapes`.
     """
 
     is_trial: bool

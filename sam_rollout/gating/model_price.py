@@ -22,7 +22,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between trials
 # Steps after a change that count for neither way. An engine that schedules a step ahead follows the
 # change in the third step, and verifies that step's drafts in the next one.
 _SETTLING = 3
-_FORGOTTEN = 1 / 512  # share of what is known that each new step replaces
+_FORGOTTEN = 1 / 512  # share of the earlier measurements that a new step replaces
 _PAUSE = 4.0  # a step that takes this many times as long as usual is left out
 _CLOSED = 256  # closed steps in a row after which texts alone are tried
 
