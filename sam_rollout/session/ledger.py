@@ -99,7 +99,7 @@ class RequestLedger:
         self._anything_offered = rows is not None
 
     def take_counters(self) -> dict[str, int]:
-        """Return what was counted since the last call: by length of context, and padding tokens.
+        """Return and reset the counts by length of context, and those of padding tokens.
 
         Keys are metrics without ``sam/``. Lengths without drafts are left out.
         """

@@ -123,7 +123,7 @@ class DraftSession:
         self._chains_only: set[str] = set()  # requests of the batch whose drafts cannot be trees
         # For each shape, the rows that may draft: 1 for all, or int32[B] with 0 for others.
         self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
-        self._shares = (1.0,) * len(shapes)  # of the rows that may draft, of each shape
+        self._shares = (1.0,) * len(shapes)  # by shape, the share of rows that may draft it
         self._gate_open = False  # whether the gate was open when the last drafts were made
         self._may_open = False  # whether the gate's last decision lets drafts be verified
         # A step that gate and record have yet to see: the step, whether it verified drafts, the
@@ -169,7 +169,7 @@ class DraftSession:
                 a prompt that is still being computed. It has to be a new array in each step,
                 because the next step reads it again.
             room: whether the engine's next step can verify drafts. Without room there are none;
-                `wants_drafts` says whether the step after should have room.
+                `wants_drafts` says whether the step after that should have room.
             whole: whether a step with room has exactly k draft tokens for each request. If so, the
                 gate's last decision counts, and the gate decides again in `settle`.
 
