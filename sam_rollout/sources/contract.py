@@ -176,7 +176,7 @@ class SourceEntry:
         name: the key under `sam.sources`.
         section: the class of its settings, with a field `enabled`.
         make: makes the source in the engine's worker from its checked section, the engine's limits
-            and the record of what requests write. It returns None if the source would have nothing
+            and the record of responses. It returns None if the source would have nothing
             to draft from.
         order: number by which the sources are sorted.
         metrics: declarations of the figures that `counters` and `levels` report, named without

@@ -39,10 +39,10 @@ class OwnText(LiveTexts):
 
     A request that is absent from the batch (preempted) keeps its automaton and catches up when it
     returns. At most `2 * max_rows + 16` automata are kept; beyond that the longest absent request
-    loses its automaton.
-    The limit of memory, `config.max_bytes`, is checked after every step. Beyond it absent requests
-    lose their automata first, beginning with the longest absent one. The smallest present ones
-    follow, because long texts yield the longest drafts and make up the tail.
+    loses its automaton. The limit of memory, `config.max_bytes`, is checked after every step.
+    Beyond it, absent requests lose their automata first, beginning with the longest absent one. The
+    present requests with the smallest automata follow, because long texts yield the longest drafts
+    and make up the tail.
     """
 
     name = "own"

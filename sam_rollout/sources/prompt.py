@@ -6,8 +6,8 @@ prompt is read only once. Siblings that other engines sample are read into the s
 (`support/shared_texts.py`).
 
 Epochs repeat their prompts and a policy changes slowly, so responses of earlier steps share long
-passages with this step's. When a prompt's first request comes, a thread reads them from disk into
-a second automaton, which then takes the place of the first.
+passages with this step's. When a prompt's first request comes, a thread reads those responses
+from disk into a second automaton, which then takes the place of the first.
 """
 
 from __future__ import annotations

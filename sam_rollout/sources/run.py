@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 # have to fit, with room for growth, until live requests have moved. A change loses only a seventh
 # of the text, so it costs little acceptance.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
-# A successor also reads the texts that ended meanwhile, up to this share of the most kept tokens.
+# A successor also reads the texts that ended meanwhile, up to this share of the limit of kept ones.
 _LATE_SHARE = 1 / 4
 _MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # of a successor
 
@@ -289,7 +289,7 @@ class RunTexts(GroupedTexts[str]):
 
 
 def _make(config: RunSourceConfig, limits: Limits, responses: Responses) -> RunTexts | None:
-    # A training run has settled `fits` before (`source_choice.py`); plain vLLM has not.
+    # A training run has decided on `fits` before (`source_choice.py`); plain vLLM has not.
     is_wanted = config.when == "always" or config.corpus
     return RunTexts(config, limits, responses) if is_wanted else None
 

@@ -21,7 +21,7 @@ from sam_rollout.sources.support.live_texts import NO_SLOT, LiveTexts, number_of
 from sam_rollout.sources.support.responses import Responses
 from sam_rollout.sources.support.text_moves import MovingTexts
 
-# Every automaton with half of the most places takes at least these bytes.
+# An automaton with half of the places that it can have takes at least these bytes.
 LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
 
 Key = TypeVar("Key", bound=Hashable)
@@ -79,7 +79,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         self._bound = list(request_ids)
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Let the bound rows' automata read; give up each group whose automaton becomes full."""
+        """Let automata read the rows' new tokens; give up each group whose automaton is full."""
         while True:
             try:
                 return self._read(token_ids, num_tokens, eligible)

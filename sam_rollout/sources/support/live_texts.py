@@ -35,7 +35,7 @@ class LiveTexts(Source):
         self._rows = np.arange(max_rows, dtype=np.int32)  # [max_rows]
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Let the bound rows' automata read; raise as `AutomatonPool.extend`."""
+        """Let automata read the rows' new tokens; raise as `AutomatonPool.extend`."""
         batch = len(num_tokens)
         self._active = np.where(eligible, self._slots[:batch], NO_SLOT)
         self.pool.extend(self._active, self._rows[:batch], token_ids, num_tokens)

@@ -5,7 +5,7 @@ later steps, later epochs and resumed runs (`text_store.py`). Responses of valid
 because they would take the place of texts that training drafts from.
 
 A thread of its own does all disk work, so no engine step waits for it. When the disk fails, nothing
-is read or written any more, and drafting goes on with what the engine samples.
+is read or written any more, and drafting goes on with the texts that the engine samples.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class OwnTexts:
         self._responses = responses
         self.room = 0  # ended texts that may wait; beyond it the oldest is dropped
         self._sent: dict[str, tuple[str, int]] = {}  # request -> name, and tokens handed out
-        self._ended: deque[Piece] = deque()  # last pieces that wait
+        self._ended: deque[Piece] = deque()  # last pieces of ended texts, not yet handed out
         self._made = 0
         self.nbytes = 0  # memory of these texts
 
@@ -139,13 +139,13 @@ class SharedTexts:
         self._slots = np.full(rows, NO_SLOT, np.int32)  # in the pool, once there is an automaton
         self._starts = np.zeros(rows, np.int32)  # tokens of the response before the row's first
         self._ended = np.zeros(rows, bool)
-        self._heard = np.full(rows, _NEVER)  # the turn in which the last piece came
+        self._heard = np.full(rows, _NEVER)  # the exchange in which the last piece came
         self._numbers = np.zeros(rows, np.int64)  # the group's number, see `number_of`
         self._free = list(range(rows - 1, -1, -1))
         self._place: dict[str, tuple[Hashable, int]] = {}  # response -> its group and row
         self._members: dict[Hashable, set[str]] = {}  # group -> its responses
         self._touched_tokens = 0  # sum of `_touched`
-        self._unread = 0  # tokens in all rows
+        self._unread = 0  # unread tokens of all rows
         self._turn = 0
         self._next = 0  # the row that is read first
 
