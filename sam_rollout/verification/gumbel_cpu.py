@@ -1,11 +1,12 @@
 """Draws with Gumbel noise on a CPU, in one pass over the logits with hardly any logarithms.
 
 A token with logit z beats the best score so far if its exponential number e is below
-exp(z - best). Both sides are cheap to bound. e is at least u, the uniform number it is made of.
-2**x is at most the chord over [floor x, ceil x]. The chord's value is the float whose bits are x in
-fixed point (plus the exponent's bias). So a block of tokens is tested with a few integer and float
-operations per token, which the compiler turns into vector instructions. Only the tokens that pass,
-some ten per row, get their exact number, in double precision.
+exp(z - best). Both sides are cheap to bound. e is at least u, the uniform number that e is made
+of. With exp(z - best) = 2**x, 2**x is at most the chord over [floor x, ceil x]. The chord's value
+is the float whose bits are x in fixed point (plus the exponent's bias). So a block of tokens is
+tested with a few integer and float operations per token, which the compiler turns into vector
+instructions. Only the tokens that pass, some ten per row, get their exact number, in double
+precision.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
     """Sum each block of ``BLOCK`` tokens; return int64 [rows, blocks]. The last may be shorter.
 
     Whole blocks are summed in floating point, because converting every token would read the
-    probabilities several times. They all have the same size, so how each is summed does not depend
-    on the number of rows. A shorter last block is summed in integers.
+    probabilities several times. They all have the same size, so the way in which each is summed
+    does not depend on the number of rows. A shorter last block is summed in integers.
     """
     rows, vocabulary = probabilities.shape
     whole = vocabulary // BLOCK * BLOCK

@@ -35,7 +35,7 @@ def verify_tree(
         layout: Rows of this step.
         draft_ids: Integer [num_drafts].
         target_ids: int64 [num_rows], the token that every node drew.
-        shapes: Of the trees.
+        shapes: The shapes of the trees.
 
     Returns:
         The result of ``DraftLayout.keep``, and int64 [batch, N + 1], the node at each depth of the
