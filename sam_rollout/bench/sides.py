@@ -20,7 +20,7 @@ from sam_rollout.telemetry.traces import Trace
 
 # vLLM's defaults (SpeculativeConfig, read in 0.28).
 NGRAM_DEFAULT = (5, 5)
-NGRAM_SHORT = (2, 4)  # the setting in its documentation's examples
+NGRAM_SHORT = (2, 4)  # the setting in the examples of vLLM's documentation
 ARCTIC_TREE_DEPTH, ARCTIC_CACHED_REQUESTS, ARCTIC_MIN_PROBABILITY = 24, 10_000, 0.1
 ARCTIC_SPEC_FACTOR = 1.0
 
