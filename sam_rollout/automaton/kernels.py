@@ -358,7 +358,7 @@ def _free_edge_blocks(directory, start, stop, arena):
 
 @_inlined
 def _hash(state, token):
-    """Return a key's 32-bit hash; keys have the same order of slots in tables of every size."""
+    """Return a key's 32-bit hash; keys have the same order in tables of every size."""
     key = (uint64(uint32(state)) << uint64(32)) | uint64(uint32(token))
     # One multiplication maps consecutive states with the same token onto few slots. Mixing the high
     # half in before a second multiplication, as in splitmix64, avoids long searches in such text.

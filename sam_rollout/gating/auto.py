@@ -152,7 +152,7 @@ class AutoGate:
             return
         self._counts["left_out_steps"] += 1
         self._passed_s += min(seconds, self._expected[self._best])
-        if made.trial and made.load.rows:  # its time cannot be used, but it was lost
+        if made.trial and made.load.rows:  # not measured, but its expected time counts as lost
             expected = self._expect(made, context)
             self._lost_s += max(0.0, expected - gained * self._fair_s_per_token)
 
