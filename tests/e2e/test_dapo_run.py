@@ -173,8 +173,6 @@ def test_interrupted_responses_go_on_and_a_resumed_run_takes_their_prompts_up(tr
         own = engine[(engine.step == step) & (engine.split == "train")]
         assert own.generation_tokens.sum() == metrics["sam/engine/generation_tokens"]
         assert parts[parts.step == step].response_tokens.sum() == own.generation_tokens.sum()
-        # The time in which the policy trains is no engine step's.
-        assert own.duration_s.max() < metrics["timing_s/update_actor"]
         assert metrics["sam/draft/failures"] == metrics["sam/draft/texts_failures"] == 0
     interrupted = parts[parts.finish_reason == "aborted"]
     assert len(interrupted) and (interrupted.weights == interrupted.step - 1).all()

@@ -261,3 +261,33 @@ def test_what_chains_offer_is_not_forgotten_while_trees_are_drafted():
         assert engine.share_of(TREE, 50) < 0.5 or known >= 64
     assert engine.share_of(TREE, 1000) > 0.97
     assert engine.shapes[-1000:].count(None) < 10, "hardly a step looks for chains"
+
+
+BETTER = np.sort(np.concatenate([ALONE[:8], np.full(8, 0.5)]))[::-1]
+
+
+def test_better_trees_are_found_where_a_part_of_the_requests_may_draft():
+    """A series of trials has to hear enough of them, not of all requests."""
+    engine = Engine(
+        lambda tokens, shape: 20e-3, rows=48, offers=(ALONE, ALONE.copy()), may=(0.4, 0.4)
+    )
+    engine.run(800)
+    engine.offers[TREE][:] = BETTER
+    engine.run(2400)
+    assert engine.share_of(TREE, 800) > 0.9
+
+
+def test_a_series_of_trials_is_dropped_where_another_load_changed_the_shape():
+    """It was one of trees; the next one, of chains, must not go on with what it heard."""
+    engine = Engine(lambda tokens, shape: 20e-3, rows=2, offers=(ALONE, ALONE.copy()))
+    gate = engine.gate
+    few = gate._shape_trials[2]
+    while few.fresh is None or few.fresh.rows <= 20:
+        engine.run(1)
+    engine.offers[TREE][:] = BETTER
+    engine.rows = 8
+    while gate._best_shape == CHAIN:
+        engine.run(1)
+    engine.rows = 2
+    engine.run(4500)
+    assert gate._octaves[2][CHAIN]._calibration is gate._calibrations[CHAIN]
