@@ -278,6 +278,8 @@ class SamHttpServer(vLLMHttpServer):
     async def abort_all_requests(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Interrupt all requests as verl does; the engine's clock stops until others come."""
         aborted = await super().abort_all_requests(*args, **kwargs)
+        if self.node_rank != 0:
+            return aborted  # The engine belongs to the replica's first server.
         # Their last tokens belong to the records that the trainer asks for next.
         deadline = time.monotonic() + ABORTED_WITHIN_S
         while self._admitted_s and time.monotonic() < deadline:

@@ -190,3 +190,10 @@ def test_verl_waits_for_requests_on_their_way_to_the_engine_and_for_no_others(se
         return server._admitting
 
     assert asyncio.run(lives()) == 0
+
+
+def test_a_replicas_other_servers_have_no_requests_to_interrupt():
+    """verl asks every server of a replica; only the first has an engine."""
+    other = object.__new__(SamHttpServer)
+    other.node_rank = 1
+    assert asyncio.run(other.abort_all_requests()) == {"aborted_count": 0, "request_ids": []}
