@@ -148,7 +148,7 @@ class SamHttpServer(vLLMHttpServer):
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
         self._finished: list[FinishedRequest] = []
         self.engine.add_request = self._landing_noted(self.engine.add_request)
-        self._under_way: dict[str, RequestIdentity | None] = {}  # by request
+        self._under_way: dict[object, RequestIdentity | None] = {}
         self._admitted_s: dict[str, float] = {}  # when each request came to the engine
         self._landing: set[str] = set()  # admitted requests that the engine does not know yet
         self._interrupted: list[RequestIdentity | None] = []  # since the last drain
@@ -204,7 +204,8 @@ class SamHttpServer(vLLMHttpServer):
             **continued(sampling_params, resumed),
             "output_kind": RequestOutputKind.FINAL_ONLY,
         }
-        self._under_way[request_id] = identity
+        call = object()  # With full_determinism, verl gives parallel requests the same id.
+        self._under_way[call] = identity
         start_s = time.time()
         try:
             with self._sharing.running(identity) if self._sharing else contextlib.nullcontext():
@@ -212,7 +213,7 @@ class SamHttpServer(vLLMHttpServer):
         except EngineDeadError as error:
             raise DeadPartError(self._engine_died()) from error
         finally:
-            del self._under_way[request_id]
+            del self._under_way[call]
             self._landing.discard(request_id)
             start_s = self._admitted_s.pop(request_id, start_s)
         if output.stop_reason == INTERRUPTED:

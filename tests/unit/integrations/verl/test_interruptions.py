@@ -197,3 +197,16 @@ def test_a_replicas_other_servers_have_no_requests_to_interrupt():
     other = object.__new__(SamHttpServer)
     other.node_rank = 1
     assert asyncio.run(other.abort_all_requests()) == {"aborted_count": 0, "request_ids": []}
+
+
+def test_parallel_requests_may_have_one_id(server, monkeypatch):
+    async def parked(self, request_id):
+        await asyncio.sleep(0)  # until the other request is under way, too
+
+    async def both():
+        return await asyncio.gather(*(server.generate(PROMPT, {}, "a") for _ in range(2)))
+
+    monkeypatch.setattr(our_server.vLLMHttpServer, "_park_until_admitted", parked)
+    server.answers = [output(1), output(2)]
+    assert [one.token_ids for one in asyncio.run(both())] == [[1], [2]]
+    assert not server._under_way
