@@ -11,6 +11,8 @@ BEGIN_ANEW = (
     "structured_outputs",
     "thinking_token_budget",
     "logits_processors",
+    "stop",
+    "bad_words",
 )
 AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManager"
 # Extra field of a response: pairs of a training step and the tokens that its weights sampled.

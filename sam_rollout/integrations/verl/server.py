@@ -31,12 +31,7 @@ from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.integrations.verl.draft_proof import DraftProof, candidates
 from sam_rollout.integrations.verl.drafter_probe import DrafterProbe, needs_probe
 from sam_rollout.integrations.verl.failures import DeadPartError, describe
-from sam_rollout.integrations.verl.interruptions import (
-    INTERRUPTED,
-    continued,
-    forget_last,
-    unsettled_tokens,
-)
+from sam_rollout.integrations.verl.interruptions import INTERRUPTED, continued
 from sam_rollout.integrations.verl.registered_names import ROLLOUT_NAME
 from sam_rollout.integrations.verl.replica_records import (
     FinishedRequest,
@@ -218,7 +213,6 @@ class SamHttpServer(vLLMHttpServer):
             start_s = self._admitted_s.pop(request_id, start_s)
         if output.stop_reason == INTERRUPTED:
             self._interrupted.append(identity)
-            forget_last(output, unsettled_tokens(sampling_params))
             if not output.token_ids:
                 return output
         elif self._sharing is not None:

@@ -18,9 +18,7 @@ from sam_rollout.integrations.verl.interruptions import (
     INTERRUPTED,
     InterruptedClient,
     continued,
-    forget_last,
     tokens_by_weights,
-    unsettled_tokens,
 )
 from sam_rollout.integrations.verl.registered_names import BEGIN_ANEW
 from sam_rollout.integrations.verl.server import SamHttpServer
@@ -43,19 +41,6 @@ def test_min_tokens_counts_from_the_responses_beginning():
     assert continued({"min_tokens": 9, "top_p": 0.5}, 4) == {"min_tokens": 5, "top_p": 0.5}
     assert continued({"min_tokens": 9}, 20)["min_tokens"] == 0
     assert continued({"top_p": 0.5}, 4) == {"top_p": 0.5}
-
-
-def test_what_may_begin_a_stop_string_is_sampled_again():
-    assert unsettled_tokens({"top_p": 0.5}) == unsettled_tokens({"stop": None}) == 0
-    assert unsettled_tokens({"stop": "</a>"}) == 3
-    assert unsettled_tokens({"stop": ["x", "é!"], "bad_words": ["no"]}) == 2
-    cut = output(1, 2, 3, 4)
-    forget_last(cut, 3)
-    assert cut.token_ids == [1] and cut.log_probs == [-1.0]
-    forget_last(cut, 3)
-    assert cut.token_ids == [] == cut.log_probs
-    forget_last(cut := output(1, 2), 0)
-    assert cut.token_ids == [1, 2]
 
 
 @pytest.fixture
@@ -147,14 +132,13 @@ class Sharing:
 
 def test_a_server_records_each_part_of_a_response_and_shares_it_whole(server):
     who = {**WHO.to_extra_args()["sam"], "prompt_tokens": 3}
-    sampling = {"min_tokens": 4, "stop": "</s", "extra_args": {"sam": who}}
+    sampling = {"min_tokens": 4, "extra_args": {"sam": who}}
 
     def request(name, prompt):
         return asyncio.run(server.generate(prompt, dict(sampling), name))
 
-    server.answers = [output(1, 2, 3, 4, reason=INTERRUPTED), output(reason=INTERRUPTED, weights=1)]
-    first = request("a", PROMPT)
-    assert first.token_ids == [1, 2], "the last two may begin a stop string"
+    server.answers = [output(1, 2, reason=INTERRUPTED), output(reason=INTERRUPTED, weights=1)]
+    assert request("a", PROMPT).token_ids == [1, 2]
     so_far = [*PROMPT, 1, 2]
     request("b", so_far)
     assert [one.key for one in server._interrupted] == [WHO.key] * 2
