@@ -10,6 +10,7 @@ BEGIN_ANEW = (
     "frequency_penalty",
     "structured_outputs",
     "thinking_token_budget",
+    "repetition_detection",
     "logits_processors",
     "stop",
     "bad_words",
