@@ -68,10 +68,10 @@ _ADVICE = {
 # Failures that switch a part off. Every other counter `..._failures` counts errors survived.
 _SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures",
                  "gate/failures")  # fmt: skip
-# Means over tokens of |rollout - trainer| probability; in bf16 about 0.003 to 0.01.
+# Metrics: the mean over tokens of |rollout - trainer| probability, in bf16 about 0.003 to 0.01.
 _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_baseline"
 _IDENTICAL, _TIES = "sam/proof/identical_share", "sam/proof/ties_share"
-# Added to both before they are compared, because the ratio of rounding errors says nothing.
+# Added to both differences before their ratio is taken: a ratio of rounding errors has no meaning.
 _ROUNDING = 1e-3
 # Accepted tokens added to a step's count. By the rule of three, no success in n trials is
 # compatible with a rate of 3 / n, even if the spread over prompts is zero.
@@ -222,7 +222,7 @@ class Sentinel:
             yield Finding("probabilities_differ", seen)
 
     def _texts_differ(self, step: TrainingStep) -> Iterator[Finding]:
-        """Differences that are all ties are rounding, which needs no warning."""
+        """Report texts that differ; if all differences are ties, rounding explains them."""
         if _IDENTICAL in step.metrics:
             differ, strays = 1 - step.metrics[_IDENTICAL], 1 - step.metrics.get(_TIES, 1.0)
             seen = (

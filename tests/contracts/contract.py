@@ -497,7 +497,7 @@ VLLM_CONFIGURATION: Table = {
     "config.parallel:ParallelConfig.worker_extension_cls": "worker methods of ours",
     "v1.engine.async_llm": {
         "AsyncLLM.collective_rpc(method, timeout, args, kwargs)": "reaches the worker methods",
-        "AsyncLLM.add_request(request_id)":
+        "AsyncLLM.add_request":
             "wrapped in the server: the engine knows a request after it",
         "AsyncLLM.generate": ("calls it", "await self.add_request(request_id, "),
         "AsyncLLM.model_config": "bounds of what other nodes say their engines sampled",

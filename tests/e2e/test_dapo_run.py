@@ -151,14 +151,14 @@ def _parts(run) -> pd.DataFrame:
 
 
 def test_interrupted_responses_go_on_and_a_resumed_run_takes_their_prompts_up(train):
-    """Few of many responses run at once, so that some do when a step has its own."""
+    """Half of the responses run at once, so that others do when a step has its own."""
     trainer = (
         "sam=on",
         "trainer.v1.trainer_mode=sam_colocate_async",
-        "trainer.v1.colocate_async.num_warmup_batches=4",
+        "trainer.v1.colocate_async.num_warmup_batches=1",
         "dynamic_sampling=none",
         "dynamic_sampling.gen_batch_size=4",
-        "actor_rollout_ref.rollout.max_num_seqs=8",
+        "actor_rollout_ref.rollout.max_num_seqs=32",  # those of a step
         "trainer.val_before_train=true",  # later the reward's first call would take long
         "trainer.save_freq=2",
     )

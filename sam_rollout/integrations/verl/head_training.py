@@ -1,9 +1,9 @@
 """Trains the draft head inside verl's training processes, between two of verl's own passes.
 
-The pass over old log-probabilities yields the hidden states. After it, and before the policy is
-updated, the head learns on the same device. Its targets are then the distributions of the current
-policy. The weight sync that ends the step sends the head to the engines after the policy. The head
-is saved and resumed with the policy's checkpoints.
+The pass over old log-probabilities yields the hidden states. The head learns on the same device
+after that pass and before the policy's update, so its targets are the distributions of the current
+policy. The weight sync at the end of the step sends the policy and then the head to the engines.
+The head is saved and resumed with the policy's checkpoints.
 """
 
 from __future__ import annotations

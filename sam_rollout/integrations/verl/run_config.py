@@ -38,7 +38,7 @@ def plain(node: DictConfig) -> dict[str, Any]:
 def _with_absolute_paths(sam: SamConfig, run_dir: Path) -> SamConfig:
     """Make the paths of enabled sources absolute; ended responses go to the run folder by default.
 
-    Names on the hub stay as they are. So do unused paths, because vLLM compiles again when its
+    Names on the hub stay as they are. Unused paths stay, too, because vLLM compiles again when its
     configuration changes.
     """
     sources: Any = sam.sources  # its fields are those of the registry

@@ -3,14 +3,15 @@
 The responses to a prompt run on several replicas, and draft best from the texts of all siblings.
 Many times per second each server asks its engines for newly sampled pieces of text. It sends them
 to the servers that run siblings; every server announces which prompts it runs. Servers call each
-other directly as Ray actors, so no process, port or file is added. A server alone with one engine
-shares nothing. Requests may therefore stay where verl sends them: four replicas of the tiny model
-took 307 engine steps at most, 299 with siblings routed to one replica, and 368 with siblings on
-different replicas without sharing (16 responses per prompt, k = 8).
+other directly as Ray actors, which needs no further process, port or file. If there is only one
+engine, nothing is shared. Sharing works nearly as well as siblings on one replica: of four replicas
+of the tiny model, the slowest took 307 engine steps with sharing, 299 with all siblings on one
+replica, and 368 with siblings on different replicas without sharing (16 responses per prompt, k =
+8).
 
 A folder keeps ended responses for later steps. If replicas have different folders, each ended
-response is sent whole to one replica of every other folder: the first that announces the folder's
-name (`find_name`). Every folder then has all responses. With one folder these are not sent.
+response is sent whole to one replica of every other folder, which is the first that announced the
+folder's name (`find_name`). Every folder then has all responses. With one folder, none is sent.
 
 No request waits for sharing. A task of its own sends each message. While a message is on its way to
 a server, further pieces for it are collected up to a limit. Pieces are lost if a server dies, a

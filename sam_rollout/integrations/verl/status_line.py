@@ -61,7 +61,7 @@ def _status_line() -> Iterator[Callable[[str], None]]:
         console=console,
         auto_refresh=False,
         transient=True,
-        redirect_stderr=sys.stderr.isatty(),  # a file of errors is left alone
+        redirect_stderr=sys.stderr.isatty(),  # errors may go to a file
     ) as live:
         yield lambda line: live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
 

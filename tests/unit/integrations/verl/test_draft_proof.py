@@ -25,8 +25,8 @@ VOCABULARY = 8
 
 
 def finished(**changes) -> FinishedRequest:
-    found = FinishedRequest("a", IDENTITY, PROMPT, RESPONSE, 0.0, 1.0, "completed", SAMPLING)
-    return replace(found, **changes)
+    found = FinishedRequest("a", IDENTITY, PROMPT, RESPONSE, 0.0, 1.0, "completed")
+    return replace(found, **{"sampling": SAMPLING} | changes)
 
 
 def candidate(**sampling) -> Candidate:
