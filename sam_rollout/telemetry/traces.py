@@ -103,7 +103,10 @@ def _read(file: Path) -> Iterator[Trace]:
 
     is_table = file.suffix == ".parquet"
     try:
-        rows = pq.ParquetFile(file).read().to_pylist() if is_table else file.read_text().split("\n")
+        if is_table:
+            rows = pq.ParquetFile(file).read().to_pylist()
+        else:
+            rows = file.read_text(encoding="utf-8").split("\n")
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise TraceError(f"{file}: {error}") from error
     for number, row in enumerate(rows, start=1):
@@ -112,14 +115,18 @@ def _read(file: Path) -> Iterator[Trace]:
         place = f"{file}, {'row' if is_table else 'line'} {number}"
         try:
             entry = row if is_table else json.loads(row)
-            response = next(entry[name] for name in _RESPONSES if name in entry)
-        except (ValueError, TypeError, StopIteration, RecursionError) as error:
+            if is_table:
+                prompt, response = entry["prompt_ids"], entry["response_ids"]
+            else:
+                prompt = entry.get("prompt", entry.get("prompt_ids", []))
+                response = next(entry[name] for name in _RESPONSES if name in entry)
+        except (ValueError, LookupError, AttributeError, StopIteration, RecursionError) as error:
             raise TraceError(f"{place}: {_EXPECTED}") from error
         group = entry.get("group")  # without one, the trace is a group of its own
         yield Trace(
             f"{file.stem}-{number}" if group is None else str(group),
             _number(entry, "sibling", place),
-            _ids(entry.get("prompt", entry.get("prompt_ids", [])), place),
+            _ids(prompt, place),
             _ids(response, place),
             _number(entry, "step", place),
         )

@@ -26,9 +26,9 @@ class RefusingExtension(SamColocateWorkerExtension):
 class BreakingExtension(SamColocateWorkerExtension, ProbeExtension):
     """Our colocated worker, counting drains until it is time to break the drafter."""
 
-    def sam_drain(self) -> dict[str, Any] | None:
+    def sam_drain(self, *going_on: Any) -> dict[str, Any] | None:
         """Drain as usual; arm the fault when the second training step is about to begin."""
         self._drains = getattr(self, "_drains", 0) + 1
         if self._drains == DRAINS_BEFORE_STEP_TWO:
             self.break_drafter(STEPS_INTO_STEP_TWO)
-        return super().sam_drain()
+        return super().sam_drain(*going_on)

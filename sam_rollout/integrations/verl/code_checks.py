@@ -114,16 +114,41 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
 
 
 def _check_interruptions(field: str, file: str) -> None:
-    """Refuse an agent loop whose file names a sampling parameter of `BEGIN_ANEW`."""
-    nodes = [*ast.walk(ast.parse(Path(file).read_text()))]
-    named = {node.value for node in nodes if isinstance(node, ast.Constant)}
-    named |= {node.arg for node in nodes if isinstance(node, ast.keyword)}
+    """Refuse an agent loop whose file sets a sampling parameter that would begin anew.
+
+    Compiled modules are not looked at; each request is checked again.
+    """
+    if not file.endswith(".py"):
+        return
+    named = {name for name, value in _settings(Path(file).read_bytes()) if not _is_off(value)}
     found = [name for name in BEGIN_ANEW if name in named]
     allowed = (
         f"must not set {', '.join(found)} with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}: it "
         "would begin anew where a response is interrupted"
     )
     hold([(field, file, not found, allowed)])
+
+
+def _settings(source: bytes) -> Iterator[tuple[Any, ast.expr]]:
+    """Yield names and values of all keywords, dictionaries' entries and assignments to a key."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.keyword):
+            yield node.arg, node.value
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                yield getattr(key, "value", None), value
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Subscript):
+                    yield getattr(target.slice, "value", None), node.value
+
+
+def _is_off(value: ast.expr) -> bool:
+    """Return whether a value is a literal like 0.0, None or []."""
+    try:
+        return not ast.literal_eval(value)
+    except (ValueError, TypeError):
+        return False
 
 
 def check_other_code(config: DictConfig) -> Iterator[Fact]:

@@ -5,9 +5,8 @@ another request. To vLLM the response then begins anew. Random numbers do not ch
 are keyed by position in the text. Rules that look at the response's own tokens would change:
 
 * ``min_tokens`` counts from the response's beginning (`continued`).
-* Stop strings and bad words may lie on both sides of an interruption. So the last tokens before the
-  interruption, as many as such a string may have, are sampled again (`unsettled_tokens`).
 * The other rules (`BEGIN_ANEW`) are refused, when the run is checked and again with each request.
+  Stop strings and bad words are among them, because they may lie on both sides of an interruption.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
-from verl.workers.rollout.replica import TokenOutput
 
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINER_NAME, BEGIN_ANEW
@@ -49,25 +47,6 @@ def continued(sampling: Mapping[str, Any], resumed: int) -> dict[str, Any]:
     if not (least := sampling.get("min_tokens")):
         return dict(sampling)
     return {**sampling, "min_tokens": max(least - resumed, 0)}
-
-
-def unsettled_tokens(sampling: Mapping[str, Any]) -> int:
-    """Return how many tokens before an interruption may belong to a stop string or bad words."""
-    texts: list[str] = []
-    for name in ("stop", "bad_words"):
-        given = sampling.get(name) or []
-        texts += [given] if isinstance(given, str) else given
-    # A token has one byte at least.
-    return max((len(text.encode()) - 1 for text in texts), default=0)
-
-
-def forget_last(output: TokenOutput, count: int) -> None:
-    """Drop the last `count` tokens of an output, which another request samples again."""
-    dropped = min(count, len(output.token_ids))
-    # The rows are dropped from the end, because `routed_experts` has rows of the prompt, too.
-    for name in ("token_ids", "log_probs", "routed_experts"):
-        if dropped and (rows := getattr(output, name)) is not None:
-            setattr(output, name, rows[: len(rows) - dropped])
 
 
 class _CountingClient(LLMServerClient):

@@ -10,7 +10,10 @@ BEGIN_ANEW = (
     "frequency_penalty",
     "structured_outputs",
     "thinking_token_budget",
+    "repetition_detection",
     "logits_processors",
+    "stop",
+    "bad_words",
 )
 AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManager"
 # Extra field of a response: pairs of a training step and the number of tokens that its weights

@@ -31,12 +31,7 @@ from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.integrations.verl.draft_proof import DraftProof, candidates
 from sam_rollout.integrations.verl.drafter_probe import DrafterProbe, needs_probe
 from sam_rollout.integrations.verl.failures import DeadPartError, describe
-from sam_rollout.integrations.verl.interruptions import (
-    INTERRUPTED,
-    continued,
-    forget_last,
-    unsettled_tokens,
-)
+from sam_rollout.integrations.verl.interruptions import INTERRUPTED, continued
 from sam_rollout.integrations.verl.registered_names import ROLLOUT_NAME
 from sam_rollout.integrations.verl.replica_records import (
     FinishedRequest,
@@ -149,7 +144,7 @@ class SamHttpServer(vLLMHttpServer):
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
         self._finished: list[FinishedRequest] = []
         self.engine.add_request = self._landing_noted(self.engine.add_request)
-        self._under_way: dict[str, RequestIdentity | None] = {}  # running requests, by id
+        self._under_way: dict[object, RequestIdentity | None] = {}  # running requests
         self._admitted_s: dict[str, float] = {}  # when each request came to the engine
         self._landing: set[str] = set()  # admitted requests that the engine does not know yet
         self._interrupted: list[RequestIdentity | None] = []  # interrupted since the last drain
@@ -205,7 +200,8 @@ class SamHttpServer(vLLMHttpServer):
             **continued(sampling_params, resumed),
             "output_kind": RequestOutputKind.FINAL_ONLY,
         }
-        self._under_way[request_id] = identity
+        call = object()  # With full_determinism, verl gives parallel requests the same id.
+        self._under_way[call] = identity
         start_s = time.time()
         try:
             with self._sharing.running(identity) if self._sharing else contextlib.nullcontext():
@@ -213,12 +209,11 @@ class SamHttpServer(vLLMHttpServer):
         except EngineDeadError as error:
             raise DeadPartError(self._engine_died()) from error
         finally:
-            del self._under_way[request_id]
+            del self._under_way[call]
             self._landing.discard(request_id)
             start_s = self._admitted_s.pop(request_id, start_s)
         if output.stop_reason == INTERRUPTED:
             self._interrupted.append(identity)
-            forget_last(output, unsettled_tokens(sampling_params))
             if not output.token_ids:
                 return output
         elif self._sharing is not None:
@@ -281,6 +276,8 @@ class SamHttpServer(vLLMHttpServer):
     async def abort_all_requests(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Interrupt all requests as verl does; the engine's clock stops until new requests come."""
         aborted = await super().abort_all_requests(*args, **kwargs)
+        if self.node_rank != 0:
+            return aborted  # The engine belongs to the replica's first server.
         # The last tokens of these requests belong to the records that the trainer asks for next.
         deadline = time.monotonic() + ABORTED_WITHIN_S
         while self._admitted_s and time.monotonic() < deadline:

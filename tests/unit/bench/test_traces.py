@@ -28,6 +28,7 @@ def test_a_folder_of_all_formats(tmp_path):
     [
         ("a.jsonl", "{}\n", "line 1"),
         ("a.jsonl", "not json\n", "line 1"),
+        ("a.jsonl", '["tokens"]\n', "line 1"),
         ("a.jsonl", '{"tokens": [2147483648]}\n', "0..2147483647"),
         ("a.jsonl", '{"tokens": [1, 2]}\n{"tokens": [[1, 2]]}\n', "line 2: token ids must be"),
         ("a.jsonl", '{"tokens": [[1], [2, 3]]}\n', "line 1: token ids must be a list"),
@@ -63,6 +64,19 @@ def test_a_damaged_row_of_a_table_is_named(tmp_path):
     (tmp_path / "a.parquet").write_bytes(content)
     with pytest.raises(TraceError, match=r"a\.parquet"):
         read_traces(tmp_path)
+
+
+def test_a_tables_ids_are_in_their_own_columns(tmp_path):
+    """Other columns may have the texts in words."""
+    ids = {"prompt_ids": [[1]], "response_ids": [[2, 3]]}
+    pq.write_table(pa.table(ids | {"prompt": ["a"], "response": ["b c"]}), tmp_path / "a.parquet")
+    (one,) = read_traces(tmp_path)
+    assert one.tokens.tolist() == [1, 2, 3]
+    for column in ids:
+        left = {name: rows for name, rows in ids.items() if name != column}
+        pq.write_table(pa.table(left | {"tokens": [[1, 2]]}), tmp_path / "a.parquet")
+        with pytest.raises(TraceError, match=r"row 1: .*the columns prompt_ids and response_ids"):
+            read_traces(tmp_path)
 
 
 def test_groups_are_of_one_step_and_in_order():

@@ -1,5 +1,6 @@
 """Code that cannot be loaded ends a run before it begins."""
 
+import py_compile
 import re
 
 import pytest
@@ -149,7 +150,17 @@ def test_an_agent_loop_that_an_interruption_would_change(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"\[mine\] = .*must not set presence_penalty with") as it:
         loops(*given)
     assert "\n" not in str(it.value)
-    (tmp_path / "my_loops.py").write_text(text.replace("presence_penalty", "stop"))
+    base = "class MyLoop:\n    params = dict({})\n    {}\n"
+    for keywords, then in (("presence_penalty=f()", ""), ("", 'params["presence_penalty"] = 1')):
+        (tmp_path / "my_loops.py").write_text("f = int\n" + base.format(keywords, then))
+        with pytest.raises(ConfigError, match="must not set presence_penalty with"):
+            loops(*given)
+    off = base.format("presence_penalty=0.0", 'params["frequency_penalty"] = None')
+    for harmless in (text.replace("presence_penalty", "top_p"), off):
+        (tmp_path / "my_loops.py").write_text(harmless)
+        loops(*given)
+    py_compile.compile(str(tmp_path / "my_loops.py"), str(tmp_path / "my_loops.pyc"))
+    (tmp_path / "my_loops.py").unlink()
     loops(*given)
 
 

@@ -18,9 +18,7 @@ from sam_rollout.integrations.verl.interruptions import (
     INTERRUPTED,
     InterruptedClient,
     continued,
-    forget_last,
     tokens_by_weights,
-    unsettled_tokens,
 )
 from sam_rollout.integrations.verl.registered_names import BEGIN_ANEW
 from sam_rollout.integrations.verl.server import SamHttpServer
@@ -43,19 +41,6 @@ def test_min_tokens_counts_from_the_responses_beginning():
     assert continued({"min_tokens": 9, "top_p": 0.5}, 4) == {"min_tokens": 5, "top_p": 0.5}
     assert continued({"min_tokens": 9}, 20)["min_tokens"] == 0
     assert continued({"top_p": 0.5}, 4) == {"top_p": 0.5}
-
-
-def test_what_may_begin_a_stop_string_is_sampled_again():
-    assert unsettled_tokens({"top_p": 0.5}) == unsettled_tokens({"stop": None}) == 0
-    assert unsettled_tokens({"stop": "</a>"}) == 3
-    assert unsettled_tokens({"stop": ["x", "é!"], "bad_words": ["no"]}) == 2
-    cut = output(1, 2, 3, 4)
-    forget_last(cut, 3)
-    assert cut.token_ids == [1] and cut.log_probs == [-1.0]
-    forget_last(cut, 3)
-    assert cut.token_ids == [] == cut.log_probs
-    forget_last(cut := output(1, 2), 0)
-    assert cut.token_ids == [1, 2]
 
 
 @pytest.fixture
@@ -147,14 +132,13 @@ class Sharing:
 
 def test_a_server_records_each_part_of_a_response_and_shares_it_whole(server):
     who = {**WHO.to_extra_args()["sam"], "prompt_tokens": 3}
-    sampling = {"min_tokens": 4, "stop": "</s", "extra_args": {"sam": who}}
+    sampling = {"min_tokens": 4, "extra_args": {"sam": who}}
 
     def request(name, prompt):
         return asyncio.run(server.generate(prompt, dict(sampling), name))
 
-    server.answers = [output(1, 2, 3, 4, reason=INTERRUPTED), output(reason=INTERRUPTED, weights=1)]
-    first = request("a", PROMPT)
-    assert first.token_ids == [1, 2], "the last two may begin a stop string"
+    server.answers = [output(1, 2, reason=INTERRUPTED), output(reason=INTERRUPTED, weights=1)]
+    assert request("a", PROMPT).token_ids == [1, 2]
     so_far = [*PROMPT, 1, 2]
     request("b", so_far)
     assert [one.key for one in server._interrupted] == [WHO.key] * 2
@@ -190,3 +174,23 @@ def test_verl_waits_for_requests_on_their_way_to_the_engine_and_for_no_others(se
         return server._admitting
 
     assert asyncio.run(lives()) == 0
+
+
+def test_a_replicas_other_servers_have_no_requests_to_interrupt():
+    """verl asks every server of a replica; only the first has an engine."""
+    other = object.__new__(SamHttpServer)
+    other.node_rank = 1
+    assert asyncio.run(other.abort_all_requests()) == {"aborted_count": 0, "request_ids": []}
+
+
+def test_parallel_requests_may_have_one_id(server, monkeypatch):
+    async def parked(self, request_id):
+        await asyncio.sleep(0)  # until the other request is under way, too
+
+    async def both():
+        return await asyncio.gather(*(server.generate(PROMPT, {}, "a") for _ in range(2)))
+
+    monkeypatch.setattr(our_server.vLLMHttpServer, "_park_until_admitted", parked)
+    server.answers = [output(1), output(2)]
+    assert [one.token_ids for one in asyncio.run(both())] == [[1], [2]]
+    assert not server._under_way

@@ -51,3 +51,11 @@ def test_steps_and_requests_stay_with_their_engine():
     finished = [SimpleNamespace(request_id=name) for name in "abcd"]
     shares = [[r.request_id for r in share] for share in recorders.share_out(finished)]
     assert shares == [["a", "c"], ["b", "d"]], "c is known to nobody and goes to the first"
+
+
+def test_requests_that_ended_without_a_response_are_forgotten_at_the_second_drain():
+    recorders, late = EngineRecorders(2), SimpleNamespace(request_id="late")
+    recorders.record(scheduler(), progress(finished=("late", "none")), engine_idx=1)
+    assert recorders.share_out([]) == [[], []]
+    assert recorders.share_out([late]) == [[], [late]]
+    assert not recorders._engine_of
