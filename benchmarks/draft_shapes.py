@@ -52,7 +52,7 @@ class Device(TreeSession):
         super().__init__(config, ROWS, longest + k + 1, lambda: self.clock_s)
 
     def step(self, *batch: Any, **options: bool) -> DraftBatch:
-        """Draft, and let the time of the next step pass."""
+        """Draft, and advance the clock by the time of the next step."""
         drafts = super().step(*batch, **options)
         drafted = int(drafts.counts[: drafts.rows].sum())
         scored = drafts.rows + drafted

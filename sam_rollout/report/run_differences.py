@@ -75,7 +75,7 @@ def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iter
 
 
 def _setting(name: str, left: Any, right: Any) -> Difference:
-    """Judge a different setting; paths with the same end may be the same files in two checkouts."""
+    """Judge a setting that differs; paths with the same end may mean the same files."""
     if alike := _common_end(left, right):
         unfair = name.endswith(_INPUT_FILES) and alike < 2
         return Difference("paths", name, left, right, unfair)

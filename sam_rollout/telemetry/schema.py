@@ -34,7 +34,7 @@ GROUPS = {
     "bulk": "Every engine step outside the long tail. bulk + tail = the whole rollout.",
     "gain": "The speed-up by drafts, estimated from the run itself "
     "(`sam_rollout/telemetry/gain.py`). The estimate rebuilds the rollout's steps without drafts. "
-    "Each takes as long as observed steps of this training step that computed as many tokens. In "
+    "Each of them takes as long as the observed steps that computed as many tokens. In "
     "the recorded runs the estimate lies within the 95 % interval of three pairs of runs, and "
     "differs from its own pair by less than about 20 %. There is no estimate if comparable steps "
     "were not observed, requests waited in the queue, steps were padded, or a model drafts. A run "
