@@ -39,7 +39,7 @@ prepare_environment()  # must precede torch: engines are forked, and threads do 
 DEVICE_MS, REQUESTS = (5, 10, 20, 40), (8, 64, 128, 256)
 CELLS = [(device_ms, count) for device_ms in DEVICE_MS for count in REQUESTS]
 TOKEN_US, LAUNCH_US = 10.0, 300.0
-STEPS = 48  # steps of a cell; in some of them all requests run
+STEPS = 48  # steps of a measurement; all requests run in some of them
 K = 3
 MAX_TOKENS = STEPS * (1 + K) // 2
 TEXTS = RESULTS / "runs" / "off-1"  # texts of the tiny model
@@ -77,9 +77,10 @@ def texts() -> list[tuple[list[int], list[int]]]:
 def measure(
     engine: Any, known: list[Any], cell: tuple[float, int], number: int
 ) -> dict[str, float]:
-    """Measure one cell: mean milliseconds of the idle device in a step, and of its parts.
+    """Measure the idle time of the device before a step, and its parts; means in milliseconds.
 
-    `known` are the `texts`; `number` makes the identities of the cell's requests unique.
+    `cell` holds a step's milliseconds and the number of requests, and `known` the `texts`. `number`
+    makes the identities of the cell's requests unique.
 
     Raises:
         RuntimeError: A text is not the known one.

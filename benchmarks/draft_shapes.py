@@ -24,12 +24,12 @@ from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.telemetry.traces import Trace, read_sets
 
 ROWS, FREE, STEP_MS = 8, 256, 20.0
-MOST_TOKENS = 60_000  # of a set
+MOST_TOKENS = 60_000  # most tokens of a set
 DEVICES: dict[str, Callable[[int], float]] = {  # milliseconds of a step, by scored tokens
     "flat": lambda scored: STEP_MS * max(1.0, scored / FREE),
     "dear": lambda scored: 5.0 + 0.5 * scored,
 }
-# Shape, most tokens of a request.
+# Side -> shape of its drafts, most draft tokens of a request.
 SIDES = {
     "no drafts": ("chain", 8),
     "chain of 8": ("chain", 8),

@@ -6,8 +6,9 @@
 The program counts engine steps and measures no times. It has two parts. With ``--traces`` (sets of
 ``benchmarks.real_traces``), recorded responses are sampled again step by step, with all text
 sources and without draws. The coupled sampler fixes a text, so this count is exact. If a set has
-several training steps, the first one is only read. In the other part, the tiny model
-runs in vLLM, and all sides have to sample the same responses.
+several training steps, responses of the first one are read as earlier texts and are not sampled
+again. In the other part, the tiny model runs in vLLM, and all sides have to sample the same
+responses.
 
 ``--check`` repeats the first part and half of the second. It fails if the gains are smaller than
 docs/results.md says.
@@ -38,7 +39,7 @@ from sam_rollout.telemetry.traces import Trace, read_sets
 
 ALWAYS = GateConfig("threshold", 100_000)
 TEXTS = ("own", "prompt", "run")
-ROWS, TAIL = 32, 8  # most running requests, of all steps and of the tail's
+ROWS, TAIL = 32, 8  # most running requests: in any step, in a step of the tail
 # Name -> shape, draft tokens per request, draft tokens per step.
 SHAPES = {
     "chain of 8": ("chain", 8, 4096),

@@ -10,9 +10,10 @@ the same entropy, or the entropies of a reasoning model. Models (the tiny one, o
 order of sums in attention or in the output layer, products rounded as TF32, hidden states or logits
 rounded to bfloat16, another attention in bfloat16, or noise at positions of similar entropy.
 
-The program reports the share of changed tokens, counted and by the closed form, which is below
-2 TV for Gumbel noise. It also reports how many of a response's 10,000 tokens precede the first
-change. ``--check`` measures two rows, and fails if they contradict docs/verification.md.
+The program reports the share of changed tokens, both counted and computed by the closed form. For
+Gumbel noise the closed form is below 2 TV. It also reports how many of a response's 10,000 tokens
+precede the first change. ``--check`` measures two rows, and fails if they contradict
+docs/verification.md.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from benchmarks.measuring import MODEL, load_prompts, parser, write_record
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.verification import draw_gumbel, draw_tokens, keyed_bits
 
-VOCABULARY = 151_936  # Qwen3
+VOCABULARY = 151_936  # tokens of Qwen3
 BATCH = 32  # number of made-up distributions that are computed at once
 POSITIONS, DRAWS = 384, 16  # positions of a made-up row, and draws per position
-RESPONSE = 10_000  # tokens
+RESPONSE = 10_000  # tokens of a response
 # Quantiles of a reasoning model's entropies in nats: half of the tokens have less than 0.01, and a
 # fifth has more than 0.672 (Wang et al., arXiv 2506.01939, Qwen3-8B). The ends are assumed.
 REASONING = ((0.0, 0.5, 0.8, 1.0), (1e-4, 0.01, 0.672, 4.0))
-BANDS = ((0.5, 1.5), (3.0, 5.0))  # nats
+BANDS = ((0.5, 1.5), (3.0, 5.0))  # ranges of entropy, nats
 PROMPTS, SIBLINGS, TOKENS = 8, 2, 160  # texts that a model samples
 
 Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -95,7 +96,7 @@ def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
                 bits = keyed_bits(torch.full_like(places, key), places)
                 changed[name] += int((draw(logits, bits) != draw(disturbed, bits)).sum())
         positions += len(p)
-    if not positions:  # a model without positions of these entropies
+    if not positions:  # the model has no positions of these entropies
         return {}
     mean = {name: total / positions for name, total in sums.items()}
     return {
@@ -117,7 +118,7 @@ def made_up(entropies: np.ndarray, disturb: Callable[..., torch.Tensor], seed: i
     ranks = torch.arange(1, VOCABULARY + 1).log()
     for some in torch.tensor(entropies).split(BATCH):
         low, high = torch.zeros(len(some)), torch.full((len(some),), 30.0)
-        for _ in range(30):  # the exponent with this entropy
+        for _ in range(30):  # bisection finds the exponent with this entropy
             middle = (low + high) / 2
             flat = torch.special.entr((-middle[:, None] * ranks).softmax(-1)).sum(-1) > some
             low, high = torch.where(flat, middle, low), torch.where(flat, high, middle)

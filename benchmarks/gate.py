@@ -41,7 +41,7 @@ PROMPTS, SIBLINGS = 4, 4
 MAX_NUM_SEQS = PROMPTS * SIBLINGS
 MAX_TOKENS, MAX_TOKENS_OF_SMOLLM2 = 384, 96
 K = 8  # the engine's most draft tokens
-FIXED = ((4, 3), (4, 8), (MAX_NUM_SEQS, 1), (MAX_NUM_SEQS, 3), (MAX_NUM_SEQS, 8))  # threshold, k
+FIXED = ((4, 3), (4, 8), (MAX_NUM_SEQS, 1), (MAX_NUM_SEQS, 3), (MAX_NUM_SEQS, 8))  # (threshold, k)
 SOURCES = ("own", "prompt")
 TEMPERATURES = {"hopeless": 1.0, "mixed": 1.0, "easy": 0.4}
 
@@ -65,7 +65,7 @@ class GateWorkerExtension(SamWorkerExtension):
             self._unlearned = copy.deepcopy(self.model_runner.drafter.session.drafter._policies)
 
     def use_gate(self, name: str) -> None:
-        """Switch to a side's gate and drafter as they were last, without their texts."""
+        """Switch to a side's gate, and to what the drafter had learned with it, without texts."""
         session = self.model_runner.drafter.session
         session.end_step()
         if name not in self._sides:
@@ -185,13 +185,13 @@ def main() -> None:
         "fixed_k": ", ".join(map(str, sorted({k for _, k in FIXED}))),
         "temperatures": TEMPERATURES,
     }  # fmt: skip
-    # Texts with rounds of other sides are measured anew.
+    # A kind of text whose recorded rounds have other sides is measured anew.
     texts = record["texts"] = {
         name: result
         for name, result in record["texts"].items()
         if set(result["rounds"][0]) == set(gates())
     }
-    # The engine has the gate that needs most from the drafter.
+    # The engine starts with the gate that needs most from the drafter.
     sam = SamConfig(
         max_draft_tokens=K, gate=GateConfig("auto"), sources=sources_of("own", arguments.sources)
     )

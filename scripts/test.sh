@@ -59,7 +59,7 @@ run_lint() {
     for script in "${scripts[@]}"; do
         bash -n "$script" || return 1
     done
-    # There is no package of it for Arm.
+    # There is no package of shellcheck for Arm.
     [ "$(uname -m)" != x86_64 ] || "$ROOT/.venv/bin/shellcheck" "${scripts[@]}" || return 1
     limited lint "$VENV_PYTHON" -m ruff check . || return
     limited lint "$VENV_PYTHON" -m ruff format --check . || return
@@ -97,7 +97,7 @@ run_part() {
     echo "$status $((SECONDS - started))" > "$RESULTS/$part.status"
 }
 
-# Runs a command that prints, one at a time, also if its output exceeds a pipe's buffer.
+# Runs a command that prints under a lock, so that outputs of two lanes are not mixed, however long.
 alone() {
     {
         flock 9

@@ -138,8 +138,7 @@ def quality(pairs: pd.DataFrame) -> dict[str, float]:
     Returns:
         The number of ``pairs``, the ``share`` in which the target is better, ``balanced_accuracy``
         at a chance of one half, ``spearman``, the rank correlation of chance and advantage, and
-        ``mendable``, the share of better steps of the target where the draft model's reward is
-        below 1.
+        ``mendable``, the ``share`` among pairs in which the draft model's reward is below 1.
     """
     better, wrong = labels(pairs), pairs["draft"] < 1
     right = ((pairs["chance"] > 0.5) == better).groupby(better).mean()

@@ -8,15 +8,15 @@ import numpy.typing as npt
 from sam_rollout.automaton import kernels
 from sam_rollout.automaton.interface import Int64Array
 
-# The arena grows by slabs that double up to 32 MiB. So there are few slabs to search, and they are
-# large enough for huge pages, without which long texts take longer per token.
+# The arena grows by slabs, whose size doubles up to 32 MiB. So there are few slabs to search, and
+# they are large enough for huge pages. Without huge pages, long texts take longer per token.
 _FIRST_SLAB_BLOCKS = 32
 _LARGEST_SLAB_BLOCKS = (32 << 20) // kernels.BLOCK_BYTES
 
 _CACHE_LINE = 64
 
-# The first search for idle slabs waits until this many blocks are free. A later one waits until
-# this share of all blocks has become free since the last search.
+# A slab is idle if all its blocks are free. Idle slabs are searched for when
+# _FIRST_RELEASE_BLOCKS blocks are free, and again when _RELEASE_SHARE of all blocks became free.
 _FIRST_RELEASE_BLOCKS = (64 << 20) // kernels.BLOCK_BYTES
 _RELEASE_SHARE = 1 / 8
 
@@ -97,7 +97,7 @@ def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 class Rows:
-    """A table of int64 whose rows are opened, closed and given out again; column 0 says "open"."""
+    """A table of int64 whose rows are opened, closed and reused; column 0 is 1 in open rows."""
 
     def __init__(self, name: str, width: int) -> None:
         self._name = name

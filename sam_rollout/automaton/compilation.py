@@ -24,8 +24,8 @@ from numba import types
 
 logger = logging.getLogger(__name__)
 
-# A kernel depends on these folders and on its own, since kernels use one another's column numbers
-# and helpers.
+# A kernel's machine code depends on all files of these folders and of the kernel's own folder,
+# because kernels use one another's column numbers and helpers.
 _FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "core")
 
 
@@ -85,7 +85,7 @@ def warm_up(*kernels: Any) -> WarmUp:
         except Exception as error:  # files, pickles and object code can fail in any way
             problem = problem or f"{type(error).__name__}: {error}"
             dispatcher._cache.disable()
-            dispatcher.compile(dispatcher.declared)  # does nothing if only saving failed
+            dispatcher.compile(dispatcher.declared)  # does nothing if only the saving failed
         dispatcher.disable_compile()
         hits = sum(dispatcher.stats.cache_hits.values())
         loaded, compiled = loaded + hits, compiled + 1 - hits

@@ -1,8 +1,8 @@
 """Votes for the next token of a text, and the step from a place along a token.
 
-A text's place in an automaton is the state of its longest suffix there. Drafting goes on from a
-place token by token and does not change the automaton. So each token of a draft can be chosen by
-the votes of several automata, which `drafting/policy.py` weighs.
+A text's place in an automaton is the state of the longest suffix of the text that is known there.
+Drafting goes on from a place token by token and does not change the automaton. So each token of a
+draft can be chosen by the votes of several automata, which `drafting/policy.py` weighs.
 """
 
 import numpy as np
@@ -12,31 +12,32 @@ from sam_rollout.automaton import interface
 from sam_rollout.automaton import kernels as live
 from sam_rollout.automaton.kernels import _inlined
 
-# Two suffixes vote: the longest one that has a continuation, and the next shorter one that occurred
-# in more places and has one.
+# Two suffixes of a text vote: the longest one that was continued, and the next shorter one that
+# occurred in more places and was continued.
 LEVELS = 2
-VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it is another one, the latest
+VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it differs, the latest one
 OTHER_VOTES = 6  # further votes per suffix, where drafts may branch
 
-# A vote's class, a number below CLASSES, says how trustworthy it is. Each tuple holds the lower
-# bounds of all its ranges but the first.
+# A vote's class, a number below CLASSES, says how trustworthy the vote is. It combines the ranges
+# of these figures. Each tuple holds the lower bounds of all ranges but the first.
 LENGTHS = (2, 3, 5, 9, 20)  # length of the suffix in tokens
 COUNTS = (2, 3, 4, 6, 10, 20, 50)  # how often the suffix was continued
-SHARES = (0.25, 0.4, 0.5, 0.66, 0.8, 0.9)  # in what share of these cases by this token
-WRITERS = 3  # the latest writer of this continuation: another prompt's, a sibling, the text itself
+SHARES = (0.25, 0.4, 0.5, 0.66, 0.8, 0.9)  # in what share of these cases this token followed
+WRITERS = 3  # who wrote this continuation last: another prompt's text, a sibling, the text itself
 LENGTH_CLASSES = len(LENGTHS) + 1
 _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
-# Classes of drafts made elsewhere, by their certainty, [SHARES + 1, ...]. They say "seen once, but
-# not the latest", which no text's vote can be, so drafts share no class with texts.
+# Classes of drafts made elsewhere, by their certainty, [SHARES + 1, ...]: 'continued once, and not
+# by the latest token'. In a text, a suffix that was continued once was continued by its latest
+# token, so hardly any vote of a text is in these classes.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 
 @_inlined
 def _class_in(value, lowest):
     number = 0
-    for bound in lowest:  # sums avoid branches that the processor would often mispredict
+    for bound in lowest:  # a sum avoids branches, which the processor would often mispredict
         number += value >= bound
     return number
 
@@ -50,7 +51,7 @@ def _class_of(length, count, votes, is_latest, writer):
 
 @_inlined
 def _writer_of(states, end, text):
-    """Return the class of a prefix's writer, see WRITERS."""
+    """Return who wrote the prefix `end`, seen from `text`, as a number below WRITERS."""
     writer = live._row_of(states, end)[live.WRITER]
     if writer == text:
         return 2
@@ -95,7 +96,7 @@ def _begin_task(task, lane, header, state, entry):
     if state < 0:
         latest, target = np.int64(entry[live.LATEST_TOKEN]), np.int64(entry[live.LATEST_TARGET])
         best, best_target = np.int64(entry[live.BEST_TOKEN]), np.int64(entry[live.BEST_TARGET])
-    else:  # few prefixes have another edge than their run's
+    else:  # most prefixes have only the edge to the next prefix of their run
         latest, target = live._latest_of(header, state)
         best, best_target = latest, target
         if entry[live.NEXT_TOKEN] != latest and entry[live.NEXT_TOKEN] != live.NONE:
@@ -126,7 +127,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
     take one step at a time and prefetch what their next step needs, so that their waits overlap.
 
     Args:
-        lanes, tasks: addresses of the tables above.
+        lanes, tasks: addresses of the tables of lanes and tasks.
         asked, count: int64[count], numbers of the lanes.
         waiting: int64[count or more], scratch space.
     """
@@ -156,7 +157,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
 
 @_inlined
 def take_votes(lanes, tasks, number, tokens, classes, count):
-    """Append votes for the continuations that `vote_lanes` found for a lane; return the count."""
+    """Append votes for a lane's continuations, found by `vote_lanes`; return the new count."""
     lane = lane_at(lanes, number)
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
     text, first = lane[LANE_TEXT], lane[LANE_FIRST]
@@ -200,11 +201,11 @@ def _append_other(lane, states, length, total, target, token, tokens, classes, c
 
 @njit(nogil=True)
 def take_other_votes(lanes, tasks, number, tokens, classes, count):
-    """Append votes for a lane's other continuations, for branches; return the count.
+    """Append votes for a lane's other continuations, for branches; return the new count.
 
-    For each suffix that `vote_lanes` found there are up to OTHER_VOTES of them, beyond the most
-    frequent and the latest continuation. The edges in the state itself come first, then the newest
-    edges of the table.
+    Each suffix that `vote_lanes` found gets up to OTHER_VOTES votes, for continuations that are
+    neither the most frequent nor the latest one. The edges in the state itself come first, then the
+    newest edges of the table.
     """
     lane = lane_at(lanes, number)
     header = live._int64_pointer(lane[LANE_HEADER])
@@ -247,7 +248,7 @@ def take_other_votes(lanes, tasks, number, tokens, classes, count):
 
 @njit(nogil=True)
 def vote(kind, address, state, length, first, tokens, classes, count):
-    """Append the votes of a place of any kind but LIVE; return the number of votes now.
+    """Append the votes of a place that is not LIVE; return the new number of votes.
 
     Args:
         kind, address, state, length: columns of the place.
@@ -274,7 +275,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
         entry = _drawn_at(address, state >> 1, length)
         if entry[interface.DRAWN_POSITION] == state >> 1:
             tokens[count] = entry[interface.DRAWN_TOKEN]
-            # The class stands for the distance, the preceding token's match, and the repetitions.
+            # The class encodes distance, match of the preceding token, and repetitions.
             distance = np.int64(entry[interface.DRAWN_DISTANCE])
             votes = distance * (1 - 1 / entry[interface.DRAWN_AGAIN])
             classes[count] = first + _class_of(np.int64(1), distance, votes, state & 1, 0)
@@ -284,7 +285,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
 
 @njit(nogil=True)
 def follow(kind, address, state, length, token):
-    """Return a place's state and length after a token; a ready draft ends at another token."""
+    """Return a place's state and length after a token; a ready draft ends if its token differs."""
     if kind == interface.READY:
         goes_on = state < length and (
             live._int32_pointer(address + 8 * state)[interface.DRAFT_TOKEN] == token
@@ -315,7 +316,7 @@ def follow(kind, address, state, length, token):
 
 @_inlined
 def follow_lane(lanes, tasks, number, token):
-    """Move a lane along a token, like `follow`; mostly `vote_lanes` has found the target before."""
+    """Move a lane along a token, like `follow`; often `vote_lanes` has found the target already."""
     lane = lane_at(lanes, number)
     state, length = lane[LANE_STATE], lane[LANE_LENGTH]
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]

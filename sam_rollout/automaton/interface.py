@@ -8,13 +8,13 @@ import numpy.typing as npt
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
-COUNT_SHIFT = 24  # a position takes the bits below, a count the bits above
+COUNT_SHIFT = 24  # lower bits hold a position, the bits from this one on hold a count
 LARGEST_AUTOMATON = 1 << COUNT_SHIFT  # most places of an automaton
 BLOCK_SHIFT = 9  # a block has 2**9 places
 
 
 def places_of(tokens: int | Int64Array) -> Any:
-    """Return the places that a text takes in an automaton: its tokens rounded up to blocks."""
+    """Return how many places a text takes in an automaton: its length, rounded up to blocks."""
     return -(-tokens >> BLOCK_SHIFT) << BLOCK_SHIFT
 
 
@@ -41,8 +41,8 @@ PLACE_STATE = 2
 PLACE_LENGTH = 3
 PLACE_TEXT = 4  # LIVE only: the text's writer, see `kernels.WRITER`
 PLACE_WIDTH = 5
-# PLACE_KIND: nothing to draft from, an automaton, a draft made elsewhere, the follower of each
-# token, the draw of each position.
+# Values of PLACE_KIND: what a row can draft from is nothing, an automaton, a draft made elsewhere,
+# a table of each token's follower, a table of each position's draw.
 NOWHERE, LIVE, READY, FOLLOWERS, DRAWN = 0, 1, 2, 3, 4
 # Columns of the table of followers: the likeliest next token (-1 for none), and for how many
 # observations in a row it was the likeliest.

@@ -9,19 +9,20 @@ texts that are read once, left to right:
   position follow from its place. Only branching edges are stored.
 * A clone has a negative number and takes four places, a cache line. The line also holds three of
   its branching edges. Most clones have no more, so reading a token touches one line per state.
-* All other branching edges are in one open-addressing table keyed by (state, token). A state's
-  edges are chained by token, because cloning a state copies them all.
+* All other branching edges are in one open-addressing table keyed by (state, token). Each edge
+  names the token of its state's next edge, because cloning a state copies all its edges.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text stands at
-  the state of its newest prefix, whose link is its longest suffix that occurred before. So a place
-  to draft from needs no cursor of its own.
-* A text that follows another one shares its states until the two differ. From there on it has a run
-  of its own. The first place of that run is no state: it holds the token with which the run begins.
+  the state of its newest prefix, whose link is the text's longest suffix that occurred before. So
+  no cursor is needed for the place to draft from.
+* A text that begins like another one shares that one's states until the two differ. From there on
+  it has a run of its own. The first place of that run is no state: it holds the token with which
+  the run begins.
 
-A state also keeps how its strings were continued: the latest place where they were, which gives the
-token, and how often they were. A clone keeps its latest and its most frequent token, too, with the
-states that they lead to. A block of a run names the writer of its text. All this is noted when a
-text adds a state, along a bounded number of suffix links. A text that reads known tokens notes
-nothing. The votes for a draft's next token are made of these notes and need no edges
+A state also notes how its strings were continued: the latest place where that happened, which gives
+the token, and how often it happened. A clone keeps its latest and its most frequent token, too,
+with the states that they lead to. A block of a run names the writer of its text. All this is noted
+when a text adds a state, along a bounded number of suffix links. A text that reads known tokens
+notes nothing. The votes for a draft's next token are made of these notes and need no edges
 (`continuations.py`).
 
 An example shows the arrays of a text with an automaton to itself, after reading "a b c b a b".
@@ -62,18 +63,18 @@ often, so the later one counts as the most frequent. Both fit into the clone, so
 only the edges of state 0: FIRST_EDGE names the newest, c, and NEXT_EDGE the one before it, b.
 
 Nothing has followed prefix 6 yet. Its link is "ab", the longest suffix that occurred before, which
-was followed once, by the c behind prefix 2 (LATEST). The next shorter suffix, "b", was followed
-twice, the last time by the a behind prefix 4.
+was followed once, by the c after prefix 2 (LATEST). The next shorter suffix, "b", was followed
+twice, the last time by the a after prefix 4.
 
 Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
 size from an arena, and directories of a few bytes per block lead to them. When the edge table is
 full, a larger one takes over a few slots per token read, in the order of the hash. Edges whose slot
 in the old table lies before the frontier are in the new one.
 
-Memory reaches the kernels as addresses, because numba takes no list of arrays of changing number.
-In the functions below, `automata` is int64[automata, AUTOMATON_WIDTH] and `header` one of its rows,
-`texts` is int64[texts, TEXT_WIDTH], and `arena` is int64[1 + blocks], the number of free blocks and
-then their addresses.
+Memory reaches the kernels as addresses, because numba accepts no list of a varying number of
+arrays. In the functions below, `automata` is int64[automata, AUTOMATON_WIDTH] and `header` one of
+its rows, `texts` is int64[texts, TEXT_WIDTH], and `arena` is int64[1 + blocks], the number of free
+blocks and then their addresses.
 """
 
 import numpy as np
@@ -110,7 +111,7 @@ AUTOMATON = 1
 LAST = 2  # state of the text read so far
 LENGTH = 3  # tokens read
 PENDING = 4  # state that was begun when memory ran out, else 0
-TEXT_WRITER = 5  # the text's own number, and from bit GROUP_SHIFT on its siblings' common one
+TEXT_WRITER = 5  # the text's number; from bit GROUP_SHIFT on, the number of its group of siblings
 GUARD = 6  # the last GUARD_TOKENS tokens, by position modulo GUARD_TOKENS
 GUARD_TOKENS = 8
 TEXT_WIDTH = GUARD + GUARD_TOKENS
@@ -119,16 +120,16 @@ TEXT_WIDTH = GUARD + GUARD_TOKENS
 ADDRESS = 0  # the block's address minus the offset of its first state, so that an access only adds
 LENGTH_OFFSET = 1  # a prefix's length minus its number
 NEXT_BLOCK = 2  # first state of the run's next block, 0 if there is none yet
-WRITER = 3  # TEXT_WRITER of the text in a block of prefixes
+WRITER = 3  # TEXT_WRITER of the text whose prefixes the block holds
 DIRECTORY_WIDTH = 4
 
 # Columns of a state, int32[4]: 16 bytes, a quarter of a cache line. A clone has four times as many.
-NEXT_TOKEN = 0  # a prefix's token of its edge within the run, NONE at the run's end
+NEXT_TOKEN = 0  # token of a prefix's edge to the run's next prefix, NONE at the run's end
 CLONE_LENGTH = 0  # length of a clone's longest string
 LINK = 1
-# The latest prefix that ends in the state's strings and was continued, see `_note`. Until one was,
-# it is the prefix in which they were first read. In a prefix the bits from COUNT_SHIFT on hold how
-# often one was continued, up to LARGEST_COUNT.
+# The latest prefix that ends with the state's strings and was continued, see `_note`; until one was
+# continued, the prefix in which the strings were first read. If the state is a prefix, the bits
+# from COUNT_SHIFT on hold how often its strings were continued, up to LARGEST_COUNT.
 LATEST = 2
 FIRST_EDGE = 3  # token of the state's newest edge in the edge table, NONE if it has none there
 # A clone's further columns: how often its strings were continued; the edges that were followed last
@@ -161,11 +162,11 @@ BLOCK_ENTRIES = 1 << BLOCK_SHIFT
 BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 BLOCK_MASK = BLOCK_ENTRIES - 1
 
-# No edge is hashed to these slots at a table's end, which take edges displaced from the slots
-# before. At the highest load they run out with a probability of about exp(-0.35 * 96).
+# No edge is hashed to a table's last OVERFLOW_SLOTS slots. They take edges that are displaced from
+# earlier slots. At the highest load they run out with a probability of about exp(-0.35 * 96).
 OVERFLOW_SLOTS = 96
-# Slots moved per token read while an edge table grows, so that it is done after a thirtieth of the
-# text.
+# Slots that are moved per token read while an edge table grows. So all slots have moved after a
+# thirtieth of the text.
 MOVED_SLOTS = 32
 # LATEST has no bits for more blocks of prefixes.
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
@@ -173,7 +174,7 @@ MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
 ROWS_SCOUTED = 32
 TOKENS_SCOUTED = 3
 LINKS_SCOUTED = 8
-SCOUT_COLUMNS = 11  # of its scratch space
+SCOUT_COLUMNS = 11  # arrays in the scratch space of `_scout`
 SCOUT_LANES = ROWS_SCOUTED * (TOKENS_SCOUTED + 1)
 NO_STATE = 1 << 32
 # Most blocks that one token needs: two for states, the others for moved edges.
@@ -357,10 +358,10 @@ def _free_edge_blocks(directory, start, stop, arena):
 
 @_inlined
 def _hash(state, token):
-    """Return a key's hash, 32 bits that order the slots in tables of any size alike."""
+    """Return a key's 32-bit hash; keys have the same order in tables of every size."""
     key = (uint64(uint32(state)) << uint64(32)) | uint64(uint32(token))
-    # One multiplication maps runs of states with one token onto few slots. Mixing the high half in
-    # before a second multiplication, as in splitmix64, keeps such text at ordinary probe counts.
+    # One multiplication maps consecutive states with the same token onto few slots. Mixing the high
+    # half in before a second multiplication, as in splitmix64, avoids long searches in such text.
     key *= uint64(0x9E3779B97F4A7C15)
     key ^= key >> uint64(32)
     key *= uint64(0xBF58476D1CE4E5B9)
@@ -375,7 +376,7 @@ def _home(hashed, slots):
 
 @_inlined
 def _probe(directory, slots, home, state, token):
-    """Return an edge's address, else minus the address of its free slot, else 0 without a slot."""
+    """Return an edge's address; if it is missing, minus a free slot's address; 0 without a slot."""
     addresses = _int64_pointer(directory)
     slot = home
     if addresses[slot >> BLOCK_SHIFT] == 0:  # no edge was moved that far yet
@@ -397,7 +398,7 @@ def _probe(directory, slots, home, state, token):
 
 @_inlined
 def _table_of(header, state, token):
-    """Return directory and slots of the table that holds a key, and its first slot to search."""
+    """Return directory and size of the table that holds a key, and the slot to search first."""
     hashed = _hash(state, token)
     if header[OLD_EDGE_SLOTS] != 0:
         home = _home(hashed, header[OLD_EDGE_SLOTS])
@@ -551,11 +552,11 @@ def _branches(header, state):
 
 @njit(nogil=True)
 def _clone(header, arena, parent, token, edge, state):
-    """Split the strings that extend `parent` off `state` into a clone.
+    """Move the strings of `state` that are no longer than `parent`'s plus `token` to a clone.
 
-    The clone is what a new prefix shares with earlier text, so it inherits the latest end of the
-    state. `edge` is the address of the target of the edge from `parent` to `state`. Returns the
-    clone and DONE, or 0 and the reason why there is none.
+    The clone holds the strings that a new prefix shares with earlier text, so it inherits the
+    latest end of the state. `edge` is the address of the target of the edge from `parent` to
+    `state`. Returns the clone and DONE, or 0 and the reason why there is none.
     """
     states = header[STATES]
     source = _at(states, state)
@@ -608,7 +609,7 @@ def _clone(header, arena, parent, token, edge, state):
                 reason |= _put_edge(header, address, clone, copied, target, 0)
     if reason != DONE:
         raise RuntimeError("an edge found no slot in a table that is not full")
-    while True:  # redirect the edges of shorter contexts to the clone
+    while True:  # redirect the edges of shorter suffixes to the clone
         _int32_pointer(edge)[0] = clone
         if parent == 0:
             break
@@ -627,7 +628,7 @@ def _clone(header, arena, parent, token, edge, state):
 
 @_inlined
 def _target_of(header, arena, state, token):
-    """Find the state that `token` leads to from `state`, and split it if it has longer strings.
+    """Find the state that `token` leads to from `state`; split off the longer strings it may hold.
 
     Returns the state and DONE; 0 and DONE if the token never followed; 0 and the reason if there is
     no room for the split.
@@ -653,7 +654,7 @@ def _count(states, state):
 
 @_inlined
 def _times(states, state):
-    """Return how often an edge to a state was followed and then continued, at least 1."""
+    """Return how often an edge to a state was followed: the state's noted count, at least 1."""
     return max(_count(states, state), 1)
 
 
@@ -719,15 +720,15 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
     """Give every suffix of a text its edge on `token`, and the new prefix its suffix link.
 
     On the way it notes the continuation of the suffixes along `max_link_updates` suffix links.
-    Without that bound, a repeated token would cost the length of its run at every step. With it,
-    states far down the chain keep a position that is correct but may be older, and a count that may
-    be lower.
+    Without this bound, each repetition of a token would cost as much as all its repetitions before.
+    With the bound, states far down the chain keep a position that is correct but may be older, and
+    a count that may be lower.
 
     Returns DONE, or a reason when the edge table is full. The walk may be repeated from its start
     once there is room, because it passes over edges that lead to the new prefix already.
     """
     states = header[STATES]
-    # The place before `new`; if `new` is the first of its block, that is in another block.
+    # The state before `new`. If `new` is the first of its block, that state is in another block.
     position = new - 1 if new & BLOCK_MASK != 0 else last
     state, link, left = last, np.int64(0), max_link_updates
     address = _address_of(states, last)
@@ -743,8 +744,8 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
             reason = _put_edge(header, address, state, token, new, edge)
             if reason != DONE:
                 return reason
-            # This cannot wait for a walk of its own: a clone made below copies the count of the
-            # state that it is split from, which may be one of these.
+            # Count the continuation here, not in a later walk: `_clone` below copies the count of
+            # the state that it splits, and this walk may have passed that state.
             if state != 0 and left > 0:
                 _note(entry, state, position, token, new, np.int64(1))
         else:
@@ -856,7 +857,7 @@ def _catch_up(
     text = _pointer_of_row(texts, slot)
     header = _pointer_of_row(automata, text[AUTOMATON])
     if _text_changed(text, token_ids, row, length):
-        if header[SHARED] == 0:  # what it added to a shared automaton stays there
+        if header[SHARED] == 0:  # what the text added to a shared automaton stays there
             _free_all(header, arena)
         text[LAST] = 0
         text[LENGTH] = 0
@@ -1088,7 +1089,7 @@ def begin_moving(header, directory, slots):
 
 @kernel(INT64, INT64)
 def finish_moving(header, arena):
-    """Move all remaining edges, for a token that adds more than gradual moving has room for."""
+    """Move all remaining edges, for a token that adds more edges than fit while edges move."""
     _move_edges(_pointer_of(header), _pointer_of(arena), header[OLD_EDGE_SLOTS])
 
 

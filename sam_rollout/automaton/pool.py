@@ -142,7 +142,7 @@ class AutomatonPool:
         """Start an empty text and return its slot; its first token takes memory.
 
         Args:
-            automaton: a common one that `create` made; None for one to itself.
+            automaton: a common automaton that `create` made; None for an automaton of its own.
             group: a number below 2**31 that siblings have in common.
         """
         if automaton is None:
@@ -292,7 +292,7 @@ class AutomatonPool:
         )
 
     def _grow(self, slot: int, reason: int, length: int) -> None:
-        """Provide what a kernel ran out of while reading a text of `length` tokens."""
+        """Provide the memory that a kernel lacked while it read a text of `length` tokens."""
         if reason == kernels.NEED_BLOCKS:
             self._arena.provide(kernels.BLOCKS_PER_TOKEN)
             return

@@ -1,7 +1,7 @@
 """The recorder of generated texts, which keeps them until their requests end.
 
-An engine passes growing rows step by step, and reports the end of a request only after its row
-belongs to another one. A copy of four bytes per token is cheaper than asking the engine again.
+An engine passes growing rows step by step, and reports the end of a request only after the row
+belongs to another request. A copy of four bytes per token is cheaper than asking the engine again.
 """
 
 import numpy as np
@@ -25,29 +25,28 @@ _NOTHING = np.zeros(0, np.int32)
 
 
 class TextRecorder:
-    """The generated texts of up to `slots` requests, of at most `max_length` tokens with prompt."""
+    """The generated texts of up to `slots` requests, at most `max_length` long with prompt."""
 
     def __init__(self, slots: int, max_length: int) -> None:
         warm_up(record_rows)
         # Untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((slots, max_length), np.int32)
-        # [slots, 3]: the row's first token kept, the row's tokens read, most tokens ever held.
+        # [slots, 3]: the row's first token that is kept, its tokens read, most tokens ever held.
         self._spans = np.zeros((slots, 3), np.int32)
         self._written = 0  # the sum of the last column
         self._free = list(range(slots - 1, -1, -1))
 
     @property
     def nbytes(self) -> int:
-        """Memory that was ever written to; the system has given no other."""
+        """Memory that was ever written to; the system has given no more than that."""
         return self._written * self._texts.itemsize
 
     def open(self, prompt_tokens: int = 0) -> int:
         """Return a slot for another request, or -1 if none is left.
 
         Args:
-            prompt_tokens: length of the prompt where a response may follow it in the first row,
-                because the response was interrupted; 0 if the first row ends with the prompt and
-                one more token.
+            prompt_tokens: length of the prompt, which an interrupted response may follow in the
+                first row; 0 if the first row ends with the prompt and one sampled token.
         """
         if not self._free:
             return -1
@@ -74,7 +73,7 @@ class TextRecorder:
         num_tokens: Int32Array,
         eligible: npt.NDArray[np.bool_],
     ) -> None:
-        """Copy each row's new tokens; a slot's first row ends with its first sampled token.
+        """Copy each row's new tokens; `open` says what a slot's first row holds.
 
         `slots` is int32[B], negative for rows to skip; see `Source.catch_up` for the rest.
         """

@@ -1,4 +1,4 @@
-"""Tables of what the model said at scored positions; arguments are fields of `Scored`."""
+"""Tables of the tokens that scored positions drew or held likeliest; see `Scored`."""
 
 from numba import types
 
@@ -18,12 +18,11 @@ _MOST_TIMES = 1 << 20
 
 @kernel(INT32, INT32, INT32, INT32, INT32, INT64, written(types.int32, 3))
 def note_draws(tokens, positions, parents, drawn, widths, rows, table):
-    """Note what the positions behind each draft's accepted tokens drew (DRAWN in `interface.py`).
+    """Note the tokens that positions after each draft's accepted tokens drew (see `interface.py`).
 
     Args:
         rows: int64[M], each text's row of the table; -1 for a request that has none.
-        table: int32[rows, positions, DRAWN_WIDTH]; a position's entry is at its value modulo
-            `positions`.
+        table: int32[rows, n, DRAWN_WIDTH]; position p has entry p % n.
     """
     first, length = 0, table.shape[1]
     for m in range(widths.size):

@@ -16,7 +16,7 @@ from sam_rollout.bench.sides import ARCTIC_4, FIRST, Side
 from sam_rollout.telemetry.traces import Trace
 
 K = 3
-BLOCK = 10  # calls of a side in a row
+BLOCK = 10  # consecutive calls of a side in each of its turns
 
 
 @dataclasses.dataclass(frozen=True)

@@ -104,9 +104,9 @@ def accept(side: Side, episodes: list[Episode], k: int) -> dict[str, Any]:
 def episodes_of(traces: list[Trace]) -> list[Episode]:
     """Group texts into episodes, in order of their steps.
 
-    If a prompt repeats, only its last episode is measured. The earlier ones are earlier epochs,
-    which help the sides that remember them. Turns of a conversation have different prompts, so all
-    of them are measured.
+    If a prompt repeats, only its last episode is measured. Its earlier episodes stand for earlier
+    epochs, which help the sides that remember them. Turns of a conversation have different prompts,
+    so all of them are measured.
     """
     groups = groups_of(traces)
     prompts = [(group[0].group, group[0].prompt.tobytes()) for group in groups]

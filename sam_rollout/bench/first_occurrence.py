@@ -48,7 +48,7 @@ class FirstOccurrenceAutomaton:
         self._last = new
 
     def _split(self, state: int, token: int, target: int) -> int:
-        """Move the strings of `target` that extend `state` to a new state; return it."""
+        """Move `target`'s strings of at most length[state] + 1 tokens to a new state; return it."""
         clone = len(self._length)
         self._next.append(dict(self._next[target]))
         self._length.append(self._length[state] + 1)

@@ -26,8 +26,8 @@ class BaselineError(ValueError):
 class StepTimes:
     """Estimates the time of an engine step from recorded steps.
 
-    The time of decoding depends on the number of requests. It is interpolated between recorded
-    numbers and never falls with more requests. Beyond the largest recorded number, it is
+    The time of decoding depends on the number of requests. This time is interpolated between
+    recorded numbers and never falls with more requests. Beyond the largest recorded number, it is
     extrapolated with the slope of the upper three quarters. A run without drafts does not show the
     time that d draft tokens add. The estimate takes the larger of the times of d more requests and
     of d more prompt tokens.

@@ -69,7 +69,7 @@ class Rows:
     def join(self, first: int = 1) -> list[tuple[str, Trace]]:
         """Start waiting responses while there is room; return them with their request ids.
 
-        They know their first response tokens, `first` in number.
+        Each of them knows the first `first` tokens of its response.
         """
         joined = []
         while self.waiting and len(self) < len(self.known):
@@ -83,7 +83,7 @@ class Rows:
         return joined
 
     def batch(self) -> tuple[list[str], Int32Array, Int32Array, Int32Array]:
-        """Return ids, tokens, known and gained; copies, because vLLM passes new ones each step."""
+        """Return ids, tokens, known and gained; the last two are copies, as in vLLM."""
         rows = len(self)
         return list(self.ids), self.tokens, self.known[:rows].copy(), self.gained[:rows].copy()
 
@@ -104,7 +104,7 @@ class Rows:
         return int(self.gained[row])
 
     def verify(self, row: int, draft: list[int], parents: Sequence[int] | None = None) -> int:
-        """Let a row gain accepted tokens (see `accepted_tokens`) and a bonus; return the former."""
+        """Let a row gain its accepted tokens and one bonus token; return how many were accepted."""
         known = self.known[row]
         text = self.tokens[row, known : known + min(len(draft), self.left(row))]
         accepted = accepted_tokens(draft, text.tolist(), parents)

@@ -1,4 +1,4 @@
-"""Drafters in a replay: the interface, and our own drafter with recorded responses as requests."""
+"""The interface of drafters in a replay, and our own drafter, fed with recorded responses."""
 
 from __future__ import annotations
 

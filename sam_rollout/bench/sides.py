@@ -1,7 +1,7 @@
 """The drafters (sides) to measure: ours in several configurations, and other installed ones.
 
 All are called as vLLM's model runner calls a proposer: once per step, with a batch of requests
-whose texts are the rows of one array. Missing drafters are named with the reason.
+whose texts are the rows of one array. Drafters that are missing are listed with the reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sam_rollout.telemetry.traces import Trace
 
 # vLLM's defaults (SpeculativeConfig, read in 0.28).
 NGRAM_DEFAULT = (5, 5)
-NGRAM_SHORT = (2, 4)  # the setting in its documentation's examples
+NGRAM_SHORT = (2, 4)  # the setting in the examples of vLLM's documentation
 ARCTIC_TREE_DEPTH, ARCTIC_CACHED_REQUESTS, ARCTIC_MIN_PROBABILITY = 24, 10_000, 0.1
 ARCTIC_SPEC_FACTOR = 1.0
 
@@ -36,7 +36,7 @@ class Side:
 def _own(
     sources: Mapping[str, Any], policy: str, k: int, max_rows: int, max_length: int
 ) -> OwnSession:
-    """Open a session with the source `own`, further ones with these settings, and an open gate."""
+    """Open a session with the source `own`, further ones from `sources`, and an open gate."""
     more = {name: {"enabled": True, **fields} for name, fields in sources.items()}
     config = SamConfig.from_mapping(
         {
@@ -151,7 +151,7 @@ def _vllm_config(k: int, max_rows: int, max_length: int, **speculative: Any) -> 
     )
 
 
-# Settings of the sources beside `own`.
+# Settings of the sources in addition to `own`.
 _SIBLINGS = {"prompt": {"earlier_steps": False}}  # siblings of the same training step only
 _PROMPT: dict[str, dict[str, Any]] = {"prompt": {}}
 _RUN = {"run": {"when": "always"}}

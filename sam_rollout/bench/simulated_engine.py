@@ -1,7 +1,7 @@
 """A simulated engine that samples recorded responses again, with or without drafts.
 
-Drafter and gate are those of a real run. A draft is accepted as far as it agrees with the recorded
-text, as with the coupled sampler. Only time is estimated: a step takes the time of recorded steps
+Drafter and gate are those of a real run. As with the coupled sampler, a draft is accepted as far as
+it agrees with the recorded text. Only time is estimated: a step takes the time of recorded steps
 that computed the same number of tokens, plus the drafter's time on this machine.
 """
 
@@ -26,7 +26,7 @@ class Outcome:
     rollout_s: float = 0.0  # all rounds; a round ends when its slowest engine has finished
     tail_s: float = 0.0  # long tails of the slowest engines
     steps: int = 0  # engine steps
-    verified_rows: int = 0  # verified drafts, over all steps
+    verified_rows: int = 0  # number of verified drafts, over all steps
     accepted: int = 0  # accepted draft tokens
 
 

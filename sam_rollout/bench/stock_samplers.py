@@ -55,7 +55,7 @@ def _draw_noise(given: StockInput) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _new_output(given: StockInput) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate the output, and a mask of greedy requests, of which there are none."""
+    """Allocate the output, and the mask of greedy requests, all False."""
     batch, device = len(given.cumulative), given.probabilities.device
     output = torch.full((batch, given.max_drafts + 1), NO_TOKEN, dtype=torch.int32, device=device)
     return output, torch.zeros(batch, dtype=torch.bool, device=device)

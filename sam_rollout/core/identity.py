@@ -2,7 +2,7 @@
 
 vLLM makes a new request id for every call, and verl a new uid for every prompt. Neither tells which
 responses answer the same prompt, or which responses of two runs correspond. Records of requests,
-drafts from siblings and keyed sampling need that, so an identity travels with each request in
+drafts from siblings and keyed sampling need to know it, so an identity travels with each request in
 ``SamplingParams.extra_args["sam"]``.
 """
 
@@ -73,7 +73,7 @@ def group_of(prompt_ids: Sequence[int]) -> str:
 
 
 def key_of(seed: int, step: int, group: str, sibling: int) -> int:
-    """Derive the key of a response's random numbers, the same in every run of a seed."""
+    """Derive the key of a response's random numbers, the same in every run with one seed."""
     text = f"{seed}/{step}/{group}/{sibling}".encode()
     digest = hashlib.blake2b(text, digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1  # 63 bits fit into a signed int64 tensor

@@ -155,7 +155,7 @@ _Weights = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _weights(values: Sides) -> Iterator[_Weights]:
-    """Yield how often each run and step is drawn, `_AT_ONCE` draws at a time; always the same."""
+    """Yield how often runs and steps are drawn, `_AT_ONCE` draws at a time, the same every time."""
     base_runs, sam_runs, steps = values.shape
     for block in range(RESAMPLES // _AT_ONCE):
         of_base = _drawn(base_runs, SEED, block)
@@ -246,7 +246,7 @@ def ratio_gain(treated: Sums, control: Sums) -> Estimate | None:
 
     Returns:
         (ratio of the treated) / (ratio of the control) - 1; None if a side has fewer than two
-        units, or no sum.
+        units with a positive denominator, or if their numerators do not sum to more than 0.
     """
     arm, other = (_log_ratio(*arm) for arm in (treated, control))
     if arm is None or other is None:

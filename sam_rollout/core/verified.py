@@ -30,7 +30,7 @@ class Verified(NamedTuple):
         return Verified(*(column.copy() for column in self))
 
 
-# Lower bounds of the classes by which draft tokens are counted: their probability of acceptance.
+# Draft tokens are counted by class of their probability of acceptance; the classes' lower bounds:
 CHANCES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.42, 0.35, 0.28, 0.22, 0.17, 0.13, 0.1, 0.07, 0.05, 0.03, 0.0)
 
 
@@ -40,7 +40,7 @@ class Offered(NamedTuple):
     `tokens` is a reused buffer, valid until the next step; `copy` keeps it.
     """
 
-    rows: int  # Requests that were allowed drafts and were verified.
+    rows: int  # Requests that were allowed drafts and gained tokens in the step.
     # float64[4, CHANCES], by class: the numbers of draft tokens offered, judged and right, and the
     # sum of the probabilities of the judged ones.
     tokens: npt.NDArray[np.float64]

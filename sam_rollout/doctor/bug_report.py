@@ -24,7 +24,7 @@ from sam_rollout.telemetry.records import RunFolder
 
 LOG_LINES = 80
 SECRET, ADDRESS, USER, HOST = "<secret>", "<address>", "<user>", "<host>"
-# The last word of a key whose value is a secret; max_draft_tokens is none.
+# The last word of a key whose value is a secret. max_draft_tokens does not match.
 _SECRET_WORD = (
     r"(?:(?<!per_)token|secret|passw(?:or)?d|passphrase|credentials?|authorization|auth"
     r"|(?:api|access|secret|private|license)[_-]?key)"
@@ -103,7 +103,7 @@ def without_secrets(value: Any, key: str = "") -> Any:
 def redact(text: str, hosts: Iterable[str] = ()) -> str:
     """Return a text without secrets, addresses, hosts, users and home folders."""
     home = Path.home()
-    if len(home.parts) > 1:  # a user of a container may have the home /
+    if len(home.parts) > 1:  # in a container the home may be /
         text = re.sub(rf"{re.escape(str(home))}(?![\w.-])", "~", text)
     for pattern, put in _RULES:
         text = pattern.sub(put, text)
@@ -116,7 +116,7 @@ def redact(text: str, hosts: Iterable[str] = ()) -> str:
 
 
 def _without(text: str, names: Iterable[str], put: str) -> str:
-    """Replace names where they stand as words; the longest first, and none that is too short."""
+    """Replace names that stand as whole words, the longest first; keep very short names."""
     for name in sorted({name for name in names if len(name) > 2}, key=len, reverse=True):
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", put, text)
     return text

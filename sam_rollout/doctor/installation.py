@@ -53,7 +53,8 @@ TOOLKITS = {
 def compare(name: str, found: str | None, pinned: str, supported: str, install: str) -> Line:
     """Return a line that says whether a version is pinned, supported, or neither.
 
-    A pin that ends in ".*" allows any patch release; an empty range of supported versions, any.
+    A pin that ends in ".*" allows any patch release. If `supported` is empty, any version is
+    supported.
     """
     if found is None:
         return fail(name, f"not installed; {pinned} is needed", install)

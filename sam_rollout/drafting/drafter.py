@@ -28,8 +28,8 @@ POLICIES = {"chain": DraftPolicy, "tree": TreePolicy}  # by the shape of their d
 class SamDrafter:
     """Drafts for a batch of requests from suffix automata (SAM-Decoding, arXiv 2411.10666).
 
-    In every engine step it is called once each: `bind` if the batch has changed, `observe`,
-    `draft`, `settle`.
+    In every engine step its caller calls `bind` (if the batch has changed), `observe`, `draft` and
+    `settle`, in this order.
 
     Args:
         config: validated, with speculation enabled.
@@ -60,7 +60,7 @@ class SamDrafter:
         self._policies = [
             POLICIES[shape](config, len(self.sources), limits, self._votes) for shape in self.shapes
         ]
-        self._policy = self._policies[0]  # the one that made the drafts in flight
+        self._policy = self._policies[0]  # the policy that made the drafts in flight
         self.batch = DraftBatch(limits)
         self._identities: dict[str, RequestIdentity] = {}
         self._bound: Sequence[str | None] = []  # None where the request has ended
@@ -75,21 +75,21 @@ class SamDrafter:
         return any(source.needs_identity for source in self.sources)
 
     def hear(self, scored: Scored) -> None:
-        """Hand over what the model said at the positions that it scored, see `Source.hear`."""
+        """Hand the scored positions to all sources, see `Source.hear`."""
         for source in self.sources:
             source.hear(scored)
 
     def receive(self, tokens: Int32Array, chances: np.ndarray | None) -> None:
-        """Hand over drafts that another drafter made, see `Source.receive`; before `draft`."""
+        """Hand another drafter's drafts to all sources, see `Source.receive`; before `draft`."""
         for source in self.sources:
             source.receive(tokens, chances)
 
     def admit(self, request_id: str, identity: RequestIdentity) -> None:
-        """Give a request's identity, before its first step; without one it has no siblings."""
+        """Register a request's identity, before its first step; without one it has no siblings."""
         self._identities[request_id] = identity
 
     def bind(self, request_ids: Sequence[str]) -> None:
-        """Follow a changed batch, with the drafts in flight; the same batch costs a comparison.
+        """Follow a changed batch, drafts in flight included; an unchanged one costs a comparison.
 
         Raises:
             ValueError: more than `max_rows` ids, or an id twice.
@@ -116,7 +116,7 @@ class SamDrafter:
     def observe(
         self, token_ids: Int32Array, num_tokens: Int32Array, sampled: Int32Array
     ) -> Verified:
-        """Work out what was kept of the last drafts, and learn from it.
+        """Work out which tokens of the last drafts were accepted, and learn from them.
 
         Args:
             token_ids, num_tokens: as for `draft`.
@@ -133,7 +133,7 @@ class SamDrafter:
         return verified
 
     def offered(self, verified: Verified) -> Offered | None:
-        """Return what the last `draft` could have drafted for the same batch, if a gate asks."""
+        """Return the tokens that the last `draft` found for this batch; None if no gate asks."""
         return self._policy.offered(verified)
 
     def draft(
@@ -149,18 +149,18 @@ class SamDrafter:
     ) -> DraftBatch:
         """Read each eligible row's new tokens and, if the gate is open, draft for the row.
 
-        With the gate closed the rows are read as well. So the first drafts after it opens are as
-        good as any, and siblings can draft from what was sampled meanwhile.
+        With the gate closed, the new tokens are read, too. So the first drafts after it opens are
+        as good as later ones, and siblings can draft from the tokens sampled meanwhile.
 
         Args:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
             num_tokens: int32[B], known tokens of each row.
             eligible: bool[B], False for rows to leave alone (prompts that are still computed).
-            max_tokens: most tokens to draft, for all rows or int[B]. Drafts also end at
+            max_tokens: most tokens to draft, one number or int[B]. Drafts also end at
                 `sam.max_draft_tokens` and at the engine's longest text.
             gate_open: whether to draft.
             least_chance: drafts end before tokens that are less likely to be accepted.
-            shape: of the drafts, a place in `shapes`.
+            shape: index of the drafts' shape in `shapes`.
 
         Returns:
             `batch`, filled anew.
@@ -189,7 +189,7 @@ class SamDrafter:
         return self.batch
 
     def settle(self) -> None:
-        """Keep to the limits of memory; called after `draft`, when there is time."""
+        """Bring memory down to its limits; called after `draft`, when there is time."""
         self.responses.settle()
         for source in self.sources:
             source.settle()
@@ -220,7 +220,7 @@ class SamDrafter:
         self._bound = [None if request_id in ended else request_id for request_id in self._bound]
 
     def end_step(self) -> None:
-        """End a training step: what its requests shared is freed with the last of them."""
+        """End a training step; texts that its requests share are freed when the last one ends."""
         self.responses.end_step()
         for source in self.sources:
             source.end_step()
@@ -235,7 +235,7 @@ class SamDrafter:
             source.wait()
 
     def usage(self) -> Usage:
-        """Add up the usage of all sources and texts; `live_requests` is the largest."""
+        """Add up the usage of all sources and texts; take the largest of their `live_requests`."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
         return total._replace(
@@ -264,7 +264,7 @@ class SamDrafter:
         return {f"draft/{name}": value for name, value in own.items()}
 
     def levels(self) -> dict[str, int]:
-        """Return the present figures, by metric without `sam/`."""
+        """Return the present figures, such as bytes, by metric without `sam/`."""
         usage = self.usage()
         own = {"live_requests": usage.live_requests, "bytes": usage.bytes}
         for source in self.sources:

@@ -1,11 +1,11 @@
-"""Drafts in flight: what was handed over, and what the target model kept of it.
+"""Drafts in flight: the tokens that were handed over, and which of them were accepted.
 
 The number of accepted draft tokens follows from the text alone: it is the longest prefix of the
 draft with which the text continues. It is computed here and nowhere else.
 
-Tokens that are held back are not handed over. The token that the model samples after a draft still
-shows whether the first of them would have been right. So chances are learned where nothing is
-drafted, too.
+Tokens that are held back are chosen like draft tokens but not handed over. The token that the model
+samples after the draft still shows whether the first of them would have been right. So chances are
+also learned where nothing is drafted.
 """
 
 import numpy as np
@@ -22,27 +22,27 @@ _SOURCE = Verified._fields.index("source") - 1  # its place among the columns of
 
 
 class DraftBatch:
-    """The drafts of one engine step, and the memory for the next ones.
+    """The drafts of one engine step; its memory is used again for the next ones.
 
     Row i holds `counts[i]` draft tokens, then `held_back[i]` tokens that are not handed over.
-    `filling[i]` tokens behind the draft, the held-back ones first, only keep the step's shape. The
-    rest of `tokens[i]` has no meaning.
+    `filling[i]` tokens after the draft, the held-back ones first, are verified only to keep the
+    step's shape. The rest of `tokens[i]` has no meaning.
 
     Args:
         limits: of the engine.
 
     Attributes:
         tokens: int32[max_rows, k].
-        parents: int32[max_rows, k], place in the row of the token that each one follows, -1 for the
-            text's last token. Parents come before their children.
-        has_trees: whether any row may be no chain.
+        parents: int32[max_rows, k], index in the row of the token that each token follows, -1 for
+            the text's last token. Parents come before their children.
+        has_trees: whether rows may hold trees; if not, all are chains.
         counts, held_back, filling: int32[max_rows].
         source: int32[max_rows], number of the source whose votes for the first token weighed most,
             NO_SOURCE without votes.
         length: int32[max_rows], length of the text when the draft was made.
-        columns: int32[5, max_rows], these five in the order COUNTS, HELD_BACK, ...
+        columns: int32[5, max_rows], the five arrays above in the order COUNTS, HELD_BACK, ...
         rows: requests in the batch.
-        pending: whether anything has to be verified.
+        pending: whether there are draft or padding tokens to verify.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -52,7 +52,7 @@ class DraftBatch:
         self.parents = np.empty((max_rows, limits.k), np.int32)
         self.has_trees = True
         self.make_chains()
-        # This is one array, because each array costs a call of compiled code a microsecond.
+        # One array, because each argument makes a call of compiled code a microsecond longer.
         self.columns = np.zeros((5, max_rows), np.int32)
         self.counts, self.held_back, self.filling, self.source, self.length = self.columns
         self.source.fill(NO_SOURCE)
@@ -81,7 +81,7 @@ class DraftBatch:
     def verify(
         self, token_ids: Int32Array, num_tokens: Int32Array, sampled: Int32Array
     ) -> Verified:
-        """Work out what was kept; call it once per engine step, after `rearrange`.
+        """Work out which tokens were accepted; call it once per engine step, after `rearrange`.
 
         Args:
             token_ids: int32[R >= B, L], row i begins with the text of request i.
@@ -97,7 +97,7 @@ class DraftBatch:
         return Verified(sampled, *found[:, : len(num_tokens)])
 
     def clear(self, rows: int) -> None:
-        """Begin the drafts of a batch of `rows` requests."""
+        """Clear the last drafts, for new drafts of `rows` requests."""
         self.rows = rows
         if self.pending:
             self.columns[:3].fill(0)
@@ -117,7 +117,7 @@ class DraftBatch:
 
 @njit(nogil=True)
 def next_node(tokens, parents, count, node, token):
-    """Return the child of a node that holds a token, 0 for none.
+    """Return the child of `node` that holds `token`, 0 if there is none.
 
     Node 0 is the text's last token, and node n is token n - 1 of the row's `count` tokens.
     """
@@ -158,5 +158,5 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         out_filling[i] = filling[i]
         out_judged[i] = right if right == gained else known  # after a wrong token all are wrong
         out_right[i] = right
-        if known > 0:  # otherwise nothing had a vote
+        if known > 0:  # otherwise no token had a vote
             out_source[i] = source[i]

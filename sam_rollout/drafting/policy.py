@@ -1,26 +1,26 @@
-"""Which tokens to draft, how many, and what became of them.
+"""The choice of the tokens of chains, and what is learned from their verification.
 
 The tokens of a draft are chosen by votes. Each source looks up where the text and its draft so far
-stand in the source's own texts (`automaton/continuations.py`). Its votes are for tokens that came
-next there: after the longest suffix, and after the next shorter one, the most frequent token and
-the latest. Votes of one kind form a class. If a share p of a class's votes was right, each of its
-votes has the weight -log(1 - p). The weights of votes for the same token are added up, as if these
-votes failed independently (a noisy or). The token with the largest sum is drafted. So the sources
-need no order of precedence.
+stand in the source's own texts (`automaton/continuations.py`). It votes for tokens that came next
+there: the most frequent and the latest token after the longest suffix, and those after the next
+shorter one. Votes of one kind form a class. If a share p of a class's votes was right, each vote of
+the class has the weight -log(1 - p). The weights of votes for the same token are added up, as if
+these votes failed independently (a noisy or). The token with the largest sum is drafted. So the
+sources need no order of precedence.
 
-Texts fail together, because they copy the same passages. Their sum would outvote the draft of a
-model that is right more often. So if a model drafts too, all texts together have one vote, for the
-token with their largest sum. The class of this vote depends on the sum, and on whether the model
-names the same token. The class of the model's vote tells whether its token is the first choice of
-the texts, is another token that they name, or is named by no text. On responses of real
-models, drafts joined in this way lost nothing against drafts of emulated heads (2 to 3.6 tokens a
-step) alone.
+Votes of texts are often wrong together, because texts copy the same passages. Their sum would
+outvote the draft of a model, even if that is right more often. So if a model drafts too, all texts
+together have one vote, for the token with their largest sum. The class of this vote depends on the
+sum, and on whether the model names the same token. The class of the model's vote tells whether its
+token is the first choice of the texts, is another token that they name, or is named by no text. On
+responses of real models, drafts of emulated heads (2 to 3.6 tokens a step) lost nothing when they
+were joined with texts in this way.
 
 A draft goes on while the next token's chance to be accepted is large enough. The gate sets the
-bound (`auto` knows what a token costs), and the policy `confidence` adds `sam.min_confidence`. A
-row whose first token misses the bound gets no draft. Each draft has one more token, which is held
-back. What the model samples in its place shows whether it would have been right. So the policy also
-learns chances that are too low to draft.
+bound (`auto` knows what a token costs), and the policy `confidence` adds the bound
+`sam.min_confidence`. A row whose first token misses the bound gets no draft. The first token that
+misses the bound is held back. The token that the model samples in its place shows whether it would
+have been right. So the policy also learns chances that are too low to draft.
 
 A token's chance is a product with one factor for each position of the draft up to the token. A
 factor is the share of right tokens in a class: tokens with about the same sum and position, whose
@@ -32,7 +32,7 @@ estimate of Kaplan and Meier, 1958).
 
 Only the first weights are built in. The policy learns everything else about texts and models from
 the drafts that this engine verified. On responses of real models (greedy replay, all sources,
-k = 3) each of these rules brings up to 1.4 % of the tokens per verify step. The most valuable one
+k = 3) each rule above adds up to 1.4 % to the tokens per verify step. The most valuable one
 tells votes apart by how often their suffix was continued.
 """
 
@@ -64,8 +64,8 @@ logger = logging.getLogger(__name__)
 
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 
-# A token's chance depends on its sum, on its position, and on how many tokens of the request's
-# previous draft were accepted.
+# A token's chance depends on the sum of its votes, on its position, and on how many tokens of the
+# request's previous draft were accepted.
 _POSITIONS, _BEFORE = 4, 3
 _CHANCE_CLASSES = voting.SUMS * _POSITIONS * _BEFORE
 _VOTES = 2  # the first column of votes in `DraftPolicy._votes`
@@ -90,12 +90,12 @@ class DraftPolicy:
         self.votes = votes or voting.Votes(sources, max_rows)
         # How many drafted tokens there were, and how many were right, by class and by sum alone.
         self._chances_of = np.zeros((2, _CHANCE_CLASSES + voting.SUMS))
-        # For each token of the drafts in flight: number of its votes, class of its chance, then
-        # tokens and, behind them, classes of these votes.
+        # For each token of the drafts in flight: number of its votes, class of its chance, the
+        # tokens of these votes, and their classes.
         most_votes = max(sources, 1) * continuations.LEVELS * continuations.VOTES_PER_LEVEL
         self._votes = np.zeros((max_rows, limits.k, _VOTES + 2 * most_votes), np.int32)
         self._chances = np.zeros((max_rows, limits.k), np.float32)  # of being accepted
-        self._offered = np.zeros(max_rows, np.int32)  # tokens of each row, -1 where none may be
+        self._offered = np.zeros(max_rows, np.int32)  # tokens found, -1 where none are allowed
         self._tokens = np.zeros((4, len(CHANCES)))  # see `Offered`
         # Scratch space.
         lanes = _ROWS_AT_ONCE * max(sources, 1)
@@ -153,7 +153,7 @@ class DraftPolicy:
             self.unknown_tokens += unknown
 
     def offered(self, verified: Verified) -> Offered | None:
-        """Return what the last call of `draft` could have drafted; None if no gate asks."""
+        """Return the tokens that the last call of `draft` found; None if no gate asks."""
         if not self._tells:
             return None
         rows = _sum_up(
@@ -165,7 +165,7 @@ class DraftPolicy:
 
 @njit(nogil=True)
 def _wider(number):
-    """Return the wider class, that of all tokens with the same sum."""
+    """Return the wider class of class `number`: that of all tokens with the same sum."""
     return _CHANCE_CLASSES + number // (_POSITIONS * _BEFORE)
 
 
@@ -179,7 +179,7 @@ def _share(table, number):
 
 @_inlined
 def _unite(tokens, classes, origin, weights, texts, count):
-    """Append the joint vote of all texts, whose votes come first; return the number of votes."""
+    """Append one joint vote of all texts, whose `texts` votes come first; return the new count."""
     best, most = voting.heaviest_token(tokens, classes, weights, 0, texts)
     for n in range(texts, count):
         voting.tell_agreement(tokens, classes, weights, texts, n)
@@ -221,8 +221,8 @@ def _draft(
     """See `DraftPolicy.draft`; return the numbers of drafted tokens and of unknown ones.
 
     A lane is the place that a row's draft has reached in a source. Row `first` + r has the lanes
-    from r * sources on. The arrays are no tuple, because numba takes microseconds to read one from
-    Python.
+    from r * sources on. The arrays are separate arguments, because numba takes microseconds to
+    read a tuple from Python.
     """
     sources = places.shape[0]
     lanes, tasks = np.int64(lanes_of.ctypes.data), np.int64(tasks_of.ctypes.data)
@@ -324,7 +324,7 @@ def _sum_up(sampled, judged, right, chances, offered, tokens):
             continue
         rows += 1
         class_ = 0
-        for position in range(offered[i]):  # chances fall
+        for position in range(offered[i]):  # chances fall along a draft
             while chances[i, position] < CHANCES[class_]:
                 class_ += 1
             tokens[0, class_] += 1

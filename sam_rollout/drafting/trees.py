@@ -1,14 +1,14 @@
-"""Trees of draft tokens, grown best-first from the votes that chains are made of.
+"""Trees of draft tokens, grown from the same votes as chains, likeliest token first.
 
 A chain drafts the likeliest next token alone. The votes name other tokens, too, and a verify step
 can score several continuations of one text. A tree takes the tokens that most likely continue the
-text. All rows share one budget of tokens. A token's chance is estimated as for chains
+text. All rows of a step share one budget of tokens. A token's chance is estimated as for chains
 (`policy.py`): from the sum of its votes, its depth, and how many tokens of the request's previous
-draft were accepted. Here its rank among the tokens that the votes name counts, too. It is
-multiplied by the chance of the token that it follows.
+draft were accepted. Here the token's rank among those that the votes name counts, too. The
+estimate is multiplied by the chance of the token before it in the tree.
 
-Votes learn at every position of the text that a tree looked at, for all tokens that were named
-there, drafted or not.
+The weights of votes are learned at every position of the text that a tree looked up, from all votes
+there, for drafted tokens or not.
 """
 
 import numpy as np
@@ -73,17 +73,18 @@ from sam_rollout.drafting.votes import (
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 _INT32_3D = written(types.int32, 3)
 
-# A token's chance depends on its sum, its rank, its depth, and the previous draft's outcome.
+# A token's chance depends on its votes' sum, its rank, its depth, and the previous draft's outcome.
 _RANKS, _DEPTHS, _BEFORE = 4, 4, 3
 _CHANCE_CLASSES = SUMS * _RANKS * _DEPTHS * _BEFORE
 _ASSUMED_OF_OTHERS = 0.15  # chance of a token that is not the likeliest, before any was seen
-_LEAST = 1e-3  # chance of a token that is worth looking at
+_LEAST = 1e-3  # least chance of a token that is worth a look-up
 _CHILDREN = 8  # most candidates that follow one token
-# A tree branches only after a token with this chance, divided by k. After a less likely one, other
-# continuations than the most frequent and the latest would hardly be among the tree's k tokens.
+# A tree branches only after a token with at least this chance, divided by k. After a less likely
+# one, other continuations than the most frequent and the latest would hardly be among the tree's k
+# tokens.
 _BRANCHES = 0.8
-# Tokens whose followers are looked up together, so that their waits for memory overlap; none of
-# them has less than half the chance of the first.
+# Up to _AT_ONCE tokens' followers are looked up together, so that their waits for memory overlap.
+# None of these tokens has less than _NEAR times the chance of the first.
 _AT_ONCE, _NEAR = 8, 0.5
 _UNKNOWN, _WRONG = -1, -2  # for a token that the text does not judge yet, and for a wrong one
 # Columns of a candidate.
@@ -94,8 +95,8 @@ class TreePolicy(DraftPolicy):
     """Drafts trees by vote, and learns from trees that were verified.
 
     Args:
-        config, sources, limits, votes: as for `DraftPolicy`; `k` is most tokens of a request, and
-            `config.step_budget` most tokens of a step, over all rows.
+        config, sources, limits, votes: as for `DraftPolicy`; `limits.k` is the most tokens of a
+            request, and `config.step_budget` is the most tokens of a step, over all rows.
     """
 
     def __init__(
@@ -108,14 +109,14 @@ class TreePolicy(DraftPolicy):
         sources, rows = max(sources, 1), limits.max_rows
         lookups = rows + min(self._step_budget, rows * limits.k)
         most_votes = sources * LEVELS * (VOTES_PER_LEVEL + OTHER_VOTES)
-        # For each row of the trees in flight: the numbers of the look-ups of followers of the text
-        # and of each token, -1 for none, and their depths.
+        # For each row of the trees in flight, for the text and each of its draft tokens: number of
+        # the look-up of its followers (-1 without one), and its depth.
         self._nodes = np.full((rows, 2, limits.k + 1), -1, np.int32)
         # For each look-up: the tokens and classes of its votes.
         self._votes = np.zeros((lookups, 2, most_votes), np.int32)
         self._num_votes = np.zeros(lookups, np.int32)
         self._judged_rows = 0
-        # To write to.
+        # Scratch space.
         self._lanes = np.zeros((lookups * sources, LANE_WIDTH), np.int64)
         self._tasks = np.zeros((LEVELS * lookups * sources, TASK_WIDTH), np.int64)
         longest = max(_AT_ONCE, rows) * sources
@@ -160,7 +161,7 @@ class TreePolicy(DraftPolicy):
         return drafted
 
     def offered(self, verified: Verified) -> Offered | None:
-        """Return the tokens that the last trees could have held; `learn` works them out."""
+        """Return the tokens that were found for the last trees; `learn` works them out."""
         return Offered(self._judged_rows, self._tokens) if self._tells else None
 
 
@@ -173,7 +174,7 @@ def _class_of_chance(total, rank, depth, accepted):
 
 @_inlined
 def _wider(number):
-    """The class of all tokens with the sum and rank of a class."""
+    """Return the class of all tokens with the sum and rank of class `number`."""
     return _CHANCE_CLASSES + number // (_DEPTHS * _BEFORE)
 
 
@@ -188,7 +189,7 @@ def _chance(table, number, rank, total):
 
 @_inlined
 def _rank(tokens, classes, weights, count, sums):
-    """Add up equal tokens' votes; write them to the front, likeliest first; return their number.
+    """Sum each token's votes; put distinct tokens to the front, heaviest first; return how many.
 
     `tokens` is overwritten from the front, after the overwritten part was read.
     """
@@ -255,7 +256,7 @@ def _grow(
     out_columns, nodes, chances, accepted, votes, num_votes, weights, chances_of, lanes_of,
     tasks_of, lists, sums, heap, heap_chances,
 ):  # fmt: skip
-    """See `TreePolicy.draft`; a look-up finds what may follow a text or one of its draft tokens."""
+    """See `TreePolicy.draft`; a look-up finds the votes after a text or one of its draft tokens."""
     sources, rows = places.shape[0], budget.size
     lanes, tasks = np.int64(lanes_of.ctypes.data), np.int64(tasks_of.ctypes.data)
     asked, waiting, tokens, classes, origin = lists[0], lists[1], lists[2], lists[3], lists[4]
@@ -320,11 +321,13 @@ def _grow(
             i, parent, number, token = heap[0, 0], heap[0, 1], heap[0, 2], heap[0, 3]
             size = _drop_first(heap, heap_chances, size)
             grown = counts[i] + held_back[i]
-            # A row that drafts holds one token back. A row that only looks holds all tokens back.
+            # A row with draft tokens ends at its first token that is held back (less likely than
+            # `least`). A row without any holds all its tokens back; they are only recorded, so
+            # that chances are learned.
             if grown >= budget[i] or (counts[i] > 0 and held_back[i] > 0):
                 continue
             if not 0 <= token < vocab_size:
-                unknown += 1  # the engine would look it up beyond its tables
+                unknown += 1  # the engine's tables have no such token
                 continue
             node = grown + 1
             out_tokens[i, node - 1], out_parents[i, node - 1] = token, parent - 1
@@ -358,7 +361,7 @@ def _copy_lanes(lanes_of, tasks_of, source, target, count):
 
 @_inlined
 def _named(i, number, places, lanes, tasks, tokens, classes, origin, weights, branches):
-    """Gather the votes of a look-up, with `branches` all of them; return their number."""
+    """Gather the votes of a look-up, those for branches only if `branches`; return how many."""
     sources = places.shape[0]
     texts, count = collect(i, i - number, places, lanes, tasks, tokens, classes, origin, weights)
     for n in range(texts, count):
@@ -381,7 +384,7 @@ def _learn_paths(
     token_ids, sampled, source, tokens, parents, columns, nodes, chances, accepted, votes,
     num_votes, sums, lists, shares, weights, chances_of, offered,
 ):  # fmt: skip
-    """See `TreePolicy.learn`; chances first, for which weights have to be as they were."""
+    """See `TreePolicy.learn`; chances come first, because they need the weights of the drafting."""
     ranked, classes = lists[2], lists[3]
     rows = 0
     offered[:] = 0
@@ -433,11 +436,11 @@ def _chance_class(chance):
 
 @_inlined
 def _judge(i, text, gained, tokens, parents, count, state, chances, offered):
-    """Add a row's tokens to `offered`, with the outcome of those that the text judges.
+    """Add a row's tokens to `offered`, and whether they are right as far as the text shows it.
 
     Args:
         text: int32, the continuation of the row's text; `gained` tokens of it are known.
-        state: int64, room: of each node its depth if it is right, else one of the two below.
+        state: int64, scratch space: each node's depth if it is right, else _WRONG or _UNKNOWN.
     """
     state[0] = 0
     for child in range(count):

@@ -1,7 +1,7 @@
 """Votes for a text's next token: who casts them, what they weigh, and which were right.
 
-Chains (`policy.py`) and trees (`trees.py`) are two ways to draft what votes name. They learn from
-the same votes, so an engine that changes from one to the other loses nothing.
+Chains (`policy.py`) and trees (`trees.py`) are two ways to draft tokens that get votes. They share
+the weights of votes, so an engine that changes from one shape to the other loses nothing.
 """
 
 import numpy as np
@@ -42,26 +42,26 @@ from sam_rollout.drafting.in_flight import NO_SOURCE
 # with the suffix's length. For drafts of a model it is the chance that they state themselves.
 _FIRST_SHARES = np.linspace(0.35, 0.8, LENGTH_CLASSES)
 _SAID = np.convolve([0.0, *SHARES, 1.0], [0.5, 0.5], "valid")
-_FIRST_WEIGHT = 4.0  # in votes
+_FIRST_WEIGHT = 4.0  # number of votes that the assumed share counts as
 _LARGEST_SHARE = 0.995
 _CHANGED = -1.0  # for a weight that is to be worked out again; weights are not negative
-_SHARE_MEMORY = 1 << 12  # counts are halved when they reach this: a policy in training is followed
+_SHARE_MEMORY = 1 << 12  # counts are halved at this number, to follow a policy in training
 
 # Chances of drafted tokens are learned by the sum of their votes.
 SUMS = 32
 SUM_WIDTH = 0.25
 # Classes of the joint vote of all texts; they follow the classes of the sources.
 TOGETHER = 2 * SUMS
-BORROWED = 8.0  # tokens that an estimate of a chance borrows from the wider one
-ASSUMED = 4.0  # tokens that the widest one begins with
+BORROWED = 8.0  # tokens that an estimate of a chance borrows from the wider class
+ASSUMED = 4.0  # tokens that the wider class begins with
 CHANCE_MEMORY = 1 << 14
 
 
 class Votes:
-    """What is known of the votes; the policies of an engine share it.
+    """The counts and weights of votes, which the policies of an engine share.
 
     Args:
-        sources: how many there are.
+        sources: number of sources.
         max_rows: most requests of the engine.
 
     Attributes:
@@ -88,7 +88,7 @@ class Votes:
 
 @njit(nogil=True)
 def count_in(table, number, is_right, memory):
-    """Count a token of a class, right or wrong; halve the class's counts at `memory` tokens."""
+    """Count a token or vote of a class, right or wrong; halve the counts at `memory`."""
     table[0, number] += 1
     table[1, number] += is_right
     if table[0, number] >= memory:
@@ -114,7 +114,7 @@ def weigh(shares, weights):
 
 @_inlined
 def heaviest_token(tokens, classes, weights, first, stop):
-    """The first vote for the token with the largest sum, and the sum."""
+    """Return the first vote for the token with the largest sum of weights, and that sum."""
     best, most = first, -1.0
     for n in range(first, stop):
         weight = 0.0
@@ -128,9 +128,9 @@ def heaviest_token(tokens, classes, weights, first, stop):
 
 @_inlined
 def tell_agreement(tokens, classes, weights, texts, other):
-    """Note in the class of vote number `other` whether texts name its token, or name it first.
+    """Add to the class of vote `other` 1 if texts vote for its token, 2 if it is their heaviest.
 
-    Classes of texts' votes hold the writer in this place. The votes of texts come first.
+    In the classes of texts' votes, the writer has this place. The votes of texts come first.
     """
     best, _ = heaviest_token(tokens, classes, weights, 0, texts)
     is_named = False
@@ -154,7 +154,7 @@ def put_lanes(i, slot, places, lanes):
 
 @_inlined
 def collect(i, first, places, lanes, tasks, tokens, classes, origin, weights):
-    """Gather the votes for a row's next token; return how many texts have, and how many there are.
+    """Gather the votes for a row's next token; return the numbers of texts' votes and of all votes.
 
     Votes of texts come first, then votes of drafts made elsewhere.
     """
@@ -194,7 +194,7 @@ def _vote(kind, lane, tokens, classes, count):
 
 @_inlined
 def origin_of(token, sources, tokens, classes, origin, weights, count):
-    """The source whose votes for a token weigh most."""
+    """Return the source whose votes for a token weigh most."""
     best, heaviest = NO_SOURCE, 0.0
     for s in range(sources):
         weight = 0.0

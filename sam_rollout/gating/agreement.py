@@ -2,14 +2,14 @@
 
 Engines that share experts (data parallelism of a mixture of experts) compute every layer together.
 An engine that drafts alone makes all others wait for its longer step, so they decide together. Once
-a step, each engine reports to the others what it had to do and what it would draft. The proposal of
-the busiest engine holds for all. Its step is the longest, and gates that look at the number of
-requests let it draft the least. Engines without requests report nothing.
+a step, each engine reports to the others its load and the budget of draft tokens that it proposes.
+The proposal of the busiest engine holds for all. Its step is the longest, and gates that decide by
+the number of requests let it draft the least. Engines without requests report nothing.
 
 All engines decide from the same reports of the same step, and from nothing else, so they cannot
 disagree. A decision after step t follows from reports that were made after step t - 1 and exchanged
 at the start of step t (``Exchange``). So no engine ever waits for a report. If nothing was
-exchanged, an engine's fallback decides.
+exchanged, the fallback gate of each engine decides.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ _UNKNOWN = StepLoad(0, 0, 0, 0, steady=False)
 class Report(NamedTuple):
     """An engine's report to the others after a step, in numbers that travel as int32."""
 
-    rows: int  # the fields of `StepLoad`; 0 for an engine that takes no part
+    # The next five are the fields of `StepLoad`; all are 0 for an engine that takes no part.
+    rows: int
     tokens: int
     draft_tokens: int
     context: int
     steady: int
     proposal: int  # the budget of draft tokens that this engine proposes
-    price: int  # the least chance of a draft token, in `_UNITS`
+    price: int  # the least chance of a draft token, times `_UNITS`
     trial: int  # 1 if the proposal is a trial
 
 
@@ -49,11 +50,11 @@ class Exchange(Protocol):
     """Carries one report of each engine to all, once in every step of the group."""
 
     def publish(self, report: Report) -> None:
-        """Send a report with the next exchange, once; without one this engine counts as idle."""
+        """Send a report in the next exchange only; without a report this engine counts as idle."""
         ...
 
     def received(self) -> tuple[int, np.ndarray]:
-        """Return the number of exchanges, and the last one's reports, int32 [engines, fields]."""
+        """Return the number of exchanges so far, and the last reports, int32 [engines, fields]."""
         ...
 
 
@@ -72,8 +73,8 @@ class AgreedGate:
     """A gate whose decisions count only if its engine is the busiest one.
 
     Args:
-        gate: makes the proposals. It sees a step one step late, when the reports about it are
-            there, with the busiest engine's load.
+        gate: makes the proposals. It sees each step with the busiest engine's load, and so one step
+            late, when the reports about that step are there.
         fallback: decides if nothing was exchanged.
         exchange: between the engines of the group.
         k: most draft tokens of a request.
@@ -87,7 +88,7 @@ class AgreedGate:
         self._fallback = fallback
         self._exchange = exchange
         self._meter = LoadMeter()
-        self._exchanges = 0  # seen
+        self._exchanges = 0  # exchanges seen so far
         self._fresh = False  # whether there was an exchange for the step just observed
         self._leader: Report | None = None
         self._load = _UNKNOWN  # of this engine, in the step just observed
@@ -101,7 +102,7 @@ class AgreedGate:
         self._warned = False
 
     def observe(self, step: EngineStep) -> None:
-        """Take the others' reports, and pass on the step that they are about."""
+        """Take in the reports of all engines, and show the gate the step that they describe."""
         exchanges, reports = self._exchange.received()
         consecutive = exchanges == self._exchanges + 1
         self._fresh = exchanges > self._exchanges
@@ -121,7 +122,7 @@ class AgreedGate:
         self._waiting = kept, self._decision
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """Return the busiest engine's proposal of the last step; send one for the next."""
+        """Return the busiest engine's last proposal; send this engine's for the next step."""
         leader = self._leader
         most = max(rows, leader.rows) if leader else rows
         proposal = self._gate.budget(most, whole=whole)

@@ -1,18 +1,19 @@
-"""The gate that measures: the drafts with the most tokens per second, on this engine, now.
+"""The gate `auto`: it measures which drafts yield the most tokens per second on this engine.
 
 The time of a step is the time between two calls of the proposer. A call is made for every step,
-once its tokens are on the host, so the measurement waits for nothing. It contains all costs of
-drafts, that of finding them included. A step counts only if it decoded the same requests as the
+once its tokens are on the host, so the measurement waits for nothing. This time contains all costs
+of drafts, that of finding them included. A step counts only if it decoded the same requests as the
 step before. So steps with prompts, with requests that joined or left, and steps after which the
-engine did not call are left out.
+engine did not call the proposer are left out.
 
-A decision is a level. It says whether to draft and, if so, the least chance of a drafted token (the
-price of its time). Then each request is drafted as many tokens as are worth their time, which may
-be none. The rate of a level is requests * (1 + expected accepted tokens) / expected step time. The
-level with the highest rate is taken, if it leads by `_LEAD`. Drafts need that lead over no drafts,
-too. Now and then the gate tries another level, if it does not know that level's time or offers (any
-more). The time that trials lose is kept below `exploration` of all step time; a few steps are given
-in advance.
+The gate decides on a level. A level says whether to draft and, if so, the least chance of a draft
+token (the price of its time). Then each request gets as many draft tokens as are worth their time,
+which may be none. The rate of a level is requests * (1 + expected accepted tokens) / expected step
+time. The level with the highest rate replaces the present one if it leads by `_LEAD`. Drafting
+needs this lead over not drafting, too. A level's offers are the tokens that could be drafted at it.
+Now and then the gate tries another level, if it does not (or no longer) know the time of that
+level's steps or its offers. The time that trials lose is kept below `exploration` of all step time;
+a few steps are given in advance.
 
 If drafts may be chains or trees, each shape has its own levels, and the level with the highest rate
 decides the shape, too. Offers, their shares of right tokens, and step times are learned separately
@@ -43,20 +44,20 @@ from sam_rollout.gating.step_times import StepTimes
 _LEAD = 1.01
 _ADVANCE = 4  # steps that may be lost before any exploration was earned
 _DECIDE_EVERY = 4  # steps, as long as no request joins or leaves
-_ENOUGH = 4  # steps after which a load is known for a number of requests
-_STALE = 512  # steps after which it has to be measured again
+_ENOUGH = 4  # measured steps after which a cell (see `step_times.py`) is known
+_STALE = 512  # steps after which a cell has to be measured again
 # Steps after which a closed gate tries the most promising drafts again, since offers may have
-# changed. The number doubles with each trial, up to the second one, until the gate opens. After a
-# step whose offers would pay, the gate tries them with its next decision.
+# changed. The number doubles with each trial, up to _ASK_AT_LEAST_EVERY, until the gate opens.
+# After a step whose offers would pay, the gate drafts them from its next decision on.
 _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
-# How far a chain has to lead to replace a tree, and a tree to replace a chain. Where both are as
-# good, drafts are chains.
+# Factors by which a chain has to lead to replace a tree, and a tree to replace a chain. Where both
+# are equally good, drafts are chains.
 _SHAPE_LEADS = 1.01, 1.05
-# Learning from a step takes time (benchmarks/gate.py: us a decision), most of it because other code
-# has emptied the caches since the last one.
-# Of familiar steps, the gate looks at one in this many; with few requests it looks at more.
+# Learning from a step takes microseconds (benchmarks/gate.py), most of them because other code has
+# emptied the caches since the step before. So the gate learns from one in _LOOK_EVERY familiar
+# steps; with few requests it learns from more.
 _LOOK_EVERY = 4
-_FAMILIAR = 16  # steps after which a cell counts as such
+_FAMILIAR = 16  # measured steps after which a cell's steps are familiar
 _COUNTED = (
     "open_steps", "prices", "right_tokens", "expected_tokens", "trials", "open_trials",
     "measured_steps", "left_out_steps", "skipped_steps", "decoding_s", "measured_s", "predicted_s",
@@ -71,14 +72,14 @@ class AutoGate:
 
     Args:
         limits: of the engine.
-        exploration: share of step time that trying out may lose.
-        shapes: how many shapes of drafts it chooses from. Level 1 + s * CHANCES + n drafts shape s
-            with a least chance of CHANCES[n].
+        exploration: share of step time that trials may lose.
+        shapes: how many shapes of drafts it chooses from. Level 1 + s * len(CHANCES) + n drafts
+            shape s with a least chance of CHANCES[n].
 
     Attributes:
-        least_chance: of a token that is to be drafted in the next step.
-        shape: of the next step's drafts.
-        is_trial: whether the last decision was made to learn about it.
+        least_chance: least chance of a token that is drafted in the next step.
+        shape: shape of the next step's drafts.
+        is_trial: whether the last decision was made only to learn from its step.
     """
 
     def __init__(self, limits: Limits, exploration: float, shapes: int = 1) -> None:
@@ -91,36 +92,38 @@ class AutoGate:
         self._supplies = self._octaves[self._octave] = list(map(Supply, self._calibrations))
         self._levels = 1 + shapes * _CLASSES
         self._all = tuple(range(self._levels))
-        self._draft_tokens = [0.0] * self._levels  # of a step, at the last decision
-        self._expected = [0.0] * self._levels  # seconds, likewise
-        self._fair = [0.0] * self._levels  # seconds that a request's token takes, likewise
-        self._best_shape = 0  # of the level chosen, or of the last one that drafted
+        # Expected at the last decision: a step's draft tokens and seconds, and the seconds per
+        # token.
+        self._draft_tokens = [0.0] * self._levels
+        self._expected = [0.0] * self._levels
+        self._fair = [0.0] * self._levels
+        self._best_shape = 0  # shape of the level chosen, or of the last level that drafted
         self._shape_trials = [ShapeTrials() for _ in self._octaves]
         # Share of requests that may have drafts of each shape: now, and at the last decision.
         self._may_draft = self._decided_may_draft = (1.0,) * shapes
         self._filling = 0.0  # tokens per request that fill up a step without drafts
         self._seen = [[-_STALE] * self._times.loads for _ in range(self._times.bins)]
         self._steps = 0
-        self._asked_at = 0  # when a closed gate last looked
+        self._asked_at = 0  # step in which a closed gate last tried drafts
         self._ask_again = _ASK_AGAIN
         self._last_ns = 0
-        self._context = 0  # of the last step looked at
-        self._unseen = self._to_skip = 0  # steps since the last look, and before the next
-        self._passed_s = 0.0  # of all steps, without what interrupted them
+        self._context = 0  # tokens of all requests after the last step that was learned from
+        self._unseen = self._to_skip = 0  # steps skipped since that one, and steps yet to skip
+        self._passed_s = 0.0  # time of all steps, without interruptions
         self._meter = LoadMeter()
-        self._whole = False  # steps are filled up to k draft tokens for each request, or have none
+        self._whole = False  # whether steps have k draft or padding tokens per request, or none
         self._best = 0  # the level chosen
-        self._decided_for = 0  # requests
+        self._decided_for = 0  # number of requests at the last decision
         self._budget = 0
-        self._postponed = 0  # a trial that there was no room for
+        self._postponed = 0  # level of a trial that lacked room, else 0
         self.least_chance = 0.0
         self.shape = 0
         self.is_trial = False
         self._fair_s_per_token = 0.0  # of the level chosen
-        self._lost_s = 0.0  # by trials
+        self._lost_s = 0.0  # time that trials have lost
         self._counts = self._no_counts()  # since the last drain
-        self._told = np.zeros((4, len(CHANCES)))  # as `Offered` has them, since then
-        self._told_s = 0.0, 0.0  # time passed and lost until then
+        self._told = np.zeros((4, len(CHANCES)))  # sums of `Offered.tokens` since the last drain
+        self._told_s = 0.0, 0.0  # time passed and time lost until the last drain
 
     def observe(self, step: EngineStep) -> None:
         """Learn the cost and the yield of the previous step."""
@@ -149,12 +152,12 @@ class AutoGate:
             return
         self._counts["left_out_steps"] += 1
         self._passed_s += min(seconds, self._expected[self._best])
-        if made.trial and made.load.rows:  # it cannot be measured, and it still has a price
+        if made.trial and made.load.rows:  # not measured, but its expected time counts as lost
             expected = self._expect(made, context)
             self._lost_s += max(0.0, expected - gained * self._fair_s_per_token)
 
     def _hear(self, offered: Offered, rows: int, shape: int) -> None:
-        """Learn what could have been drafted of a shape in a step with `rows` requests."""
+        """Learn the tokens of a shape that were found in a step with `rows` requests."""
         self._calibrations[shape].observe(offered)
         trials = self._shape_trials[self._octave]
         fresh = trials.fresh if shape != self._best_shape else None
@@ -167,7 +170,7 @@ class AutoGate:
         self._calibrations[shape].look(offered)
         if self._would_pay(offered, rows, shape):
             self._asked_at, self._ask_again = -_ASK_AGAIN, _ASK_AGAIN
-            # With more or fewer requests it may have changed as well.
+            # The offers for other numbers of requests may have changed as well.
             self._octaves = [None] * len(self._octaves)
             self._octaves[self._octave] = self._supplies
 
@@ -175,10 +178,10 @@ class AutoGate:
         """Learn the time of a step that only decoded.
 
         Args:
-            made: its load, and what was decided for it.
-            context: tokens of all requests together, before it.
-            seconds: its time.
-            stands_for: steps, those not looked at among them.
+            made: the step's load, and the decision that was made for it.
+            context: tokens of all requests together, before the step.
+            seconds: the step's time.
+            stands_for: number of steps that it stands for, itself and skipped ones.
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
@@ -201,11 +204,11 @@ class AutoGate:
         self._counts["measured_tokens"] += made.load.tokens
 
     def _lose(self, seconds: float) -> None:
-        """Book the time that a step lost, without what a pause took."""
+        """Count the time that a step lost, with a bound in case a pause interrupted the step."""
         self._lost_s += min(max(0.0, seconds), self._k * self._expected[self._best])
 
     def _expect(self, made: DecidedStep, context: int) -> float:
-        """Expected time of one step, seconds."""
+        """Return the expected time of one step, seconds."""
         if not self._times.ready:
             return 0.0
         tokens = made.load.draft_tokens
@@ -213,7 +216,7 @@ class AutoGate:
         return self._times.expect(made.load.rows, context, both, (0, made.shape))[-1]
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """All tokens or none; `least_chance` tells which of them."""
+        """Return k, or 0 for no drafts; `least_chance` limits which tokens are drafted."""
         self._steps += 1
         level = self._decide(rows, whole) if rows else 0
         if self._postponed and rows.bit_length() == self._octave:
@@ -223,7 +226,7 @@ class AutoGate:
         self.least_chance = LOOK if is_look else CHANCES[(level - 1) % _CLASSES] if level else 0.0
         self.shape = 0 if is_look else _shape_of(level)
         is_open = hands_over(wish, self.least_chance)
-        # What there is no room for is done when there is: until then the gate is closed.
+        # Drafts wait until the next step has room for them; until then the gate is closed.
         postponed = is_open and not room
         self._postponed = level if postponed and level != self._best else 0
         self.is_trial = level != self._best and not postponed
@@ -282,18 +285,19 @@ class AutoGate:
     def _work_out(
         self, rows: int, context: int, by_shape: Sequence[Levels], first: int = 0
     ) -> tuple[list[float], list[float], list[float]]:
-        """Draft tokens and seconds that are expected of a step, and a request's token, by level.
+        """Return what is expected by level: a step's draft tokens, its seconds, seconds per token.
 
         Args:
             rows: requests.
             context: tokens of all requests together.
-            by_shape: what is offered to a request, of each shape.
+            by_shape: the offers to a request, of each shape.
             first: shape that `by_shape` begins with.
         """
         tokens, weights = [self._filling * rows], []
         sizes, shapes, accepted = list(tokens), [0], [0.0]
-        # Time need not grow in proportion: it is that of larger and of smaller steps, which have
-        # the same mean and spread. None is smaller than without draft tokens.
+        # Time need not grow in proportion to draft tokens. So the time is averaged over a larger
+        # and a smaller step, weighted so that the draft tokens have the mean and spread of the
+        # offers. The smaller step has at least 0 draft tokens.
         for shape, levels in enumerate(by_shape, first):
             share = self._may_draft[shape]
             drafting, root = rows * share, math.sqrt(rows * share)
@@ -331,7 +335,7 @@ class AutoGate:
         self._supplies, self._octave = known, octave
 
     def _trial(self, rows: int, drafting: int, choices: tuple[int, ...]) -> int:
-        """A level about which too little is known, if its trial is affordable; or the best."""
+        """Return a level of which too little is known, if its trial is affordable; or the best."""
         best, expected = self._best, self._expected
         room = self._exploration * self._passed_s + _ADVANCE * expected[best] - self._lost_s
         if (other := self._other_shape(choices, room)) != best:
@@ -340,7 +344,7 @@ class AutoGate:
         if room <= 0:
             return best
         looks = self._best_shape == 0 and self._may_draft[0] and not self._whole
-        if looks and self._supplies[0].rows < LOOK_ROWS:  # a look finds chains
+        if looks and self._supplies[0].rows < LOOK_ROWS:  # a look finds only chains
             self._counts["trials"] += 1
             return self._levels
         seen = self._seen[self._times.bin_of[rows]]
@@ -349,7 +353,7 @@ class AutoGate:
             if level == best or level not in choices:
                 continue
             if level and best and _shape_of(level) != self._best_shape:
-                continue  # no neighbour
+                continue  # a level of another shape is no neighbour
             load = self._times.load_of(
                 rows, self._draft_tokens[level], drafting=level > 0, shape=_shape_of(level)
             )
@@ -368,11 +372,12 @@ class AutoGate:
         return best
 
     def _other_shape(self, choices: tuple[int, ...], room: float) -> int:
-        """The level of another shape, if its trial is due and affordable; or the best.
+        """Return the level of another shape, if its trial is due and affordable; or the best.
 
-        A trial that is expected to lose nothing needs no room: trials of other levels, which all
-        lose something, would leave none. A series of trials replaces what the one before has told,
-        since the least chance, which bounds what is offered, may have changed.
+        A trial that is expected to lose no time needs no `room`, because trials of other levels,
+        which all lose time, would leave none for it. A new series of trials replaces what the
+        previous series showed: the least chance limits which tokens are offered, and it may have
+        changed since.
         """
         best = self._best
         if self._levels == LEVELS or not best or len(choices) < self._levels:
@@ -384,7 +389,7 @@ class AutoGate:
             return best
         level = 1 + shape * _CLASSES + (best - 1) % _CLASSES
         accepted = self._accepted(level)
-        if shape:  # a tree holds the chain with the same least chance, where there may be one
+        if shape:  # where trees are allowed, a tree holds the chain with the same least chance
             share = self._may_draft[shape] / (self._may_draft[1 - shape] or 1.0)
             accepted = max(accepted, share * self._accepted(best))
         gained_s = self._decided_for * (1 + accepted) * self._fair_s_per_token
@@ -398,7 +403,7 @@ class AutoGate:
         return level
 
     def _accepted(self, level: int) -> float:
-        """Draft tokens of a request that are expected to be right, the mean of all requests."""
+        """Return the expected number of right draft tokens per request, over all requests."""
         if not level:
             return 0.0
         shape = _shape_of(level)
@@ -412,7 +417,7 @@ class AutoGate:
         return level < best or tokens > (1 + self._expected[level] / self._expected[best]) / 2
 
     def drain(self) -> dict[str, float]:
-        """What was decided since the last call, and how well times were foreseen."""
+        """Return the counts of decisions since the last call, and measured and expected times."""
         counts, self._counts = self._counts, self._no_counts()
         passed_s, lost_s = self._told_s
         self._told_s = self._passed_s, self._lost_s
@@ -425,12 +430,12 @@ class AutoGate:
         return {f"gate/{name}": value for name, value in counts.items()}
 
     def _no_counts(self) -> dict[str, float]:
-        """Nothing counted yet, by metric without `gate/`."""
+        """Return zeros for all counts, by metric without `gate/`."""
         budgets = [f"steps_with_k_{k}" for k in range(self._k + 1)]
         trees = ["tree_steps"] if self._levels > LEVELS else []
         return dict.fromkeys([*budgets, *_COUNTED, *trees], 0)
 
 
 def _shape_of(level: int) -> int:
-    """The shape that a level drafts; the first one for none."""
+    """Return the shape that a level drafts; 0 if the level drafts nothing."""
     return (level - 1) // _CLASSES if level else 0

@@ -1,16 +1,17 @@
-"""What drafts would bring for each least chance, learned from the drafts that were possible.
+"""How many draft tokens, and right ones, each least chance yields, learned from past steps.
 
 In every step in which the drafter looks for drafts, it reports the tokens that it could have
 drafted (`verified.Offered`). They are counted by class of their chance to be accepted, with the
-outcome of those that the text has judged. A least chance takes all classes above it. The share of
-accepted tokens is that seen in their class; in a class with few tokens, the drafter's own estimate
-counts more.
+outcome of those that the text has judged. With a given least chance, the tokens of all classes at
+or above it are drafted. The share of right tokens is that seen in their class; in a class with few
+tokens, the drafter's own estimate counts more.
 
 The tokens offered in a step depend on how far the text moved on in the step before, and so on the
-least chance in use. So what is known of another least chance is not exact.
+least chance in use. So the figures for other least chances are not exact.
 
-The requests of the long tail are no fair sample of all requests, so each octave of running requests
-has its own offers. All octaves together learn how well the drafter's chances hold.
+The requests of the long tail are no fair sample of all requests, so each octave of the number of
+running requests (from one power of two to the next) has figures of its own. How well the drafter's
+chances hold is learned from all octaves together.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ import numpy as np
 
 from sam_rollout.core.verified import CHANCES, Offered
 
-LEVELS = len(CHANCES) + 1  # level 0 takes nothing, level n tokens with a chance of CHANCES[n - 1]
+LEVELS = len(CHANCES) + 1  # level 0: no draft; level n: tokens from a chance of CHANCES[n - 1] on
 _ROWS = 256  # latest requests whose offers count; a request counts in each of its steps
-_STEPS = 16  # latest steps whose offers count, if these have more requests
-_JUDGED = 2048  # most judged tokens of a class before they are halved
+_STEPS = 16  # latest steps whose offers count, if they have more than _ROWS requests
+_JUDGED = 2048  # judged tokens of a class at which its counts are halved
 _BELIEVED = 16.0  # judged tokens that the drafter's own estimate counts as
-_LOOKED_AT = 32  # most judged tokens of a closed gate's looks before they are halved
-# A class is learned anew from looks if they found more right tokens than expected, by this number
-# of standard deviations plus this number of tokens.
+_LOOKED_AT = 32  # judged tokens of a closed gate's looks at which counts are halved
+# A class is learned anew from a closed gate's looks (steps in which drafts are found but not handed
+# over) if they found more right tokens than expected, by _DEVIATIONS standard deviations plus _MORE
+# tokens.
 _DEVIATIONS, _MORE = 4.0, 2.0
 
 
@@ -56,9 +58,9 @@ class Calibration:
             self._judged[:, self._judged[0] > _JUDGED] /= 2
 
     def look(self, offered: Offered) -> None:
-        """Learn classes anew that a closed gate's look contradicts; call it after `observe`.
+        """Learn from a closed gate's look, after `observe`; learn classes anew that became better.
 
-        Looks are rare. Without this, a time of wrong drafts would outweigh them for long.
+        Looks are rare. Without this method, earlier wrong drafts would outweigh them for long.
         """
         self._looks += offered.tokens[1:]
         judged, right, _ = self._looks
@@ -78,15 +80,15 @@ class Calibration:
 
 
 class Levels(NamedTuple):
-    """What each level takes per request and step."""
+    """The draft tokens of each level, per request and step."""
 
     offered: list[float]  # draft tokens
     accepted: list[float]  # draft tokens that are expected to be accepted
-    spread: list[float]  # standard deviation of offered; divide it by sqrt(n) for n requests
+    spread: list[float]  # standard deviation of `offered`; in a mean of n requests, 1/sqrt(n) of it
 
 
 class Supply:
-    """The offers to a request in a step, for one octave of running requests.
+    """The tokens that are offered to a request in a step, for one octave of running requests.
 
     Attributes:
         rows: number of latest requests that it was learned from.
@@ -96,10 +98,10 @@ class Supply:
         self._calibration = calibration
         # These are lists, because with cold caches a short loop is faster than several numpy calls.
         self._tokens = [0.0] * len(CHANCES)  # by class
-        self._spread = [0.0] * len(CHANCES)  # by level: variance of a step's tokens / requests
+        self._spread = [0.0] * len(CHANCES)  # by level: variance of a step's tokens, per request
         self.rows = 0.0
         self._levels = Levels([], [], [])
-        self._worked_out_at = -1  # steps of the calibration
+        self._worked_out_at = -1  # `Calibration.steps` when `_levels` was computed
 
     def observe(self, offered: Offered) -> None:
         """Learn from a step."""
@@ -123,7 +125,7 @@ class Supply:
         return heir
 
     def by_level(self) -> Levels:
-        """Return what a request that may draft would verify and gain."""
+        """Return the tokens that each level offers to a request that may have drafts."""
         if self._worked_out_at != self._calibration.steps:
             self._worked_out_at = self._calibration.steps
             accepted = map(mul, self._tokens, self._calibration.shares())

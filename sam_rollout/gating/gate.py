@@ -15,7 +15,7 @@ LOOK = 2.0  # a least chance that no token has: drafts are found, but none is ha
 
 
 def hands_over(budget: int, least_chance: float) -> bool:
-    """Whether a decision lets drafts be verified; a look only shows what could be drafted."""
+    """Whether a decision lets drafts be verified; a look only shows which tokens were found."""
     return budget > 0 and least_chance < LOOK
 
 
@@ -23,9 +23,9 @@ class Gate(Protocol):
     """Sets the budget of draft tokens of every engine step.
 
     Attributes:
-        is_trial: whether the last budget was chosen only to learn about it.
+        is_trial: whether the last budget was chosen only to learn from its step.
         least_chance: under the last budget, drafts end before tokens with a smaller chance.
-        shape: the place of the shape to draft, among the drafter's shapes.
+        shape: index of the shape to draft in `SamDrafter.shapes`.
     """
 
     is_trial: bool

@@ -1,11 +1,12 @@
-"""Whether a model's drafts are worth their passes, beside texts that offer drafts nearly for free.
+"""Whether a model's drafts are worth its forward passes, where texts give drafts nearly for free.
 
-The gate's levels count what is verified. But a model that drafts costs passes before anything is
-verified, for all requests at once. So steps with drafts are measured in two ways, with the model
-and with texts alone: their tokens per second, by octave of running requests. The faster way is
-used. The slower one is tried again for a few steps now and then, half as often after each trial
-that it loses. If the run trains a model that lost, the model's trials become as frequent as at
-first after each training step. If the gate stays closed with the model, texts alone are tried.
+The gate's levels count the tokens that are verified. But a model that drafts costs forward passes
+before anything is verified, for all requests at once. So steps with drafts are measured in two
+ways, with the model and with texts alone: their tokens per second, by octave of running requests.
+The faster way is used. The slower one is tried again for a few steps now and then, half as often
+after each trial that it loses. If the run trains a model that lost, the model's trials become as
+frequent as at first after each training step. If the gate stays closed while the model drafts,
+texts alone are tried.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between trials
 # Steps after a change that count for neither way. An engine that schedules a step ahead follows the
 # change in the third step, and verifies that step's drafts in the next one.
 _SETTLING = 3
-_FORGOTTEN = 1 / 512  # share of what is known that each new step replaces
+_FORGOTTEN = 1 / 512  # share of the earlier measurements that a new step replaces
 _PAUSE = 4.0  # a step that takes this many times as long as usual is left out
 _CLOSED = 256  # closed steps in a row after which texts alone are tried
 

@@ -1,16 +1,16 @@
-"""When drafts of the shape that is not in use are tried, and what such trials have told so far.
+"""Trials of the draft shape that is not in use: when they are due, and the offers that they found.
 
-A series of trials is over when enough requests have shown what they are offered. Until then, what
-is known from before holds. A series is over as well when trials for twice as many requests were
-made: in a batch that changes in every step no trial is heard of. The next series waits twice as
-long as the one before, as long as none changes the shape.
+A series of trials is over when it has found the offers to enough requests. Until then, the offers
+known before it hold. A series is also over when twice as many requests took part in its trials: in
+a batch that changes in every step, no trial reports offers. The next series waits twice as long as
+the one before, as long as no series changes the shape in use.
 """
 
 from __future__ import annotations
 
 from sam_rollout.gating.draft_supply import Supply
 
-LOOK_ROWS = 64  # requests that were looked at before anything is known about offers
+LOOK_ROWS = 64  # requests whose offers were found before the offers count as known
 _MOST_ROWS = 2 * LOOK_ROWS  # requests in the trials of a series
 _AGAIN, _AT_LEAST_EVERY = 32, 512  # steps from one series to the next
 
@@ -19,8 +19,8 @@ class ShapeTrials:
     """The trials of one octave of running requests.
 
     Attributes:
-        fresh: what the series under way has told; None in the first series, which has nothing to
-            replace, and between two series.
+        fresh: the offers that the series under way has found; None in the first series, which has
+            nothing to replace, and between two series.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class ShapeTrials:
         self.fresh: Supply | None = None
 
     def is_over(self, known: Supply) -> bool:
-        """Whether no series is under way; `known` is what was told before."""
+        """Whether no series is under way; `known` are the offers known before it."""
         told = self.fresh or known
         return told.rows >= LOOK_ROWS or self._rows >= _MOST_ROWS
 
@@ -38,7 +38,7 @@ class ShapeTrials:
         return step - self._begun_at >= self._again
 
     def begin(self, step: int, fresh: Supply | None) -> None:
-        """Begin a series; it adds to what is known unless it has a supply of its own."""
+        """Begin a series; it adds to the known offers unless it has a `fresh` supply of its own."""
         self._begun_at, self._rows, self.fresh = step, 0, fresh
         self._again = min(2 * self._again, _AT_LEAST_EVERY)
 

@@ -27,7 +27,7 @@ class DecidedStep(NamedTuple):
     load: StepLoad  # that of the busiest engine, if several wait for each other; steady if all were
     budget: int
     trial: bool  # whether the decision was a trial
-    shape: int = 0  # of its drafts, see `Gate.shape`
+    shape: int = 0  # shape of its drafts, see `Gate.shape`
 
 
 class EngineStep(NamedTuple):
@@ -39,8 +39,8 @@ class EngineStep(NamedTuple):
     same_batch: bool  # whether the rows are those of the step before
     offered: Offered | None = None  # None if no drafts were looked for, or the batch has changed
     wasted: bool = False  # whether it was filled up although the gate had closed meanwhile
-    group: DecidedStep | None = None  # where the engine decides together with others
-    # Share of the rows whose requests may have drafts of each shape; empty for all of all.
+    group: DecidedStep | None = None  # given where the engine decides together with others
+    # For each shape, the share of rows that may have drafts of it; empty if all rows may.
     may_draft: tuple[float, ...] = ()
 
 

@@ -8,8 +8,9 @@ The expected time of a step is `speed * base * correction`:
 * `correction` is how far a cell (number of requests, draft tokens per request) was measured to lie
   above or below that line. It is 1 for an empty cell without measured neighbours.
 * `speed` follows causes that slow all steps down, such as another program on the machine. So drafts
-  are not blamed for the moment at which they were tried. It is drawn back to 1 just as strongly,
-  because otherwise speed and base could drift apart without end. Lasting changes are for base.
+  are not blamed for the moment at which they were tried. `speed` is drawn back to 1 just as
+  strongly, because otherwise it and `base` could drift apart without end. `base` follows lasting
+  changes.
 
 A step far outside the expectation (garbage collection, a pause for weights) is left out. After
 `_PATIENCE` such steps in a row the expectation must be wrong, and everything learned is forgotten.
@@ -30,14 +31,14 @@ _FIT_EVERY = 64
 _FIRST_FITS = (8, 16, 32)  # steps after which the line is fitted at first
 _WARM_UP = _FIRST_FITS[0]  # steps before which nothing is expected, and nothing is an outlier
 _OUTLIER = 2.0  # factor between the times of a step and of an outlier
-_KNOWN = 4  # steps of a known cell; other cells may lie far from what is expected
-# Steps without one in a cell after which its earlier ones count as `_KNOWN` steps at most. The line
-# may have moved since: it explains dearer trees by longer texts, say.
+_KNOWN = 4  # steps after which a cell is known; others may lie far from the expectation
+# After this many steps outside a cell, the cell's earlier steps count as at most `_KNOWN`. The line
+# may have moved since; for example, it may explain costlier trees by longer texts.
 _OLD = 256
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
-# Steps that a cell borrows from all cells of its number of requests and shape, and that these
-# borrow from the line.
+# Steps that a cell borrows from all cells with its number of requests and its shape, and that those
+# cells borrow from the line.
 _BORROWED = 2.0
 _FARTHEST = 8.0  # most that a cell may lie from the line, as a factor
 _COLUMNS = 2  # cells for each draft token per request
@@ -59,12 +60,12 @@ class StepTimes:
 
     def _forget(self) -> None:
         """Forget everything that was learned."""
-        # Sums over steps of a cell: steps, seconds, scored tokens, draft tokens, context.
         self._seen_at = [[0] * self.loads for _ in range(self.bins)]  # the last step of each cell
+        # Sums over the steps of each cell: steps, seconds, scored tokens, draft tokens, context.
         self._cells = [
             [[0.0] * (1 + _FEATURES) for _ in range(self.loads)] for _ in range(self.bins)
         ]
-        # The same sums over all cells of a number of requests; with several shapes also by shape.
+        # The same sums over all cells with a number of requests; with several shapes also by shape.
         self._of_bin = [
             [[0.0] * (1 + _FEATURES) for _ in range(1 + (self._shapes > 1) * self._shapes)]
             for _ in range(self.bins)
@@ -131,7 +132,7 @@ class StepTimes:
         return times
 
     def _above_line(self, sums: list[float], borrowed: float) -> float:
-        """Return the factor between steps and the line; few steps are mixed with `borrowed`."""
+        """Return the ratio of a cell's times to the line; few steps are mixed with `borrowed`."""
         n, seconds, scored, drafted, read = sums
         if not n:
             return borrowed
@@ -199,14 +200,14 @@ class StepTimes:
         if len(fresh) == _FIT_EVERY:
             self._gram, self._moment, self._recent = gram, moment, []
         # If the data do not tell features apart, the ridge divides the time between them. The
-        # feature of draft tokens stands only for what a draft token costs beyond any other scored
+        # slope of draft tokens is only the cost of a draft token beyond that of any other scored
         # token. It is zero until it is measured.
         scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
         ridged = gram / np.outer(scale, scale) + np.diag(_RIDGE)
         a, b, c, d = np.linalg.solve(ridged, moment / scale) / scale
         b, d = max(b, 0.0), max(d, 0.0)
         c = max(c, -b)
-        # Where a slope was cut off, the level has to follow.
+        # Where a slope was bounded, the constant term has to follow.
         a = (moment[0] - gram[0, 1] * b - gram[0, 2] * c - gram[0, 3] * d) / gram[0, 0]
         if a < 0:  # no time is negative, however small the batch
             a = 0.0

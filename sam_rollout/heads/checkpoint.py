@@ -96,7 +96,7 @@ class Head:
     parameters: int  # Number of parameters in its files, with its own embeddings if it has any.
     # The policy's matrices that its files contain. They become outdated when the policy is trained.
     own_policy_weights: tuple[str, ...]
-    # The values of BASE_KEYS of the policy it was trained for; may be empty.
+    # BASE_KEYS in the configuration of the policy that the head was trained for; may be empty.
     base_model: Mapping[str, Any]
 
 

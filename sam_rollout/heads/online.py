@@ -33,7 +33,7 @@ SHARE_OF_BUFFER = 0.25  # A training step may replace this share, so windows of 
 _WARM_UP = 20  # Updates.
 # A new head starts with 10 times the learning rate, which falls to the usual one in 1000 updates.
 _EAGER, _EAGER_UPDATES = 10.0, 1000
-_TESTED = 2  # batches of new windows that measure acceptance before the head learns from them
+_TESTED = 2  # Batches of new windows that test the head before it learns from them.
 
 
 class SampleBuffer:
@@ -89,7 +89,7 @@ class OnlineHead:
         self._first = copy.deepcopy(trainable.head) if known else None
         self._begun = False
         self._credit_s = self._spent_s = self._update_s = 0.0
-        self._least_s = 0.0  # time of one test and one update
+        self._least_s = 0.0  # Time that one test and one update need.
         self._failures = 0
         self.problem: Exception | None = None
 

@@ -1,4 +1,4 @@
-"""Install a device's pinned packages, into a checkout's `.venv` or the environment that runs.
+"""Install a device's pinned packages, into a checkout's `.venv` or the running environment.
 
 The files of this folder run before anything is installed. Each is a program of its own, uses only
 the standard library, and imports none of the others.
@@ -12,6 +12,6 @@ CONSTRAINTS = Path(__file__).with_name("constraints")
 
 
 def pins_of(profile: str) -> dict[str, str]:
-    """Name -> version of everything that a profile pins."""
+    """Return the version of each package that a profile pins, by the package's name."""
     lines = (CONSTRAINTS / f"{profile}.txt").read_text(encoding="utf-8").splitlines()
     return dict(line.split("==") for line in lines if "==" in line and line[0] != "#")

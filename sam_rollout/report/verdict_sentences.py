@@ -11,7 +11,7 @@ _REASONS = 3  # the sentence names this many reasons at most
 
 
 def sentences(comparison: Comparison) -> tuple[str, str]:
-    """Return a sentence about the times and one about the samples, with their doubts."""
+    """Return a sentence about the times and one about the samples, with reasons for doubt."""
     return _time(comparison), comparison.lossless.sentence()
 
 

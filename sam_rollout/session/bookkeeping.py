@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Bookkeeping:
-    """Books every engine step. If its notes on steps fail, they end and the ledger goes on.
+    """Records every engine step. If notes on steps fail, no more are taken; the ledger goes on.
 
     `record` says whether steps are noted and `drain` is called.
     """
@@ -40,11 +40,11 @@ class Bookkeeping:
         """Follow a changed batch; return the requests that have ended."""
         ended = self.ledger.follow(request_ids, live)
         if not self._record:
-            self.ledger.drain()  # no caller does, and totals of ended requests must not pile up
+            self.ledger.drain()  # no caller does so, and totals of ended requests must not pile up
         return ended
 
     def book(self, step: EngineStep, *, drafted: bool) -> None:
-        """Add a step to the ledger; `drafted` says whether it had anything to verify."""
+        """Add a step to the ledger; `drafted` says whether it verified draft or padding tokens."""
         self.ledger.book(step.verified, step.num_tokens, drafted=drafted)
 
     def end(
@@ -63,8 +63,8 @@ class Bookkeeping:
                 time_s, sums = time.monotonic(), self.ledger.step.tobytes()
                 sampler_us = self._sampler_us()
                 drafter_us = (time.perf_counter_ns() - started_ns) / 1000
-                is_open = budget > 0  # a tuple is the cheapest form of a note
-                self._notes.append(
+                is_open = budget > 0
+                self._notes.append(  # a tuple is the cheapest form of a note
                     (time_s, is_open, budget, branches and is_open, drafter_us, sampler_us, sums)
                 )
             except Exception:

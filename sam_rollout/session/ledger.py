@@ -1,8 +1,8 @@
 """Counts of drafted and accepted tokens: per request, per step, and by the length of the context.
 
-An engine's own statistics have no acceptance of single responses, and none by length of context. A
-step with drafts costs one compiled call here, and a step without drafts next to nothing. Totals by
-request id are touched only when the batch changes.
+An engine's own statistics show the acceptance neither of single responses nor by length of context.
+A step with drafts costs one compiled call here, and a step without drafts next to nothing. Totals
+by request id are touched only when the batch changes.
 
 Padding tokens (``padding.py``) are no drafts. They follow a row's draft, so a row's accepted tokens
 begin with those of the draft. A padding token that the model happened to sample is a token gained,
@@ -23,9 +23,9 @@ from sam_rollout.telemetry.records import RequestTotals
 from sam_rollout.telemetry.schema import CONTEXT_COUNTERS, CONTEXT_EDGES, CONTEXT_KINDS
 
 VERIFY_STEPS, DRAFTED, ACCEPTED, OPEN_STEPS, OPEN_TOKENS = range(5)
-# A step's sums: requests with drafts, their draft tokens and accepted ones, padding tokens and
-# accepted ones. From BY_PLACE on follow the accepted tokens by position [k], and the drafted and
-# accepted tokens by source.
+# A step's sums: requests with drafts, their draft tokens, accepted draft tokens, padding tokens,
+# accepted padding tokens. From BY_PLACE on follow the accepted tokens by position [k], and the
+# drafted and accepted tokens by source.
 REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 
@@ -99,7 +99,7 @@ class RequestLedger:
         self._anything_offered = rows is not None
 
     def take_counters(self) -> dict[str, int]:
-        """Return the counts by length of context, and of padding, since the last call.
+        """Return and reset the counts by length of context, and those of padding tokens.
 
         Keys are metrics without ``sam/``. Lengths without drafts are left out.
         """

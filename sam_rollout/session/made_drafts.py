@@ -1,4 +1,4 @@
-"""The decision when the engine's own drafter has to run, and the receipt of its drafts."""
+"""Decides when the engine's own drafter (the model) has to run, and takes in its drafts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from sam_rollout.gating.model_price import ModelPrice
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.sources.model import ModelSourceConfig
 
-# A closed gate looks now and then at what could be drafted. If that needs the model's drafts, the
-# model runs in this many next steps, because gates decide every few steps (`gating/auto.py`).
+# Now and then a closed gate looks: drafts are found but not handed over. If a look needs the
+# model's drafts, the model runs in the next _LOOK_AHEAD steps, because gates decide every few steps
+# (`gating/auto.py`).
 _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Asks for the model's drafts while the gate is open and they are worth their `price`."""
+    """Asks for the model's drafts while the gate is open and they pay, as `price` finds."""
 
     def __init__(
         self, config: ModelSourceConfig, hooks: EngineHooks, price: ModelPrice | None
@@ -25,9 +26,9 @@ class MadeDrafts:
         self._expected, self._trains = config.enabled, config.trains
         self._made, self._made_after = hooks.made, hooks.made_after
         self._price = price
-        self._asked = 0  # number of latest steps in a row with `wanted`
+        self._asked = 0  # number of latest steps in a row in which drafts were wanted
         self._lacking = False  # this step lacks drafts that a later one may have
-        self._looks_ahead = 0  # further steps for which the model runs for a look
+        self._looks_ahead = 0  # further steps in which the model runs for a look
 
     def take(self) -> tuple[Int32Array, np.ndarray | None] | None:
         """Take the drafts for this step, if there are any."""
@@ -48,10 +49,10 @@ class MadeDrafts:
         Args:
             step: the step that the gate saw.
             was_open, is_open: whether the gate was open for this step, and is for the next.
-            looks: whether the gate wants to see what could be drafted, without verifying it.
+            looks: whether the gate wants drafts to be found but not verified.
         """
         self._looks_ahead -= self._looks_ahead > 0
-        waits = looks and self._lacking  # without the model's drafts it would find too little
+        waits = looks and self._lacking  # without the model's drafts a look would find too little
         if waits:
             self._looks_ahead = _LOOK_AHEAD
         self.wanted = is_open or self._looks_ahead > 0

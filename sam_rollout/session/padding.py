@@ -2,9 +2,10 @@
 
 With drafts, vLLM captures its full decode graphs for steps in which every request has exactly k
 draft tokens. A step with fewer runs in piecewise graphs, which costs little. Where only full graphs
-were captured (``cudagraph_mode`` FULL_DECODE_ONLY, usual on NPUs), it runs without any graph, and
-vllm-ascend's users measured a third of the throughput (its issue 16637). So short drafts, and the
-missing ones of a closed gate, are filled up with a token that is right only by chance.
+were captured (``cudagraph_mode`` FULL_DECODE_ONLY, usual on NPUs), such a step runs without any
+graph, and vllm-ascend's users measured a third of the throughput (its issue 16637). So drafts that
+are short, or missing because the gate is closed, are filled up with a token that is right only by
+chance.
 
 The target model verifies padding like drafts, so the samples keep their distribution. But padding
 is counted apart from drafts (``ledger.py``).
@@ -125,7 +126,7 @@ class DraftPadding:
     ) -> None:
         """Fill every decoding row up to k tokens in place, with its text's last token.
 
-        A row gets fewer where the engine would not schedule k tokens before its longest text.
+        A row gets fewer if k tokens would exceed the engine's longest text.
         """
         _fill_up(
             token_ids, num_tokens, decoding, self._max_model_len, batch.tokens, batch.counts,

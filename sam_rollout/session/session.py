@@ -16,8 +16,9 @@ the gate was open a step before, and gate and record follow in `settle`, while t
 
 Three promises hold here. First, no failure ends a rollout. A drafter that fails is switched off,
 logged once and counted. If notes on engine steps or an exchange of texts with other engines fail,
-drafting goes on. Second, while the gate is closed the drafter only catches up. Third, all state of
-a request is freed when it ends, and its totals with the next drain.
+drafting goes on. Second, while the gate is closed the drafter reads the texts' new tokens and hands
+over no drafts. Third, all state of a request is freed when the request ends, and its totals are
+freed with the next drain.
 """
 
 from __future__ import annotations
@@ -122,9 +123,9 @@ class DraftSession:
         self._chains_only: set[str] = set()  # requests of the batch whose drafts cannot be trees
         # For each shape, the rows that may draft: 1 for all, or int32[B] with 0 for others.
         self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
-        self._shares = (1.0,) * len(shapes)  # of the rows that may draft, of each shape
-        self._gate_open = False  # when the last drafts were made
-        self._may_open = False  # the gate's last decision
+        self._shares = (1.0,) * len(shapes)  # by shape, the share of rows that may draft it
+        self._gate_open = False  # whether the gate was open when the last drafts were made
+        self._may_open = False  # whether the gate's last decision lets drafts be verified
         # A step that gate and record have yet to see: the step, whether it verified drafts, the
         # budget, and when drafting ended in ns.
         self._unsettled: tuple[EngineStep, bool, int, int] | None = None
@@ -168,7 +169,7 @@ class DraftSession:
                 a prompt that is still being computed. It has to be a new array in each step,
                 because the next step reads it again.
             room: whether the engine's next step can verify drafts. Without room there are none;
-                `wants_drafts` says whether the step after should have room.
+                `wants_drafts` says whether the step after that should have room.
             whole: whether a step with room has exactly k draft tokens for each request. If so, the
                 gate's last decision counts, and the gate decides again in `settle`.
 
@@ -248,7 +249,7 @@ class DraftSession:
         return batch
 
     def settle(self) -> None:
-        """Let gate and record see a step that was drafted for before, if there is one."""
+        """Show gate and record the step that `step` left to this call, if there is one."""
         if self._unsettled is None or self.drafter is None:
             return
         (step, drafted, budget, until_ns), self._unsettled = self._unsettled, None
@@ -283,7 +284,8 @@ class DraftSession:
         drafter.finish(ended)
         before = set(self._request_ids)
         if not self._record and before.isdisjoint(request_ids):
-            # No caller reports the end of a training step here; its whole batch has gone.
+            # Without a record, no caller reports the end of a training step. It is over when
+            # the new batch has no request of the last one.
             drafter.end_step()
         joined = [request_id for request_id in request_ids if request_id not in before]
         if drafter.needs_identity:
@@ -330,7 +332,7 @@ class DraftSession:
         return []
 
     def pause(self, paused: bool) -> None:
-        """Begin or end a stretch of steps that draft nothing, and of which nothing is kept.
+        """Begin or end a stretch of steps in which nothing is drafted, learned or recorded.
 
         Must be called while no request is under way.
         """
@@ -375,8 +377,8 @@ class DraftSession:
         """End a training step; return and reset the record since the last call.
 
         Args:
-            going_on: identities of the responses that later engine steps continue. Another request
-                continues a response whose request has ended.
+            going_on: identities of the responses that go on in later engine steps: those of running
+                requests, and interrupted ones, which other requests will continue.
 
         Returns:
             ``steps`` (the columns of ``Bookkeeping``), ``clock_s`` and ``host`` (the present time

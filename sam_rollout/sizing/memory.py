@@ -3,7 +3,7 @@
 Weights, KV cache and training states are counted as in cann-recipes-train's notes on Qwen3-235B
 (docs/llm_rl/qwen3_235B_32k_longseq_rl_train_optimization.md, sections 2.1 and 3.1), whose numbers
 the tests check, and as in ZeRO (arXiv 1910.02054, section 3.1). Activations, graphs and
-fragmentation are not counted; they take a part of the rest.
+fragmentation are not counted; they take a part of the remaining memory.
 """
 
 import dataclasses

@@ -17,9 +17,9 @@ class TrainingLayout:
     expert_tensor: int = 1
     sequence: int = 1  # Ulysses sequence parallel size (FSDP).
     shards: int = 1  # Ranks that one copy of the parameters is sharded over (FSDP).
-    offload_parameters: bool = False  # To the host while they are unused.
+    offload_parameters: bool = False  # Whether unused parameters are on the host.
     offload_optimizer: bool = False
-    swap_optimizer: bool = False  # optimizer states are on the host at all times (MindSpeed)
+    swap_optimizer: bool = False  # Whether optimizer states always are on the host (MindSpeed).
 
     @property
     def model_parallel(self) -> int:

@@ -142,7 +142,7 @@ class Source:
         """Clean up at the end of a training step."""
 
     def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
-        """Take in other engines' pieces; return what this one sampled since the last call.
+        """Take in other engines' pieces; return those this engine sampled since the last call.
 
         It is called between engine steps, a few times per second, if there are other engines.
 
@@ -160,11 +160,11 @@ class Source:
         return Usage()
 
     def counters(self) -> Mapping[str, int]:
-        """Report this source's own counts since it was made, by name; declared ones are metrics."""
+        """Report this source's own counts since it was made, by name; see `SourceEntry.metrics`."""
         return {}
 
     def levels(self) -> Mapping[str, int]:
-        """Report this source's own present figures, by name; declared ones are metrics."""
+        """Report this source's own present figures, by name; see `SourceEntry.metrics`."""
         return {}
 
 
@@ -176,11 +176,11 @@ class SourceEntry:
         name: the key under `sam.sources`.
         section: the class of its settings, with a field `enabled`.
         make: makes the source in the engine's worker from its checked section, the engine's limits
-            and the record of what requests write. It returns None if the source would have nothing
+            and the record of responses. It returns None if the source would have nothing
             to draft from.
-        order: sources are asked and listed by it.
-        metrics: declarations of what `counters` and `levels` report, named without `sam/draft/`.
-            `_bytes` and `_evictions` are reported for all sources, `_failures` is declared for all.
+        order: number by which the sources are sorted.
+        metrics: declarations of the figures that `counters` and `levels` report, named without
+            `sam/draft/`. `NAME_bytes`, `NAME_evictions` and `NAME_failures` need no declaration.
         check: raises ConfigError before a model is loaded if an enabled section is wrong in a way
             that its fields do not show, such as a missing file or tokens beyond the vocabulary.
     """

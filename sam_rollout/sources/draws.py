@@ -1,7 +1,7 @@
-"""The source `draws`: the tokens that positions behind a rejected draft token drew.
+"""The source `draws`: the tokens that positions after a rejected draft token drew.
 
 A coupled sampler draws the token of every position with the position's own random number. A verify
-step also scores the positions behind a draft's first wrong token and draws there. These draws come
+step also scores the positions after a draft's first wrong token and draws there. These draws come
 from the distribution after a wrong text, but with the random number that will draw the final token.
 Both draws are often the same token. Jacobi and Lookahead decoding (Fu et al. 2024, arXiv
 2402.02057) use the same information under greedy decoding. Here it works at temperatures above 0
@@ -115,7 +115,7 @@ class PositionDraws(Source):
                 self._table[row] = -1
 
     def counters(self) -> Mapping[str, int]:
-        """Count the positions heard."""
+        """Count the scored positions that were noted."""
         return {"draws_positions": self._heard}
 
     def usage(self) -> Usage:

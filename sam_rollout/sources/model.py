@@ -214,7 +214,7 @@ class ModelDrafts(Source):
         eligible: np.ndarray,
         out_places: Int64Array,
     ) -> None:
-        """Place every row that has a draft at its beginning."""
+        """Place every row that has a draft at the draft's beginning."""
         rows = len(num_tokens)
         lengths = self._lengths[:rows] * (self._rows == rows)
         kind = np.where(eligible & (lengths > 0), READY, NOWHERE)

@@ -38,10 +38,11 @@ class OwnText(LiveTexts):
     """One automaton per request, kept while the request lives and memory lasts.
 
     A request that is absent from the batch (preempted) keeps its automaton and catches up when it
-    returns. At most `2 * max_rows + 16` automata are kept; beyond that the longest absent one goes.
-    The limit of memory, `config.max_bytes`, is checked after every step. Beyond it absent requests
-    lose their automata first, beginning with the longest absent one. The smallest present ones
-    follow, because long texts yield the longest drafts and make up the tail.
+    returns. At most `2 * max_rows + 16` automata are kept; beyond that the longest absent request
+    loses its automaton. The limit of memory, `config.max_bytes`, is checked after every step.
+    Beyond it, absent requests lose their automata first, beginning with the longest absent one. The
+    present requests with the smallest automata follow, because long texts yield the longest drafts
+    and make up the tail.
     """
 
     name = "own"
@@ -110,7 +111,7 @@ class OwnText(LiveTexts):
         for request_id in absent + [request_id for _, request_id in by_size]:
             nbytes = self._evict(request_id)
             if request_id in row_of:
-                # It stays out until the batch changes: before that it would push out another.
+                # It gets none until the batch changes, because a new one would push out another.
                 self._suspended[request_id] = nbytes
                 self._slots[row_of[request_id]] = NO_SLOT
             if self.pool.nbytes <= self._max_bytes:

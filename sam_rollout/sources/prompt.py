@@ -1,13 +1,13 @@
 """The source `prompt`: the responses to one prompt draft from each other.
 
 All responses to a prompt, running or finished, share one automaton while the training step lasts.
-They grow together, so a row finds what its siblings wrote one engine step ago. The prompt is read
-only once. Siblings that other engines sample are read into the same automaton
+They grow together, so a row finds the tokens that its siblings wrote one engine step ago. The
+prompt is read only once. Siblings that other engines sample are read into the same automaton
 (`support/shared_texts.py`).
 
 Epochs repeat their prompts and a policy changes slowly, so responses of earlier steps share long
-passages with this step's. When a prompt's first request comes, a thread reads them from disk into
-a second automaton, which then takes the place of the first.
+passages with this step's. When a prompt's first request comes, a thread reads those responses
+from disk into a second automaton, which then takes the place of the first.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         return None if identity is None else identity.group_key
 
     def settle(self) -> None:
-        """Switch to automata with earlier responses that were made, then bring memory down."""
+        """Switch to finished automata with earlier responses, then bring memory down."""
         while self._reading:  # in the order of the requests
             key, reading = next(iter(self._reading.items()))
             if not reading.done():
@@ -112,7 +112,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         super().settle()
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Keep what ended requests wrote, for siblings here and on other engines."""
+        """Keep the texts of ended requests, for siblings here and on other engines."""
         ended = list(request_ids)
         self._shared.own.finish(ended)
         for request_id in ended:
@@ -169,11 +169,11 @@ class PromptTexts(GroupedTexts[GroupKey]):
         super()._make_room()
 
     def _do_without_earlier(self, group: Group[GroupKey]) -> None:
-        """Replace a group at once, and let the new automaton read this step's texts gradually."""
+        """Drop a group's earlier responses; a new automaton reads this step's texts gradually."""
         self._succeed(group, self.pool.create())
         self._forget_ended(group.key)  # no other automaton has to read them after this one
         self._counts["evictions"] += 1
-        if group.slots:  # or it is free
+        if group.slots:  # else it is freed already
             self._give_up(group)
 
     def _keep_ended(self, key: Hashable, text: Int32Array) -> None:

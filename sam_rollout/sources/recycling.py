@@ -1,10 +1,10 @@
-"""The source `recycling`: each token is followed by the one that the model last held likeliest.
+"""The source `recycling`: after each token, it drafts the one that was last held likeliest.
 
 This is Token Recycling (Luo et al. 2024, arXiv 2408.08696) with chains instead of trees. The target
-model scores every position of a verify step, those of rejected draft tokens included. A table keeps
-the likeliest next token of each position, by the token before it. The source needs neither a text
-nor a model of its own, and can draft where no source finds a suffix. The sampler sees the logits
-and hands the likeliest tokens over (`hear`).
+model scores every position of a verify step, those of rejected draft tokens included. A table
+keeps, for each token, the next token that the model held likeliest when it last scored that token.
+The source needs neither a text nor a model of its own, and can draft where no source finds a
+suffix. The sampler sees the logits and hands the likeliest tokens over (`hear`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TokenRecycling(Source):
         interface.write_places(out_places[:rows], kind, table.ctypes.data, last, len(table))
 
     def counters(self) -> Mapping[str, int]:
-        """Count the positions heard."""
+        """Count the scored positions that were noted."""
         return {"recycling_positions": self._heard}
 
     def usage(self) -> Usage:

@@ -1,8 +1,8 @@
 """The source `run`: all responses that an engine samples draft from each other, step after step.
 
 They share one automaton, because prompts of one task are solved with the same phrases. The source
-votes beside `prompt`, which knows the responses to one prompt only. Texts of other engines are left
-to `prompt`. A corpus (files of token ids) counts as the run's oldest text.
+votes in addition to `prompt`, which knows the responses to one prompt only. Texts of other engines
+are left to `prompt`. A corpus (files of token ids) counts as the run's oldest text.
 
 Old text is dropped by generations. An automaton that has grown too large gets a successor, made of
 the newest ended responses (`support/kept_texts.py`). A thread makes it in a pool of its own, mostly
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Shares of the limit: an automaton of size _DUE is replaced by a successor of size _SUCCESSOR. Both
-# have to fit, with room for growth, until live requests have moved. The seventh of the text that is
-# lost at a change bounds the loss of acceptance.
+# have to fit, with room for growth, until live requests have moved. A change loses only a seventh
+# of the text, so it costs little acceptance.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
-# Texts that ended while a successor was made may add this share of the kept texts to it.
+# A successor also reads the texts that ended meanwhile, up to this share of the limit of kept ones.
 _LATE_SHARE = 1 / 4
 _MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # of a successor
 
@@ -104,7 +104,7 @@ class _Making:
 
     pool: AutomatonPool
     made: Future[Seed]
-    room: Room  # for all its old text
+    room: Room  # for all the old text that it reads
     since: int  # number of texts that had been kept before it was begun
 
 
@@ -129,10 +129,10 @@ class RunTexts(GroupedTexts[str]):
         self._kept = KeptTexts(config.max_bytes)
         self._kept.keep_corpus(corpus := check_corpus(config, limits.vocab_size))
         self._has_older = bool(corpus)  # whether older texts came in that no automaton holds yet
-        self._has_asked = False  # whether the texts of the run before this one were asked for
+        self._has_asked = False  # whether the previous run's texts were asked for
         self._reading: Future[list[Int32Array]] | None = None  # those texts
         self._executor = ThreadPoolExecutor(1, "sam-run-texts")
-        self._making: _Making | None = None  # training's successor
+        self._making: _Making | None = None  # successor of the automaton of training
         self.failures = 0  # successors that could not be made
         self.restarts = 0  # automata that were replaced by a successor
         self.seeded_tokens = 0  # tokens of old text that successors began with
@@ -155,12 +155,12 @@ class RunTexts(GroupedTexts[str]):
                 self._reading = self._responses.read_newest(steps[0], self._kept.most_tokens)
 
     def settle(self) -> None:
-        """Begin successors, let those that are made take over, then bring memory down."""
+        """Begin due successors, let finished ones take over, then bring memory down."""
         self._turn_over()
         super().settle()
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Keep what ended requests of training wrote."""
+        """Keep the texts of ended requests of training."""
         ended = list(request_ids)
         for request_id in ended:
             response = self._responses.ended.get(request_id)
@@ -195,7 +195,7 @@ class RunTexts(GroupedTexts[str]):
         return super()._nbytes + self._kept.nbytes + making
 
     def _turn_over(self) -> None:
-        """Begin a successor for each automaton that is due, and use those that are made."""
+        """Begin a successor for each automaton that is due, and let finished ones take over."""
         self._take_older()
         for group in list(self._groups.values()):
             if self._making is not None and group.key == TRAIN_SPLIT:
@@ -203,12 +203,12 @@ class RunTexts(GroupedTexts[str]):
                     making, self._making = self._making, None
                     self._take_over(group, making)
             elif any(one.key == group.key for one in self._replaced):
-                continue  # live requests have yet to leave the one before
+                continue  # live requests have yet to leave its predecessor
             elif self._is_due(group):
                 self._make_successor(group)
 
     def _make_successor(self, group: Group[str]) -> None:
-        """Begin to make a successor of the newest texts; validation's starts empty."""
+        """Begin to make a group's successor from the newest texts; validation's begins empty."""
         room = self._room_for_old_text(group)
         if min(room) <= 0:
             return
@@ -266,7 +266,7 @@ class RunTexts(GroupedTexts[str]):
         return min(self._room_for_old_text(group)) > 0
 
     def _room_for_old_text(self, group: Group[str]) -> Room:
-        """Return the room that a successor has for ended texts beside the live ones."""
+        """Return the room that a successor has for ended texts, in addition to the live ones."""
         live = self._live_tokens(group)
         # An eighth of the memory is left for growth while the successor is made.
         free = self._max_bytes * 7 // 8 - self._nbytes
@@ -289,7 +289,7 @@ class RunTexts(GroupedTexts[str]):
 
 
 def _make(config: RunSourceConfig, limits: Limits, responses: Responses) -> RunTexts | None:
-    # A training run has settled `fits` before (`source_choice.py`); plain vLLM has not.
+    # A training run has decided on `fits` before (`source_choice.py`); plain vLLM has not.
     is_wanted = config.when == "always" or config.corpus
     return RunTexts(config, limits, responses) if is_wanted else None
 

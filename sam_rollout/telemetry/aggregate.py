@@ -21,7 +21,7 @@ from sam_rollout.telemetry.records import ENGINE_STEPS, REQUESTS
 from sam_rollout.telemetry.schema import METRICS, named
 from sam_rollout.telemetry.tables import of_split, ratio, tail_mask
 
-# Counters of work that engine steps do not show. `gain` cannot price it.
+# Counters of work whose time `telemetry.gain` cannot estimate, because engine steps do not show it.
 _HIDDEN_WORK = ("draft/padding_tokens", "draft/model_steps")
 
 
@@ -42,8 +42,8 @@ def aggregate(
         engine_steps: Tables of engine steps of all replicas for this training step.
         requests: Tables of requests of all replicas for this training step.
         tail_threshold: Most scheduled requests of a step in the long tail.
-        drafter_counters: Replica -> counter's name (a metric's without `sam/`) -> increase in this
-            step. Counters that are no metric are only used to compute others.
+        drafter_counters: Replica -> counter's name (a metric's name without `sam/`) -> increase in
+            this step. Counters that are not metrics are only used to compute metrics.
         split: Rows of the other split are ignored.
     """
     rollout = Rollout(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CURVE_NAME = "sam/engine/running_over_time"  # the picture's name
 MAX_POINTS = 500
-IDLE_S = 0.02  # Shorter gaps between steps are no pauses, but rounded times.
+IDLE_S = 0.02  # Shorter gaps come from rounded times and are no pauses.
 _SIZE_INCHES, _DPI = (6.4, 3.0), 90  # 576 x 270 pixels.
 _STYLE = {
     "font.size": 8,
@@ -72,7 +72,8 @@ def running_curve(
     }  # fmt: skip
     started = column["time_s"] - column["duration_s"]
     begin, end = started.min(), column["time_s"].max()
-    # Time is divided into cells and sampled in their middles. The edges may belong to no step.
+    # The curve is sampled in the middles of equal cells of time, because a cell's edge may lie
+    # between steps.
     cells = min(points, max(len(started), 2))
     instants = begin + (np.arange(cells) + 0.5) * (end - begin) / cells
     tail = tail_mask(
@@ -104,7 +105,7 @@ def running_curve(
 
 
 def plot(curve: RunningCurve, axis: "Axes", *, name: str = "", colour: str = _MEAN) -> None:
-    """Draw the curve, the tail threshold and the long tail; with a `name`, label only the curve."""
+    """Draw the curve, the tail threshold and the long tail; a `name` labels the curve alone."""
     tail = f"long tail, {curve.tail.mean():.0%} of the time"
     axis.fill_between(
         curve.time_s, 0, 1, where=curve.tail, step="mid", linewidth=0, label="" if name else tail,

@@ -4,20 +4,20 @@ Without drafts, a row gets one token per step. A replica would take one step per
 longest response, and step t would have one row per response of at least t tokens. The estimate
 takes the mean time of observed steps of the same training step that computed that many tokens. A
 draft of n tokens counts as n rows, and the drafter's own time is subtracted. (Steps without any
-draft are too few and too far apart in time: on a machine with a varying speed they were off by up
-to 1.4 times.)
+draft are too few and too far apart in time: on a machine with a varying speed, estimates from them
+were wrong by a factor of up to 1.4.)
 
 There is no estimate in these cases:
 
 * A step without drafts would have fewer rows than the smallest observed step has tokens. The
   estimate never extrapolates.
 * Requests waited in the queue, or arrived after others had ended.
-* Steps were padded, or a model drafted: its time is not part of the drafter's time.
+* Steps were padded, or a model drafted: the model's time is not part of the drafter's time.
 
-For the recorded runs in `benchmarks/results/runs`, every estimate lies within the 95 % interval of
-three pairs of runs with and without drafts at the same training step, which is about 20 % of a pair
-(`tests/unit/telemetry/test_gain.py`). The estimate ignores that an engine without a drafter may
-schedule asynchronously.
+For the recorded runs in `benchmarks/results/runs`, three pairs of runs without and with drafts
+measure the speed-up of each training step. Every estimate lies within the 95 % interval of the
+pairs' mean, and within about 20 % of its own pair (`tests/unit/telemetry/test_gain.py`). The
+estimate ignores that an engine without a drafter may schedule asynchronously.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_SAMPLE = 8  # least number of engine steps whose mean time is used
+_SAMPLE = 8  # Least number of engine steps whose mean time is used.
 
 
 def seconds_without_drafts(rollout: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""The results of sampling responses of a run again without drafts, as metrics and as a line."""
+"""Reports how responses that were sampled again without drafts compare: metrics and a log line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Compared:
-    """A response compared with the one that the same random numbers drew without drafts.
+    """The comparison of a response with the one that the same random numbers drew without drafts.
 
     Attributes:
         tokens: Length of the response.

@@ -48,7 +48,7 @@ class VersionError(RunFolderError):
 
 
 def column(kind: pa.DataType, meaning: str, default: Any = MISSING) -> Any:
-    """Declare a field of a record and its column, which the default None makes nullable."""
+    """Declare a field of a record and its column; with the default None the column is nullable."""
     return field(default=default, metadata={"kind": kind, "meaning": meaning})
 
 
@@ -74,14 +74,14 @@ class DraftNote:
     )
     gate_open: bool | None = column(
         pa.bool_(),
-        "whether the gate let the drafter draft, including looks whose drafts are not verified; "
+        "whether the gate let the drafter draft, also if the drafts were not handed over; "
         "null: no drafter",
         None,
     )
     drafter_us: float = column(pa.float32(), "drafter time after this step's forward, us", 0.0)
     draft_budget: int | None = column(
         _INT,
-        "most tokens that the gate allowed per request, also for a look; null: no drafter",
+        "most tokens that the gate allowed per request, handed over or not; null: no drafter",
         None,
     )
     draft_trees: bool | None = column(

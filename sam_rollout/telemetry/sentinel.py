@@ -65,7 +65,7 @@ _ADVICE = {
     "that step says how far from a tie the texts differ, 'sam-rollout check-operators' shows "
     "whether logits depend on the number of tokens scored",
 }
-# Failures that switch a part off. Every other counter `..._failures` counts errors survived.
+# Failures that switch a part off. After an error of any other counter `..._failures` parts stay on.
 _SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures",
                  "gate/failures")  # fmt: skip
 # Metrics: the mean over tokens of |rollout - trainer| probability, in bf16 about 0.003 to 0.01.
@@ -195,7 +195,7 @@ class Sentinel:
             yield Finding("counters_missing", "; ".join(missing))
 
     def _something_failed(self, step: TrainingStep) -> Iterator[Finding]:
-        """Report parts that are off since any earlier step, and errors survived in this step."""
+        """Report parts that were ever switched off, and errors in this step that left a part on."""
         survived: dict[int, set[str]] = {}
         for engine in step.engines:
             for counter, count in engine.drafter_counters.items():

@@ -1,6 +1,6 @@
 """Reads traces: recorded responses, on which drafters are measured.
 
-The name's end says the format of a file:
+The end of a file's name says its format:
 
 * `.jsonl`: each line is a text, `{"tokens": [...]}` or `{"prompt": [...], "response": [...]}`.
   `"group"` (the same for all responses to one prompt), `"sibling"` and `"step"` are optional.

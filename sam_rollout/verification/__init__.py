@@ -1,4 +1,4 @@
-"""The verification of draft tokens, which leaves the samples as without drafts."""
+"""The verification of draft tokens, which leaves the distribution of samples unchanged."""
 
 from sam_rollout.verification.coupled import verify_coupled
 from sam_rollout.verification.gumbel import draw_gumbel, gumbel_noise

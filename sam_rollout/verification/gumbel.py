@@ -3,7 +3,7 @@
 Each token of the vocabulary gets Gumbel noise g of its own, and the token with the largest
 log p + g is drawn. A token's noise depends on the response's key, the position and the token's id
 only. So a draw from another distribution q with the noise of the same position often gives the same
-token. Its probability is sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), which lies between
+token. The probability of that is sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), which lies between
 (1 - TV) / (1 + TV) and 1 - TV for two distributions a total variation distance TV apart (Daliri,
 Musco, Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv
 2408.07978). q may be p with other rounding, or a draft model's distribution.
@@ -30,7 +30,7 @@ from sam_rollout.verification.gumbel_cpu import UNIT, draw_on_cpu
 # is finite and every possible token stays possible.
 _MIX_1 = 0x85EBCA6B - (1 << 32)
 _MIX_2 = 0xC2B2AE35 - (1 << 32)
-# Entries of noise made at a time, in two buffers of 4 bytes each. On a CPU they stay in its cache.
+# Noise values made at a time, in two buffers with 4 bytes each. On a CPU they stay in its cache.
 _PIECE = {"cpu": 1 << 20}
 _DEVICE_PIECE = 1 << 24
 _HAS_TRITON = find_spec("triton") is not None
@@ -89,14 +89,14 @@ class _Noise:
         _fold(_fold(_fold(self._tokens, 16, spare).mul_(_MIX_1), 13, spare).mul_(_MIX_2), 16, spare)
 
     def log_exponentials(self, bits: torch.Tensor) -> torch.Tensor:
-        """Return -g = log e of every token, float32 [rows, vocabulary], until the next call."""
+        """Return -g = log e by token, float32 [rows, vocabulary], valid until the next call."""
         hashed, spare = self._hashed[: len(bits)], self._spare[: len(bits)]
         low, high = bits.to(torch.int32).unsqueeze(1), (bits >> 32).to(torch.int32).unsqueeze(1)
         torch.bitwise_xor(self._tokens, low, out=hashed)
         _fold(hashed, 16, spare).mul_(_MIX_1).add_(high)
         _fold(hashed, 13, spare).mul_(_MIX_2)
-        # Here, unlike in `_fold`, the shift repeats the sign bit: where it is set, it flips bits 16
-        # to 31. The mask then drops bit 31. Every kernel has to do the same.
+        # Here, unlike in `_fold`, the shift is arithmetic: if the sign bit is set, ones come in, so
+        # the XOR flips bits 16 to 31. The mask then drops bit 31. Every kernel has to do the same.
         torch.bitwise_right_shift(hashed, 16, out=spare)
         hashed.bitwise_xor_(spare).bitwise_and_((1 << 31) - 1).bitwise_or_(1)
         floats = spare.view(torch.float32)

@@ -1,11 +1,12 @@
 """Draws with Gumbel noise on a CPU, in one pass over the logits with hardly any logarithms.
 
 A token with logit z beats the best score so far if its exponential number e is below
-exp(z - best). Both sides are cheap to bound. e is at least u, the uniform number it is made of.
-2**x is at most the chord over [floor x, ceil x], whose value is a float's bits read as a
-fixed-point number. So a block of tokens is tested with a few integer and float operations per
-token, which the compiler turns into vector instructions. Only the tokens that pass, some ten per
-row, get their exact number, in double precision.
+exp(z - best). Both sides are cheap to bound. e is at least u, the uniform number that e is made
+of. With exp(z - best) = 2**x, 2**x is at most the chord over [floor x, ceil x]. The chord's value
+is the float whose bits are x in fixed point (plus the exponent's bias). So a block of tokens is
+tested with a few integer and float operations per token, which the compiler turns into vector
+instructions. Only the tokens that pass, some ten per row, get their exact number, in double
+precision.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ THREAD_TOKENS = 1 << 21  # a thread pays from this many logits on, some millisec
 MIX_1, MIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 UNIT = (1 - 2.0**-24) * 2.0**-31
 _UNIT_32 = np.float32(UNIT)
-_PER_NAT = np.float32(2.0**23 / math.log(2))  # steps of a float's bits per nat
+_PER_NAT = np.float32(2.0**23 / math.log(2))  # by how much a float's bits grow per nat
 # The bits of 1.0, plus a margin for the rounding of the bound. Tokens can win only within
 # 88 nats of the best score, and there each operation and constant is off by 64 steps at most.
 _ONE = np.float32(127 * 2**23 + 512)

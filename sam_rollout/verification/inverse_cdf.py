@@ -16,7 +16,7 @@ from sam_rollout.verification.uniforms import logical_shift
 # In fixed point, one is 2**40. A token's probability is off by 2**-40 at most, which is below the
 # precision of a float32 softmax. Products with 22 random bits stay below 2**63.
 FRACTION_BITS = 40
-_RANDOM_BITS = 22  # used twice per draw
+_RANDOM_BITS = 22  # a draw takes two numbers of this many bits
 BLOCK = 512  # tokens; near the square root of a large vocabulary
 
 
@@ -55,8 +55,8 @@ def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
     """Sum each block of ``BLOCK`` tokens; return int64 [rows, blocks]. The last may be shorter.
 
     Whole blocks are summed in floating point, because converting every token would read the
-    probabilities several times. They all have the same size, so how each is summed does not depend
-    on the number of rows. A shorter last block is summed in integers.
+    probabilities several times. They all have the same size, so the way in which each is summed
+    does not depend on the number of rows. A shorter last block is summed in integers.
     """
     rows, vocabulary = probabilities.shape
     whole = vocabulary // BLOCK * BLOCK
@@ -68,7 +68,7 @@ def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(masses: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Search for the random bits' share of each row's sum; `bits` is int64 [rows]."""
+    """Find the entry of each row on which its random bits fall; `bits` is int64 [rows]."""
     cumulative = masses.cumsum(dim=1)
     return _search(masses, cumulative, _scale(bits, cumulative[:, -1]))
 

@@ -51,7 +51,7 @@ class DraftLayout:
 
     @cached_property
     def is_draft(self) -> torch.Tensor:
-        """Whether a request has a draft token there, bool [batch, max_drafts]."""
+        """Whether each request has a draft token at each place, bool [batch, max_drafts]."""
         return self._places[:-1] < self.counts.unsqueeze(1)
 
     def spread(self, drafts: torch.Tensor, fill: int | float) -> torch.Tensor:

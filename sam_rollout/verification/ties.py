@@ -1,7 +1,7 @@
 """Whether rounding explains that two texts with the same random numbers differ.
 
 Two such texts part only where their random numbers leave two tokens tied, up to rounding. The
-distribution at that place says how far from a tie it is.
+distribution at that place shows how far from a tie the place is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def distance_from_tie(
         tokens: The two texts' tokens there; with None, for an ended text, the result is infinite.
         logprobs: [vocabulary], of the distribution that is sampled from.
         way: ``GREEDY``, ``GUMBEL`` or ``INVERSION``.
-        key: What the request's random numbers are keyed by.
+        key: The key of the request's random numbers.
         position: Place in the text, its prompt included.
     """
     if way == INVERSION:

@@ -16,7 +16,7 @@ from sam_rollout.verification.layout import DraftLayout
 
 
 class TreeShapes(NamedTuple):
-    """The trees of a step's draft tokens, one row per request; N is the most draft tokens of one.
+    """The trees of a step's draft tokens, one row per request; N is the most draft tokens of a row.
 
     Columns without a draft token are ancestors of themselves alone.
     """
@@ -35,7 +35,7 @@ def verify_tree(
         layout: Rows of this step.
         draft_ids: Integer [num_drafts].
         target_ids: int64 [num_rows], the token that every node drew.
-        shapes: Of the trees.
+        shapes: The shapes of the trees.
 
     Returns:
         The result of ``DraftLayout.keep``, and int64 [batch, N + 1], the node at each depth of the

@@ -1,9 +1,9 @@
 """Rejection sampling (Leviathan et al., arXiv 2211.17192) without loops.
 
-The test of a draft token needs one probability, so it is a gather. A token is drawn only where a
-request stops: from the rest of the distribution at the first rejected draft token, or after the
-last draft token if all were accepted. That is one row per request. The usual implementations draw
-at every draft position and discard all draws but one.
+The test of a draft token needs one probability, so one gather serves all tests. A token is drawn
+only where a request stops: from the rest of the distribution at the first rejected draft token, or
+after the last draft token if all were accepted. That is one row per request. The usual
+implementations draw at every draft position and discard all draws but one.
 """
 
 from __future__ import annotations

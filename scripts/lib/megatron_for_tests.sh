@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fetches Megatron-Core and mbridge for tests into .cache/megatron, after scripts/install.sh cpu; a
-# second call does nothing. In .venv, verl would import them in every run on a CPU.
+# second call does nothing. They are not in .venv, where verl would import them in every run on a CPU.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

@@ -1,8 +1,9 @@
 """Gives every generation request of verl its identity.
 
 verl's agent-loop worker knows the step, the split and the session (sibling) number. The prompt's
-token ids exist only where the agent loop calls the LLM client. The worker therefore stores what it
-knows in a context variable, one per response's task. A thin client adds the prompt and sends both.
+token ids exist only where the agent loop calls the LLM client. The worker therefore stores step,
+split and session number in a context variable of the response's task. A thin client adds the
+prompt, and sends the identity with each request.
 
 A data set may hold a prompt several times (AIME's 30 problems are often stored 32 times over, to
 sample each 32 times). The manager counts these copies. Without the count, all copies would draw
@@ -46,14 +47,14 @@ class _Response:
     step: int
     split: str
     sibling: int
-    # Fixed by the first turn: later turns' prompts contain what this sibling said.
+    # Set by the first turn, because later turns' prompts contain this sibling's own answers.
     first_prompt_ids: Sequence[int] = ()
     keys: RequestKeys = field(default_factory=RequestKeys)
 
 
 # Column of a batch of prompts: how many responses earlier copies of the prompt asked for.
 FIRST_SIBLING_COLUMN = "sam_first_sibling"
-# verl's column: how many responses a prompt asks for, where that differs between prompts.
+# verl's column: how many responses each prompt asks for, if the numbers differ between prompts.
 OWN_NUMBER_COLUMN = "__rollout_n__"
 
 _current_response: contextvars.ContextVar[_Response] = contextvars.ContextVar("sam_response")
@@ -64,7 +65,7 @@ class IdentityClient:
 
     Args:
         client: verl's ``LLMServerClient``. Other attributes than `generate` are passed through.
-        seed: Rollout seed, from which the random numbers are keyed.
+        seed: The rollout's seed, a part of the key of all random numbers.
     """
 
     def __init__(self, client: Any, seed: int) -> None:
@@ -104,7 +105,7 @@ class IdentityClient:
         return output
 
     def _identity_of(self, response: _Response, name: str, seed: int | None) -> RequestIdentity:
-        """Identify a request by its response, its name within it, and the user's seed if any."""
+        """Identify a request by its response, its name there, and the user's seed, if given."""
         identity = identify(
             response.first_prompt_ids,
             seed=self._seed,
@@ -136,7 +137,7 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         return self._failures.take()
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict) -> None:
-        """Score a response as verl does, and refuse a reward that is no number."""
+        """Score a response as verl does, and refuse a reward that is not a number."""
         try:
             await super()._compute_score(outputs, kwargs)
         except ActorDiedError as error:
@@ -199,7 +200,7 @@ class CopyCounter:
 class SamAgentLoopManager(AgentLoopManagerTQ):
     """verl's agent-loop manager, which numbers the responses to copies of a prompt.
 
-    ``rollout.agent.agent_loop_manager_class`` names it.
+    ``rollout.agent.agent_loop_manager_class`` names this class.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

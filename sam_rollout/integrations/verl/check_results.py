@@ -24,7 +24,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Note:
-    """A setting that can run but may surprise; every start prints it."""
+    """A remark on a setting that works but may surprise; every start prints the remark."""
 
     text: str
 

@@ -193,7 +193,7 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
 
 
 # Checks run in this order, the cheap ones first. The first list is about the command and the
-# machine where it is typed, the second about what every node must have.
+# machine where it is typed, the second about the files and the code that every node must have.
 SETTINGS = (
     RunCheck("settings", lambda config, run: map(Note, _notes(config, run))),
     RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),
@@ -223,7 +223,8 @@ def check(
     Args:
         config: The composed configuration.
         checks: The checks to run.
-        planned: The run will start on another machine. Missing data and models become notes.
+        planned: Whether the run will start on another machine; missing data and models then become
+            notes.
     """
     run = settled(config)
     for one in checks:

@@ -1,7 +1,7 @@
 """Checks that the code which a configuration names can be loaded: reward, agent loops and others.
 
 verl loads such code in its workers, after models and engines have started. These checks load it
-beforehand, in an interpreter of its own, so that imports of user code have no effect on this one.
+beforehand, in a separate interpreter, so that imports of user code do not affect this process.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _OWN_LOOPS = {"single_turn_agent", "tool_agent"}
 _CANONICAL_REWARD = "reward"
 
 # This program loads one object as verl does (verl.utils.import_utils.load_extern_object) and prints
-# one line of JSON: what is wrong with the object's name, the figures that its module declares, and
-# the module's file.
+# one line of JSON: what is wrong with the object's name, the reward's figures that its module
+# declares (`FIGURES`), and the module's file.
 _LOAD = """
 import importlib, importlib.util, json, os, sys
 where, name = json.loads(sys.argv[1])
@@ -66,7 +66,7 @@ os._exit(0)  # what the module does at exit would come behind that line
 
 
 def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
-    """Load the reward function and its manager; check that it returns the filter's metric."""
+    """Load the reward function and its manager; the function must return the filter's metric."""
     manager = config.reward.reward_manager
     place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
     allowed += f", or set {place}.source=importlib and module.path"
@@ -170,7 +170,7 @@ def _load(
     """Load one object in a fresh interpreter; return the output of `_LOAD`, None after `LIMIT_S` s.
 
     The setting `where` names the file or module `path`, and the setting `field` the object `name`
-    in it. A name of None checks the module alone.
+    in it. If `name` is None, only the module is loaded.
     """
     file = (path or "").removeprefix("file://")
     is_file = file.endswith(".py") and not file.startswith("pkg://")

@@ -26,8 +26,9 @@ from sam_rollout.integrations.vllm.serving.engine_group import (
 from sam_rollout.telemetry.proof import Compared
 from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
 
-# With these parameters alone, the distribution after a text can be asked for. With others
-# (penalties, least lengths, grammars) it also depends on where the response began.
+# If a request has only these parameters, vLLM can be asked for the distribution after a text. With
+# other parameters (penalties, least lengths, grammars) the distribution also depends on where the
+# response began.
 _PLAIN = {
     "temperature", "top_p", "top_k", "repetition_penalty", "seed", "extra_args", "logprobs",
     "output_kind", "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output",
@@ -62,7 +63,7 @@ def candidates(
         and one.identity is not None
         and one.sampling is not None
         and one.response_ids
-        and one.finish_reason == "completed"  # verl's word for all that were not aborted
+        and one.finish_reason == "completed"  # verl's word for every response that was not aborted
     ]
 
 
@@ -77,8 +78,9 @@ class DraftProof:
 
     Args:
         engine: An ``AsyncLLM`` whose ``max_logprobs`` is -1.
-        sampler: The settings of its sampler.
-        recorders: The recorders of its steps; the steps of this comparison are dropped from them.
+        sampler: The settings of the engine's sampler.
+        recorders: The recorders of the engine's steps; the steps of this comparison are dropped
+            from them.
 
     Attributes:
         candidates: The requests to choose from.
@@ -121,7 +123,7 @@ class DraftProof:
         await ask_engines(self._engine, "sam_pause", [(paused,)] * engine_count(self._engine))
 
     async def _ask(self, request: Candidate, text: list[int], **changes: Any) -> Any:
-        """Sample what follows a text, with a request's identity and changed parameters."""
+        """Sample the continuation of a text, with a request's identity and changed parameters."""
         sampling = SamplingParams(**{**request.sampling, **changes})
         prompt = TokensPrompt(prompt_token_ids=text)
         name = f"sam-proof-{request.request_id}-{len(text)}"
@@ -147,7 +149,7 @@ class DraftProof:
         sampling = request.sampling
         cuts = sampling.get("top_p", 1.0) < 1 or sampling.get("top_k", -1) > 0
         if cuts and any(token is not None and np.isneginf(logprobs[token]) for token in tokens):
-            return Compared(len(response), place)  # rounding also decides at a cut's edge
+            return Compared(len(response), place)  # rounding may decide what top-k and top-p keep
         way = self._sampler.coupling if sampling.get("temperature", 1.0) else GREEDY
         distance = distance_from_tie(tokens, logprobs, way, request.key, len(before))
         tie = distance <= TIE[str(self._engine.model_config.dtype).removeprefix("torch.")]

@@ -1,6 +1,7 @@
 """Checks before the first response that the drafting model predicts this policy's tokens.
 
-The check cannot run earlier: the engine starts with random weights and gets the policy's later.
+The check cannot run earlier: the engine starts with random weights and gets the policy's weights
+later.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class DrafterProbe:
         self._dead: DeadDrafterError | None = None
 
     async def passed(self, prompt_ids: Sequence[int]) -> None:
-        """Probe the engines on the first call; later calls wait for its result.
+        """Probe the engines on the first call; later calls wait for that result.
 
         Raises:
-            DeadDrafterError: The policy accepted none of the model's drafts.
+            DeadDrafterError: The model's drafts were no better than chance, or there were none.
         """
         async with self._asking:
             if self._dead is not None:

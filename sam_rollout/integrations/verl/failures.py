@@ -20,12 +20,13 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 logger = logging.getLogger(__name__)
 
-# Below this number of groups, the share of failed ones says little.
+# Below this number of groups, the share of failed groups says little.
 LEAST_GROUPS = 8
-# Kinds of errors that a worker keeps between two calls; further kinds are counted with the last.
+# Kinds of errors that a worker keeps between two calls; further kinds are counted with the last
+# kind.
 MOST_KINDS = 20
 MOST_CHARACTERS = 500
-LOOK_S = 1.0  # Between two questions to agent-loop workers.
+LOOK_S = 1.0  # Time between two questions to agent-loop workers.
 SETTLE_S = 60.0  # A worker has to answer within this time.
 _NOTED = "sam_noted"
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -119,7 +120,7 @@ class FailureBook:
 
     @property
     def failures(self) -> list[Failure]:
-        """Every kind, sorted by the time of its first error."""
+        """Every kind of failure, sorted by the time of its first error."""
         return sorted(self._kept.values(), key=lambda failure: failure.first_s)
 
     @property
@@ -128,7 +129,7 @@ class FailureBook:
         return sum(failure.count for failure in self._kept.values())
 
     def take(self) -> list[Failure]:
-        """Return every kind, and forget them."""
+        """Return every kind of failure, and forget all failures."""
         taken, self._kept = self.failures, {}
         return taken
 
@@ -143,7 +144,8 @@ class Groups(NamedTuple):
     def too_many_failed(self, limit: float) -> bool:
         """Return whether a larger share than `limit` failed.
 
-        A few groups are too many only if all of them failed without any response.
+        Fewer than `LEAST_GROUPS` groups are too many only if all of them failed without any
+        response.
         """
         if self.submitted < LEAST_GROUPS:
             return 0 < self.failed == self.submitted and self.empty

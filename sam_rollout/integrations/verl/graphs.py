@@ -2,7 +2,7 @@
 
 Sizes of graphs (``cudagraph_capture_sizes``) count tokens. An engine with drafts decodes 1 + k
 tokens per request, so sizes chosen for 128 requests would cover 32 with k = 3. With drafts, each
-size is therefore captured 1 + k times as large, too. Both sides of a comparison then have graphs
+size is therefore captured 1 + k times as large, too. Runs with and without drafts then have graphs
 for the same number of requests. The smaller graphs remain for the tail, and for steps without
 drafts in piecewise graphs.
 """
@@ -59,7 +59,7 @@ def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
     """Return the most requests of a step that is padded to k drafts even with a closed gate.
 
     The proposer decides this at run time by the engine's captured graphs (``padding_by_rows``).
-    This is the same rule for a plan, before any graph exists.
+    This function applies the same rule for a plan, before any graph exists.
     """
     if not sam.enabled:
         return 0

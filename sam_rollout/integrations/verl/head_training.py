@@ -1,9 +1,9 @@
 """Trains the draft head inside verl's training processes, between two of verl's own passes.
 
-The pass over old log-probabilities yields the hidden states. The head learns on the same device
-after that pass and before the policy's update, so its targets are the distributions of the current
-policy. The weight sync at the end of the step sends the policy and then the head to the engines.
-The head is saved and resumed with the policy's checkpoints.
+verl's pass that computes old log-probabilities yields the hidden states. The head learns on the
+same device after that pass and before the policy's update, so its targets are the distributions of
+the current policy. The weight sync at the end of the step sends the policy and then the head to the
+engines. The head is saved and resumed with the policy's checkpoints.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class HeadTraining:
             yield PREFIX + name, sent if sent.device.type == "cpu" else sent.to(STORED)
 
     def save(self, folder: Path) -> None:
-        """Write the head in vLLM's format, and beside it the state of its training."""
+        """Write the head in vLLM's format, and the state of its training into the same folder."""
         online, settings = self.online, self._source.train.to_mapping()
         write_head(
             folder, online.trainable, self._model_config, self._model_path,

@@ -1,8 +1,8 @@
 """Responses that verl's asynchronous trainer interrupts at a weight update.
 
-verl aborts all running requests and sends prompt and response so far as the prompt of another
-request. To vLLM the response then begins anew. Random numbers do not change, because they are keyed
-by position in the text. Rules that look at the response's own tokens do:
+verl aborts all running requests, and sends each prompt with its response so far as the prompt of
+another request. To vLLM the response then begins anew. Random numbers do not change, because they
+are keyed by position in the text. Rules that look at the response's own tokens would change:
 
 * ``min_tokens`` counts from the response's beginning (`continued`).
 * The other rules (`BEGIN_ANEW`) are refused, when the run is checked and again with each request.
@@ -22,7 +22,7 @@ from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINER_NAME, BEGIN_ANEW
 
 INTERRUPTED = "aborted"  # verl's word for why an output ended
-# Tokens of the response that is being sampled, by the training step that made the weights.
+# Number of tokens of the current response, by the training step whose weights sampled them.
 tokens_by_weights: ContextVar[Counter[int]] = ContextVar("sam_tokens_by_weights")
 
 
@@ -43,7 +43,7 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
 
 
 def continued(sampling: Mapping[str, Any], resumed: int) -> dict[str, Any]:
-    """Return the sampling parameters of a request whose prompt ends with `resumed` own tokens."""
+    """Return the parameters of a request whose prompt ends with `resumed` response tokens."""
     if not (least := sampling.get("min_tokens")):
         return dict(sampling)
     return {**sampling, "min_tokens": max(least - resumed, 0)}
@@ -63,6 +63,6 @@ class _CountingClient(LLMServerClient):
 class InterruptedClient(FullyAsyncLLMServerClient, _CountingClient):
     """verl's client that continues interrupted responses; counts tokens by weights.
 
-    verl's class calls the next one in the order of resolution, which is ours, for every request of
-    a response.
+    For every request of a response, verl's class calls the next class in the order of resolution,
+    `_CountingClient`.
     """

@@ -70,7 +70,7 @@ def check_with_verl(config: DictConfig, run: RunConfig) -> Iterator[Note]:
 
 
 def leave_to_running_cluster(config: DictConfig) -> None:
-    """Drop the arguments that start a Ray cluster if the run joins a running one."""
+    """Drop the arguments that start a Ray cluster if the run joins a running cluster."""
     ray_init = config.ray_kwargs.ray_init
     address = ray_init.get("address") or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
@@ -95,7 +95,7 @@ def prepare_run(config: DictConfig, run: RunConfig) -> None:
 def naming_the_first_error() -> Iterator[None]:
     """End a failing run with its traceback and a last line that names the first error.
 
-    Ray is shut down between the two, so that no other process logs after that line.
+    Ray is shut down before the last line, so that no other process logs after that line.
     """
     import ray
 
@@ -129,7 +129,8 @@ def launch(config: DictConfig, run: RunConfig) -> None:
 
         def init_agent_loop_manager(self) -> None:
             super().init_agent_loop_manager()
-            # Without this, the workers' imports (half a minute) count as the first rollout.
+            # Without this wait, the workers' imports (half a minute) count as part of the first
+            # rollout.
             workers = self.agent_loop_manager.agent_loop_workers
             ray.get([worker.__ray_ready__.remote() for worker in workers])
 

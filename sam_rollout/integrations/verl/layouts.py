@@ -32,7 +32,7 @@ class RunLayout:
     """The sizes of the model, the device, and how training and rollout divide the devices."""
 
     shape: ModelShape
-    shape_source: str  # what the sizes were read from, for messages
+    shape_source: str  # where the sizes were read from, for messages
     hardware: HardwareConfig
     training: TrainingLayout
     rollout: RolloutLayout
@@ -98,7 +98,8 @@ def _megatron_layout(config: DictConfig, layers: int) -> TrainingLayout:
 def _stage_layers(config: DictConfig, layers: int) -> tuple[int, ...]:
     """Return the number of layers of each pipeline stage.
 
-    The configuration may fix the first and the last stage's number; the rest is divided evenly.
+    The configuration may fix this number for the first and the last stage; the other layers are
+    divided evenly.
     """
     megatron = config.actor_rollout_ref.actor.megatron
     stages = megatron.pipeline_model_parallel_size
@@ -133,7 +134,7 @@ def check_layout(config: DictConfig) -> RunLayout:
 
 
 def _positive(config: DictConfig) -> Iterator[Rule]:
-    """Yield the rules that other rules need (sizes are positive), and those of other ranges."""
+    """Yield rules that other rules rely on (sizes are positive), and other numbers' ranges."""
     fields = [
         *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "total_epochs")),
         *(f"{ROLLOUT}.{axis}_parallel_size" for axis in ("tensor_model", "data", "expert")),
@@ -155,7 +156,7 @@ def _positive(config: DictConfig) -> Iterator[Rule]:
     for field in fields:
         value = OmegaConf.select(config, field)
         yield field, value, type(value) is int and value > 0, "must be an integer of at least 1"
-    # verl does not check these numbers; wrong ones would fail in a worker.
+    # verl does not check these numbers; wrong numbers would fail in a worker.
     for group in (ROLLOUT, f"{ROLLOUT}.val_kwargs"):
         values = OmegaConf.select(config, group)
         heat, top_p = values.temperature, values.top_p

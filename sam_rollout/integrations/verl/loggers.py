@@ -68,7 +68,7 @@ def chosen(backends: Any) -> list[str]:
 
 
 def check_loggers(backends: Any) -> Iterator[Fact]:
-    """Refuse a logger that is unknown or not installed, before verl does so with a loaded model."""
+    """Refuse a logger that is unknown or not installed, before verl has loaded a model."""
     names = chosen(backends)
     if not names:
         raise ConfigError("trainer.logger", backends, "must name at least one, such as [console]")
@@ -236,7 +236,7 @@ class CurveLogger:
         return WANDB in self._loggers or TENSORBOARD in self._loggers
 
     def warm_up(self) -> None:
-        """Import the drawing library, if needed, so that no training step pays that second."""
+        """Import the drawing library, if needed, so that no training step waits for the import."""
         if self._takes_pictures:
             self._guard(warm_up)
 

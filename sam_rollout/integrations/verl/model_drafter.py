@@ -1,4 +1,4 @@
-"""Checks of the model that drafts for a run's policy, its first head, and its memory.
+"""Checks a run's drafting model, writes the run's first head, and estimates the model's memory.
 
 The checks need the composed configuration. They read the drafter's folder if it is on this machine.
 """
@@ -24,7 +24,7 @@ from sam_rollout.sizing.memory import BF16, rollout_weights
 from sam_rollout.sizing.parallelism import DrafterSize, RolloutLayout
 from sam_rollout.sizing.shape import ModelShape
 
-# Draft vocabulary of most public heads (docs/draft_models.md), for a head of unknown sizes.
+# Draft vocabulary of most public heads (docs/draft_models.md), assumed for a head of unknown sizes.
 USUAL_VOCABULARY = 32_000
 # Keys in the config.json of models that read more than text.
 _OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "thinker_config")
@@ -84,7 +84,7 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
 
 
 def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
-    """Yield what a head's training needs of Megatron's settings, and whether it holds."""
+    """Yield each condition of a head's training on Megatron's settings, and whether it holds."""
     for name in (
         "dynamic_context_parallel", "use_megatron_fsdp",
         # A replayed graph runs no hooks.
@@ -98,7 +98,7 @@ def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
 
 
 def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[str, bool]]:
-    """Yield what a head's training needs of the policy's weights, and whether it holds.
+    """Yield each condition of a head's training on the policy's weights, and whether it holds.
 
     The policy must be a text model, and its weights must not be quantised.
     """
@@ -122,16 +122,16 @@ def begins_with_nothing(sam: SamConfig) -> bool:
 
 
 def with_first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
-    """Return the settings for engines and trainer, which name the folder of a new head, too."""
+    """Return the settings for engines and trainer, with the folder of a new head filled in."""
     if not begins_with_nothing(sam):
         return sam
-    sources: Any = sam.sources  # its fields are those of the registry
+    sources: Any = sam.sources  # it has a field for each registered source
     model = replace(sources.model, path=str(_first_head_folder(config)))
     return replace(sam, sources=replace(sources, model=model))
 
 
 def write_first_head(config: DictConfig, sam: SamConfig) -> None:
-    """Write a new head with random weights if the run begins with one."""
+    """If the run begins with a new head, write that head with random weights."""
     if not begins_with_nothing(sam):
         return
     from transformers import AutoConfig

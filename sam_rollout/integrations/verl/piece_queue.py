@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-# Memory of a piece beside its tokens, as a tuple of Python values.
+# Memory of a piece as a tuple of Python values, without its tokens.
 PIECE_BYTES = 400
 
 
@@ -26,7 +26,7 @@ class PieceQueue:
         """Append the fields of a `Piece`; return how many pieces were dropped.
 
         Raises:
-            TypeError: The piece is no sequence that ends with bytes.
+            TypeError: The piece is not a sequence that ends with bytes.
         """
         self._nbytes += _size(piece)
         self._pieces.append(piece)

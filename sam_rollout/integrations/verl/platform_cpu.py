@@ -127,9 +127,9 @@ class PlatformCPU(PlatformBase):
 def use_single_gloo_backend() -> None:
     """Make verl's process group ask for ``cpu:gloo`` once.
 
-    verl 0.9.1 joins "<device>:<backend>" and "cpu:gloo". On a CPU that names the device twice, and
-    torch refuses it. A test in ``tests/integration/test_verl_workarounds.py`` fails when verl has
-    mended this.
+    verl 0.9.1 joins "<device>:<backend>" and "cpu:gloo". On a CPU the result names the device
+    twice, and torch refuses it. A test in ``tests/integration/test_verl_workarounds.py`` fails when
+    verl has fixed this.
     """
     import verl.utils.distributed as verl_distributed
 

@@ -75,7 +75,7 @@ def read_config(config: DictConfig) -> dict[str, Any] | None:
 
 
 def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
-    """Return the policy's sizes, and the name of what they were read from.
+    """Return the policy's sizes, and the name of their source.
 
     The sizes come from the model's own files. The group `model_shape` is used for models that are
     not on this machine, and for kinds whose files use other names for their sizes.

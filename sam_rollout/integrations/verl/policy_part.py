@@ -33,7 +33,7 @@ class PolicyPart(Protocol):
         sharers: Groups of processes to sum states over, one after the other. After the last sum,
             every process has the states of all processes that share its texts.
         share: Number of processes that share the same texts.
-        rank: This process's rank among them.
+        rank: This process's rank among the processes that share its texts.
     """
 
     hidden: int
@@ -45,7 +45,7 @@ class PolicyPart(Protocol):
         """Return this process's modules whose outputs are the wanted states.
 
         Args:
-            layers: After how many layers states are taken; 0 means the embeddings.
+            layers: The numbers of layers after which states are taken; 0 means the embeddings.
 
         Returns:
             The modules by index in `layers`. Index `len(layers)` is the module whose output the
@@ -71,11 +71,11 @@ class PolicyPart(Protocol):
         """
 
     def matrices(self, peers: Peers) -> Policy:
-        """Gather the policy's matrices, float32, on this device; all `peers` succeed or fail."""
+        """Gather the policy's float32 matrices on this device; all `peers` succeed, or all fail."""
 
 
 class FsdpPart:
-    """The part with FSDP2: every process runs all layers, over texts or (Ulysses) parts of them."""
+    """The part with FSDP2: every process runs all layers, on whole texts or (Ulysses) on parts."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -137,9 +137,10 @@ def this_device() -> torch.device:
 
 
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
-    """Allocate the memory that gathering takes: each matrix, and a copy of one in another type.
+    """Allocate the memory that gathering takes: each matrix, and one matrix's copy in another type.
 
-    Processes try this before they start to gather. If one lacks the memory, none waits for it.
+    Processes try this before they start to gather. If one process lacks the memory, no process
+    waits for it.
     """
     count = 2 if tied else 3
     return [torch.empty(shape, dtype=torch.float32, device=this_device()) for _ in range(count)]

@@ -103,8 +103,8 @@ class MegatronPart:
     def _own_share(self, tokens: Tensor) -> Tensor:
         """Return the tokens of a text that context parallelism gives this process.
 
-        A text is cut into twice as many pieces as there are processes. Process r gets piece r and,
-        counted from the end, piece r.
+        A text is cut into twice as many pieces as there are processes. Process r gets piece r from
+        the front, and piece r from the end.
         """
         if self._contexts.size == 1:
             return tokens
@@ -130,7 +130,7 @@ class MegatronPart:
         return Policy(None, embeddings, outputs)
 
     def _whole(self, rows: Tensor | None) -> Tensor:
-        """Sum a matrix from the rows of all processes; None means that this one has no rows."""
+        """Assemble a matrix from the rows of all processes; None means that this one has none."""
         dtype, device = self._engine.param_dtype, this_device()
         whole = torch.zeros(self._shape, dtype=dtype, device=device)
         if rows is not None:

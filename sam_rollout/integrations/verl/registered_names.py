@@ -4,7 +4,7 @@ ROLLOUT_NAME = "sam_vllm"
 TRAINER_NAME, ASYNC_TRAINER_NAME = "sam_sync", "sam_colocate_async"
 # Name of our trainer -> verl's mode that it is built on.
 TRAINER_MODES = {TRAINER_NAME: "sync", ASYNC_TRAINER_NAME: "colocate_async"}
-# Sampling parameters that look at a response's own tokens, and begin anew after an interruption.
+# Sampling parameters that look at a response's own tokens, so an interruption would reset them.
 BEGIN_ANEW = (
     "presence_penalty",
     "frequency_penalty",
@@ -16,7 +16,8 @@ BEGIN_ANEW = (
     "bad_words",
 )
 AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManager"
-# Extra field of a response: pairs of a training step and the tokens that its weights sampled.
+# Extra field of a response: pairs of a training step and the number of tokens that its weights
+# sampled.
 TOKENS_BY_WEIGHTS = "sam_tokens_by_weights"
 SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
 # Folders beside the checkpoints, which all nodes see: the trained head, and the head of random

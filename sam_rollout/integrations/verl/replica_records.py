@@ -46,9 +46,10 @@ class FinishedRequest:
     start_s: float
     end_s: float
     finish_reason: str
-    resumed_tokens: int = 0  # of the prompt, which ends with the interrupted response
+    resumed_tokens: int = 0  # tokens of an interrupted response, at the prompt's end
     weights: int | None = None  # the training step that made the engine's weights
-    # Arguments of vLLM's SamplingParams without max_tokens; None if it cannot be sampled again.
+    # Arguments of vLLM's SamplingParams without max_tokens; None if the response cannot be sampled
+    # again.
     sampling: dict[str, Any] | None = None
 
     def _who_and_when(self) -> dict[str, Any]:
@@ -60,7 +61,7 @@ class FinishedRequest:
         }
 
     def _place(self, place: Place) -> dict[str, Any]:
-        """Return the columns of the place; training may go on while a policy is validated."""
+        """Return the place's columns, but the request's split: validation may overlap training."""
         split = self.identity.split if self.identity else place.split
         return {**place._asdict(), "split": split}
 

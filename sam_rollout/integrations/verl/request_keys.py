@@ -7,7 +7,8 @@ An agent loop with one request at a time keeps one name. A shorter prompt (a cha
 drops earlier thoughts) would draw at positions that were used, so it begins another name.
 
 An agent loop with several requests at once (best of n, tree search, sub-agents) gets names from its
-prompts. The order in which requests end would not do: it depends on timing, and timing on drafts.
+prompts. The order in which requests end cannot give names: it depends on timing, and timing depends
+on drafts.
 
 * A prompt that extends the text of an ended request continues that request's name, unless another
   request has continued it already.
@@ -28,12 +29,12 @@ class _Chain:
     """Requests under one name; each continues the text of the one before it."""
 
     name: str
-    text: list[int] = field(default_factory=list)  # of the last ended request, with its prompt
+    text: list[int] = field(default_factory=list)  # prompt and response of the last ended request
     running: int = 0
 
 
 class RequestKeys:
-    """The names of one response's requests; the first one's name is empty.
+    """The names of one response's requests; the first request's name is empty.
 
     The caller calls `begin` for each request, then `end` with its tokens, or `abandon` if it fails.
     """
@@ -79,8 +80,8 @@ class RequestKeys:
     def _extended(self, prompt_ids: Sequence[int]) -> _Chain | None:
         """Return the chain whose text the prompt extends, if any.
 
-        The longest text wins, then the first. A chain with a running request does not count,
-        because that request draws at the positions behind the chain's text.
+        The longest text wins; among equal lengths, the first. A chain with a running request does
+        not count, because that request draws at the positions after the chain's text.
         """
         found = None
         for chain in self._chains:

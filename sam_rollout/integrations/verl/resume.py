@@ -2,7 +2,8 @@
 
 ``trainer.resume_mode=auto`` loads any checkpoint in ``trainer.default_local_dir``. The second side
 of a comparison, started with the first side's ``run_dir``, would continue the first side's
-training. Changed settings that a user may change in a run, such as a learning rate, cause a note.
+training. A change of a setting that may change between starts, such as a learning rate, causes a
+note.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from sam_rollout.telemetry.records import (
     value_at,
 )
 
-# Settings that make it another run if they differ.
+# Settings that belong to a run's identity: if one differs, it is another run.
 IDENTITY = (
     "data.seed",
     "actor_rollout_ref.rollout.seed",
@@ -43,7 +44,7 @@ IDENTITY = (
     "coupling",
 )
 MODE = "trainer.v1.trainer_mode"  # the one setting of trainer.v1 that changes the training
-# Settings that do not change the training: places, clusters, and values that others decide.
+# Settings that do not change the training: places, clusters, and values that other settings decide.
 NOT_TRAINING = (
     "run_dir",
     "sam",
@@ -126,9 +127,9 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
         # Another version may lack the setting.
         if value is not None and here.get(path, value) != value
     }
-    # The settings as typed are compared: derived ones may change with, for example, the number of
-    # epochs. Runs of older versions kept the derived ones only. If one side does not draft, the
-    # group's other settings have no effect.
+    # The settings as typed are compared: derived settings may change with, for example, the number
+    # of epochs. Runs of older versions kept only the derived settings. If one of the two runs does
+    # not draft, the other settings of the group `sam` have no effect.
     sam = ASKED_SAM if value_at(writer.config, ASKED_SAM) else "sam"
     both_draft = there.get(f"{sam}.enabled") and here[f"{sam}.enabled"]
     identity = (*IDENTITY, sam if both_draft else f"{sam}.enabled")
@@ -151,7 +152,7 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
 def _writer(folder: RunFolder, written_at: float) -> RunInfo:
     """Return the start that wrote a file at `written_at` seconds since the epoch.
 
-    The last start need not have written it: it may have ended before its first checkpoint.
+    The last start may have ended before its first checkpoint, so an earlier one may be the writer.
     """
     for start in reversed(list(folder.read_starts())):
         if datetime.fromisoformat(start.started_at).timestamp() <= written_at:
@@ -177,5 +178,5 @@ def changes_training(path: str, there: Any, here: Any) -> bool:
 
 
 def is_below(path: str, names: Iterable[str]) -> bool:
-    """Return whether a setting is one of `names`, or lies in a group of them."""
+    """Return whether a setting is one of `names`, or lies in a group that is one of them."""
     return any(f"{path}.".startswith(f"{name}.") for name in names)

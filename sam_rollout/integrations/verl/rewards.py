@@ -21,7 +21,7 @@ METRIC_FIELD = "algorithm.filter_groups.metric"
 
 
 class UnjudgedError(ValueError):
-    """A response cannot be used because its reward is no number."""
+    """A response cannot be used because its reward is not a number."""
 
 
 def figure(value: Any) -> float | None:
@@ -81,9 +81,10 @@ def judged_counts(
 ) -> dict[tuple[str, str], int]:
     """Return how many responses to each prompt of a validation count for its accuracy.
 
-    verl counts every missing accuracy as wrong. That is right for a failed response, but not for
-    one that the reward could not judge, so these are left out. `expected` has the number of
-    responses by (data source, prompt). An accuracy is None if the reward could not judge it.
+    verl counts every missing accuracy as wrong. That is right for a failed response, but not for a
+    response that the reward could not judge, so such responses are left out. `expected` has the
+    number of responses by (data source, prompt). An accuracy is None if the reward could not judge
+    the response.
     """
     rows = zip(sources, uids, accuracies, strict=True)
     unjudged = Counter((str(source), str(uid)) for source, uid, acc in rows if acc is None)

@@ -36,12 +36,12 @@ def plain(node: DictConfig) -> dict[str, Any]:
 
 
 def _with_absolute_paths(sam: SamConfig, run_dir: Path) -> SamConfig:
-    """Make the paths of enabled sources absolute; ended responses go to the run folder by default.
+    """Make paths of enabled sources absolute; texts of responses go to the run folder by default.
 
     Names on the hub stay as they are. Unused paths stay, too, because vLLM compiles again when its
     configuration changes.
     """
-    sources: Any = sam.sources  # its fields are those of the registry
+    sources: Any = sam.sources  # it has a field for each registered source
     run, model, texts = sources.run, sources.model, sam.texts
     if run.enabled and run.corpus:
         run = replace(run, corpus=_absolute(run.corpus))

@@ -1,13 +1,14 @@
 """DAPO's dynamic sampling, by rounds or by refill, with metrics for a fair comparison.
 
-verl 0.9.1's V1 trainer replaces every filtered prompt as soon as its group has no signal (refill).
-Timing then decides which prompts a step trains on, and two runs of one seed drift apart. The
-published DAPO setups use rounds instead: generate ``gen_batch_size`` prompts, wait for all, drop
-groups without signal, and keep the first ``train_batch_size`` in dataset order. If there are too
-few, generate another round. Users can choose between both.
+verl 0.9.1's V1 trainer replaces a prompt as soon as its group turns out to have no signal, that is,
+the same filter metric in all responses (refill). Timing then decides which prompts a step trains
+on, and two runs of one seed drift apart. The published DAPO setups use rounds instead: generate
+``gen_batch_size`` prompts, wait for all, drop groups without signal, and keep the first
+``train_batch_size`` in dataset order. If too few are left, generate another round. Users can choose
+rounds or refill.
 
-Both report accuracy before filtering. A step's filtered reward says little about the policy,
-because the filter also drops groups with right answers only.
+Both ways report accuracy before filtering. A step's filtered reward says little about the policy,
+because the filter also drops groups whose answers are all right.
 
 verl loads the classes through ``trainer.v1.sampler.custom_sampler``.
 """
@@ -57,10 +58,10 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self.round_size: int = sampler_kwargs.gen_batch_size
         self.max_rounds: int = sampler_kwargs.max_rounds
         self.max_failed_share: float = sampler_kwargs.max_failed_share
-        # The share of failed groups says little below LEAST_GROUPS; a batch may be smaller.
+        # Below LEAST_GROUPS, the share of failed groups says little; but a batch may be smaller.
         self._least_groups = min(LEAST_GROUPS, sampler_kwargs.train_batch_size)
-        self.failures = FailureWatch([])  # the trainer replaces it once it has agent loops
-        self.failed_validation_responses = 0  # the trainer resets it
+        self.failures = FailureWatch([])  # the trainer replaces this once it has agent loops
+        self.failed_validation_responses = 0  # the trainer resets this count
         self._order: dict[str, int] = {}
         self._numbers = itertools.count()
         self._counted: set[str] = set()  # groups of earlier steps that wait for training
@@ -121,7 +122,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         response ends.
         """
         if len(self._order) >= self._least_groups:
-            # With `refill`, groups of the previous step may end in this one.
+            # With `refill`, groups of the previous step may end in this step.
             submitted = len(self._order.keys() | self._failed)
             groups = self._groups(partition_id, submitted, self._failed)
             self.failures.check(self._where, groups, self.max_failed_share)
@@ -207,7 +208,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return {metric_name(TRAIN_SPLIT, f"rounds/{name}"): v for name, v in values.items()}
 
     def _staleness(self) -> float | None:
-        """Return the mean age of the weights that sampled a token of the batch, in updates."""
+        """Return the mean age, in updates, of the weights that sampled the batch's tokens."""
         trained = set(self._trained)
         counts = [
             pair

@@ -1,7 +1,7 @@
 """verl's vLLM server, which also checks the drafter, records steps and shares texts.
 
-The baseline uses this server, too. Two sides of a comparison differ in the engine's
-``speculative_config`` and are measured in the same way.
+The baseline uses this server, too, so runs with and without drafts are measured in the same way.
+They differ in the engine's ``speculative_config``.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ from sam_rollout.telemetry.progress import EngineProgress, total
 from sam_rollout.telemetry.proof import Compared
 
 WARM_UP_TOKENS = 16
-ABORTED_WITHIN_S = 5.0  # for outputs on their way from an engine that has aborted all requests
-# Arguments of `generate` for prompts with more than tokens.
+ABORTED_WITHIN_S = 5.0  # longest wait for the last outputs of aborted requests
+# Arguments of `generate` for prompts that have more than tokens.
 MEDIA = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "kv_transfer_params")
 ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 
@@ -75,9 +75,9 @@ def worker_extension(device: str) -> str:
 
 
 def sleep_level(deepest: int, sam: SamConfig) -> int:
-    """Return how deep an engine may sleep.
+    """Return the deepest sleep level that an engine may use.
 
-    Level 2 drops the weights. No weight sync brings back those of a drafting model, so an engine
+    Level 2 drops the weights. No weight sync brings a drafting model's weights back, so an engine
     with such a model sleeps at level 1 at most.
     """
     return min(deepest, 1) if sam.drafts_with_model and sam.sources.model.path else deepest
@@ -99,7 +99,8 @@ class SamHttpServer(vLLMHttpServer):
         Raises:
             DeadPartError: The engine died; the message names the cause.
         """
-        # The engine's process reads the variable when it starts. The trainer keeps its own number.
+        # The engine's process reads the variable when it starts. The trainer keeps its own number
+        # of threads.
         if threads := os.environ.get(ENGINE_THREADS_ENV):
             os.environ["OMP_NUM_THREADS"] = threads
         answer_or_die()  # in case entry points are not installed
@@ -116,7 +117,7 @@ class SamHttpServer(vLLMHttpServer):
         return f"the engine of replica {self.replica_rank} died: {cause_of_death()}"
 
     async def trouble(self) -> str:
-        """Return the error that ended this replica's engine or a weight sync; empty if none did."""
+        """Return the error that ended this replica's engine or a weight sync; empty without one."""
         engine = getattr(self, "engine", None)
         if engine is not None and engine.errored:
             return self._engine_died()
@@ -137,16 +138,16 @@ class SamHttpServer(vLLMHttpServer):
         self._settings = settings = settings_of(self.engine.vllm_config)
         bound = await ask_engines(self.engine, "sam_bind")
         reports = [report for workers in bound for report in workers]
-        # These lines are printed so that no log level hides them.
+        # These lines are printed, not logged, so that no log level hides them.
         print(check_drafters(reports, settings.sam), flush=True)
         print(check_samplers(reports, settings.sampler), flush=True)
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
         self._finished: list[FinishedRequest] = []
         self.engine.add_request = self._landing_noted(self.engine.add_request)
-        self._under_way: dict[object, RequestIdentity | None] = {}
+        self._under_way: dict[object, RequestIdentity | None] = {}  # running requests
         self._admitted_s: dict[str, float] = {}  # when each request came to the engine
         self._landing: set[str] = set()  # admitted requests that the engine does not know yet
-        self._interrupted: list[RequestIdentity | None] = []  # since the last drain
+        self._interrupted: list[RequestIdentity | None] = []  # interrupted since the last drain
         self._recorders = EngineRecorders(len(bound))
         self._proof = DraftProof(self.engine, settings.sampler, self._recorders)
         if needs_probe(settings.sam):
@@ -230,14 +231,15 @@ class SamHttpServer(vLLMHttpServer):
                 finish_reason=str(output.stop_reason),
                 resumed_tokens=resumed,
                 weights=output.extra_fields.get("global_steps"),
-                # verl has filled in its defaults. Prompts with media cannot be sampled again.
+                # verl has filled in these parameters' defaults. Prompts with media cannot be
+                # sampled again.
                 sampling=None if any(kwargs.get(n) is not None for n in MEDIA) else sampling_params,
             )
         )
         return output
 
     async def _park_until_admitted(self, request_id: str) -> TokenOutput | None:
-        """Wait as verl does while generation is interrupted; the request's time begins after it."""
+        """Wait as verl does while generation is interrupted; the request's time begins then."""
         rejected = await super()._park_until_admitted(request_id)
         self._admitted_s[request_id] = time.time()
         if rejected is None:
@@ -247,19 +249,20 @@ class SamHttpServer(vLLMHttpServer):
 
     @property
     def _admitting(self) -> int:
-        """Requests on their way to the engine, for which verl waits before it interrupts all.
+        """Number of requests on their way to the engine; verl's interruption waits for them.
 
-        verl counts a request until its first output. A waiting request has none, and ours have one
-        output, the last: verl would wait until all have ended, and interrupt nothing.
+        verl's own count includes a request until its first output. But a waiting request has no
+        output, and our requests have only one, at their end. So verl would wait until all requests
+        have ended, and interrupt nothing.
         """
         return len(self._landing)
 
     @_admitting.setter
     def _admitting(self, count: int) -> None:
-        pass  # verl's own count
+        pass  # verl sets its own count
 
     def _landing_noted(self, add_request: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the engine's method, after which the engine knows a request."""
+        """Wrap the engine's `add_request`, after which the engine knows a request."""
 
         @functools.wraps(add_request)
         async def add(request_id: str, *args: Any, **kwargs: Any) -> Any:
@@ -271,11 +274,11 @@ class SamHttpServer(vLLMHttpServer):
         return add
 
     async def abort_all_requests(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Interrupt all requests as verl does; the engine's clock stops until others come."""
+        """Interrupt all requests as verl does; the engine's clock stops until new requests come."""
         aborted = await super().abort_all_requests(*args, **kwargs)
         if self.node_rank != 0:
             return aborted  # The engine belongs to the replica's first server.
-        # Their last tokens belong to the records that the trainer asks for next.
+        # The last tokens of these requests belong to the records that the trainer asks for next.
         deadline = time.monotonic() + ABORTED_WITHIN_S
         while self._admitted_s and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
@@ -299,7 +302,7 @@ class SamHttpServer(vLLMHttpServer):
             self._sharing.hear(replica, folder, runs, pieces)
 
     async def _exchange_texts(self, pieces: Sequence[list[tuple]]) -> list[list[tuple]]:
-        """Give every engine its pieces; return the pieces that each has sampled since."""
+        """Give every engine its pieces; return the pieces that each engine newly sampled."""
         arguments = [(f"{self.replica_rank}.{engine}", one) for engine, one in enumerate(pieces)]
         answers = await ask_engines(self.engine, "sam_exchange_texts", arguments)
         # Only one rank has a draft session and therefore texts.
@@ -316,7 +319,7 @@ class SamHttpServer(vLLMHttpServer):
     async def drain_records(
         self, step: int, split: str, keep: bool = False
     ) -> list[ReplicaRecords]:
-        """Return each engine's records since the last call; `keep` requests for `check_drafts`."""
+        """Return each engine's records since the last call; `keep` prepares for `check_drafts`."""
         asked_s = time.monotonic()
         going_on = [*self._interrupted, *self._under_way.values()]
         self._interrupted = []
@@ -341,15 +344,15 @@ class SamHttpServer(vLLMHttpServer):
             )
         ]
         self._proof.candidates = candidates(shares, records) if keep else []
-        # Engines without a session keep empty counters, because the sentinel reports engines that
-        # have none.
+        # Engines without a session keep their empty counters, because the sentinel reports such
+        # engines.
         counting = next((one for one in records if one.drafter_counters), None)
         if self._sharing is not None and counting is not None:
             counting.drafter_counters |= self._sharing.take_counters()
         return records
 
     async def check_drafts(self, count: int, seed: int) -> list[Compared]:
-        """Sample `count` of the requests that were just drained again, without drafts.
+        """Sample `count` of the just drained requests once more, without drafts, and compare.
 
         Raises:
             RuntimeError: Requests are running, which would lose their drafts.

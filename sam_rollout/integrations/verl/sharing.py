@@ -10,11 +10,12 @@ replica, and 368 with siblings on different replicas without sharing (16 respons
 8).
 
 A folder keeps ended responses for later steps. If replicas have different folders, each ended
-response is sent whole to one replica of every other folder, which is the first that announced the
-folder's name (`find_name`). Every folder then has all responses. With one folder, none is sent.
+response is sent whole to one replica of every other folder: the replica with the lowest number
+among those that announced the folder's name (`find_name`). Every folder then has all responses.
+With one folder, no response is sent.
 
-No request waits for sharing. A task of its own sends each message. While a message is on its way to
-a server, further pieces for it are collected up to a limit. Pieces are lost if a server dies, a
+No request waits for sharing. A separate task sends each message. While a message is on its way to a
+server, further pieces for it are collected up to a limit. Pieces are lost if a server dies, a
 message is malformed or an engine cannot be asked. Lost pieces are counted and cost acceptance only:
 the piece after a gap begins a new text.
 """
@@ -66,7 +67,7 @@ class _Peer:
     """Another replica's server."""
 
     server: Any
-    folder: str = ""  # The name of its folder that it announced; empty for none.
+    folder: str = ""  # The name of the folder that it announced; empty if it has none.
     runs: frozenset[GroupKey] = frozenset()  # The groups that it last announced.
     knows: frozenset[GroupKey] | None = None  # Our groups as last announced to it.
     waiting: PieceQueue = dataclasses.field(default_factory=_queue)
@@ -75,14 +76,15 @@ class _Peer:
 
 
 class TextSharing:
-    """One server's side of sharing.
+    """Shares texts for one server.
 
     Args:
         replica: Number of this server's replica.
-        servers: Replica -> actor handle with a method ``hear_texts``; this replica's is ignored.
+        servers: Replica -> actor handle with a method ``hear_texts``; this replica's handle is
+            ignored.
         engines: Number of engines of this server.
         exchange: Gives every engine its pieces, and returns each engine's new pieces.
-        folder: Name of the folder that keeps ended responses; empty for none.
+        folder: Name of the folder that keeps ended responses; empty if there is no folder.
 
     Attributes:
         interval_s: Time until the next turn.
@@ -104,7 +106,8 @@ class TextSharing:
         }
         self._exchange = exchange
         self._running: Counter[GroupKey] = Counter()
-        # Groups that run, by engine. With several engines, an engine's pieces say which it runs.
+        # The groups that each engine runs. With several engines, they follow from the pieces that
+        # each engine has sampled.
         self._runs: list[set[GroupKey]] = [set() for _ in range(engines)]
         self._arrived = [_queue() for _ in range(engines)]
         self._lost = 0
@@ -195,7 +198,7 @@ class TextSharing:
                 peer.sending = asyncio.create_task(self._send(peer, runs))
 
     async def _ask_engines(self) -> int:
-        """Give engines the arrived pieces, and queue their new ones; return the number of both."""
+        """Give engines the arrived pieces, and queue their new ones; return the number of all."""
         is_wanted = self._running and (
             len(self._arrived) > 1
             or any(not peer.runs.isdisjoint(self._running) for peer in self._peers.values())
@@ -221,7 +224,7 @@ class TextSharing:
         return moved
 
     def _hand_in(self, pieces: Iterable[tuple], sampled_by: int | None = None) -> None:
-        """Queue pieces for the engines that run their groups, except the one that sampled them."""
+        """Queue pieces for the engines that run their groups, but not for their own engine."""
         for engine, waiting in enumerate(self._arrived):
             if engine == sampled_by:
                 continue
@@ -280,7 +283,7 @@ class TextSharing:
 
 def find_name(sam: SamConfig) -> str:
     """Return the name that identifies the folder of ended responses; empty if none is used."""
-    sources: Any = sam.sources  # its fields are those of the registry
+    sources: Any = sam.sources  # it has a field for each registered source
     if not sam.texts.path or not (sources.prompt.earlier_steps or sources.run.enabled):
         return ""
     folder = Path(sam.texts.path).expanduser()

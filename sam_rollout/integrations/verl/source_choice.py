@@ -27,7 +27,8 @@ from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SH
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
 # One round may take a quarter of the limit of `run`'s texts. A step may take several rounds, and
-# more than one step has to fit, or `run` would hold little that `prompt` does not.
+# more than one step has to fit, or the source `run` would hold little that the source `prompt`
+# lacks.
 ROUND_SHARE = 4
 # Limit of the folder if only a resumed run reads it: four times what such a run reads, because
 # the newest steps may be sampled again.
@@ -37,7 +38,7 @@ BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS
 def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
     """Make the open decisions about sources, and give each as a line in `RunConfig.decisions`.
 
-    They are made for runs without drafts, too, so that both sides of a comparison have the same
+    The decisions are made for runs without drafts, too, so that compared runs have the same
     settings.
     """
     sam, lines = _settled(config, run)
@@ -67,7 +68,7 @@ def rollout_round(config: DictConfig, run: RunConfig) -> RolloutRound:
 
 
 def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
-    sources: Any = run.sam.sources  # its fields are those of the registry
+    sources: Any = run.sam.sources  # it has a field for each registered source
     lines = []
     if sources.run.enabled and sources.run.corpus:  # The user asked for the corpus.
         sources = replace(sources, run=replace(sources.run, when="always"))
@@ -103,7 +104,7 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
 
 
 def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
-    """Return the reason why no response can help a later step; empty if some may."""
+    """Return the reason why no response can help a later step; empty if a response may."""
     if config.sam.texts.path:
         return ""  # The user named a folder, which may hold another run's texts.
     epochs = config.trainer.total_epochs

@@ -3,7 +3,7 @@
 That pass (`compute_log_prob`) reads every response of a training step. A window is a row of tokens
 of one response. During the pass, hooks keep the outputs of the layers that a head reads, for
 micro-batches with a chosen window. After the pass, processes that share texts sum their parts of
-each window's states. They take turns in keeping the windows.
+each window's states. These processes take turns in keeping the windows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Window:
     begin: int  # The first token's number in the micro-batch.
     tokens: Tensor  # Token ids, on the host.
     prompt: int  # How many of these tokens belong to the prompt.
-    keeper: int  # Rank of the process that keeps it, among those that share the text.
+    keeper: int  # Rank of the process that keeps the window, among those that share the text.
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class StateCapture:
 
     Args:
         part: This process's part of the policy.
-        layers: After how many layers states are taken; 0 means the embeddings.
+        layers: The numbers of layers after which states are taken; 0 means the embeddings.
         window: Most tokens of a window.
         windows: Most windows that each process keeps in a pass.
         rng: Draws where in a response its window begins. Processes that share texts need equal
@@ -92,7 +92,7 @@ class StateCapture:
                 hooks.append(module.register_forward_hook(self._keeper(index)))
             with self._part.watched(self._step):
                 yield
-            # This waits for other processes' passes, which is not the capture's time.
+            # This waits for other processes' passes; the wait does not count as the capture's time.
             room = self._guarded(self._room_for_all)
             if self.problem is None:
                 self._timed(lambda: self._put_together(room))
@@ -122,7 +122,7 @@ class StateCapture:
         finally:
             self._open = False
         if windows and self._outputs:
-            # This waits for the pass, which is not the capture's time.
+            # This waits for the pass; the wait does not count as the capture's time.
             self._guarded(lambda: next(iter(self._outputs.values()))[:1, :1].cpu())
             self._timed(lambda: self._take(micro_batch, windows))
             self._outputs.clear()
@@ -140,7 +140,7 @@ class StateCapture:
         self.spent_s += time.perf_counter() - started_s
 
     def _draw(self, micro_batch: Any) -> list[_Window]:
-        """Choose a micro-batch's windows; those of a pass are evenly spread over its responses."""
+        """Choose a micro-batch's windows; a pass's windows are evenly spread over its responses."""
         windows: list[_Window] = []
         ids = micro_batch["input_ids"]
         chosen = [row for row in range(len(ids.offsets()) - 1) if self._keeps_next()]
@@ -188,7 +188,7 @@ class StateCapture:
 
     @torch.no_grad()
     def _put_together(self, room: Tensor | None) -> None:
-        """Bring every window's states to the process that keeps it.
+        """Bring every window's states to the process that keeps the window.
 
         Raises:
             RuntimeError: No process, or more than one, has the states of some token.

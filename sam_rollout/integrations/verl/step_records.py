@@ -136,7 +136,7 @@ def _earlier_steps(folder: RunFolder) -> Mapping[int, dict[str, float]]:
 
 
 def _attempt(measure: Callable[[], dict[str, float]], lost: str) -> dict[str, float]:
-    """Return the metrics of a call; log the warning `lost` and return none if it fails."""
+    """Return the metrics of a call; if it fails, log the warning `lost` and return none."""
     try:
         return measure()
     except Exception:

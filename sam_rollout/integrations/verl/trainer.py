@@ -2,7 +2,7 @@
 
 The trainer uses verl's own hooks (``on_sample_end``, ``prepare_step``, ``_validate`` ...) and does
 not change the algorithm. Only its process writes records into the run folder. Replicas on other
-nodes send theirs to it, so no shared file system is needed.
+nodes send their records to this process, so no shared file system is needed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class _RecordingTrainer(PPOTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            # verl compares this string in many places to find out whether it is synchronous.
+            # verl compares this string in many places to find out whether the trainer is
+            # synchronous.
             config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
         super().__init__(config)
         self._run = read_run_config(config)
@@ -92,7 +93,7 @@ class _RecordingTrainer(PPOTrainer):
             ray.get([server.share_texts.remote(servers) for server in servers.values()])
 
     def _servers(self) -> dict[int, Any]:
-        """Return each replica's first server, which receives its requests."""
+        """Return each replica's first server, which receives the replica's requests."""
         replicas = self.llm_server_manager.get_replicas()
         return {replica.replica_rank: replica.servers[0] for replica in replicas}
 
@@ -144,7 +145,8 @@ class _RecordingTrainer(PPOTrainer):
         batch = super()._compute_old_log_prob(batch, metrics)
         if self._trains_head:
             with marked_timer("train_head", self.timing_raw):
-                # The first step has no previous one. Its rollout so far is most of its time.
+                # The first step has no previous one. The time so far stands for the whole step's
+                # time, because the rollout is most of it.
                 step_s = self._step_s or time.perf_counter() - self._step_began_s
                 seconds = self._run.sam.sources.model.train.budget * step_s
                 results = self.actor_rollout_wg.train_head(seconds)
@@ -181,7 +183,7 @@ class _RecordingTrainer(PPOTrainer):
         super().on_sample_end()
 
     def _validate(self) -> dict[str, float]:
-        """Validate as verl does, and record its rollout under the validation split."""
+        """Validate as verl does, and record the validation's rollout under its split."""
         self.replay_buffer.failed_validation_responses = 0
         metrics = super()._validate()
         failed = self.replay_buffer.failed_validation_responses
@@ -200,7 +202,7 @@ class _RecordingTrainer(PPOTrainer):
         sample_turns: list,
         expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, float]:
-        """Compute validation metrics as verl does, without values that are no numbers."""
+        """Compute validation metrics as verl does, without values that are not numbers."""
         infos = computable(reward_extra_infos_dict)
         if expected_acc_counts and ACCURACY in infos:
             expected_acc_counts = judged_counts(
@@ -227,7 +229,7 @@ class _RecordingTrainer(PPOTrainer):
             backend.alert(title, text)
 
     def _log_curve(self) -> None:
-        """Draw the step's rollout; the step's timers have stopped by now."""
+        """Draw and log the step's rollout; the step's timers have stopped by now."""
         every = self._run.telemetry.curve_every
         if self._curve_logger and every and self.global_steps % every == 0:
             title = f"{self._run_info.label}, training step {self.global_steps}"
@@ -268,7 +270,7 @@ class SamTrainerColocateAsync(_RecordingTrainer, PPOTrainerColocateAsync):
     """
 
     def get_llm_client(self) -> LLMServerClient:
-        """Return verl's client that continues interrupted responses, which counts their tokens."""
+        """Return a client that continues interrupted responses and counts tokens by weights."""
         return self.llm_server_manager.get_client(client_cls=InterruptedClient)
 
     def on_sample_end(self) -> None:

@@ -45,7 +45,7 @@ def translate(config: DictConfig, run: RunConfig) -> None:
 
 def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
-    # An engine without drafts needs no other setting of ours. With equal settings, all baselines
+    # An engine without drafts needs no other setting of `sam`. With the defaults, all baselines
     # have the same configuration, and vLLM compiles it once.
     sam = with_first_head(config, run.sam) if run.sam.enabled else SamConfig(enabled=False)
     settings = EngineSettings(sam, run.sampler, run.telemetry.record_traces)

@@ -1,7 +1,7 @@
 """Refuses settings of verl that our classes do not support or that would have no effect.
 
 verl 0.9.1 keeps keys of older trainers that its V1 trainer never reads. Other keys are filled from
-our groups. A user who sets such a key would get another training than the command says.
+our groups. A user who sets a key of either kind would get another training than the command says.
 """
 
 from __future__ import annotations

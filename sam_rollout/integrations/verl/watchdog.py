@@ -1,8 +1,9 @@
 """Ends a run when one of its processes has died.
 
 verl's trainer waits without a limit for TransferQueue, for the groups of an agent-loop worker, and
-for the receiver of a weight sync, even if they have died. A thread beside the trainer therefore
-asks every process of the run for a sign of life, and raises the first error in the trainer.
+for the receiver of a weight sync, even if the awaited process has died. A thread beside the trainer
+therefore asks every process of the run for a sign of life, and raises the first error in the
+trainer.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ LOOK_S = 2.0
 END_S = 30.0  # the trainer has to end within this time after the signal
 SIGNAL = signal.SIGUSR1
 
-# Name of a process -> a call that asks it without waiting. A text as answer says what is wrong.
+# Name of a process -> a call that asks it without waiting. If the answer is a text, the text says
+# what is wrong.
 Parts = Mapping[str, Callable[[], Any]]
 
 
@@ -72,7 +74,7 @@ class Watchdog:
         self._asked: dict[str, Any] = {}
 
     def look(self) -> str:
-        """Return what is wrong with the first process in trouble; empty if none is known to be."""
+        """Return what is wrong with the first process in trouble; empty if no trouble is known."""
         for name, ask in self._parts().items():
             if name not in self._asked:
                 self._asked[name] = ask()

@@ -39,7 +39,7 @@ def _bytes_of_element(config: DictConfig) -> int:
 
 
 def _largest_tensor(config: DictConfig) -> int:
-    """Count the elements of the model's largest tensor, by its files if they are here."""
+    """Count the elements of the model's largest tensor, from its files if they are here."""
     folder = find_folder(config.actor_rollout_ref.model.path)
     shapes = [
         shape

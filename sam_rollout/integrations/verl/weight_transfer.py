@@ -27,7 +27,7 @@ WAITING_VERSIONS = SpecifierSet(">=0.9,<0.10", prereleases=True)
 
 
 class WeightSyncError(RuntimeError):
-    """The engine could not load the weights; the message is its first error."""
+    """The engine could not load the weights; the message is the engine's first error."""
 
 
 def _side_channel(zmq_handle: str) -> str:

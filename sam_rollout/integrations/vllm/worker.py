@@ -40,9 +40,9 @@ class SamWorkerExtension:
         """Install the samplers, connect the proposer, and report what is really running.
 
         Returns:
-            ``sampler``, the installed kind; ``batch_invariant``, whether the kernels are;
-            ``proposer``, the drafter's class name or None. With our drafter all of
-            ``SamProposer.describe()`` joins.
+            ``sampler``, the installed kind; ``batch_invariant``, whether the kernels are
+            batch-invariant; ``proposer``, the drafter's class name or None. With our drafter, all
+            of ``SamProposer.describe()`` is added.
         """
         from sam_rollout.integrations.vllm.drafting.proposer import is_output_rank
         from sam_rollout.integrations.vllm.second_runner.runner_choice import is_second_runner
@@ -100,7 +100,7 @@ class SamWorkerExtension:
         return samplers
 
     def sam_exchange_texts(self, origin: str, pieces: list) -> list[tuple]:
-        """Hand in other engines' pieces; return this engine's new ones. Runs between two steps."""
+        """Give the drafter other engines' texts; return this engine's new texts, between steps."""
         drafter = self._proposer()
         if not hasattr(drafter, "exchange_texts"):
             return []
@@ -112,7 +112,7 @@ class SamWorkerExtension:
         return drafter.probe(begin) if hasattr(drafter, "probe") else None
 
     def sam_pause(self, paused: bool) -> None:
-        """Draft nothing for a while, see ``DraftSession.pause``."""
+        """Stop drafting, or go on with it; see ``DraftSession.pause``."""
         drafter = self._proposer()
         if hasattr(drafter, "pause"):
             drafter.pause(paused)

@@ -2,7 +2,8 @@
 
 vllm-ascend 0.23 does not support custom drafters: it refuses vLLM's method ``custom_class`` and
 distinguishes its own drafters by class. The plugin (``plugin.py``) wraps its runner so that these
-functions are called. Where plugins cannot be loaded, patches put the same calls into its source.
+functions are called. Where plugins cannot be loaded, patches put the same calls into the runner's
+source.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS, has_se
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
 LATE_BINDING = "sam_rollout.integrations.vllm_ascend.scheduling.late_binding:AscendLateBinding"
-# Methods that NPUModelRunner calls on every drafter, even if it lacks them.
+# Methods that NPUModelRunner calls on every drafter, even on one that lacks them.
 CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
 
 
@@ -59,10 +60,10 @@ def propose_drafts(runner: Any, sampled_token_ids: list[list[int]]) -> list[list
 
 
 def install_samplers(runner: Any) -> None:
-    """Install the samplers that ``additional_config`` asks for, if our configuration is there.
+    """Install the samplers that ``additional_config`` asks for, if it has our configuration.
 
-    With every kind, log-probabilities then follow ``logprobs_mode``. The runner has to be complete.
-    A second call changes nothing.
+    With every kind of sampler, log-probabilities then follow ``logprobs_mode``. The runner has to
+    be complete. A second call changes nothing.
 
     Raises:
         UnsupportedVersionError: vllm-ascend is of another release, and our drafter or samplers are

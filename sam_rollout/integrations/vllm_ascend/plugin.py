@@ -40,7 +40,7 @@ class _RunnerFinder(importlib.abc.MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != RUNNER_MODULE:
             return None
-        sys.meta_path.remove(self)  # the other finders look for it
+        sys.meta_path.remove(self)  # so that the other finders find the module
         try:
             spec = importlib.util.find_spec(name)
         finally:
@@ -123,7 +123,7 @@ def _then_install_samplers(original: Any) -> Any:
 
 
 def _unless_asked_for_ours(original: Any) -> Any:
-    """Wrap a constructor to refuse our settings in an unsupported release, and nothing else."""
+    """Wrap a constructor so that it refuses our settings in an unsupported release."""
 
     @functools.wraps(original)
     def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:

@@ -31,7 +31,7 @@ def installed() -> str | None:
 
 
 def require_supported(asked: Sequence[str]) -> None:
-    """Refuse an unsupported release of vllm-ascend, which the `asked` settings need."""
+    """Raise an error if the `asked` settings need another release of vllm-ascend."""
     if is_supported():
         return
     supported = ".".join(map(str, SUPPORTED_RELEASE))

@@ -33,7 +33,7 @@ class SamAscendWorkerExtension(SamWorkerExtension):
     def _install_sampler(self, config: RolloutSamplerConfig) -> None:
         from sam_rollout.integrations.vllm_ascend.hooks import install_samplers
 
-        install_samplers(self.model_runner)  # reads the configuration from the engine's
+        install_samplers(self.model_runner)  # it reads the engine's configuration itself
 
 
 class KnownTextAscendExtension(SamAscendWorkerExtension, KnownTextExtension):

@@ -1,1 +1,1 @@
-"""What sources are made of; no source of its own."""
+"""Building blocks of sources; no module here is a source."""

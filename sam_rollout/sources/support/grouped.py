@@ -21,7 +21,7 @@ from sam_rollout.sources.support.live_texts import NO_SLOT, LiveTexts, number_of
 from sam_rollout.sources.support.responses import Responses
 from sam_rollout.sources.support.text_moves import MovingTexts
 
-# Every automaton with half of the most places takes at least these bytes.
+# An automaton with half of the places that it can have takes at least these bytes.
 LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
 
 Key = TypeVar("Key", bound=Hashable)
@@ -31,9 +31,9 @@ Key = TypeVar("Key", bound=Hashable)
 class Group(Generic[Key]):
     """Requests that share an automaton."""
 
-    key: Key  # its requests have it in common
+    key: Key  # which all its requests have in common
     automaton: int  # number in the pool
-    slots: dict[str, int] = dataclasses.field(default_factory=dict)  # of each live request
+    slots: dict[str, int] = dataclasses.field(default_factory=dict)  # live request -> slot
     is_over: bool = False  # whether the group is freed with its last live request
     seeded_tokens: int = 0  # tokens of ended texts that the automaton began with
     due_at: int = 0  # bytes below which the automaton needs no successor
@@ -42,12 +42,13 @@ class Group(Generic[Key]):
 class GroupedTexts(LiveTexts, Generic[Key]):
     """One automaton for each group of requests; `key_of` tells the groups apart.
 
-    Another group may take a group's place (`_succeed`). Live requests move there a few tokens per
-    engine step (`text_moves.py`), and draft from the old automaton until they have caught up.
+    A new group may replace a group (`_succeed`). Its automaton reads the texts of live requests, a
+    few tokens per engine step (`text_moves.py`). A request drafts from the old automaton until its
+    text is read.
 
     A group whose automaton comes near the largest possible size is given up. Its requests draft
-    nothing from here until they end, because reading a long text anew at once would hold up an
-    engine step.
+    nothing from this source until they end, because reading a long text anew at once would hold up
+    an engine step.
 
     Memory is checked after every step. Beyond `max_bytes`, whole groups are given up: first the
     replaced ones, then the one that has been absent from the batch longest.
@@ -78,7 +79,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         self._bound = list(request_ids)
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Let the bound rows' automata read; give up each group whose automaton becomes full."""
+        """Let automata read the rows' new tokens; give up each group whose automaton is full."""
         while True:
             try:
                 return self._read(token_ids, num_tokens, eligible)
@@ -193,7 +194,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._free(group)
 
     def _give_up(self, group: Group[Key]) -> None:
-        """Free a group at once; its live requests draft nothing from here any more."""
+        """Free a group at once; its live requests draft nothing more from this source."""
         for request_id in group.slots:
             self._group_of.pop(request_id)
             self._without.add(request_id)

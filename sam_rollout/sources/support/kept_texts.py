@@ -17,7 +17,7 @@ import numpy as np
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, Int64Array, places_of
 
 # Kept texts may take this share of the source's memory. A token takes 4 bytes here and 60 in an
-# automaton, so this fills an automaton of 6/16 of the memory.
+# automaton, so the kept texts fill an automaton of 6/16 of the memory.
 _SHARE = 1 / 40
 
 
@@ -30,15 +30,15 @@ class Room(NamedTuple):
 
 
 class KeptTexts:
-    """The newest responses of a run, and older texts behind them.
+    """The newest responses of a run and, as far as they leave room, older texts.
 
-    Even a short text takes a whole block of places in an automaton, so the number of texts is
-    bounded, too.
+    The older texts are those of the previous run and those of a corpus. Even a short text takes a
+    whole block of places in an automaton, so the number of texts is bounded, too.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.most_tokens = min(int(max_bytes * _SHARE) // 4, LARGEST_AUTOMATON // 4)
-        # An automaton may be made of this many texts if each takes one block, 16 bytes per place.
+        # Most texts of an automaton: each takes at least one block, 16 bytes per place.
         most_places = min(max_bytes // 2 // 16, LARGEST_AUTOMATON // 4)
         self._most_texts = most_places // places_of(1)
         self._kept: deque[Int32Array] = deque()  # responses of training, oldest first

@@ -31,11 +31,11 @@ class LiveTexts(Source):
         self.evictions = 0  # automata given up so far
         max_rows = limits.max_rows
         self._slots = np.full(max_rows, NO_SLOT, np.int32)  # [max_rows], the bound requests' slots
-        self._active = self._slots  # [B], in the last call; NO_SLOT where not eligible
+        self._active = self._slots  # [B], slots in the last call; NO_SLOT where not eligible
         self._rows = np.arange(max_rows, dtype=np.int32)  # [max_rows]
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Let the bound rows' automata read; raise as `AutomatonPool.extend`."""
+        """Let automata read the rows' new tokens; raise as `AutomatonPool.extend`."""
         batch = len(num_tokens)
         self._active = np.where(eligible, self._slots[:batch], NO_SLOT)
         self.pool.extend(self._active, self._rows[:batch], token_ids, num_tokens)
@@ -47,7 +47,7 @@ class LiveTexts(Source):
         eligible: np.ndarray,
         out_places: Int64Array,
     ) -> None:
-        """Catch up, then write where each row stands."""
+        """Read the rows' new tokens, then write where each row's text stands."""
         self.catch_up(token_ids, num_tokens, eligible)
         self.pool.place_rows(self._active, out_places)
 

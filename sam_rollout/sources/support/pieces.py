@@ -1,7 +1,7 @@
 """Pieces of responses that travel between engines.
 
 A response is sent in pieces while it is sampled, so that siblings on other engines draft from it at
-once. No engine waits for a piece, and none is sent twice. A lost piece costs acceptance only.
+once. No engine waits for a piece, and no piece is sent twice. A lost piece costs acceptance only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DTYPE = np.dtype("<i4")  # of `Piece.tokens`
 
 
 class BadPieceError(ValueError):
-    """The received value is no piece, or none that this engine can read."""
+    """The received value is no piece, or a piece that this engine cannot read."""
 
 
 def to_bytes(tokens: Int32Array) -> bytes:

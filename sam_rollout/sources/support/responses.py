@@ -5,7 +5,7 @@ later steps, later epochs and resumed runs (`text_store.py`). Responses of valid
 because they would take the place of texts that training drafts from.
 
 A thread of its own does all disk work, so no engine step waits for it. When the disk fails, nothing
-is read or written any more, and drafting goes on with what the engine samples.
+is read or written any more, and drafting goes on with the texts that the engine samples.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class Responses:
         self._waiting: deque[tuple[Future[Any], int]] = deque()
         self._waiting_bytes = 0
         self._is_wanted = self._off = False
-        self.ended: dict[str, Ended] = {}  # by the last call of `finish`, by request
-        # The group of each response that goes on later, by the response's key. The request that
-        # continues it has its whole text, so nothing is kept when its request ends.
+        self.ended: dict[str, Ended] = {}  # ended in the last call of `finish`, by request
+        # The group of each response that goes on in later steps, by the response's key. A request
+        # that continues a response has the whole text, so nothing is kept when the first one ends.
         self.interrupted: Mapping[int, GroupKey] = {}
         self.failures = 0  # disk errors; at most one, since the disk is left alone after it
         self.dropped = 0  # responses that were not kept because the disk was too slow
@@ -167,7 +167,8 @@ class Responses:
     def read_earlier(self, group: str, step: int, max_tokens: int) -> Future[Seed | None]:
         """Begin to make an automaton of a prompt's responses of steps before `step`.
 
-        `max_tokens` bounds the newest responses that are read. The result is None without any.
+        At most `max_tokens` tokens are read, of the newest responses. The result is None if there
+        are none.
         """
         return self._submit(0, _read_earlier, self._store, group, step, max_tokens)
 

@@ -22,7 +22,7 @@ class Seed(NamedTuple):
 
 
 def empty_seed() -> Seed:
-    """Make an automaton of no text."""
+    """Make an empty automaton."""
     from sam_rollout.automaton.pool import AutomatonPool  # compiles
 
     pool = AutomatonPool()

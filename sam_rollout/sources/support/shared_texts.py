@@ -1,10 +1,10 @@
 """The exchange of siblings' texts with other engines.
 
 This engine hands out its own texts and takes in those of the others. In each engine step it reads a
-few tokens of theirs into the automata of its own siblings. Each direction has room for a fixed
-number of texts, within the memory for siblings, and drops texts when that room is full. If memory
-is short, other engines' texts are not read, and waiting ones are dropped before any group is given
-up.
+few tokens of the other engines into the automata of its own siblings. Each direction has room for a
+fixed number of texts, within the memory for siblings, and drops texts when that room is full. If
+memory is short, other engines' texts are not read, and waiting ones are dropped before any group is
+given up.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ logger = logging.getLogger(__name__)
 Place = tuple[Hashable, int | None]  # a group, and its automaton once it has one
 
 # Tokens of other engines read per engine step. Drafting pays while few requests run, and then even
-# 15 siblings of each request on other engines write fewer tokens per step.
+# 15 siblings of each request on other engines write fewer tokens than this per step.
 TOKENS_PER_STEP = 512
 # Texts of other engines that may wait to be read or continued.
 MOST_TEXTS = 1024
-# Exchanges without a new piece after which a text that was read is dropped, at least some 5 s. Its
-# last piece was lost, or did not come because this engine's group was over.
+# A text that was read is dropped after this many exchanges without a new piece, at least some 5 s.
+# Its last piece was lost, or did not come because this engine's group was over.
 SILENT_TURNS = 100
-# Shares of the memory for siblings: for the waiting texts of one direction, and for all automata
-# and other engines' texts together, beyond which the latter are not read.
+# Shares of the memory for siblings. The waiting texts of one direction may take the first one.
+# Other engines' texts are not read while they and all automata together take more than the second
+# one.
 _WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
 _NEVER = np.iinfo(np.int64).max
 
@@ -50,7 +51,7 @@ class OwnTexts:
         self._responses = responses
         self.room = 0  # ended texts that may wait; beyond it the oldest is dropped
         self._sent: dict[str, tuple[str, int]] = {}  # request -> name, and tokens handed out
-        self._ended: deque[Piece] = deque()  # last pieces that wait
+        self._ended: deque[Piece] = deque()  # last pieces of ended texts, not yet handed out
         self._made = 0
         self.nbytes = 0  # memory of these texts
 
@@ -135,16 +136,16 @@ class SharedTexts:
         self._touched = np.zeros(rows, np.int32)  # most tokens that the row has ever held
         self._known = np.zeros(rows, np.int32)  # tokens that the row holds
         self._done = np.zeros(rows, np.int32)  # how many of them were read
-        self._slots = np.full(rows, NO_SLOT, np.int32)  # the pool's, once there is an automaton
+        self._slots = np.full(rows, NO_SLOT, np.int32)  # in the pool, once there is an automaton
         self._starts = np.zeros(rows, np.int32)  # tokens of the response before the row's first
         self._ended = np.zeros(rows, bool)
-        self._heard = np.full(rows, _NEVER)  # the turn in which the last piece came
+        self._heard = np.full(rows, _NEVER)  # the exchange in which the last piece came
         self._numbers = np.zeros(rows, np.int64)  # the group's number, see `number_of`
         self._free = list(range(rows - 1, -1, -1))
         self._place: dict[str, tuple[Hashable, int]] = {}  # response -> its group and row
         self._members: dict[Hashable, set[str]] = {}  # group -> its responses
         self._touched_tokens = 0  # sum of `_touched`
-        self._unread = 0  # tokens in all rows
+        self._unread = 0  # unread tokens of all rows
         self._turn = 0
         self._next = 0  # the row that is read first
 
@@ -208,7 +209,7 @@ class SharedTexts:
         """Keep a piece until it is read.
 
         A piece that does not continue the kept tokens, because one before it was lost, begins a
-        text of its own. `automaton` is the group's, None as long as it has none.
+        text of its own. `automaton` is the group's, None if the group has none yet.
         """
         place, row = self._place.get(piece.response, (group, -1))
         if place != group:  # a name that was given twice

@@ -18,8 +18,8 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# Tokens that live texts read per engine step, and ended ones as many; a batch samples fewer.
-# `sam-rollout bench drafter` measures what a token costs ("catching up").
+# Most tokens read per engine step from live texts, and as many from ended ones; a batch samples
+# fewer. `sam-rollout bench drafter` measures what a token costs ("catching up").
 TOKENS_PER_STEP = 2048
 
 
@@ -67,7 +67,7 @@ class MovingTexts:
         num_tokens: Int32Array,
         eligible: np.ndarray,
     ) -> list[tuple[int, int, int]]:
-        """Read on, beginning with the texts that have the least left.
+        """Read more of the moving texts, beginning with those that have the fewest tokens left.
 
         Args:
             request_ids: B ids in row order.
@@ -100,7 +100,7 @@ class MovingTexts:
         return [(row, *self._slots.pop(request_ids[row])) for row in rows[done].tolist()]
 
     def _read_ended(self) -> None:
-        """Read on in the ended texts, in order; each read counts in whole blocks."""
+        """Read more of the ended texts, in order; each read counts as whole blocks."""
         room = TOKENS_PER_STEP
         while self._ended and room > 0:
             text, slot, _ = self._ended[0]

@@ -33,7 +33,7 @@ from sam_rollout.sources.support.vocabulary import is_known
 
 logger = logging.getLogger(__name__)
 
-# A full folder loses a segment, this fraction of its responses, at a time.
+# A full folder loses one segment at a time, one of this many parts of its responses.
 SEGMENTS = 256
 BYTES_PER_TOKEN = 4
 
@@ -80,7 +80,7 @@ class TextStore:
         self._max_bytes = max_bytes
         self._segment_bytes = max_bytes // SEGMENTS
         self._max_responses = max_responses
-        self._groups: dict[bytes, list[_Place]] = {}  # by step
+        self._groups: dict[bytes, list[_Place]] = {}  # in order of step
         self._read_up_to: dict[str, int] = {}  # segment -> bytes indexed
         self._segment: BinaryIO | None = None
         self._written = 0  # bytes of the own segment

@@ -1,7 +1,7 @@
 """The check that token ids from a disk or another engine are in the model's vocabulary.
 
-Without it, the engine that verifies a draft from a text of a model with a larger vocabulary would
-look its ids up beyond the ends of its tables.
+Without this check, a draft could contain ids of a model with a larger vocabulary, and the engine
+that verifies the draft would look these ids up beyond the ends of its tables.
 """
 
 from __future__ import annotations

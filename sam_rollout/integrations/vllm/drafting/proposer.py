@@ -1,8 +1,8 @@
 """The draft proposer that vLLM's model runner calls after every engine step.
 
 vLLM's ``custom_class`` interface (vLLM >= 0.23) hands over rows of the input batch: token ids,
-lengths and the tokens just sampled. ``SamProposer`` turns them into a step of a ``DraftSession``,
-which decides everything. Ranks whose drafts vLLM ignores have no session, and so keep no state.
+lengths and the tokens just sampled. ``SamProposer`` passes them to a step of a ``DraftSession``,
+which makes the drafts. Ranks whose drafts vLLM ignores have no session, and so keep no state.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROOMS = "sam_rollout.integrations.vllm"
-# Attribute of a runner with vLLM's own drafter that holds our proposer.
+# If a runner has vLLM's own drafter, our proposer is kept in this attribute of the runner.
 PROPOSER_ATTRIBUTE = "sam_rollout_proposer"
 
 
@@ -65,21 +65,21 @@ class RunnerRequests:
         from vllm.v1.structured_output import StructuredOutputManager
 
         self._runner = runner
-        # A grammar would have to see drafts before they are verified, so requests with a grammar
-        # get no drafts where these are bound late. In vLLM 0.23 and 0.24 a grammar cannot begin in
-        # the middle of a step either, so it misses the tokens behind the end of thinking. There
-        # requests with a grammar never get drafts.
+        # A grammar has to see drafts before they are verified. So if drafts are bound late,
+        # requests with a grammar get none. In vLLM 0.23 and 0.24 a grammar cannot begin in the
+        # middle of a step either, so it misses the tokens after the end of thinking. With these
+        # releases, requests with a grammar never get drafts.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
         ahead = getattr(runner, "use_async_scheduling", False)
         self._no_grammars = ahead or not begins
 
     @property
     def live(self) -> Collection[str]:
-        """Ids of live requests; preempted and paused ones stay in ``runner.requests``, too."""
+        """Ids of live requests, preempted and paused requests included."""
         return self._runner.requests
 
     def identity(self, request_id: str) -> RequestIdentity:
-        """Return the identity that a request carries or, in plain vLLM, one from its prompt."""
+        """Return a request's identity; in plain vLLM, which has none, make one from the prompt."""
         request = self._runner.requests[request_id]
         identity = RequestIdentity.from_extra_args(request.sampling_params.extra_args)
         if identity is not None:
@@ -88,7 +88,7 @@ class RunnerRequests:
         return identify(prompt_ids, seed=0, step=OUTSIDE_TRAINING, sibling=0, split=TRAIN_SPLIT)
 
     def takes_no_drafts(self, request_id: str) -> bool:
-        """Whether a request asks to be sampled without drafts, or can have none."""
+        """Whether a request asks to be sampled without drafts, or cannot have drafts."""
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
         if sampling is None:
             return False
@@ -98,7 +98,8 @@ class RunnerRequests:
     def takes_trees(self, request_id: str) -> bool:
         """Whether a live request's drafts may be trees.
 
-        Grammars and thinking budgets read the draft tokens as one text, which a tree is not.
+        Grammars and thinking budgets read the draft tokens as one text, but a tree has several
+        paths.
         """
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
         if sampling is None:
@@ -108,15 +109,16 @@ class RunnerRequests:
 
 
 class SamProposer:
-    """A `DraftSession` behind vLLM's ``custom_class`` interface.
+    """Our drafter for vLLM's ``custom_class`` interface; a `DraftSession` makes its drafts.
 
     Raises:
         ConfigError: The configuration is not valid, k differs from the engine's
             ``num_speculative_tokens``, or the corpus has tokens that the model lacks.
 
     Attributes:
-        late_binding, engine_drafter: Names of the class that binds drafts late, and of the one that
-            takes a draft model's drafts; a runner that needs others sets them before ``bind``.
+        late_binding, engine_drafter: Names of the classes that bind drafts late and that take a
+            draft model's drafts. If a runner needs other classes, their names are set before
+            ``bind``.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -136,7 +138,7 @@ class SamProposer:
             vocab_size=vllm_config.model_config.get_vocab_size(),
             max_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         )
-        # Every rank joins, even without a session, because all must send tensors of one shape.
+        # Every rank joins the exchange, even without a session: all must send tensors of one shape.
         self.exchange: DpExchange | None = None
         if steps_in_lockstep(vllm_config):
             self.exchange = join_group(vllm_config.parallel_config)
@@ -146,10 +148,10 @@ class SamProposer:
         self.late_binding = f"{ROOMS}.scheduling.late_binding:LateBinding"
         self.engine_drafter = f"{ROOMS}.model_drafts.engine_drafter:EngineDrafter"
         self._scored: ScoredPositions | None = None
-        self._late_binding: LateBinding | None = None  # where the engine schedules a step ahead
-        self._with_output: WithOutput | None = None  # where drafts come with a step's output
-        self._engine_drafter: EngineDrafter | None = None  # where vLLM runs a drafter of its own
-        self._trees: Trees | None = None  # where drafts may be trees
+        self._late_binding: LateBinding | None = None  # set if the engine schedules ahead
+        self._with_output: WithOutput | None = None  # set if drafts come with a step's output
+        self._engine_drafter: EngineDrafter | None = None  # set if vLLM runs a draft model
+        self._trees: Trees | None = None  # set if drafts may be trees
         self._why_no_trees = ""
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
@@ -159,7 +161,7 @@ class SamProposer:
         """Do nothing, because there is nothing to warm up; the runner for NPU calls this."""
 
     def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
-        """Begin a session for the requests of a runner; once per engine.
+        """Begin a session for the requests of a runner; it replaces an earlier session.
 
         Args:
             model_runner: The runner that owns this proposer.
@@ -167,8 +169,8 @@ class SamProposer:
             record: Keep per-step and per-request records; the caller then has to ``drain``.
 
         Raises:
-            ConfigError: A model is to draft in an engine that schedules a step ahead without our
-                scheduler.
+            ConfigError: A draft model is configured in an engine that schedules a step ahead
+                without our scheduler.
         """
         late = getattr(model_runner, "use_async_scheduling", False)
         if late and self.config.drafts_with_model and not has_places(self._vllm_config):
@@ -195,7 +197,7 @@ class SamProposer:
             self._engine_drafter = pkgutil.resolve_name(self.engine_drafter)(
                 model_runner,
                 self.config.sources.model,
-                # Engines that share experts must all run vLLM's number of passes, even idle ones.
+                # Engines that share experts must all run k passes, as vLLM does, even if idle.
                 self.config.sources.model.max_tokens
                 if self.exchange is None
                 else self.config.max_draft_tokens,
@@ -249,13 +251,13 @@ class SamProposer:
             hooks["heard"] = self._scored.take
         if self._engine_drafter is not None:
             hooks["made"] = self._engine_drafter.take
-            # With scheduling ahead, drafts come two steps later.
+            # If the engine schedules a step ahead, a model's drafts come two steps later.
             hooks["made_after"] = 3 if has_places(self._vllm_config) else 1
         requests = RunnerRequests(self._runner)
         if self._trees is not None:
             hooks["takes_trees"] = requests.takes_trees
         sources: Any = self.config.sources
-        if not drawn:  # there are no draws where no sampler keeps them
+        if not drawn:  # the source `draws` needs a sampler that keeps its draws
             sources = replace(sources, draws=replace(sources.draws, enabled=False))
         return DraftSession(
             replace(self.config, sources=sources),
@@ -269,7 +271,7 @@ class SamProposer:
     def propose(
         self,
         sampled_token_ids: list[list[int]],
-        num_tokens_no_spec: np.ndarray,  # int32 [max_num_seqs], sampled tokens included
+        num_tokens_no_spec: np.ndarray,  # int32 [max_num_seqs], lengths with sampled tokens
         token_ids_cpu: np.ndarray,  # int32 [max_num_seqs, max_model_len]
         slot_mappings: Any = None,
         **_ignored: Any,
@@ -304,12 +306,12 @@ class SamProposer:
         """Choose the next step's drafts after a step in which a model drafted, see `propose`."""
         batch = self._runner.input_batch
         drafts = self.propose(sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu)
-        if self._with_output is None:  # vLLM's own way to its scheduler
+        if self._with_output is None:  # vLLM fetches the drafts from these attributes
             self._runner._draft_token_ids = drafts
             self._runner._draft_token_req_ids = batch.req_ids.copy()
 
     def _graph_of(self, num_tokens: int, uniform: bool) -> str:
-        """Return the graph of a step by vLLM's own dispatcher, a name of CUDAGraphMode."""
+        """Return which graph vLLM's dispatcher chooses for a step, as a name of CUDAGraphMode."""
         dispatcher = getattr(self._runner, "cudagraph_dispatcher", None)
         if dispatcher is None:
             return NO_GRAPH
@@ -317,7 +319,7 @@ class SamProposer:
         return mode.name
 
     def describe(self) -> dict[str, Any]:
-        """Report what is really running, for the start-up check."""
+        """Describe the drafter that is really running, for the start-up check."""
         return {
             "proposer": f"{type(self).__module__}.{type(self).__qualname__}",
             "sam": self.config.to_mapping(),
@@ -340,7 +342,7 @@ class SamProposer:
         return self._engine_drafter.end_probe()
 
     def pause(self, paused: bool) -> None:
-        """Draft nothing for a while, see ``DraftSession.pause``."""
+        """Stop drafting, or go on with it; see ``DraftSession.pause``."""
         if self.session is not None:
             self.session.pause(paused)
 

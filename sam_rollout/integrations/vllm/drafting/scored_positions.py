@@ -2,9 +2,9 @@
 
 vLLM's runner hands the logits of a step to `_sample`. Before the samplers change them, the
 likeliest token of each row is found on the device. After that, our sampler knows the token that
-each row drew, rows behind a rejected draft token included. Both are copied to the host after the
-step, beside the sampled tokens, and read once they are there, so nothing waits. While the gate is
-closed, nothing is noted.
+each row drew, rows after a rejected draft token included. These tokens are copied to the host after
+the step, and read once they have arrived, so nothing waits for the copy. While the gate is closed,
+nothing is noted.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _MOST_STEPS = 4  # steps that are kept until they are read
 
 
 class _Step(NamedTuple):
-    """A step's positions, on their way to the host."""
+    """A step's scored positions, while they are copied to the host."""
 
     request_ids: list[str]
     widths: np.ndarray  # int32[requests], see `Scored`
     parents: np.ndarray  # int32[N], see `Scored`
     columns: torch.Tensor  # int32[2 to 4, N]: tokens, positions, likeliest tokens, drawn tokens
-    there: Any  # the event of the copy; None on a CPU
+    there: Any  # the event that follows the copy; None on a CPU
 
 
 class ScoredPositions:
-    """Wraps `_sample` of a runner.
+    """Wraps `_sample` of a runner, and notes the tokens at scored positions.
 
     Args:
         runner: vLLM's model runner.
@@ -91,7 +91,7 @@ class ScoredPositions:
             widths = np.array(metadata.num_draft_tokens, np.int32) + 1
         columns = [runner.input_ids.gpu[rows], runner.positions[rows] + 1]
         if likeliest is not None:
-            columns.append(likeliest[: len(rows)])  # padding may follow
+            columns.append(likeliest[: len(rows)])  # rows of padding may follow
         if self._drawn:
             nothing = torch.full_like(columns[0], -1)
             columns.append(nothing if metadata is None else runner.rejection_sampler.row_tokens)
@@ -109,7 +109,7 @@ class ScoredPositions:
         self._steps.append(_Step(request_ids, widths, parents, table, there))
 
     def take(self, wanted: bool) -> Scored | None:
-        """Return the positions that have reached the host, or None; `wanted` is for later steps."""
+        """Return the positions that have reached the host; note later steps only if `wanted`."""
         self._wanted = wanted
         found = []
         while self._steps and (self._steps[0].there is None or self._steps[0].there.query()):

@@ -1,7 +1,7 @@
 """The check at the start of a run that the configured drafter and sampler really run.
 
-A published integration maps its method name into vLLM's n-gram branch, and its benchmarks then
-measure the n-gram proposer. A run of ours refuses to start in that case.
+In a published integration, vLLM takes the method's name for n-gram drafting, so its benchmarks
+measure vLLM's n-gram proposer. Our runs refuse to start with a wrong drafter.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
         line += f"; chains, not trees: {reason}"
     elif "tree" in (shapes := ours[0]["draft_shapes"]):
         line += "; trees" if len(shapes) == 1 else "; chains or trees, as the gate measures"
-    # Three parts may be missing: for an engine that decides alone, for one without graphs, and for
-    # vLLM itself, which knows the method custom_class.
+    # The line leaves out the number of engines if each decides alone, the padding if there is none,
+    # and the way into vllm-ascend with plain vLLM, which knows the method custom_class.
     if ours[0]["deciding_engines"] > 1:
         line += f", agreed on by {ours[0]['deciding_engines']} engines"
     if any(report["padding"] != NO_PADDING for report in ours):
@@ -73,7 +73,7 @@ class DeadDrafterError(RuntimeError):
 
 
 # Tokens of a probe, and the least share of right first draft tokens. A drafter with random weights
-# guesses, and hardly ever hits one token of a vocabulary.
+# hardly ever guesses a right token.
 PROBE_TOKENS = 64
 _LEAST_RIGHT = 0.1
 
@@ -81,7 +81,7 @@ _LEAST_RIGHT = 0.1
 def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) -> str:
     """Check that the draft model fits the model that it drafts for; return a log line.
 
-    ``answers`` are those of every worker's ``sam_probe``, None where its drafts are not read.
+    ``answers`` has the answer of each worker's ``sam_probe``, None if its drafts are not read.
 
     Raises:
         DeadDrafterError: The drafts were no better than chance, or there were none.

@@ -67,7 +67,7 @@ def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     """Compare an engine's drafter with its policy, and warn of texts that are too long for it.
 
     `vllm_config` is that of the engine or of its drafter. A Medusa head is limited to `max_tokens`
-    tokens. The check raises as `check_drafter`.
+    tokens. Raises the errors of `check_drafter`.
     """
     speculation = vllm_config.speculative_config
     policy, drafter = speculation.target_model_config, speculation.draft_model_config
@@ -84,7 +84,7 @@ def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
         parallel = vllm_config.parallel_config
         shares = parallel.enable_expert_parallel or getattr(policy, "is_moe", False)
         if parallel.data_parallel_size > 1 and shares:
-            # Engines in lockstep would wait forever for one that leaves its drafter out.
+            # Engines in lockstep would wait forever for an engine that skips its drafter.
             allowed = f"{note}; with engines that step together the former must not be fewer"
             raise ConfigError(f"{model.PATH}.path", model.path, allowed)
         logger.warning("%s", note)

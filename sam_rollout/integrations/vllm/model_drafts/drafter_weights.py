@@ -1,9 +1,9 @@
 """The weights of a draft model in an engine that a trainer sends weights to.
 
 A trainer starts engines with random weights and sends the policy's afterwards. The drafter's own
-weights come from its files. If these repeat the policy's embedding, vLLM lets a head share it only
-if both are equal, which they are not until the policy's weights arrive. A head that kept its copy
-would fall behind a policy that is trained.
+weights come from its files. If the files repeat the policy's embedding, vLLM lets a head share the
+policy's only if both embeddings are equal, but they differ until the policy's weights arrive. A
+head that kept its own copy would not follow the policy's training.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def share_embeddings(loader: Any = None) -> None:
 
 
 def reads_policy(drafter: Any) -> bool:
-    """Whether one of vLLM's drafters is a head on the policy's hidden states, in our engine."""
+    """Whether one of vLLM's drafters is a head that reads the policy's hidden states."""
     config = drafter.vllm_config
     return has_model(config) and drafter.method in _HEADS
 
 
 def read_again(runner: Any) -> bool:
-    """Read a small model's weights from its files, if the engine began with random ones.
+    """Read a small model's weights from its files, if the engine began with random weights.
 
     vLLM has a load format for heads, but none for other draft models. Returns whether
     the weights were read.

@@ -1,25 +1,25 @@
-"""Drafts of a model that vLLM runs, for a session that chooses between them and texts.
+"""Drafts of a model that vLLM runs, for a session that also drafts from texts.
 
 vLLM loads the drafter, gives it the target's hidden states, keeps its cache and captures its
-graphs. Once per step its runner proposes drafts. That method is wrapped: the proposals become one
-source of the session among others, and the next step verifies the drafts that the session chooses.
-The drafter's first pass runs over every token of the step with the target's true hidden states. So
-its cache does not depend on which drafts were verified.
+graphs. Once per step its runner calls the drafter. The runner's method for that is wrapped: the
+drafter's proposals become one source of the session among others, and the next step verifies the
+drafts that the session chooses. The drafter's first pass runs over every token of the step with the
+target's true hidden states. So its cache does not depend on which drafts were verified.
 
 A step's number of passes travels with its schedule, so it is the same for every rank of an engine
-(`drafts_with_output.py`). With an open gate there are as many passes as the source may draft. With
-a closed gate only the first pass runs, which keeps the cache right. A drafter that fails is not run
-again, and drafts from texts go on. If several processes run it together, it ends the engine
-instead.
+(`drafts_with_output.py`). With an open gate there are as many passes as tokens that the source may
+draft. With a closed gate only the first pass runs, which keeps the cache right. A drafter that
+fails is not run again, and drafts from texts go on. If several processes run the drafter together,
+its failure ends the engine instead.
 
 If the engine schedules a step ahead, nothing waits for the proposals. They are copied to the host
-in the stream that made them, before the sampled tokens are. `late_binding.py` waits for the sampled
-tokens and hands both to the session.
+in the stream that made them, before the sampled tokens are copied. `late_binding.py` waits for the
+sampled tokens and hands both to the session.
 
-A draft token is the likeliest one or, with `sampled`, drawn with the noise that will draw the
-position's final token. The closer the drafter is to the target, the more often both draw the same
-token. Verification treats both kinds as one-hot drafts. Which of several drafts a row follows
-depends on all of them, so a drafter's distribution would not be that of its verified tokens.
+A draft token is the likeliest token. With `sampled`, it is drawn with the noise that will draw the
+final token at its position. The closer the drafter is to the target, the more often both draw the
+same token. Verification treats both kinds as one-hot drafts. The session chooses among several
+drafts, so the drafter's distribution is not that of the draft tokens that are verified.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Made(NamedTuple):
 
 
 class EngineDrafter:
-    """Wraps a runner's drafting with a drafter of vLLM's; one per rank of an engine.
+    """Wraps a runner's calls of vLLM's own drafter; one per rank of an engine.
 
     Args:
         runner: vLLM's model runner.
         config: settings of the source.
         passes: most passes of a step, the same for engines in lockstep.
-        alone: whether no other process takes part in its passes. A drafter that fails then loses
-            only its drafts; otherwise it ends the engine.
+        alone: whether no other process takes part in the drafter's passes. If so, a failure costs
+            only the drafter's drafts; otherwise it ends the engine.
         drafted: called after every step with the step's sampled tokens by row; None on ranks whose
             drafts are not read, and if the engine schedules a step ahead.
         ahead: whether the engine schedules a step ahead and this rank's drafts are read. Then
@@ -73,13 +73,14 @@ class EngineDrafter:
     ) -> None:
         self.failed = False  # a drafter that has failed is not run again
         self._failures, self._spent_s = 0, 0.0  # since the last `take_counters`
-        # Whether it runs in every step, and its first tokens are compared with the sampled ones.
+        # Whether the drafter runs in every step, and its first tokens are compared with the sampled
+        # ones.
         self.is_probed = False
-        self._told: dict[str, int] = {}  # first draft token by request, while it is probed
+        self._told: dict[str, int] = {}  # first draft token by request, while the drafter is probed
         self._judged = self._right = 0
         self._runner = runner
         self._most, self._passes, self._alone = config.max_tokens, passes, alone
-        # These methods draft in one pass, and accept only the engine's number of tokens.
+        # Methods in IN_ONE_GO draft in one pass, and accept only the engine's number of tokens.
         self._whole = config.method in IN_ONE_GO
         self._drafted, self._ahead = drafted, ahead
         self._made: Made | None = None
@@ -126,7 +127,7 @@ class EngineDrafter:
         Args:
             made: the step's result of `launched`.
             request_ids: B ids in the step's row order.
-            sampled: int32[B], first token that each row sampled; -1 for none.
+            sampled: int32[B], first token that each row sampled; -1 if it sampled none.
             rows: int[B], each row's place in the present batch, -1 if it has left; None if the
                 batch has not changed.
             count: rows of the present batch.
@@ -143,13 +144,13 @@ class EngineDrafter:
         self._made = made
 
     def take_counters(self) -> dict[str, float]:
-        """Return its failures and host time since the last call, by metric without `sam/`."""
+        """Return failures and host time since the last call, by metric's name without `sam/`."""
         counters = {"draft/model_failures": self._failures, "draft/model_s": self._spent_s}
         self._failures, self._spent_s = 0, 0.0
         return counters
 
     def begin_probe(self) -> None:
-        """Begin to compare the drafter's first tokens with the sampled ones."""
+        """Begin to compare the drafter's first tokens with the sampled tokens."""
         self.is_probed = not self.failed
         self._judged = self._right = 0
         self._told = {}
@@ -230,7 +231,7 @@ class EngineDrafter:
             scheduler_output.num_spec_tokens_to_schedule = asked
 
     def _find_positions(self, sampled: Any, sampling: Any, metadata: Any) -> None:
-        """Compute the first draft tokens' positions in their texts, behind the sampled tokens."""
+        """Compute the first draft tokens' positions in their texts, after the sampled tokens."""
         if self._noise is None:
             return
         runner, self._sampling = self._runner, sampling
@@ -238,7 +239,7 @@ class EngineDrafter:
             counts = torch.tensor([len(tokens) for tokens in sampled])
         else:
             counts = ((sampled >= 0) & (sampled < runner.input_batch.vocab_size)).sum(dim=1)
-        # Each row's last scheduled token that is no draft token; the sampled tokens follow it.
+        # Each row's last scheduled token that is not a draft token; the sampled tokens follow it.
         last = runner.query_start_loc.gpu[1 : len(counts) + 1] - 1
         if metadata is not None:
             drafts = metadata.cu_num_draft_tokens.diff(prepend=last.new_zeros(1))
@@ -280,5 +281,5 @@ class EngineDrafter:
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Start a copy to the host, which is done before later work of the stream."""
+    """Start a copy to the host, which ends before later work of the stream begins."""
     return tensor.to("cpu", non_blocking=True)

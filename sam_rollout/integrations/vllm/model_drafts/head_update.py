@@ -13,7 +13,7 @@ PREFIX = "sam_head."
 
 
 class HeadUpdates:
-    """A mixin for verl's worker extension, before verl's own class."""
+    """A mixin that stands before verl's own class in verl's worker extension."""
 
     # Attributes of the worker that vLLM mixes the extension into.
     model_runner: Any
@@ -21,7 +21,7 @@ class HeadUpdates:
     device: Any
 
     def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
-        """Receive a sync; layers that compute with copies of their weights then make new ones."""
+        """Receive a sync; layers that compute with copies of their weights then renew these."""
         self._head_came = False
         super().update_weights_from_ipc(*args, **kwargs)  # type: ignore[misc]
         if not self._head_came:

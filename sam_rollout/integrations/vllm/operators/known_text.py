@@ -89,7 +89,7 @@ class TextScores:
     def lead(self, logits: torch.Tensor, requests: Sequence[Any], widths: Sequence[int]) -> None:
         """Note the score of each position's known token, then allow only that token, in place.
 
-        ``logits``, [rows, vocabulary], has ``widths`` rows of each request, one after the other.
+        ``logits``, [rows, vocabulary], has ``widths[i]`` rows of request i, request after request.
         """
         if sum(widths) != logits.shape[0]:
             raise RuntimeError(

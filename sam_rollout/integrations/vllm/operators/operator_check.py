@@ -6,8 +6,8 @@ same kernel. If its mask is wrong, other tokens are sampled without any error. T
 2.1 of the article on speculation in RL training) samples texts without drafts, verifies the same
 texts with themselves as drafts, and compares each token's log-probability by length of context.
 
-Rounding differs even between correct kernels, so the size of a difference decides. Compare it with
-the row "decoded again", with another dtype, and between lengths.
+Rounding differs even between correct kernels, so the size of a difference decides. To judge a
+difference, compare it with the row "decoded again", with another dtype, and between lengths.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def differences(
 ) -> list[dict[str, Any]]:
     """Compare two scorings of the same texts by length of context.
 
-    A token counts if ``verified`` scored it together with others, ``width`` in all. A text's first
-    token does not count, because both sides score it in the prefill.
+    A token counts if ``verified`` scored it in a group of ``width`` tokens. A text's first token
+    does not count, because both sides score it in the prefill.
 
     Args:
         contexts: Tokens of each text's prompt.
@@ -224,7 +224,7 @@ def _sample(
     check: OperatorCheck, prompts: Sequence[Sequence[int]], arguments: dict[str, Any]
 ) -> tuple[list[list[int]], list[Scores]]:
     """Sample the texts in an engine without drafts; return tokens and scores of each."""
-    # This engine does not use the worker extension, but a process has one for all its engines.
+    # This engine does not use the extension, but all engines of a process have the same one.
     with offline_engine(check.model, SamConfig(enabled=False), SAMPLER, **arguments) as engine:
         own = [
             {"max_tokens": check.max_tokens, "logprobs": 1, "seed": check.seed + number}

@@ -2,7 +2,7 @@
 
 vLLM's samplers know neither a row's request nor its position in the text. The request is looked up
 when the batch changes, which vLLM reports to logits processors. The position comes from the
-positions that the model was just run with. They are right with chunked prompts, preemption, drafts
+positions that the model was just run with. These are right with chunked prompts, preemption, drafts
 and asynchronous scheduling.
 """
 
@@ -19,24 +19,24 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate
 from sam_rollout.core.identity import OUTSIDE_TRAINING, RequestIdentity, group_of, key_of
 from sam_rollout.verification import keyed_bits
 
-# Requests without an identity are numbered by prompt, for at most this many prompts.
+# Requests without an identity are numbered per prompt; this many prompts are remembered.
 REMEMBERED_PROMPTS = 100_000
 
 
 class RowKeys(LogitsProcessor):
     """Holds the key of the request in each row, and changes no logits.
 
-    A request's key is that of the identity that it carries, which must be its own (``n = 1``).
-    Without an identity it follows from ``SamplingParams.seed`` and the prompt. Without a seed it
-    follows from the engine's seed, the engine's number behind the front end, the prompt, and the
-    number of earlier requests with this prompt.
+    A request that carries an identity has the identity's key; no other request may carry the same
+    identity (``n = 1``). Without an identity, the key follows from ``SamplingParams.seed`` and the
+    prompt. Without a seed, it follows from the engine's seed, the engine's data-parallel index, the
+    prompt, and the number of earlier requests with this prompt.
     """
 
     def __init__(self, model_runner: Any) -> None:
         config = model_runner.vllm_config
         self._runner = model_runner
         self._seed = config.model_config.seed or 0
-        # All engines of a dense model have the rank 0, since vLLM runs them apart.
+        # data_parallel_rank is 0 in all engines of a dense model, since vLLM runs them separately.
         parallel = config.parallel_config
         self._engine = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
         max_rows = config.scheduler_config.max_num_seqs
@@ -54,10 +54,11 @@ class RowKeys(LogitsProcessor):
         return logits
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the rows; vLLM calls this whenever the batch changes."""
+        """Update the keys of the rows; vLLM calls this whenever the batch changes."""
         if not batch_update:
             return
-        # Pageable memory is staged at once, so nothing can change it during the copy.
+        # Pageable memory is copied to a staging buffer at once, so it cannot change during the
+        # transfer.
         keys = torch.tensor(self.keys_of(self._runner.input_batch.req_ids), dtype=torch.int64)
         self.keys[: len(keys)].copy_(keys, non_blocking=True)
 
@@ -65,7 +66,7 @@ class RowKeys(LogitsProcessor):
         """Return the keys of live requests, and forget those of requests that ended."""
         live = self._runner.requests  # preempted ones included, which keep their keys
         known = self._key_by_request
-        # An id may come again for another request.
+        # The same id may be used again for another request.
         for name in [name for name, (request, _) in known.items() if live.get(name) is not request]:
             del known[name]
         joined = set(request_ids).difference(known)
@@ -86,7 +87,8 @@ class RowKeys(LogitsProcessor):
         """Return the key of a request without identity, by its seed or its order of arrival."""
         group = group_of(prompt_ids)
         if seed is not None:
-            # -1 differs from all requests without a seed, in case the engine's seed is the same.
+            # Requests without a seed have siblings >= 0, so keys differ even if the engine's seed
+            # is `seed`.
             return key_of(seed, OUTSIDE_TRAINING, group, sibling=-1)
         sibling = self._arrivals.pop(group, 0)
         self._arrivals[group] = sibling + 1
@@ -112,7 +114,7 @@ class KeyedRows:
     def verify_bits(
         self, logits_indices: torch.Tensor, request_of_row: torch.Tensor, stream: int = 0
     ) -> torch.Tensor:
-        """Return the bits of a verify step, int64 [rows]; ``stream`` numbers independent bits.
+        """Return the bits of a verify step, int64 [rows]; streams are independent.
 
         ``logits_indices`` are the rows' indices among the step's scheduled tokens.
         """
@@ -120,7 +122,7 @@ class KeyedRows:
         return keyed_bits(keys, self._sampled_positions(logits_indices), stream)
 
     def _sampled_positions(self, scheduled: torch.Tensor) -> torch.Tensor:
-        """Return the positions, in their texts, of the tokens that scheduled tokens predict."""
+        """Return the text positions of the tokens that follow the given scheduled tokens."""
         return self._runner.positions[scheduled] + 1
 
     def draft_bits(self, positions: torch.Tensor) -> torch.Tensor:

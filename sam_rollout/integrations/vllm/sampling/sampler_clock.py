@@ -1,8 +1,8 @@
-"""The host time in the engine's samplers, ours and the engine's own alike.
+"""The host time spent in an engine's samplers, ours or vLLM's own.
 
 The measurement does not wait for the device, so on an accelerator it is the time to launch the
 samplers' kernels. If a sampler itself waits for the device (to read a number back), that wait
-counts, too, even for the model's forward pass.
+counts, too, even if the device is still busy with the model's forward pass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SamplerClock:
             sampler.forward = forward
 
     def take_us(self) -> float:
-        """Return the time since the last call of this method, in microseconds."""
+        """Return the time spent in samplers since the last call of this method, in microseconds."""
         spent_ns, self._spent_ns = self._spent_ns, 0
         return spent_ns / 1000
 

@@ -1,8 +1,9 @@
 """Our samplers inside vLLM, for steps without drafts and for verify steps.
 
-Both sides of a comparison sample here, so that a response depends only on its key and its logits.
-vLLM's own code applies penalties, temperature, top-k and top-p to the logits. While it speculates,
-vLLM refuses requests with min-p or a logit bias, and custom logits processors at start-up.
+Runs with and without drafts both sample here, so a response depends only on its key and its logits.
+vLLM's own code applies penalties, temperature, top-k and top-p to the logits. With speculation,
+vLLM refuses requests with min-p or a logit bias, and at start-up it refuses custom logits
+processors.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sam_rollout.verification import (
     verify_vectorised,
 )
 
-ACCEPT_STREAM = 1  # the stream that tests draft tokens; stream 0 draws tokens
+ACCEPT_STREAM = 1  # the stream of random bits that tests draft tokens; stream 0 draws tokens
 GREEDY_TEMPERATURE = 0.0
 
 
@@ -40,13 +41,13 @@ def _invert(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     return draw_tokens(logits.softmax(dim=-1, dtype=torch.float32), bits)
 
 
-# The function of each kind that draws int64 [rows] from logits, float32 [rows, vocabulary], and
-# bits, int64 [rows].
+# For each kind, the function that draws tokens, int64 [rows], from logits, float32 [rows,
+# vocabulary], and random bits, int64 [rows].
 DRAW = {"vectorised": _invert, "coupled": draw_gumbel, "coupled_inversion": _invert}
 
 
 def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
-    """Replace the runner's samplers by ours; ``stock`` keeps them.
+    """Replace the runner's samplers by ours, unless the configured kind is ``stock``.
 
     Raises:
         ConfigError: The engine's configuration needs something that our samplers lack.
@@ -100,8 +101,8 @@ def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) ->
     """Apply top-k and top-p like vLLM, but never by sorting on GPUs.
 
     On GPUs vLLM 0.23 and 0.24 sort fewer than 8 rows, and search for the threshold with more rows.
-    The two may keep different tokens at the threshold, and a verify step has more rows than a step
-    without drafts. vLLM 0.31 always searches, but in another way beyond 64 rows.
+    The two methods may keep different tokens at the threshold, and a verify step has more rows than
+    a step without drafts. vLLM 0.31 always searches, but by another method beyond 64 rows.
 
     ``logits``, float32 [rows, vocabulary], may be overwritten. Excluded tokens get minus infinity.
     """
@@ -123,7 +124,7 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
         super().__init__(logprobs_mode)
         self.config = config
         self._rows = rows
-        self.forward = self._draw  # the parent chooses its own per platform
+        self.forward = self._draw  # the parent class chooses a method per platform
 
     def _draw(
         self,
@@ -168,7 +169,7 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
 
 
 class KeyedRejectionSampler(RejectionSampler):
-    """Verifies drafts with keyed random numbers; of any kind but ``stock``.
+    """Verifies drafts with keyed random numbers, for every kind of `rollout_sampler` but ``stock``.
 
     Raises:
         ConfigError: The engine asks for a synthetic acceptance rate, which only the stock sampler
@@ -177,7 +178,8 @@ class KeyedRejectionSampler(RejectionSampler):
 
     _cut = staticmethod(cut)
     _scratch: torch.Tensor | None = None  # made when it is first needed
-    # int64 [rows], the token that each row of the last verify step drew; None with other kinds.
+    # int64 [rows], the token that each row of the last verify step drew; None unless the sampler's
+    # kind is a coupled one (`is_coupled`).
     row_tokens: torch.Tensor | None = None
 
     def __init__(
@@ -273,7 +275,7 @@ class KeyedRejectionSampler(RejectionSampler):
     def _keep(
         self, layout: DraftLayout, drafts: torch.Tensor, row_tokens: torch.Tensor
     ) -> torch.Tensor:
-        """Keep the draft tokens that equal their rows' draws."""
+        """Keep the draft tokens that equal the tokens that their rows drew."""
         return verify_coupled(layout, drafts, row_tokens)
 
     def _scratch_for(self, batch: int, probabilities: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,8 @@
 vLLM's asynchronous scheduler gives every request places for k draft tokens, since a draft model
 drafts on the device in every step. Our drafts are made, or chosen, on the host, which has to wait
 for the step before. So the worker says with each step's output whether it wants drafts (`Note`),
-and gets places for all requests or for none. The passes of a draft model are decided apart from the
-places, because they are for the places of the next step and cost time of their own.
+and gets places for all requests or for none. Whether a draft model runs is decided separately,
+because its drafts are for the places of the following step, and its passes cost time of their own.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 class Note(NamedTuple):
     """A worker's message to the scheduler with a step's output."""
 
-    wants_drafts: bool  # whether the next step that is scheduled shall have places
-    # Draft tokens by request that the step verified; None if it had no places.
+    wants_drafts: bool  # whether the next scheduled step shall have places for drafts
+    # By request, the number of draft tokens that the step verified; None if it had no places.
     bound: Mapping[str, int] | None
-    wants_made: bool  # whether a model shall draft in that next step, too
+    wants_made: bool  # whether a draft model shall run in the next scheduled step
 
 
 _NOTE = "sam_rollout_note"
@@ -33,19 +33,20 @@ def attach(output: Any, note: Note) -> None:
 
 
 class LateBindingScheduler(AsyncScheduler):
-    """vLLM's asynchronous scheduler with places for drafts where they are wanted."""
+    """vLLM's asynchronous scheduler, with places for drafts only when drafts are wanted."""
 
     _wants_drafts = _wants_made = False
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         if not self._wants_drafts:
             scheduler_output.num_spec_tokens_to_schedule = 0
-        # vLLM 0.23 knows no number of tokens and uses this list.
+        # vLLM 0.23 ignores this number and uses this list.
         self._spec_token_placeholders = [-1] * (self._wants_drafts * self.num_spec_tokens)
         super()._update_after_schedule(scheduler_output)
         scheduler_output.num_spec_tokens_to_schedule = self._wants_made * self.num_spec_tokens
         if scheduler_output.has_structured_output_requests:
-            # A grammar has to see drafts before they are verified, so these requests get none.
+            # A grammar has to see drafts before they are verified, so requests with one get no
+            # drafts.
             for request_id in scheduler_output.num_scheduled_tokens:
                 request = self.requests[request_id]
                 if request.use_structured_output:
@@ -71,7 +72,7 @@ class LateBindingScheduler(AsyncScheduler):
         num_invalid_spec_tokens: dict[str, int] | None,
         request_id: str,
     ) -> Any:
-        """Leave out requests that had places but no draft."""
+        """Leave requests that had places but no draft out of vLLM's statistics."""
         invalid = num_invalid_spec_tokens or {}
         if invalid.get(request_id, 0) >= num_draft_tokens:
             return spec_decoding_stats

@@ -2,14 +2,14 @@
 
 Before each forward pass the data-parallel ranks of vLLM add up a small tensor of shape [fields,
 ranks]. Each rank has filled its own column with its number of tokens and the graph it would use.
-Ranks without requests take part, too, for the dummy batch that the others' experts need. Our
-reports travel as further rows of that tensor. So there is no collective of ours that one rank could
-call more often than another, and none that could hang when a rank ends or pauses.
+Ranks without requests take part, too, with a dummy batch, because the other ranks need their
+experts. Our reports travel as further rows of that tensor. We add no collective of our own: one
+rank could call it more often than another, and it could hang when a rank ends or pauses.
 
 vLLM does this in ``dp_utils.coordinate_batch_across_dp`` (read in 0.11 to 0.28), vllm-ascend in
 ``NPUModelRunner._sync_metadata_across_dp`` (read in 0.23). Both call ``dist.all_reduce`` of their
-module, which is wrapped here. All ranks have to wrap it before their first step. So it happens when
-the proposer is made, which depends on the engine's configuration alone.
+module, which is wrapped here. All ranks have to wrap it before their first step. So they do it when
+the proposer is made; whether there is a proposer depends on the engine's configuration alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LARGEST = torch.iinfo(torch.int32).max
 
 
 def steps_in_lockstep(vllm_config: Any) -> bool:
-    """Whether other engines wait for each step of this one.
+    """Whether other engines wait for each step of this engine.
 
     They do if experts are spread over data-parallel ranks. Engines of a dense model share nothing.
     """
@@ -50,7 +50,7 @@ class DpExchange:
         self._exchanges = 0
 
     def publish(self, report: Report) -> None:
-        """Send a report with the next exchange, once; without one this engine counts as idle."""
+        """Send a report with the next exchange only; without one, this engine counts as idle."""
         self._report = Report(*(min(int(value), _LARGEST) for value in report))
 
     def received(self) -> tuple[int, np.ndarray]:
@@ -60,7 +60,7 @@ class DpExchange:
     def all_reduce(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Replace ``torch.distributed.all_reduce``, and add reports to a step's sum over ranks.
 
-        Other sums than that of a step, int32 [fields, ranks], pass unchanged.
+        Only a step's sum, int32 [fields, ranks], is changed.
         """
         if args or kwargs.keys() != {"group"} or not self._is_of_a_step(tensor):
             return self._dist.all_reduce(tensor, *args, **kwargs)
@@ -80,7 +80,7 @@ class DpExchange:
 
 
 class _DistWithReports:
-    """``torch.distributed`` for one module, with another ``all_reduce``."""
+    """``torch.distributed`` as one module sees it, with our ``all_reduce``."""
 
     def __init__(self, exchange: DpExchange, original: Any) -> None:
         self.all_reduce = exchange.all_reduce
@@ -93,7 +93,7 @@ class _DistWithReports:
 def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
     """Let reports travel with the sums of a module that imports ``torch.distributed as dist``.
 
-    An earlier exchange there ends.
+    This replaces an earlier exchange of the same module.
     """
     original = module.dist
     if isinstance(original, _DistWithReports):
@@ -106,8 +106,8 @@ def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
 def join_group(parallel_config: Any) -> DpExchange:
     """Make the exchange between this engine and those that share its experts.
 
-    If a release's ranks agree on their batches in another way, the exchange has no traffic. The
-    gate notices that (``AgreedGate``).
+    If a vLLM release lets ranks agree on their batches in another way, no report is ever exchanged.
+    The gate notices that (``AgreedGate``).
     """
     rank, ranks = parallel_config.data_parallel_rank, parallel_config.data_parallel_size
     for name in SYNC_MODULES:

@@ -6,8 +6,8 @@ The worker adds them (`WithOutput`), the scheduler takes them (`SyncScheduler`),
 message is left out. vLLM's own message still follows an output without our mark, such as that of a
 worker that is not bound yet.
 
-A draft model's passes in the next step are asked for in the same way (`engine_drafter.py`). The
-wish reaches every rank with that step's schedule.
+The output also says whether a draft model's drafts are wanted in the next step
+(`engine_drafter.py`). The scheduler passes this on to every rank with that step's schedule.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class WithOutput:
     """The worker's half: it wraps `sample_tokens` of vLLM's runner, and adds drafts to outputs.
 
     Attributes:
-        drafts: draft tokens by row of the step under way; empty without drafts, None until they are
-            made.
+        drafts: the draft tokens of each row of the current step; empty if there are no drafts, None
+            until they are made.
         wants_made: whether the model's drafts are wanted in the next step.
     """
 
@@ -61,16 +61,17 @@ class SyncScheduler(Scheduler):
         fetch_only_what_did_not_come()
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedule a step; leave out a draft model's further passes if they are not wanted."""
+        """Schedule a step; if a model's drafts are not wanted, only its first pass runs."""
         scheduled = super().schedule(*args, **kwargs)
         if not self._wants_made:
             scheduled.num_spec_tokens_to_schedule = 0
         return scheduled
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Take the drafts after the step is booked, so that a grammar sees them behind its tokens.
+        """Take the drafts after the step's tokens, so that a grammar reads both in this order.
 
-        Requests of the step have no other drafts, because vLLM clears those that it schedules.
+        Requests of the step have no older drafts, because vLLM clears drafts when it schedules
+        them.
         """
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         drafts = getattr(model_runner_output, _DRAFTS, None)
@@ -82,8 +83,8 @@ class SyncScheduler(Scheduler):
 
 
 def fetch_only_what_did_not_come() -> None:
-    """Make this process's engines leave out the unneeded message; safe to call repeatedly."""
-    from vllm.v1.engine.core import EngineCore  # not in a worker
+    """Make engines skip the second message if drafts came already; safe to call repeatedly."""
+    from vllm.v1.engine.core import EngineCore  # here, so that workers do not import it
 
     original = EngineCore.post_step
     if getattr(original, "sam_rollout", False):

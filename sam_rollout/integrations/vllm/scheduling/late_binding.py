@@ -6,13 +6,13 @@ the tokens of step n, so they are not known yet. There are three ways to run suc
 
 * **No places.** The step is launched at once, and the tokens of step n are read while it runs.
 * **Prepared ahead**, while few requests run. Every place gets a token. So the shape of the step is
-  known, and it is prepared while step n runs. Positions are corrected on the device, as vLLM does
-  for drafts of a model. Right before the forward pass the worker waits for the tokens of step n,
-  drafts, and writes the drafts into the input. Places without a draft hold wrong tokens.
+  known, and the step is prepared while step n runs. Positions are corrected on the device, as vLLM
+  does for drafts of a model. Right before the forward pass, the worker waits for the tokens of step
+  n, makes drafts, and writes them into the input. Places without a draft hold arbitrary tokens.
 * **Bound**, while many requests run and every token costs time. Before the step is prepared, the
   worker waits for the tokens of step n and writes them into the host's arrays, as vLLM does when it
-  schedules synchronously. It drafts, and puts drafts and real lengths into its own copy of the
-  step. Places without a draft are taken out.
+  schedules synchronously. Then it makes drafts, and puts drafts and real lengths into its own copy
+  of the step. Places without a draft are taken out.
 
 The passes of a draft model (`engine_drafter.py`) for step n + 1 run on the device at the end of
 step n. Its drafts reach the host together with the tokens of step n, so the session waits for
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter, Made
 
 # A step with at most this many scored tokens is prepared ahead, and its places are filled. An
-# accelerator that waits for its memory scores them in about the time of one token.
+# accelerator that is limited by its memory scores them in about the time of one token.
 SCORED_AHEAD = 256
 _PATIENCE_S = 0.1  # longest wait for the next launch
 _NAP_S = 2e-5
@@ -96,8 +96,8 @@ class Launched:
         self.start, self.places, self.whole, self.made = start, places, whole, made
         self._tokens = output.sampled_token_ids_cpu  # [B, most tokens], -1 where there is none
         self._arrived = output.async_copy_ready_event
-        self._not_sampled: list[int] = output._invalid_req_indices  # unfinished prompts
-        self._urgent = False  # the device idles until the next step is launched
+        self._not_sampled: list[int] = output._invalid_req_indices  # rows of unfinished prompts
+        self._urgent = False  # whether the device idles until the next step is launched
         self._over = threading.Event()
         output.async_copy_ready_event = self
 
@@ -119,7 +119,7 @@ class Launched:
     def wait(self, *, urgent: bool = False) -> np.ndarray:
         """Wait for the tokens, int32[B, most]; a row ends at the first invalid token id.
 
-        With `urgent` the next step's launch waits for them; `launched_next` then has to follow.
+        With `urgent`, the next launch waits for these tokens; call `launched_next` after it.
         """
         self._urgent = urgent
         if urgent:  # a thread that sleeps until the event would wake up late
@@ -137,7 +137,7 @@ class LateBinding:
     """Wraps methods of a model runner with asynchronous scheduling; one per engine.
 
     Args:
-        session: None on ranks whose drafts vLLM does not read; they get those of the first rank.
+        session: None on ranks whose drafts vLLM does not read; these get the first rank's drafts.
         group: the tensor-parallel group, None if it has a single rank.
         drafter: the draft model whose drafts the session takes, if there is one.
     """
@@ -211,7 +211,7 @@ class LateBinding:
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
         sampled = sampler_output.sampled_token_ids
         if sampled.shape[-1] > 1 and self._runner.valid_sampled_token_count_gpu is None:
-            # A step that is prepared ahead needs these counts on the device. A drafter there would
+            # A step that is prepared ahead needs these counts on the device. A draft model would
             # provide them, but there is none, or it has failed.
             valid = (sampled >= 0) & (sampled < self._runner.input_batch.vocab_size)
             counts = valid.sum(dim=1, dtype=torch.int32)
@@ -222,11 +222,11 @@ class LateBinding:
     # --- before a step ------------------------------------------------------------------------
 
     def _fits_ahead(self, rows: int) -> bool:
-        """Whether a step of `rows` requests is small enough to be filled, prompts not counted."""
+        """Whether a step of `rows` requests is small enough to be filled; prompts do not count."""
         return rows * (1 + self._k) <= SCORED_AHEAD
 
     def _before(self, step: Any) -> Any:
-        """Return the step that the runner shall execute in place of a scheduled one."""
+        """Return the step that the runner shall execute in place of the scheduled step."""
         runner, before = self._runner, self._newest
         self._places, self._bound = step.scheduled_spec_decode_tokens, {}
         # Requests that ended, and requests whose last step the scheduler has dropped.
@@ -258,7 +258,7 @@ class LateBinding:
         return dataclasses.replace(step, **changes) if changes else step
 
     def _can_prepare_ahead(self, step: Any, before: Launched) -> bool:
-        """Whether a step has places and can be prepared before the tokens of the step before."""
+        """Whether a step has places and can be prepared before the last step's tokens are read."""
         batch = self._runner.input_batch
         return (
             bool(self._places)
@@ -280,8 +280,8 @@ class LateBinding:
     def _land(self, before: Launched, *, room: bool) -> Mapping[str, list[int]]:
         """Write the tokens of the step before into the host's arrays, and draft.
 
-        `room` says whether drafts can be verified in the next step. The result is the draft tokens
-        by request on the rank that drafts, nothing on others.
+        `room` says whether drafts can be verified in the next step. Returns the draft tokens by
+        request; nothing on ranks that do not draft.
         """
         runner, batch = self._runner, self._runner.input_batch
         lengths, gained = self._follow(
@@ -347,7 +347,7 @@ class LateBinding:
     # --- in a step that is prepared -----------------------------------------------------------
 
     def _fill(self, before: Launched) -> None:
-        """Draft after the tokens of the step before, and write the drafts into the input."""
+        """Wait for the tokens of the step before, draft, and write the drafts into the input."""
         runner, batch, metadata = self._runner, self._runner.input_batch, self._metadata
         # Everything that does not need the tokens comes first.
         request_ids = batch.req_ids
@@ -359,7 +359,7 @@ class LateBinding:
         lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec, urgent=True)
         drafts.fill(0)  # the step before, which used this buffer, has read it by now
         self._lengths = lengths
-        # vLLM does not count accepted tokens here, and its placeholder belongs behind the text.
+        # vLLM's lengths lack the accepted tokens, and its placeholder belongs after the text.
         batch.num_tokens_no_spec[: len(lengths)] = lengths
         self._newest = None
         if self._session is not None:
@@ -410,7 +410,7 @@ class LateBinding:
     # --- after a step was launched ------------------------------------------------------------
 
     def _after(self, output: Any) -> None:
-        """Keep a step that was launched, and read the one before if that was not done yet."""
+        """Keep a step that was launched; read the tokens of the step before, if not done yet."""
         batch = self._runner.input_batch
         before, rows = self._newest, len(output._model_runner_output.req_ids)
         start = self._lengths

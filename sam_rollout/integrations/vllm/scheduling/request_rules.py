@@ -1,13 +1,14 @@
 """Sampling parameters that vLLM handles wrongly in steps with several tokens per request.
 
-* **Stop strings.** vLLM looks for them once for all tokens of a step and cuts the text there, but
-  keeps the tokens behind. So with drafts a response has other token ids and log-probabilities than
-  without. Here they are looked for token by token, and no token behind one is kept.
-* **Budgets of thinking tokens.** In steps without drafts vLLM ends the thinking of another request
-  of the batch, and it counts draft tokens behind the end of thinking as thinking. They are refused,
-  as vLLM refuses min-p.
-* **Log-probabilities of given tokens.** vLLM does not gather them in verify steps. They are
-  refused.
+* **Stop strings.** vLLM looks for stop strings once for all tokens of a step. It cuts the text at
+  the stop string, but keeps the tokens after it. So a response has other token ids and
+  log-probabilities with drafts than without. Here stop strings are looked for token by token, and
+  no token after one is kept.
+* **Budgets of thinking tokens.** In steps without drafts vLLM ends the thinking of the wrong
+  request of the batch, and it counts draft tokens after the end of thinking as thinking tokens.
+  Requests with such a budget are refused, as vLLM refuses min-p.
+* **Log-probabilities of given tokens.** vLLM does not gather them in verify steps. Requests that
+  ask for them are refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 # Fields of SamplingParams that vLLM does not respect when drafts are verified.
 REFUSED = ("thinking_token_budget", "logprob_token_ids")
-_OURS = "sam_rollout"  # the mark on our configurations and wrappers
+_OURS = "sam_rollout"  # attribute that marks our configurations and wrappers
 
 
 def mark_as_ours(speculative_config: Any) -> None:
@@ -26,9 +27,10 @@ def mark_as_ours(speculative_config: Any) -> None:
 
 
 def keep_rules_with_drafts() -> None:
-    """Make vLLM apply its rules token by token; safe to call repeatedly.
+    """Make vLLM look for stop strings token by token, and refuse parameters of `REFUSED`.
 
-    The process that takes requests has to call it, which need not be that of the engine.
+    The process that accepts requests has to call this; the engine may run in another one. Repeated
+    calls are safe.
     """
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
@@ -54,7 +56,7 @@ def _one_by_one(original: Any) -> Any:
             is_last = place == len(new_token_ids)
             found = original(self, [token], stop_terminated and is_last)
             if found is not None:
-                del new_token_ids[place:]  # vLLM hands this list on
+                del new_token_ids[place:]  # vLLM passes this list on
                 return found
         return None
 

@@ -3,7 +3,7 @@
 vLLM lists the methods of speculation that work with asynchronous scheduling, all of which draft on
 the device. It schedules synchronously for every other method. Our drafter drafts on the host and
 binds its drafts late (`late_binding.py`), together with those of a draft model. So its method is
-added to the list while an engine's configuration is checked. This can go when vLLM asks the
+added to the list while an engine's configuration is checked. This module can go when vLLM asks the
 proposer instead.
 
 If the engine schedules synchronously, and vLLM's release is known to fit, drafts travel with the
@@ -33,9 +33,9 @@ from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockst
 from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.sources.model import BY_PASSES
 
-# Releases that ours is made for, and in which the contract rows of both schedulers hold.
+# Releases of vLLM that fit the rows of both our schedulers in tests/contracts/contract.py.
 KNOWN_RELEASES = ((0, 24), (0, 31))
-# Releases in which the rows of the synchronous scheduler with a draft model hold.
+# Releases that fit the rows of the synchronous scheduler with a draft model.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
 # A package that extends vLLM -> the function that decides first, named as in plugin.py.
 RULES_OF = {
@@ -62,7 +62,7 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     if not rules and Version(vllm_version).release[:2] not in KNOWN_RELEASES:
         known = " and ".join(".".join(map(str, release)) for release in KNOWN_RELEASES)
         return f"late binding is known to fit vLLM {known}, not {vllm_version}"
-    outputs = getattr(vllm_config, "aux_output_config", model)  # the model's before 0.31
+    outputs = getattr(vllm_config, "aux_output_config", model)  # in `model` before 0.31
     ours = None, SCHEDULER_CLASS, SYNC_SCHEDULER_CLASS
     reasons = {
         "drafts are not bound late in vLLM's second model runner":
@@ -160,7 +160,7 @@ def choose_schedulers() -> None:
         finally:
             module.NgramGPUTypes = names
         scheduler = self.scheduler_config
-        # The check lets the platform choose a worker, and perhaps a scheduler.
+        # vLLM's own check lets the platform choose a worker, and perhaps a scheduler.
         if scheduler.async_scheduling and why_synchronous(self, vllm.__version__):
             scheduler.async_scheduling = False
         if scheduler.async_scheduling or scheduler.scheduler_cls is None:

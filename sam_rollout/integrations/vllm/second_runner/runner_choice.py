@@ -3,8 +3,8 @@
 vLLM has two model runners. From 0.29 on it takes the second by itself, but not with a plug-in's
 drafter: a list of methods makes it take the first, and the function that makes the second runner's
 drafters knows no plug-ins. So our method is taken off the list and added to the function, in
-engines started with ``VLLM_USE_V2_MODEL_RUNNER=1``. This can go when vLLM's second runner accepts
-plug-ins' drafters.
+engines started with ``VLLM_USE_V2_MODEL_RUNNER=1``. This module can go when vLLM's second runner
+accepts plug-ins' drafters.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from packaging.version import Version
 
 from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, drafts_here
 
-# Releases for which the contract rows of the second runner are checked.
+# Releases for which tests/contracts/contract.py checks the rows of the second runner.
 SECOND_RUNNER_RELEASES = ((0, 31),)
 _RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
 _REFUSED = "speculative method 'custom_class'"
 
 
 def is_second_runner(runner: Any) -> bool:
-    """Whether a model runner is vLLM's second."""
+    """Whether a runner is vLLM's second model runner."""
     return hasattr(runner, "req_states")
 
 
 def allow_second_runner() -> None:
-    """Let the second runner make our drafter, if it is asked for; safe to call repeatedly."""
+    """Let the second runner make our drafter, if that runner is asked for; safe to repeat."""
     if os.environ.get(MODEL_RUNNER_ENV) != "1":
         return
     import vllm

@@ -66,7 +66,7 @@ class SamSpeculator(BaseSpeculator):
         self._offered: DraftTokenIds | None = None
 
     def attach(self, runner: Any) -> None:
-        """Connect it with its runner."""
+        """Connect the speculator with its runner."""
         self._states = runner.req_states
         runner.drafter = self.proposer
         runner.take_draft_token_ids = self._take_draft_token_ids
@@ -158,7 +158,7 @@ def _on_host(tensor: Any) -> np.ndarray:
 class KeyedSampling:
     """Draws and verifies tokens with the random bits of request and position.
 
-    Some methods of the second runner's samplers are replaced.
+    It replaces some methods of the second runner's samplers.
     """
 
     kind = "coupled"
@@ -193,7 +193,8 @@ class KeyedSampling:
     ) -> torch.Tensor:
         """Draw a token for each row, int64 [rows].
 
-        ``slots`` are those of the rows' requests, and ``positions`` those of the tokens before.
+        ``slots`` has the slot of each row's request, ``positions`` the position of the token
+        before.
         """
         bits = keyed_bits(self._row_keys.keys[slots], positions + 1)
         tokens = draw_gumbel(logits.to(torch.float32), bits)
@@ -231,7 +232,7 @@ class KeyedSampling:
             logits, slots, slots_of_requests, slots_of_requests_np, positions, input_ids, places,
             others[0],
         )  # fmt: skip
-        # The second of the others lacks draft tokens that a grammar forbids.
+        # `others[1]` has the input ids without draft tokens that a grammar forbids.
         verified = others[1] if len(others) > 1 else input_ids
         batch = len(slots_of_requests)
         ends = cu_num_rows[1:] - torch.arange(1, batch + 1, device=cu_num_rows.device)
@@ -259,7 +260,7 @@ def install_sampler(runner: Any, config: RolloutSamplerConfig) -> None:
     """Install a sampler that draws like the first runner's coupled sampler.
 
     Raises:
-        ConfigError: Another of our samplers is asked for.
+        ConfigError: One of our other samplers is configured.
     """
     if config.kind != KeyedSampling.kind:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The end of calls that wait for a dead engine, and the cause of its death.
+"""Ends calls that wait for a dead engine, with the cause of its death.
 
 vLLM notices that an engine's process has died, and refuses later calls. But a call that waits for
 an answer already (a weight sync, a drain) waits forever, and only the engine's own log has the
@@ -19,12 +19,12 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-# The name of the file for the cause of death. The process that starts the engine sets it.
+# Environment variable that names the file for the cause of death; the engine's starter sets it.
 CAUSE_ENV = "SAM_ENGINE_CAUSE_FILE"
 # Releases, read or run by us, whose calls wait for a dead engine.
 WAITING_VERSIONS = SpecifierSet(">=0.23,<0.32", prereleases=True)
-LOOK_S = 1.0  # between two checks that the engine lives, while a call waits
-_OURS = "sam_rollout"  # the mark on our wrappers
+LOOK_S = 1.0  # time between two checks that the engine lives, while a call waits
+_OURS = "sam_rollout"  # attribute that marks our wrappers
 # vLLM logs these messages with the exception that ends the process, the worker's before the
 # engine's.
 _SPEAKERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
@@ -36,7 +36,7 @@ _LAST_WORDS = (
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Return the original error, if this one was raised while it was handled."""
+    """Return the first of a chain of errors, each raised while handling the one before."""
     while error.__context__ is not None and error.__cause__ is None:
         error = error.__context__
     return error
@@ -51,7 +51,7 @@ class _CauseKeeper(logging.Handler):
         if not path or error is None or str(record.msg) not in _LAST_WORDS:
             return
         text = "".join(traceback.format_exception_only(first_of(error))).strip()
-        with contextlib.suppress(OSError), Path(path).open("x") as file:  # the first one stays
+        with contextlib.suppress(OSError), Path(path).open("x") as file:  # the first cause stays
             file.write(text)
 
 

@@ -26,8 +26,8 @@ async def ask_engines(
     """Call a method of every worker of every engine; return the answers of each engine's workers.
 
     ``AsyncLLM.collective_rpc`` reaches all engines, too, but under data parallelism it returns only
-    the first engine's answers (read in vLLM 0.23 to 0.28, ``DPLBAsyncMPClient``). ``arguments``
-    holds those of each engine.
+    the first engine's answers (read in vLLM 0.23 to 0.28, ``DPLBAsyncMPClient``). ``arguments`` has
+    the method's arguments for each engine.
     """
     engines = engine_count(engine)
     arguments = [()] * engines if arguments is None else arguments
@@ -43,7 +43,7 @@ async def ask_engines(
 
 
 class EngineRecorders(StatLoggerBase):
-    """A step recorder for each engine, behind the one logger that vLLM calls for all of them.
+    """The one logger that vLLM calls for all engines, with a step recorder for each.
 
     Attach it to a running engine with ``engine.logger_manager.stat_loggers.append(recorders)``; the
     engine must have been started with ``disable_log_stats=False``.
@@ -91,7 +91,7 @@ class EngineRecorders(StatLoggerBase):
         self._engine_of.clear()
 
     def share_out(self, finished: Iterable[Any]) -> list[list[Any]]:
-        """Sort finished requests by the engine that ran them; unknown ones go to the first."""
+        """Sort finished requests by their engine; requests of no known engine go to the first."""
         shares: list[list[Any]] = [[] for _ in self.recorders]
         for request in finished:
             shares[self._engine_of.pop(request.request_id, 0)].append(request)

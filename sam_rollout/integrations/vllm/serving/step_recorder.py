@@ -1,4 +1,4 @@
-"""One record per engine step, taken in the server process for baseline and SAM alike.
+"""One record per engine step, taken in the server process, with our drafter or without.
 
 vLLM's own logger prints averages over ten seconds, but the long tail needs every step. The worker
 process notes the session's half of a step (gate, time, verified tokens). The two halves are joined
@@ -83,16 +83,16 @@ class EngineStepRecorder:
     ) -> pa.Table:
         """Return and reset the records since the last call, joined with the session's notes.
 
-        ``session_steps`` is ``DraftSession.drain()["steps"]``. Without a session (None) vLLM's own
-        counts of drafts, by another drafter, stay.
+        ``session_steps`` is ``DraftSession.drain()["steps"]``. Without a session (None), vLLM's own
+        counts of another drafter's drafts stay.
         """
         records, self._records = self._records, []
         if not records:
             self._last_s = None  # the announced work went to another engine
         clock_offset_s = time.time() - time.monotonic()  # changes when the host's time is set
         if session_steps is not None:
-            # The session counts drafts without padding. vLLM's statistics do not tell them apart,
-            # so the session's numbers replace them.
+            # The session counts drafts without padding. vLLM's statistics count padding, too, so
+            # the session's numbers replace them.
             for record, note in zip(records, _notes(records, session_steps), strict=True):
                 for name in NOTE_COLUMNS:
                     setattr(record, name, getattr(note, name))
@@ -121,7 +121,7 @@ def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
 
     Engines of one server may run on several hosts, each with a clock of its own. ``asked_s`` is
     this process's ``time.monotonic()`` at the call. The time that the call took to reach another
-    host makes that host's steps look earlier. That is harmless, while later times would be matched
+    host makes that host's steps look earlier. That is harmless, but later times would be matched
     with the wrong records.
     """
     steps = drained["steps"]
@@ -134,8 +134,8 @@ def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
 def _notes(records: list[StepRecord], session_steps: dict[str, list]) -> Iterator[DraftNote]:
     """Yield each engine step's note, ``SKIPPED`` if there is none.
 
-    The worker notes a step before the front end hears of it, and both are in order. The front end
-    may lag by more than a step, so the nearest time would be the wrong match.
+    The worker notes a step before the front end records it, and both lists are in order. The front
+    end may lag by more than a step, so the nearest time would be the wrong match.
     """
     columns = (session_steps[name] for name in ("noted_s", *NOTE_COLUMNS))
     noted = zip(*columns, strict=True)

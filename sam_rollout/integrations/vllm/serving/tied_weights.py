@@ -17,7 +17,7 @@ CHECK = "_check_skipped_aliases"
 
 @contextlib.contextmanager
 def ties_over_buckets() -> Iterator[None]:
-    """Check for all calls in this context together that a tied matrix was loaded (ValueError)."""
+    """Check once, for all calls in this context, that tied matrices were loaded (ValueError)."""
     from vllm.model_executor.models.utils import AutoWeightsLoader
 
     check = getattr(AutoWeightsLoader, CHECK, None)

@@ -1,6 +1,6 @@
 """Draft trees in vLLM's first model runner: positions, attention, verification, compaction.
 
-A model that drafts goes on from the accepted path (`drafter_inputs.py`).
+A draft model continues from the accepted path (`drafter_inputs.py`).
 """
 
 # The names of vLLM that modules here wrap or replace, each a row of tests/contracts/contract.py.

@@ -1,4 +1,4 @@
-"""Engines that can verify draft trees, and the parts that their runner gets."""
+"""Decides whether an engine can verify draft trees, and prepares its runner for them."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
 
 
 class Trees:
-    """All that a runner gets for trees, once its cache is ready and our sampler installed.
+    """All parts that a runner needs for trees; its cache and our sampler must be ready.
 
-    `with_model` says whether a model drafts, too.
+    `with_model` says whether the engine also runs a draft model.
     """
 
     def __init__(self, runner: Any, with_model: bool) -> None:

@@ -1,13 +1,13 @@
-"""Attention of draft trees by vLLM's own kernel for CPUs, to the last bit as for chains.
+"""Attention of draft trees by vLLM's own kernel for CPUs, bit-identical to that of chains.
 
 The kernel knows texts, not trees. Here every path through a tree becomes a text of its own. All
 paths share the pages of the context. The page in which the tree begins is copied to spare pages at
-the end of the cache, and the path's keys and values follow it there. A token is computed on one
-path only. So each token adds up its context in the order of plain decoding, and draws the same
-token.
+the end of the cache, and the path's keys and values are written to these pages. A token is computed
+on one path only. So each token adds up its context in the order of plain decoding, and draws the
+same token.
 
-The copies take a page for each branch and layer, in a step that reads all weights of the model.
-Pages are copied whole and filled by vLLM's own operator, so nothing here knows their layout.
+Copies cost a page per branch and layer, which is little in a step that reads the whole model. Pages
+are copied whole and filled by vLLM's own operator, so nothing here knows their layout.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAtte
 
 from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper
 
-_SPARE_PAGES = 64  # of each layer; a step that needs more takes several calls of the kernel
+_SPARE_PAGES = 64  # per layer; a step that needs more takes several calls of the kernel
 
 
 class _Call(NamedTuple):
     """One call of the kernel."""
 
-    tokens: torch.Tensor  # int64, of the step, in the order in which the call has them
+    tokens: torch.Tensor  # int64, indices of the step's tokens, in the call's order
     metadata: CPUAttentionMetadata
-    # Pages to copy, then tokens of the step to write to slots.
+    # Pages to copy from and to; then tokens of the step, and the slots to write them to.
     from_pages: torch.Tensor
     to_pages: torch.Tensor
     written: torch.Tensor
@@ -42,13 +42,13 @@ class CpuTreeAttention:
     """Replaces the kernel of the runner's attention layers.
 
     Args:
-        runner: vLLM's for CPUs, its cache ready.
+        runner: vLLM's model runner for CPUs, whose cache is ready.
         keeper: knows the step's trees.
     """
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
         self._runner, self._keeper = runner, keeper
-        # A model that drafts has layers of its own, which read chains.
+        # A draft model has layers of its own, which read chains.
         self._layers: list[Any] = [
             layer
             for layer in runner.get_model().modules()
@@ -66,13 +66,13 @@ class CpuTreeAttention:
         self._tree_tokens = torch.zeros(0, dtype=torch.int64)
 
     def _add_spare_pages(self, layer: Any) -> None:
-        """Lengthen a layer's cache, unless it was done for a session before this one."""
+        """Lengthen a layer's cache, unless this was done for an earlier session."""
         cache = layer.kv_cache
         if cache.shape[0] > self._spare:
             return
         spare = cache.new_zeros((_SPARE_PAGES, *cache.shape[1:]))
         layer.kv_cache = torch.cat([cache, spare])
-        # The runner's own list, by which it copies pages; the shorter cache is freed with this.
+        # The runner copies pages by its own list. Replacing the entry also frees the shorter cache.
         caches = self._runner.kv_caches
         for number, one in enumerate(caches):
             if one.data_ptr() == cache.data_ptr():
@@ -101,7 +101,7 @@ class CpuTreeAttention:
         starts = metadata.query_start_loc.numpy()
         lengths = metadata.seq_lens.numpy()
         table = metadata.block_table.numpy()
-        # Each text has the step's tokens, its length, its pages, and the tokens that are copied.
+        # Each text: its tokens to compute, its length, its pages, and (token, position) to copy.
         texts: list[tuple[list[int], int, np.ndarray, list[tuple[int, int]]]] = []
         tree_tokens: list[int] = []
         branching = set(trees.branching.tolist())
@@ -113,9 +113,9 @@ class CpuTreeAttention:
             first, count = int(trees.first[row]), int(trees.counts[row])
             tree_tokens += range(first, end)
             parents = trees.parents[row, :count]
-            context = int(lengths[row]) - count  # tokens up to the last known one, included
+            context = int(lengths[row]) - count  # tokens up to and including the last known one
             for path, new in _paths(parents):
-                if new == len(path) and path[0] == 1:  # where it was written
+                if new == len(path) and path[0] == 1:  # the path that needs no copies
                     tokens = list(range(begin, first + new + 1))
                     texts.append((tokens, context + new, table[row], []))
                     continue
@@ -137,7 +137,7 @@ class CpuTreeAttention:
         return calls
 
     def _pages_of(self, text: tuple) -> int:
-        """Spare pages that a text needs."""
+        """Return the number of spare pages that a text needs."""
         _, length, _, written = text
         return 0 if not written else (length - 1) // self._page - written[0][1] // self._page + 1
 
@@ -198,9 +198,9 @@ class CpuTreeAttention:
         """Move keys and values of accepted tokens to their places in the text.
 
         Args:
-            trees: of the step.
-            path: int64 [B, N + 1], the node of each depth.
-            token_ids: int32 [B, N + 1], what was sampled, negative beyond.
+            trees: the step's trees.
+            path: int64 [B, N + 1], the accepted path's node at each depth.
+            token_ids: int32 [B, N + 1], the sampled tokens, then negative numbers.
         """
         accepted = (token_ids >= 0).sum(dim=1) - 1
         depth = torch.arange(path.shape[1])
@@ -216,7 +216,7 @@ class CpuTreeAttention:
 
 
 class _Forward:
-    """In place of a layer's kernel."""
+    """Called in place of a layer's kernel."""
 
     def __init__(self, attention: CpuTreeAttention, layer: Any) -> None:
         self._attention, self._layer = attention, layer
@@ -259,12 +259,12 @@ def write(layer: Any, key: torch.Tensor, value: torch.Tensor, slots: torch.Tenso
 
 
 def _paths(parents: np.ndarray) -> list[tuple[list[int], int]]:
-    """Return paths through a tree that hold each node once as new, with their numbers of new nodes.
+    """Return paths through a tree, each with the number of new nodes at its end.
 
-    The first path lies where it was written: nodes 1, 2, ... that follow each other.
+    Each node is new in exactly one path. The first path has nodes 1, 2, ... that follow each other.
 
     Args:
-        parents: int32[n], the node that node 1, 2, ... follows; 0 is the last known token.
+        parents: int32[n], the parents of nodes 1, 2, ...; 0 is the last known token.
     """
     straight = 1
     while straight < len(parents) and parents[straight] == straight:

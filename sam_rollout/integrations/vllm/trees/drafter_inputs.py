@@ -1,9 +1,9 @@
-"""What a model that drafts reads of a step with trees.
+"""Prepares the inputs of a drafting model after a step with trees.
 
-vLLM's drafters go on from a step's tokens as if each followed the one before it, and take a
-request's first tokens for the accepted ones. So tokens, positions and hidden states of the accepted
-path are moved to where a chain would have them. Keys and values of the drafter's own layers are
-written there by its first pass.
+vLLM's drafters assume that each of a step's tokens follows the token before it, and that a
+request's first tokens are the accepted ones. So tokens, positions and hidden states of the accepted
+path are moved to where a chain would have them. The drafter's first pass then writes the keys and
+values of its own layers there.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sam_rollout.integrations.vllm.trees.tree_sampler import TreeRejectionSample
 
 
 class DrafterInputs:
-    """Stands between a runner and its drafter.
+    """Rearranges a runner's tensors before its drafter runs.
 
     Args:
-        runner: vLLM's with a drafter of vLLM's; its `propose_draft_token_ids` is wrapped.
+        runner: a vLLM runner with vLLM's own drafter; its `propose_draft_token_ids` is wrapped.
         keeper: knows the step's trees.
         sampler: knows the accepted paths.
     """
@@ -49,13 +49,13 @@ class DrafterInputs:
         sample_hidden: torch.Tensor,
         aux_hidden: list[torch.Tensor],
     ) -> None:
-        """Move what belongs to accepted tokens to the front of their requests.
+        """Move the inputs of accepted tokens to the front of their requests' tokens.
 
         Args:
-            trees: of the step.
-            path: int64 [B, N + 1], the node of each depth, 0 beyond the path's end.
-            hidden, aux_hidden: [tokens, ...], of the step's tokens.
-            sample_hidden: [rows, ...], of the tokens that something was sampled after.
+            trees: the step's trees.
+            path: int64 [B, N + 1], the accepted path's node at each depth, 0 beyond the path's end.
+            hidden, aux_hidden: [tokens, ...], hidden states of the step's tokens.
+            sample_hidden: [rows, ...], hidden states of the tokens after which a token was sampled.
         """
         runner, device = self._runner, path.device
         depth = torch.arange(path.shape[1], device=device)

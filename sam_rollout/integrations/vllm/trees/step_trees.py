@@ -29,7 +29,7 @@ class StepTrees(NamedTuple):
     depths: np.ndarray  # int64 [B, N]
     counts: np.ndarray  # int32 [B], draft tokens
     first: np.ndarray  # int32 [B], place of the last known token among the step's tokens
-    branching: np.ndarray  # int64, rows whose tokens are no chain
+    branching: np.ndarray  # int64, rows whose draft tokens are not a chain
 
     @property
     def row_parents(self) -> np.ndarray:
@@ -48,15 +48,15 @@ def _shape(
 ):  # fmt: skip
     """Fill in each node's parent, depth and ancestors, and mark the rows that branch.
 
-    Returns how many tokens stand elsewhere in the text than in the row; `moved` holds their places
-    among the step's tokens, and by how much their positions differ.
+    Returns the number of tokens whose position in the text differs from their place in the row.
+    `moved` gets the places of these tokens among the step's tokens, and the differences.
     """
     count, most = 0, parents.shape[1]
     ancestors[:] = False
     for i in range(counts.size):
         first[i], branches[i] = ends[i] - counts[i] - 1, 0
         for j in range(most):
-            # A place without a token follows the place before it, so its depth is its place.
+            # A place without a token follows the place before it.
             parent = np.int64(j - 1)
             if j < counts[i] and kept[i] >= 0:
                 parent = np.int64(kept_parents[kept[i], j])
@@ -75,13 +75,13 @@ def _shape(
 
 
 class TreeKeeper:
-    """Keeps the shape of what was proposed until it is verified; one per runner.
+    """Keeps the shapes of proposed drafts until they are verified; one per runner.
 
     The scheduler knows draft tokens only as a list, and may cut it short or leave it out. Parents
-    come before their children, so what is left is a tree.
+    come before their children, so a shortened list is still a tree.
 
     Args:
-        runner: vLLM's; its `_prepare_inputs` is wrapped.
+        runner: vLLM's model runner; its `_prepare_inputs` is wrapped.
 
     Attributes:
         step: trees of the verify step at hand; None where all drafts are chains.
@@ -103,7 +103,7 @@ class TreeKeeper:
     def keep(self, request_ids: list[str], batch: DraftBatch) -> None:
         """Keep the shape of the drafts that are proposed now.
 
-        Where a step has no room for a request, its drafts wait for a later one.
+        If a step has no room for a request, the request's drafts wait for a later step.
         """
         if not batch.has_trees and not self._row_of:
             return
@@ -151,7 +151,8 @@ class TreeKeeper:
             parents, depths, torch.from_numpy(ancestors).to(device, non_blocking=True)
         )
         # The slots of the cache are assigned already, one after the other. Rotation of keys and
-        # random numbers depend on where a token would be in the text, so positions are changed.
+        # random numbers depend on a token's position in its path's text, so positions are
+        # corrected.
         at, back = torch.from_numpy(moved[:, :count]).to(device, non_blocking=True)
         runner.positions.index_add_(0, at, back)
         return StepTrees(shapes, nodes[0], nodes[1], counts, first, branching)

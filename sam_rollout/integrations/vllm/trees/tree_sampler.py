@@ -1,7 +1,7 @@
-"""Our rejection sampler where a request's draft tokens are a tree.
+"""Our rejection sampler for draft trees.
 
-Every node is sampled from its own logits, and the path that draws its own tokens is kept. A rule on
-a node's logits reads the path to the node as the text before it.
+A token is drawn from every node's logits, and the path whose tokens were drawn is kept. Penalties
+and similar rules read the path to a node as the text before the drawn token.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ class TreeRejectionSampler(KeyedRejectionSampler):
     """Verifies trees and chains.
 
     Args:
-        sampler: the runner's own so far, whose state is taken over.
+        sampler: the runner's sampler until now, whose state is taken over.
         keeper: knows the step's trees.
-        accept: called with the nodes of each path, int64 [B, N + 1], and what was sampled.
+        accept: called with the step's trees, the nodes of each path, int64 [B, N + 1], and the
+            sampled tokens.
 
     Attributes:
-        path: the nodes of each path of the step at hand; None where all drafts are chains.
+        path: the nodes of each path of the step at hand; None if all drafts are chains.
     """
 
     def __init__(
@@ -75,11 +76,11 @@ class TreeRejectionSampler(KeyedRejectionSampler):
             return super()._process(logits, metadata, sampling, layout)
         others, minimum = _without_min_tokens(sampling)
         if minimum is not None and minimum.min_toks:
-            # vLLM counts rows from a request's first row, but a node's text is as long as its
-            # depth. This comes before the cut, which may keep nothing but a stop token.
+            # vLLM takes a row's place for the length of its text, but a node's text is as long as
+            # its depth. This comes before top-k and top-p, which may keep nothing but a stop token.
             self._hold_to_minimum(logits, minimum, trees, layout)
             sampling = others
-        if sampling.spec_token_ids:  # before a bonus token's row stands the path to the last node
+        if sampling.spec_token_ids:  # a bonus row's text ends with the path to the last node
             last = [
                 self._path_to(trees, row, tokens, len(tokens))
                 for row, tokens in enumerate(sampling.spec_token_ids)

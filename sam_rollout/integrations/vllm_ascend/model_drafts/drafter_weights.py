@@ -24,11 +24,12 @@ def share_weights() -> None:
 
 
 def share_output_layer(loader: Any) -> None:
-    """Make EAGLE-3 heads whose files hold no output layer use the policy's.
+    """Make EAGLE-3 heads use the policy's output layer if their files hold none.
 
-    vllm-ascend 0.23 to 0.26 share the layer with the methods `eagle` and `dflash` only, so such a
-    head of `eagle3` would compute with uninitialised memory. This can go when its
-    `_maybe_share_lm_head` asks the head, as vLLM's does.
+    vllm-ascend 0.23 to 0.26 share the layer with the methods `eagle` and `dflash` only, so an
+    `eagle3` head without an output layer would compute with uninitialised memory. This wrapper can
+    go when vllm-ascend's `_maybe_share_lm_head` asks the head whether it has the layer, as vLLM's
+    does.
     """
     original = loader._maybe_share_lm_head
     if getattr(original, "sam_rollout", False):

@@ -1,9 +1,10 @@
-"""Drafts of a model that vllm-ascend runs, for a session that chooses between them and texts.
+"""Drafts of a model that vllm-ascend runs, for a session that also drafts from texts.
 
-It does the same as the module of the same name for vLLM, for a runner that gives its drafter other
+This module does the same as its namesake for vLLM, but for a runner that gives its drafter other
 arguments. vllm-ascend's drafters take the likeliest token of `compute_logits` themselves, once per
-`num_speculative_tokens`. Both are replaced while they draft. If all passes are captured in one
-graph, none can be left out, no token can be drawn with noise, and probabilities are unknown.
+`num_speculative_tokens`. This method and this number are replaced while the drafter runs. If all
+passes are captured in one graph, no pass can be left out, no token can be drawn with noise, and
+probabilities are unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class AscendEngineDrafter(EngineDrafter):
         self, runner: Any, config: ModelSourceConfig, *others: Any, **options: Any
     ) -> None:
         drafter = runner.drafter
-        # Methods that search in the text, and heads for every position, have no passes.
+        # Methods that search in the text, and methods with a head per position, have no passes.
         passes_one_by_one = hasattr(drafter, "_run_merged_draft") and not drafter.parallel_drafting
         self._is_open = passes_one_by_one and drafter._runnable == drafter._run_merged_draft
         if config.sampled and not self._is_open:
@@ -77,7 +78,7 @@ class AscendEngineDrafter(EngineDrafter):
 def _check_positions(runner: Any, config: ModelSourceConfig) -> None:
     """Refuse a drafter with too few positions, which would read beyond its table.
 
-    vLLM leaves the drafter out where a text is too long for it; vllm-ascend does not.
+    vLLM skips the drafter if a text is too long for it; vllm-ascend does not.
     """
     drafting = runner.speculative_config.draft_model_config  # None: it searches in the text
     needed = runner.model_config.max_model_len

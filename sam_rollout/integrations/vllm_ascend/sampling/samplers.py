@@ -31,8 +31,9 @@ from sam_rollout.verification import DraftLayout
 def heed_logprobs_mode(model_runner: Any) -> None:
     """Give the runner samplers that follow the engine's ``logprobs_mode``.
 
-    vllm-ascend 0.23 to 0.26 create their samplers without ``logprobs_mode``, so processed
-    log-probabilities are silently raw ones. This can go when ``NPUModelRunner`` passes it on.
+    vllm-ascend 0.23 to 0.26 create their samplers without ``logprobs_mode``, so raw
+    log-probabilities are silently returned as processed ones. This function can go when
+    ``NPUModelRunner`` passes ``logprobs_mode`` on.
     """
     mode = model_runner.model_config.logprobs_mode
     if model_runner.sampler.logprobs_mode == mode:
@@ -43,7 +44,7 @@ def heed_logprobs_mode(model_runner: Any) -> None:
 
 
 def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
-    """Replace the runner's samplers by ours; ``stock`` keeps them.
+    """Replace the runner's samplers by ours, unless the configured kind is ``stock``.
 
     Raises:
         ConfigError: The engine's configuration needs something that our samplers lack.
@@ -74,13 +75,13 @@ def _check_positions_are_whole(parallel_config: Any) -> None:
 
 
 class AscendKeyedTopKTopPSampler(KeyedTopKTopPSampler):
-    """Replaces ``AscendTopKTopPSampler``, with its top-k and top-p."""
+    """Replaces ``AscendTopKTopPSampler``, but keeps its top-k and top-p."""
 
     _cut = staticmethod(apply_top_k_top_p)
 
 
 class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler):
-    """Replaces ``AscendRejectionSampler``, with its processing of logits."""
+    """Replaces ``AscendRejectionSampler``, but keeps its processing of logits."""
 
     _cut = staticmethod(apply_top_k_top_p)
 
@@ -98,8 +99,8 @@ class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler)
         repeat_indices: torch.Tensor,
         output_token_ids: list[list[int]],
     ) -> torch.Tensor:
-        # Without Triton, vllm-ascend's method assumes one row per request for the rows of drafts,
-        # and fails. vLLM's method finds the request of each row.
+        # Without Triton, vllm-ascend's method assumes that each request has one draft row, and
+        # fails. vLLM's method finds the request of each row.
         kind = AscendRejectionSampler if HAS_TRITON else RejectionSampler
         return kind.apply_penalties(
             logits, sampling_metadata, metadata, repeat_indices, output_token_ids

@@ -1,9 +1,10 @@
 """Late binding in vllm-ascend's runner, which has an asynchronous path of its own.
 
-The module of the same name for vLLM has three ways to run a step. Here steps have no places, or
-drafts are bound to them. No step is prepared ahead, because the attention on NPUs reads the lengths
-of texts on the host, so the runner waits for the sampled tokens while it prepares a step. A step
-that is filled instead of bound would hardly start earlier, and pay for every place.
+The module of the same name for vLLM has three ways to run a step. Here a step has no places, or its
+drafts are bound (the first and the third way). No step is prepared ahead, because the attention on
+NPUs reads the lengths of texts on the host, so the runner waits for the sampled tokens while it
+prepares a step. A step that is filled instead of bound would hardly start earlier, but would
+compute every place.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class AscendLateBinding(LateBinding):
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
         """Leave the sampled tokens on the device for the next step, as drafters of vllm-ascend do.
 
-        The tokens of a step with places are read on the host before the next step is prepared.
+        After a step with places no tokens are left on the device, because they are read on the host
+        before the next step is prepared.
         """
         sampled = sampler_output.sampled_token_ids  # [B, most tokens]
         one_each = sampled.shape[-1] == 1
