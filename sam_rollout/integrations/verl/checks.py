@@ -35,10 +35,9 @@ from sam_rollout.integrations.verl.model_drafter import (
 )
 from sam_rollout.integrations.verl.policy_model import check_model
 from sam_rollout.integrations.verl.resume import (
-    NOT_TRAINING,
+    changes_training,
     check_resume,
     check_run_folder,
-    is_below,
 )
 from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.verl.source_choice import settle_sources
@@ -154,7 +153,7 @@ def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
     different = [
         f"{name}: {left} in the baseline, {right} here"
         for name, left, right in found
-        if left != right and not is_below(name, NOT_TRAINING)
+        if left != right and changes_training(name, left, right)
     ]
     if different:
         yield (

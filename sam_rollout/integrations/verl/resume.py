@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.core.json_values import encode
 from sam_rollout.integrations.verl.check_results import Fact, Note, hold
+from sam_rollout.integrations.verl.registered_names import TRAINER_MODES
 from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.integrations.verl.translation import ASKED_SAM, translate
 from sam_rollout.telemetry.records import (
@@ -42,6 +43,7 @@ IDENTITY = (
     "rollout_sampler.kind",
     "coupling",
 )
+MODE = "trainer.v1.trainer_mode"  # the one setting of trainer.v1 that changes the training
 # Settings that do not change the training: places, clusters, and values that other settings decide.
 NOT_TRAINING = (
     "run_dir",
@@ -138,7 +140,10 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
             f"the checkpoint of step {step} in {checkpoints} is another run's "
             f"({'; '.join(differences)}): name a run_dir for each run, or {_ON_PURPOSE}",
         )
-    if named := [said for path, said in changed.items() if not is_below(path, NOT_TRAINING)]:
+    named = [
+        said for path, said in changed.items() if changes_training(path, there[path], here[path])
+    ]
+    if named:
         more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
         said = f"the run in {config.run_dir} resumes from step {step} with other settings: "
         yield Note(said + "; ".join(named[:MOST_NAMED]) + more)
@@ -163,6 +168,13 @@ def _settings(config: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
         else value
         for path, value in flat(encode(config)).items()
     }
+
+
+def changes_training(path: str, there: Any, here: Any) -> bool:
+    """Return whether two values of a setting make two trainings different."""
+    if path == MODE:  # A run records verl's name for it.
+        return TRAINER_MODES.get(there, there) != TRAINER_MODES.get(here, here)
+    return not is_below(path, NOT_TRAINING)
 
 
 def is_below(path: str, names: Iterable[str]) -> bool:

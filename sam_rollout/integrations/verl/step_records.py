@@ -6,6 +6,7 @@ No error here may end a training run: a part that fails is left out with a warni
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
@@ -36,17 +37,20 @@ class StepRecords:
         sentinel = run.telemetry.sentinel
         self._sentinel = Sentinel(sentinel) if run.sam.enabled and sentinel.enabled else None
         self._reports: list[ReplicaRecords] = []  # records of the current training step
+        self._since_s = self._drained_s = -math.inf  # when `_reports` and the next records begin
 
     def collect(
         self, step: int, split: str, drain: Callable[[], Iterable[ReplicaRecords]]
     ) -> dict[str, float]:
         """Write the records that `drain` returns; return the step's aggregated metrics."""
         if split == TRAIN_SPLIT:
-            self._reports = []
-        return _attempt(
+            self._reports, self._since_s = [], self._drained_s
+        metrics = _attempt(
             lambda: self._file(split, [*drain()]),
             f"Records of the rollout of step {step} are lost; training goes on.",
         )
+        self._drained_s = time.time()
+        return metrics
 
     def _file(self, split: str, replicas: list[ReplicaRecords]) -> dict[str, float]:
         if split == TRAIN_SPLIT:
@@ -106,7 +110,7 @@ class StepRecords:
         self, sentinel: Sentinel, step: int, metrics: dict[str, Any], alert: Callable
     ) -> dict[str, float]:
         """Let the sentinel check the step; log and send its findings, and return its metrics."""
-        findings, values = sentinel.look(TrainingStep(metrics, self._reports))
+        findings, values = sentinel.look(TrainingStep(metrics, self._reports, self._since_s))
         for finding in findings:
             text = f"training step {step}: {finding}."
             logger.warning("Sentinel, %s", text)

@@ -150,6 +150,14 @@ def test_counters_that_are_missing():
     assert names(sentinel, TrainingStep({"response_length/mean": 0.0})) == [], "nothing sampled"
 
 
+@pytest.mark.parametrize(("start_s", "found"), [(1.0, []), (3.0, ["counters_missing"])])
+def test_a_request_without_engine_steps_is_looked_for_since_the_last_drain(start_s, found):
+    """Validation drained the steps of an earlier request, which was then interrupted."""
+    report = reported(ended=[request(start_s=start_s, finish_reason="aborted")])
+    report.engine_steps = engine_steps()
+    assert names(Sentinel(SentinelConfig()), TrainingStep({}, [report], 2.0)) == found
+
+
 @pytest.mark.parametrize(
     ("own", "baseline", "found"),
     [

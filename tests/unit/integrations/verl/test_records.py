@@ -99,6 +99,19 @@ def test_records_that_are_lost_cost_no_training_and_are_missed(records, caplog):
     assert caplog.text.count("Sentinel, training step") == 1
 
 
+def test_a_response_that_validation_left_without_engine_steps_is_not_missed(records):
+    """It began long before, and was interrupted right after the drain."""
+    left = drained(worker())
+    left.engine_steps = left.engine_steps.slice(0, 0)
+    records.collect(STEP, "val", lambda: [drained(worker())])
+    for start_s, missed in ((1.0, 0), (time.time() + 60, 1)):
+        rows = [{**row, "start_s": start_s} for row in left.requests.to_pylist()]
+        left.requests = left.requests.from_pylist(rows, left.requests.schema)
+        records.collect(STEP, "train", lambda: [left])
+        records.complete(STEP, metrics := {}, lambda title, text: None)
+        assert metrics["sam/sentinel/counters_missing"] == missed
+
+
 def test_a_step_is_laid_beside_the_baselines_and_kept(records, folder):
     metrics = {"sam/engine/rollout_s": 3.0, "timing_s/step": 4.0, "a table": object()}
     records.complete(STEP, metrics, print)

@@ -194,3 +194,20 @@ def test_settings_that_may_change_on_the_way_are_named_in_one_line(begun, capsys
     (note,) = capsys.readouterr().out.splitlines()
     for field, value in changed.items():
         assert re.search(rf"{field}: \S+ there, {value} here", note), field
+
+
+def test_another_trainer_mode_is_named_by_a_resumed_run_and_by_a_comparison(tmp_path, capsys):
+    """A run records verl's name of its mode."""
+    left_by(tmp_path, at(1), "sam=off", "dynamic_sampling=refill")
+    path = tmp_path / "sam" / "run.json"
+    path.write_text(path.read_text().replace('"sam_sync"', '"sync"'))
+    RunFolder(tmp_path).append_train_step(1, {"sam/engine/rollout_s": 1.0})
+    checkpoint(tmp_path / "checkpoints", 40, at(2))
+    for mode, named in (("sam_sync", False), ("sam_colocate_async", True)):
+        command = ("dynamic_sampling=refill", f"trainer.v1.trainer_mode={mode}")
+        check(composed("sam=off", *command, f"run_dir={tmp_path}", RESUME))
+        check(composed("sam=on", *command, f"compare.baseline_run={tmp_path}"))
+        notes = capsys.readouterr().out.splitlines()
+        found = [note for note in notes if "trainer.v1.trainer_mode: sync" in note]
+        assert len(found) == 2 * named
+        assert all(f"sync there, {mode} here" in n or f"baseline, {mode}" in n for n in found)
