@@ -19,7 +19,7 @@ PLACES = {
 }  # fmt: skip
 REPEATS_PARTS = {"sam_rollout", "compare", "max_logprobs"}
 SAM_PARTS = REPEATS_PARTS | {"sam", "draft_model_path"}
-SPECULATION = "speculative_config"  # an enabled sam group decides it
+SPECULATION = "speculative_config"  # an enabled `sam` group decides its value
 _ASKED = f"{ASKED}."
 _COMMIT_DIGITS = 12
 SEEDS = ("actor_rollout_ref.rollout.seed", "data.seed")  # run_differences leaves these out

@@ -1,7 +1,7 @@
 """The declarations of all metrics, from which writers and readers take the names.
 
 Names read `sam/<group>/<name>`. Validation has the same names below `sam_val/`, so that training
-metrics are free of it. All values are of one training step. A counter's value is its increase
+metrics do not include it. All values are of one training step. A counter's value is its increase
 during the step's rollout (or validation).
 
 A metric is declared here only if a user can act on it, and its meaning says how. The run folder's
