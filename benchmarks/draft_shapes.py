@@ -25,7 +25,7 @@ from sam_rollout.telemetry.traces import Trace, read_sets
 
 ROWS, FREE, STEP_MS = 8, 256, 20.0
 MOST_TOKENS = 60_000  # most tokens of a set
-DEVICES: dict[str, Callable[[int], float]] = {  # milliseconds of a step, by scored tokens
+DEVICES: dict[str, Callable[[int], float]] = {  # scored tokens -> milliseconds of a step
     "flat": lambda scored: STEP_MS * max(1.0, scored / FREE),
     "dear": lambda scored: 5.0 + 0.5 * scored,
 }
@@ -52,7 +52,7 @@ class Device(TreeSession):
         super().__init__(config, ROWS, longest + k + 1, lambda: self.clock_s)
 
     def step(self, *batch: Any, **options: bool) -> DraftBatch:
-        """Draft, and let the time of the next step pass."""
+        """Draft, and advance the clock by the time of the next step."""
         drafts = super().step(*batch, **options)
         drafted = int(drafts.counts[: drafts.rows].sum())
         scored = drafts.rows + drafted

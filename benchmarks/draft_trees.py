@@ -58,7 +58,7 @@ SIDES: dict[str, tuple[tuple[str, ...], str, int]] = {
     "tree of 16": (TEXTS, "tree", 16),
     "tree of 16, draws": ((*TEXTS, "draws"), "tree", 16),
 }
-# Least gains over a chain of 8 in tokens per step (mean over sets, single set) and in steps.
+# Least gains over a chain of 8: in tokens per step (mean over sets, worst set), then in steps.
 LEAST = {"tree of 8": (1.09, 1.05), "tree of 16": (1.24, 1.18)}
 LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03
 

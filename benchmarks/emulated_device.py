@@ -126,7 +126,7 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
                 self.drafter.propose = self._pass
 
         def _pass(self, num_speculative_tokens: int, *, next_token_ids: Any, **_: Any) -> Any:
-            if DEVICE.steps:  # none while the engine warms up
+            if DEVICE.steps:  # empty while the engine warms up
                 DEVICE.work(max(1, num_speculative_tokens) * DEVICE.step_s / 10)
             return torch.zeros(len(next_token_ids), num_speculative_tokens, dtype=torch.int64)
 

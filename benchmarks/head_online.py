@@ -9,8 +9,9 @@ which steps to draft. Two further runs, with texts alone and with a new head, dr
 so that the gate does not affect acceptance. The machine's speed still affects how much a head
 learns.
 
-All runs sample and learn the same. The program compares token ids of every response, rewards and
-gradient norms with the run without drafts. Finished runs stay in the work folder.
+All runs sample the same responses and make the same updates. The program compares token ids of
+every response, rewards and gradient norms with the run without drafts. Finished runs stay in the
+work folder.
 
 Heads alone are tested on new responses before they learn from them. The frozen head is tested on
 the same responses, inside the run that trains it.

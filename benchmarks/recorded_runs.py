@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from benchmarks.measuring import REPOSITORY
 from sam_rollout.telemetry.records import RunFolder
 
-# Decimals that are kept. Durations are summed; times of day only order rows.
+# Column -> decimals to keep. Durations are summed; times of day only order rows.
 DECIMALS = {
     "time_s": 2, "start_s": 2, "end_s": 2, "duration_s": 4, "drafter_us": 0, "sampler_us": 0,
 }  # fmt: skip

@@ -76,7 +76,7 @@ class Engine:
 
 
 class EngineAuthor(Engine):
-    """One of the two writing models; ``tokens`` counts its tokens, ``run`` its runs."""
+    """One of the two writing models; ``tokens`` and ``run`` count its tokens and its runs."""
 
     def __init__(self, name: str, engine: LLM, sampling: Sampling) -> None:
         super().__init__(engine)
@@ -100,7 +100,7 @@ class EngineAuthor(Engine):
         return step
 
     def _step(self, answer: Any, room: int) -> Step:
-        """Make a step of an output; it is the last one if the answer ended or no room is left."""
+        """Turn an output into a step, the last one if the answer has ended or no room is left."""
         tokens, delimited = tuple(answer.token_ids), answer.stop_reason == self.sampling.delimiter
         goes_on = (delimited or answer.finish_reason == "length") and len(tokens) < room
         return Step(tokens, answer.text, self.name, not goes_on)

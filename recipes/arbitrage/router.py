@@ -55,7 +55,7 @@ def collect(
         return coin.choice([drafted, written[0]])
 
     solve(solutions, draft, compare, [target, reward], progress)
-    # Sorted, so that the order does not depend on the answers' speed.
+    # Pairs are sorted, because answers end in an order that depends on their speed.
     return pd.DataFrame(sorted(pairs), columns=["problem", "text", "draft", "target"])
 
 

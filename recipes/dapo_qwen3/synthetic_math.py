@@ -229,7 +229,8 @@ class _Writer:
     def say(self, what: str, **values: object) -> str:
         """Return a sentence of the kind ``what``, preferably worded as before.
 
-        A step that is repeated prefers its first wording, another step the latest one.
+        A step that is repeated prefers its first wording; any other step prefers the latest
+        wording.
         """
         here = f"{what} {values.get('a', self.label)}"
         wording = self.wording.get(here) or self.wording.get(what)

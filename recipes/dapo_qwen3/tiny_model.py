@@ -122,7 +122,7 @@ def build_tokenizer(seed: int = 0, corpus_size: int = 3000) -> PreTrainedTokeniz
     )
     core.train_from_iterator(corpus(), trainer)
     core.add_special_tokens([AddedToken(mark, special=True) for mark in (PAD, START, END)])
-    # In Qwen3, too, decoding without special tokens keeps the marks of thinking.
+    # As in Qwen3, decoding that skips special tokens keeps the marks of thinking.
     core.add_tokens([AddedToken(mark, special=False) for mark in ("<think>", "</think>")])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,

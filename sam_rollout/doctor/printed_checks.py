@@ -13,7 +13,7 @@ class Status(enum.StrEnum):
     """The status of a line. Only `FAIL` makes the command fail."""
 
     OK = "ok"
-    WARN = "warn"  # A run may work, but it is not tested this way, or it is slower.
+    WARN = "warn"  # A run may work, but this setup is not tested, or it makes the run slower.
     FAIL = "fail"  # A run will not work.
     SKIP = "skip"  # Not checked; the line says why.
 

@@ -197,7 +197,7 @@ class HeadOptimizer:
             if self._peers.size == 1:
                 self._forget()
                 raise
-            # The other processes wait for this one's gradients.
+            # The other processes wait for this one's gradients, so it contributes NaN.
             cause, like = error, self._parameters[0]
             mine = like.new_full((sum(p.numel() for p in self._parameters) + 1,), math.nan)
         mean = self._peers.sum(mine) / self._peers.size

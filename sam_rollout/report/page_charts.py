@@ -66,7 +66,7 @@ def _as_svg(panel: Panel, both: Sequence[Side]) -> Markup:
         if values := draw(axis, panel, both):
             _columns(axis, values, panel.unit)
         handles, labels = axis.get_legend_handles_labels()
-        if not set(labels) <= {"BASE", "SAM"}:  # colours identify these two
+        if not set(labels) <= {"BASE", "SAM"}:  # colours alone identify BASE and SAM
             figure.legend(handles, labels, loc="outside lower left", ncols=2)
         file = io.StringIO()
         figure.savefig(

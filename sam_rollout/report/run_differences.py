@@ -19,7 +19,7 @@ PLACES = {
 }  # fmt: skip
 REPEATS_PARTS = {"sam_rollout", "compare", "max_logprobs"}
 SAM_PARTS = REPEATS_PARTS | {"sam", "draft_model_path"}
-SPECULATION = "speculative_config"  # an enabled sam group decides it
+SPECULATION = "speculative_config"  # an enabled `sam` group decides its value
 _ASKED = f"{ASKED}."
 _COMMIT_DIGITS = 12
 SEEDS = ("actor_rollout_ref.rollout.seed", "data.seed")  # run_differences leaves these out
@@ -75,7 +75,7 @@ def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iter
 
 
 def _setting(name: str, left: Any, right: Any) -> Difference:
-    """Judge a different setting; paths with the same end may be the same files in two checkouts."""
+    """Judge a setting that differs; paths with the same end may mean the same files."""
     if alike := _common_end(left, right):
         unfair = name.endswith(_INPUT_FILES) and alike < 2
         return Difference("paths", name, left, right, unfair)

@@ -42,7 +42,7 @@ def _shown(comparison: Comparison, row: TimeRow) -> tuple[str, str]:
     if row.key != "tail":
         return f"{number(row.base.per_step)} s", f"{number(row.sam.per_step)} s"
     (kind,) = (kind for kind in TIMES if kind.key == row.key)
-    assert row.tokens is not None  # a gain at equal tokens has these
+    assert row.tokens is not None  # a gain at equal tokens needs them
     spent, tokens = comparison.sides(kind.spent[0], row.tokens)
     return (
         f"{number(1e3 * spent.base.sum() / tokens.base.sum())} ms",

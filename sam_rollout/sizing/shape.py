@@ -121,7 +121,7 @@ class ModelShape(Section):
     def mlp_parameters(self) -> int:
         """Parameters of one dense layer's gate, up and down projections.
 
-        With experts they are those of the expert that all tokens share, or 0.
+        In a model with experts, only the expert that all tokens share is counted; 0 without one.
         """
         return 3 * self.hidden * (self.shared_intermediate if self.experts else self.intermediate)
 

@@ -150,8 +150,8 @@ class RequestRecord:
     end_s: float = column(*_END)
     finish_reason: str = column(
         _TEXT,
-        "why generation ended: completed, or aborted where a weight update interrupted the "
-        "response, which another request goes on with",
+        "why generation ended: completed, or aborted if a weight update interrupted the "
+        "response, which another request continues",
     )
     open_steps: int = column(
         _INT, "engine steps for which the gate allowed drafts, with or without a draft", 0
@@ -164,7 +164,7 @@ class RequestRecord:
         None,
     )
     weights: int | None = column(
-        _INT, "training step whose update made the weights; null: unknown", None
+        _INT, "training step whose update made the sampling weights; null: unknown", None
     )
 
 

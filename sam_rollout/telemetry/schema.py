@@ -1,7 +1,7 @@
 """The declarations of all metrics, from which writers and readers take the names.
 
 Names read `sam/<group>/<name>`. Validation has the same names below `sam_val/`, so that training
-metrics are free of it. All values are of one training step. A counter's value is its increase
+metrics do not include it. All values are of one training step. A counter's value is its increase
 during the step's rollout (or validation).
 
 A metric is declared here only if a user can act on it, and its meaning says how. The run folder's
@@ -34,11 +34,11 @@ GROUPS = {
     "bulk": "Every engine step outside the long tail. bulk + tail = the whole rollout.",
     "gain": "The speed-up by drafts, estimated from the run itself "
     "(`sam_rollout/telemetry/gain.py`). The estimate rebuilds the rollout's steps without drafts. "
-    "Each takes as long as observed steps of this training step that computed as many tokens. In "
-    "the recorded runs it lies within the 95 % interval of three pairs of runs, about 20 % of a "
-    "pair. There is no estimate if comparable steps were not observed, requests waited in the "
-    "queue, steps were padded, or a model drafts. A run without drafts (`compare.baseline_run`) "
-    "measures the speed-up instead.",
+    "Each of them takes as long as the observed steps that computed as many tokens. In "
+    "the recorded runs the estimate lies within the 95 % interval of three pairs of runs, and "
+    "differs from its own pair by less than about 20 %. There is no estimate if comparable steps "
+    "were not observed, requests waited in the queue, steps were padded, or a model drafts. A run "
+    "without drafts (`compare.baseline_run`) measures the speed-up instead.",
     "draft": "Drafts and their verification.",
     "head_training": "The training of the draft head (`sam.sources.model.train`). Acceptance is "
     "that of greedy drafts for new responses, before the head has learned from them.",
@@ -206,7 +206,7 @@ _HEAD_TRAINING = (
            "Acceptance length of the head alone with `sam.sources.model.max_tokens` draft tokens. "
            "If it stays at first_length, the training gains nothing.", STEP),
     Metric("head_training/first_length", "tokens",
-           "Acceptance length of the head that the run began with, unless that was a new one.",
+           "Acceptance length of the head that the run began with, unless that head was new.",
            STEP),
     Metric("head_training/share", "1",
            "Time of the head's training / timing_s/step; limited by "
@@ -220,8 +220,8 @@ _HEAD_TRAINING = (
 
 _GATE = (
     Metric("gate/open_share", "1",
-           "Engine steps with an open gate / engine steps with a drafter. A look, in which "
-           "sam.gate.kind=auto finds drafts without verifying them, counts as open. If it is 0 in "
+           "Engine steps with an open gate / engine steps with a drafter. Steps in which "
+           "sam.gate.kind=auto finds drafts without handing them over count as open. If it is 0 in "
            "a long tail, compare measured_ms_per_token and predicted_ms_per_token.", MEAN,
            lambda r: ratio(r.gate_open.sum(), r.has_drafter.sum())),
     Metric("gate/failures", "failures",
@@ -236,8 +236,9 @@ _GATE = (
            "for this.",
            MEAN, lambda r: r.counted_ratio("gate/right_tokens", "gate/expected_tokens")),
     Metric("gate/tree_share", "1",
-           "With sam.draft_shape=auto where trees can be verified: engine steps with trees / with "
-           "the gate open. Near 1: tokens are nearly free, try a larger sam.max_draft_tokens.",
+           "With sam.draft_shape=auto where trees can be verified: engine steps with trees / "
+           "engine steps with an open gate. Near 1: tokens are nearly free, try a larger "
+           "sam.max_draft_tokens.",
            MEAN, lambda r: r.counted_ratio("gate/tree_steps", "gate/open_steps")),
     Metric("gate/measured_ms_per_token", "ms",
            "With sam.gate.kind=auto: time per token of the steps that the gate learned from.", MEAN,

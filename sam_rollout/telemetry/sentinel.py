@@ -115,7 +115,7 @@ class Sentinel:
         self._differences: deque[tuple[float, float]] = deque(maxlen=config.steps)
         self._before: dict[str, np.ndarray] | None = None  # by prompt, in the last step with drafts
         self._off: dict[int, set[str]] = {}  # Replica -> counters of parts that are off.
-        self._not_ties = ""  # The last proof's finding, unless rounding explains it.
+        self._not_ties = ""  # The last proof's finding; empty if rounding explains it.
 
     def look(self, step: TrainingStep) -> tuple[list[Finding], dict[str, float]]:
         """Check a step.

@@ -378,7 +378,7 @@ def run_worker(part: Part) -> int:
 
 
 def follow_launcher() -> None:
-    """Read Ray's token from standard input; when that closes, the launcher has ended: end, too."""
+    """Read Ray's token from standard input; end when it closes, as the launcher has ended then."""
 
     def read() -> None:
         while os.read(0, 4096):
