@@ -135,7 +135,7 @@ def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
 
 
 def run_all(rounds: int) -> list[dict[str, Any]]:
-    """Measure all sides in turns for `rounds` rounds; return the medians, a row per side and cell."""
+    """Measure all sides in turns for `rounds` rounds; return medians, a row per side and cell."""
     from benchmarks.emulated_device import emulate
     from tests.emulated_device import asynchronous_scheduling
 
