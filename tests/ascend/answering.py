@@ -57,6 +57,8 @@ SIBLINGS, LONGEST = 2, 110  # of prompts of the synthetic task
 REPEATED = [[5, 6, 7, 8, 9] * 4, [1, 2, 3] * 5, [4] * 10, [9, 8, 7, 1]]
 LENGTHS = [12, 90, 20, 60]
 SAMPLING = {"cut": {"temperature": 0.8, "top_p": 0.95, "logprobs": 0}, "greedy": {"temperature": 0}}
+# For statistics: tokens after a text that repeats itself, so that drafts are kept and rejected.
+COPIES, COPIED_TOKENS = 256, 4
 FAILS_AT = 40  # call of the head
 
 
@@ -276,6 +278,12 @@ def try_out(name: str) -> dict[str, Any]:
                 "steps": [list(step) for step in steps],
                 "records": llm.collective_rpc("sam_drain")[0],
             }
+        if side.sampler == "stock":
+            text = REPEATED[1] + found["greedy"]["texts"][1][:60]
+            options = {"max_tokens": COPIED_TOKENS, "ignore_eos": True, "top_k": 8}
+            found["copies"] = texts(generate(llm, [text], COPIES, **options))
+            report = llm.collective_rpc("sam_drain")[0]
+            found["copied"] = report and drafts(report)
         return found
 
 

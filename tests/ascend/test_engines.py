@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import chi2_contingency
 
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.vllm.drafting.startup_check import check_alive
@@ -16,6 +17,8 @@ from tests.ascend.conftest import MODEL
 AHEAD = ("closed", "opens", "filled up", "preempted")
 HEADS = ("head and texts", "head, closed", "head, fails")
 THRESHOLD, K, LENGTHS = 2, 3, (12, 20, 60, 90)  # of the engines that are scheduled synchronously
+PVALUE = 1e-4
+RARE = 10  # tokens that fewer copies have, in both engines together, are taken as one
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,23 @@ def test_greedy_texts_are_the_same_through_vllm_ascends_own_samplers(engines):
     off, on = (engines[name]["greedy"] for name in ("off, stock", "on, stock"))
     assert on["texts"] == off["texts"] == engines["off"]["greedy"]["texts"]
     assert len(on["steps"]) < len(off["steps"])
+
+
+def test_vllm_ascends_own_samplers_keep_the_distribution(engines):
+    """Hundreds of copies of a request at temperature 1 are compared token by token."""
+    off, on = (engines[name]["copies"] for name in ("off, stock", "on, stock"))
+    drafted, accepted = engines["on, stock"]["copied"]
+    assert 0 < accepted < drafted
+    for length in range(1, len(off[0]) + 1):
+        starts, counts = np.unique(
+            ["-".join(map(str, text[:length])) for text in off + on], return_inverse=True
+        )
+        table = np.stack([np.bincount(part, minlength=len(starts)) for part in np.split(counts, 2)])
+        rare = table.sum(axis=0) < RARE
+        table = np.column_stack([table[:, ~rare], table[:, rare].sum(axis=1)])
+        table = table[:, table.any(axis=0)]
+        if table.shape[1] > 1:
+            assert chi2_contingency(table).pvalue > PVALUE
 
 
 def test_the_gate_opens_during_a_generation(engines):

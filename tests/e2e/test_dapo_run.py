@@ -174,6 +174,10 @@ def test_interrupted_responses_go_on_and_a_resumed_run_takes_their_prompts_up(tr
         assert own.generation_tokens.sum() == metrics["sam/engine/generation_tokens"]
         assert parts[parts.step == step].response_tokens.sum() == own.generation_tokens.sum()
         assert metrics["sam/draft/failures"] == metrics["sam/draft/texts_failures"] == 0
+    # The time in which the policy trains is no engine step's: the engine is idle meanwhile.
+    trained = engine[engine.split == "train"].sort_values("time_s")
+    idle_s = trained.time_s - trained.duration_s - trained.time_s.shift()
+    assert idle_s.max() >= steps[1]["timing_s/update_actor"]
     interrupted = parts[parts.finish_reason == "aborted"]
     assert len(interrupted) and (interrupted.weights == interrupted.step - 1).all()
     continued = 0

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import learning
 from benchmarks.recorded_comparison import FAIR, RESULTS, RUNS, UNFAIR, load_recorded, published
-from benchmarks.recorded_runs import MACHINE_PATH, REPOSITORY
+from benchmarks.recorded_runs import MACHINE_PATH, REPOSITORY, scrub
 
 pytestmark = pytest.mark.slow
 
@@ -56,3 +56,16 @@ def test_the_stored_runs_are_small_and_name_no_path_of_a_machine():
     for info in (f for f in files if f.name.startswith("run")):
         text = info.read_text()
         assert not re.search(r'"(/|~)', text) and not MACHINE_PATH.search(text), info
+
+
+def test_no_path_of_a_machine_is_stored(tmp_path):
+    elsewhere = "hdfs://data/store/x gs://bucket/data/x recipes/data/x"
+    for value, stored in {
+        f"{tmp_path}/tensorboard": "<run_dir>/tensorboard",
+        f"{REPOSITORY}/recipes/tiny": "<repository>/recipes/tiny",
+        "/var/lib/data.parquet": "<path>/data.parquet",
+        "file:///data/me/models/qwen": "file://<path>/qwen",
+        "run --x=/mnt/me/data.json --y=~/z": "run --x=<path>/data.json --y=<path>/z",
+        elsewhere: elsewhere,
+    }.items():
+        assert scrub({"a": [value, 3]}, tmp_path) == {"a": [stored, 3]}

@@ -418,7 +418,7 @@ def test_nothing_is_cumulative(kind):
 
 
 def test_steps_tell_budget_and_sources():
-    engine = Engine("a", "b", "c")
+    engine = Engine("a", "b", "c", sampler_us=lambda: 1e9)
     engine.step("a", "b")
     engine.step("a", "b", "c", sampled=3)
     steps = engine.drain()["steps"]
@@ -427,6 +427,8 @@ def test_steps_tell_budget_and_sources():
     assert steps["accepted_per_position"] == [[], [2, 2, 0]], "empty where nothing was verified"
     assert steps["noted_s"] == sorted(steps["noted_s"])
     assert steps["draft_budget"] == [K, 0] and steps["gate_open"] == [True, False]
+    assert steps["draft_trees"] == [False, False] and steps["sampler_us"] == [1e9, 1e9]
+    assert all(0 < one < 1e9 for one in steps["drafter_us"])
     # The third token is the drafted one, too: the engine seems to have cut the drafts short.
     assert steps["drafted_per_source"] == [[], by_source(own=4)]
     assert steps["accepted_per_source"] == [[], by_source(own=4)]

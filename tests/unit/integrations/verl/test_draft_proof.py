@@ -11,7 +11,7 @@ import torch
 
 from sam_rollout.config import RolloutSamplerConfig
 from sam_rollout.core.identity import identify
-from sam_rollout.integrations.verl.draft_proof import Candidate, DraftProof, candidates
+from sam_rollout.integrations.verl.draft_proof import Candidate, DraftProof, candidates, pick
 from sam_rollout.integrations.verl.replica_records import FinishedRequest
 from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders
 from sam_rollout.telemetry.proof import Compared
@@ -87,6 +87,13 @@ def test_only_what_drafts_were_verified_of_and_can_be_asked_again_is_compared():
     found = candidates(shares, records)
     assert [one.request_id for one in found] == ["a", "b"]
     assert found[0] == candidate()
+
+
+def test_the_choice_depends_on_the_step_and_not_on_the_order():
+    found = [candidate()._replace(key=key) for key in range(20)]
+    chosen = pick(found, 5, seed=3)
+    assert pick(found[::-1], 5, seed=3) == chosen != pick(found, 5, seed=4)
+    assert len({one.key for one in chosen}) == 5 and len(pick(found, 50, seed=3)) == 20
 
 
 def test_the_same_response_is_asked_for_without_drafts_and_no_longer():

@@ -1,6 +1,7 @@
 """Variables of a run's processes: the device's, the shell's, and those of our own."""
 
 import os
+from pathlib import Path
 from unittest.mock import patch
 
 from sam_rollout.integrations.verl.environment import export_environment
@@ -19,6 +20,19 @@ def exported(shell: dict[str, str], *overrides: str) -> tuple[dict[str, str], di
         export_environment(config, read_run_config(config))
         here = dict(os.environ)
     return here, dict(config.ray_kwargs.ray_init.runtime_env.env_vars)
+
+
+def test_every_node_gets_the_devices_variables():
+    here, workers = exported({})
+    run_dir = Path("run").absolute()
+    for name, value in {
+        "VERL_PLATFORM": "cpu",
+        "VERL_USE_EXTERNAL_MODULES": "sam_rollout.integrations.verl.plugin",
+        "WANDB_DIR": f"{run_dir}",
+        "VERL_FILE_LOGGER_PATH": f"{run_dir}/metrics.jsonl",
+    }.items():
+        assert here[name] == workers[name] == value
+    assert set(composed().environment) <= set(workers)
 
 
 def test_the_shell_wins_and_its_modules_are_kept():

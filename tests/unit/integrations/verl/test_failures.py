@@ -57,6 +57,16 @@ def test_errors_are_kept_once_a_kind():
     assert book.count == 0
 
 
+def test_kinds_are_limited_but_fatal_ones_and_the_count_are_not():
+    book = FailureBook()
+    for line in range(2 * failures.MOST_KINDS):
+        book.note(through_ray(ValueError("x" * line)))
+    book.note(FilterMetricError("the last one"))
+    assert len(book.failures) == failures.MOST_KINDS + 1
+    assert book.count == 2 * failures.MOST_KINDS + 1
+    assert book.failures[-1].fatal
+
+
 class Worker:
     """Handle of an agent-loop worker; a value of `answers` is raised or returned by ray.get."""
 
@@ -104,6 +114,12 @@ def test_what_the_next_response_would_meet_ends_the_run_at_once(error):
     with pytest.raises(RolloutFailedError, match=r"no (metric|engine)"):
         for _ in range(3):
             watch.look()
+
+
+def test_a_worker_that_died_ends_the_run():
+    watch = FailureWatch([Worker(ray.exceptions.ActorDiedError())])
+    with pytest.raises(DeadPartError, match="an agent-loop worker died"):
+        watch.settle()
 
 
 def test_a_worker_that_does_not_answer_is_waited_for_no_longer(caplog):

@@ -90,6 +90,18 @@ def test_a_run_can_be_found_again(config, wandb, monkeypatch):
     assert ("*", {"step_metric": "training/global_step"}) in module.defined
 
 
+def test_the_group_may_come_from_the_shell(config, monkeypatch):
+    monkeypatch.setenv("WANDB_RUN_GROUP", "shell")
+    assert loggers.wandb_arguments(config, RunConfig(), info(config))["group"] == "shell"
+
+
+def test_wandb_need_not_be_installed_where_it_is_not_chosen(config, monkeypatch):
+    config.trainer.logger = ["console", "tensorboard"]
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it fails
+    loggers.start_wandb(config, RUN, info(config))
+    assert config.trainer.logger == ["console", "tensorboard"]
+
+
 def test_a_server_out_of_reach_makes_it_offline(config, wandb, caplog):
     module = wandb("online")
     loggers.start_wandb(config, RUN, info(config))

@@ -169,6 +169,19 @@ def test_what_waits_for_a_server_that_hangs_is_bounded(run, monkeypatch, caplog,
     run(test, Server(0), Server(1))
 
 
+def test_a_malformed_message_changes_nothing(run):
+    async def test(a, b):
+        with running(b):
+            for runs, pieces in ((7, [piece()]), ([[[]]], [piece()]), (None, [piece(), 7])):
+                with pytest.raises(TypeError):  # its sender logs the error
+                    b.sharing.hear(0, "", runs, pieces)
+            b.sharing.hear(0, "", None, [piece(start=1)])
+            await turn(b)
+        assert b.got == [[piece(start=1)]]
+
+    run(test, Server(0), Server(1))
+
+
 def test_what_waits_for_an_engine_is_bounded_and_handed_over_in_parts(run, monkeypatch, caplog):
     size = PIECE_BYTES + 4
     monkeypatch.setattr(sharing, "MOST_WAITING_BYTES", 4 * size)

@@ -59,6 +59,14 @@ def test_what_the_engine_does_not_need_does_not_make_it_compile_anew():
     assert plain == changed
 
 
+def test_the_engine_returns_all_log_probabilities_where_texts_are_compared():
+    """The baseline compares none."""
+    proof = "rollout_telemetry.proof.every=2"
+    assert engine_of(translated(proof)).max_logprobs == -1
+    for others in ((), ("sam=off", proof)):
+        assert "max_logprobs" not in engine_of(translated(*others))
+
+
 def test_the_baseline_differs_by_the_drafter_alone():
     on, off = (
         leaves(OmegaConf.to_container(translated(*overrides))) for overrides in ((), ("sam=off",))

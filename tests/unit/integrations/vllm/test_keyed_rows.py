@@ -70,6 +70,14 @@ def test_a_preempted_request_without_identity_keeps_its_key(batch):
     assert batch.becomes("b", "a") == before[::-1]
 
 
+def test_arrival_order_repeats_in_another_engine(batch):
+    other = Batch()
+    both = batch.becomes("a", "b", a=params(), b=params())
+    first = other.becomes("x", x=params())
+    del other.runner.requests["x"]  # it has ended
+    assert first + other.becomes("y", y=params()) == both
+
+
 def test_an_id_that_comes_again_is_another_request(batch):
     first = batch.becomes("a", a=params(0))
     assert batch.becomes("a", a=params(1)) == [key(1)] != first

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from vllm.v1.structured_output import StructuredOutputManager
 
-from sam_rollout.config import GateConfig, SamConfig, SourcesConfig
+from sam_rollout.config import ConfigError, GateConfig, SamConfig, SourcesConfig
 from sam_rollout.core.identity import identify
 from sam_rollout.integrations.vllm.drafting.proposer import RunnerRequests, SamProposer
 from sam_rollout.integrations.vllm.drafting.startup_check import check_drafters
@@ -121,6 +121,19 @@ def test_siblings_are_known_by_their_identity_or_by_their_prompt(step):
         runner.requests[name] = Request(prompt, known)
     runner.propose(a=[10, 11, 12, 13, 14])
     assert runner.propose(b=[50, 10, 11]) == [[12, 13, 14]]
+
+
+def test_a_control_request_is_known_by_its_extra_arguments(runner):
+    runner.requests["a"] = Request(START, {"sam_without_drafts": True})
+    drafts = runner.propose(a=[6], b=[6])
+    assert drafts == [[], next_of_period(runner.requests["b"])]
+
+
+def test_an_engine_with_another_number_of_draft_tokens_is_refused():
+    config = vllm_config(SamConfig(max_draft_tokens=3))
+    config.speculative_config.num_speculative_tokens = 4
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens = 4.*max_draft_tokens = 3"):
+        SamProposer(config)
 
 
 class SampledBy:
