@@ -238,8 +238,9 @@ class Sentinel:
 def _began(requests: pa.Table, since_s: float) -> bool:
     """Return whether a request began at `since_s` or later.
 
-    The engine steps of earlier ones may be in earlier records: validation drains an engine whose
-    training responses go on, and may be interrupted before its next step.
+    Only such a request must have an engine step in these records. An older one may have all of its
+    steps in earlier records: the drain after a validation takes them, and then a weight update may
+    interrupt the request before its next step.
     """
     return bool(pc.any(pc.greater_equal(requests["start_s"], since_s)).as_py())
 
