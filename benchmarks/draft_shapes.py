@@ -79,7 +79,7 @@ def measure(traces: list[Trace], side: str, device: str) -> dict[str, float]:
 
 
 def first_of(traces: list[Trace]) -> list[Trace]:
-    """Return the first responses of every training step, up to a set's number of tokens."""
+    """Return the first responses of every step; the steps share `MOST_TOKENS` tokens equally."""
     steps = sorted({trace.step for trace in traces})
     chosen = []
     for step in steps:

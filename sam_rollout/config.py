@@ -152,7 +152,8 @@ class SamConfig(Section):
     drafts up to k tokens. `confidence` ends a draft if the next token's probability of acceptance,
     which is learned, is below `min_confidence`. `pad_drafts` pads drafts to k tokens, so that steps
     fit a captured graph; `auto` does so if the engine's graphs need it. With `scheduling` `auto`
-    the engine schedules one step ahead if it can, and drafts are bound late. `sync` never does so.
+    the engine schedules one step ahead if it can. It then reserves places for drafts, and the
+    worker sets the drafts later (`late_binding.py`). `sync` never does so.
     """
 
     PATH: ClassVar[str] = "sam"

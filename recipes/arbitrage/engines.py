@@ -168,7 +168,8 @@ class _Judge(Engine):
         # A long text loses its beginning, because the step in question is at the end.
         tokens = self.tokenizer(self.text(solution, step))["input_ids"][-self.longest :]
         output = await self.ask(tokens, self.parameters.clone())
-        # The probability of the second class, for the last token or the whole text.
+        # The output has two probabilities for every token (`token_classify`) or for the whole text
+        # (`classify`). The result is the last row's second one.
         return float(output.outputs.data.reshape(-1, 2)[-1, 1])
 
 

@@ -229,8 +229,8 @@ class _Writer:
     def say(self, what: str, **values: object) -> str:
         """Return a sentence of the kind ``what``, preferably worded as before.
 
-        A step that is repeated prefers its first wording; any other step prefers the latest
-        wording.
+        When the next pass repeats a step, its sentence is preferably worded as when this step was
+        last written. Otherwise it is worded like the latest sentence of its kind.
         """
         here = f"{what} {values.get('a', self.label)}"
         wording = self.wording.get(here) or self.wording.get(what)

@@ -1,4 +1,4 @@
-"""Votes for the next token of a text, and the step from a place along a token.
+"""Votes for the next token of a text, and the move from a place to the one after another token.
 
 A text's place in an automaton is the state of the longest suffix of the text that is known there.
 Drafting goes on from a place token by token and does not change the automaton. So each token of a

@@ -15,8 +15,8 @@ texts that are read once, left to right:
   the state of its newest prefix, whose link is the text's longest suffix that occurred before. So
   no cursor is needed for the place to draft from.
 * A text that begins like another one shares that one's states until the two differ. From there on
-  it has a run of its own. The first place of that run is no state: it holds the token with which
-  the run begins.
+  it has a run of its own. The first entry of that run stands for no state. It only stores the run's
+  first token, because a state's entry names the token that follows it.
 
 A state also notes how its strings were continued: the latest place where that happened, which gives
 the token, and how often it happened. A clone keeps its latest and its most frequent token, too,

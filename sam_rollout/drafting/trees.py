@@ -7,8 +7,8 @@ text. All rows of a step share one budget of tokens. A token's chance is estimat
 draft were accepted. Here the token's rank among those that the votes name counts, too. The
 estimate is multiplied by the chance of the token before it in the tree.
 
-The weights of votes are learned at every position of the text that a tree looked up, from all votes
-there, for drafted tokens or not.
+The weights of votes are learned at those positions of the final text for which the tree had looked
+up votes. There all votes count, also votes for tokens that were not drafted.
 """
 
 import numpy as np

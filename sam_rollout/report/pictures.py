@@ -93,7 +93,10 @@ def plot_comparison(comparison: Comparison, path: str | Path) -> None:
 
 
 def sides(comparison: Comparison, names: Sequence[str] = ("BASE", "SAM")) -> list[Side]:
-    """Return both sides for charts; running requests are taken from the first runs' middle step."""
+    """Return both sides for charts.
+
+    The curve of running requests is that of each side's first run, in the middle step.
+    """
     steps = comparison.steps
     middle = steps[len(steps) // 2]
     return [

@@ -1,4 +1,4 @@
-"""Reports how responses that were sampled again without drafts compare: metrics and a log line."""
+"""Reports how responses differ from those sampled again without drafts: metrics and a log line."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ from sam_rollout.verification.gumbel_cpu import UNIT, draw_on_cpu
 # is finite and every possible token stays possible.
 _MIX_1 = 0x85EBCA6B - (1 << 32)
 _MIX_2 = 0xC2B2AE35 - (1 << 32)
-# Noise values made at a time, in two buffers with 4 bytes each. On a CPU they stay in its cache.
+# How many noise values are made at a time. They take two buffers, each with 4 bytes per value. On a
+# CPU they stay in its cache.
 _PIECE = {"cpu": 1 << 20}
 _DEVICE_PIECE = 1 << 24
 _HAS_TRITON = find_spec("triton") is not None

@@ -1,7 +1,8 @@
 """Whether rounding explains that two texts with the same random numbers differ.
 
-Two such texts part only where their random numbers leave two tokens tied, up to rounding. The
-distribution at that place shows how far from a tie the place is.
+If only rounding differs, two such texts first differ at a position where their shared random number
+makes two tokens tie, up to rounding. The distribution at that place shows how far from a tie the
+place is.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class IdentityClient:
         return output
 
     def _identity_of(self, response: _Response, name: str, seed: int | None) -> RequestIdentity:
-        """Identify a request by its response, its name there, and the user's seed, if given."""
+        """Identify a request by its response, its name in this response, and the user's seed."""
         identity = identify(
             response.first_prompt_ids,
             seed=self._seed,

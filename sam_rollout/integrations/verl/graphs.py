@@ -37,8 +37,8 @@ def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:
     """Return the sizes to capture, in tokens; empty if the engine chooses them or captures none."""
     rollout = config.actor_rollout_ref.rollout
     given = [] if rollout.enforce_eager else list(rollout.cudagraph_capture_sizes or ())
-    # Without full graphs, steps in which a few requests draft fit the given sizes. A drafting model
-    # drafts for all requests.
+    # Without full graphs no larger sizes are needed if only a few of a step's requests have drafts:
+    # such a step fits the given sizes. A drafting model drafts for all requests.
     if "FULL" not in graph_mode(config) and not sam.drafts_with_model:
         return given
     each = tokens_per_request(sam)

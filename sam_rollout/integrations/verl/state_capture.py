@@ -140,7 +140,10 @@ class StateCapture:
         self.spent_s += time.perf_counter() - started_s
 
     def _draw(self, micro_batch: Any) -> list[_Window]:
-        """Choose a micro-batch's windows; a pass's windows are evenly spread over its responses."""
+        """Choose this micro-batch's windows.
+
+        The windows of the whole log-probability pass are spread evenly over its responses.
+        """
         windows: list[_Window] = []
         ids = micro_batch["input_ids"]
         chosen = [row for row in range(len(ids.offsets()) - 1) if self._keeps_next()]

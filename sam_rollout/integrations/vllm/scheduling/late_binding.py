@@ -102,7 +102,9 @@ class Launched:
         output.async_copy_ready_event = self
 
     def synchronize(self) -> None:
-        """Replace the event's method for the thread that hands the tokens to the scheduler.
+        """Wait for the tokens.
+
+        vLLM's thread that hands them to the scheduler calls this in place of the event's method.
 
         While the device idles, that thread waits until the worker has launched the next step,
         because it would compete for the interpreter's lock. The scheduler needs the tokens only for

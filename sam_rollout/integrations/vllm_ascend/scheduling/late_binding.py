@@ -3,8 +3,8 @@
 The module of the same name for vLLM has three ways to run a step. Here a step has no places, or its
 drafts are bound (the first and the third way). No step is prepared ahead, because the attention on
 NPUs reads the lengths of texts on the host, so the runner waits for the sampled tokens while it
-prepares a step. A step that is filled instead of bound would hardly start earlier, but would
-compute every place.
+prepares a step. The second way, a token in every place and drafts written in later, would hardly
+start a step earlier here. But the step would also compute the places without a draft.
 """
 
 from __future__ import annotations
