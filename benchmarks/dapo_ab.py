@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
+from omegaconf import OmegaConf
 
 from benchmarks import measuring
 from benchmarks.recorded_comparison import (
@@ -111,9 +112,11 @@ def finished(run_dir: Path, overrides: tuple[str, ...]) -> bool:
     """Return whether the folder has a complete run with these overrides."""
     steps = int(next(o for o in overrides if o.startswith(_steps(0)[:-1])).rpartition("=")[2])
     try:
-        return max(RunFolder(run_dir).read_train_steps(), default=0) == steps
-    except RunFolderError:
+        given = OmegaConf.load(run_dir / ".hydra" / "overrides.yaml")
+        done = max(RunFolder(run_dir).read_train_steps(), default=0)
+    except (OSError, RunFolderError):
         return False
+    return done == steps and set(overrides) <= set(given)
 
 
 def screenshot(page: Path, picture: Path) -> bool:

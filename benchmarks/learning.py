@@ -77,13 +77,10 @@ def run_once(run_dir: Path, experiment: str, *overrides: str) -> Run:
 
 
 def same_texts(one: Run, other: Run) -> dict[str, int]:
-    """Count the responses of both runs' common steps, and those with the same tokens."""
-    both = one.traces.merge(other.traces, on=IDENTITY)
+    """Count the responses of `other`, and those that `one` has with the same tokens."""
+    both = one.traces.merge(other.traces, on=IDENTITY, how="right")
     pairs = zip(both["response_ids_x"], both["response_ids_y"], strict=True)
-    return {
-        "responses": len(both),
-        "identical": sum(map(np.array_equal, *zip(*pairs, strict=True))),
-    }
+    return {"responses": len(both), "identical": sum(np.array_equal(*pair) for pair in pairs)}
 
 
 def main() -> None:
