@@ -68,7 +68,7 @@ class Arena:
         self._release_at = max(again, _FIRST_RELEASE_BLOCKS)
 
     def absorb(self, other: Arena) -> None:
-        """Take over all blocks of another arena, used and free, and leave it empty."""
+        """Take over all blocks of another arena, used and free, and leave that arena empty."""
         theirs, mine = int(other.free[0]), int(self.free[0])
         free = np.zeros(len(self.free) + len(other.free) - 1, np.int64)
         free[0] = mine + theirs

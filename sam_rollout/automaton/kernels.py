@@ -146,7 +146,7 @@ BEST_COUNT = 9
 OWN_EDGES = 10
 CLONE_EDGES = 3
 CLONE_PLACES = 4
-# Columns of the tokens of a clone's own edges; each target is in the next column.
+# The columns with the tokens of a clone's own edges; an edge's target is in the next column.
 OWN_EDGE_COLUMNS = tuple(range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2))
 
 # Columns of an edge, int32[4]. No edge leads to state 0, so TARGET 0 marks a free slot.
@@ -160,7 +160,7 @@ LARGEST_COUNT = (1 << (31 - COUNT_SHIFT)) - 1
 
 GROUP_SHIFT = 32
 NONE = -1
-ENTRY_BYTES = 16  # a place and an edge take 16 bytes each
+ENTRY_BYTES = 16  # the size of a prefix, and of an edge
 BLOCK_ENTRIES = 1 << BLOCK_SHIFT
 BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 BLOCK_MASK = BLOCK_ENTRIES - 1
@@ -700,8 +700,8 @@ def _note_known(states, state, position, token, new, link, links):
     """Note that a state and its shorter suffixes were continued, for at most `links` states.
 
     `token` followed their strings before, so their edges on `token` lead to suffixes of the new
-    prefix, whose link is `link`. An edge was followed as often as its target was continued, and
-    once more now.
+    prefix, whose link is `link`. An edge was followed as often as its target was continued before,
+    plus this time.
     """
     target, link_of_target, times = new, link, np.int64(1)
     longest_of_link = _length_of(states, link)

@@ -32,7 +32,7 @@ _EDGE_SLOTS_PER_TOKEN = 0.4
 # also lowers acceptance: with 8, 0.2 to 0.4 % fewer tokens per step on real texts.
 MAX_LINK_UPDATES = 2
 
-# Blocks in an automaton's first directory, for prefixes and for clones each.
+# How many blocks of prefixes, and of clones, fit into an automaton's first directory.
 _FIRST_DIRECTORY_BLOCKS = 4
 
 _GROWING_HELPS = (kernels.NEED_BLOCKS, kernels.NEED_DIRECTORY, kernels.NEED_EDGES)

@@ -20,7 +20,7 @@ class CompareCommand(TyperCommand):
     """A command whose option --with takes all folders up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put --with before each folder that follows one --with."""
+        """Insert --with before the second and each further folder of a --with."""
         spread, behind = list[str](), False
         for word in args:
             behind = word == "--with" or (behind and not word.startswith("-"))

@@ -52,7 +52,8 @@ GONE = {
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
     """Return the message that refuses an unknown name, with the nearest known one.
 
-    All known names follow, unless there are more than MOST_LISTED and one of them is near.
+    The message lists all known names, unless there are more than MOST_LISTED and one of them is
+    similar.
     """
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" did you mean {close[0]!r}?" if close else ""
@@ -111,8 +112,8 @@ class Section:
                 raise ConfigError(f"{path}.{key}", value, why)
             kind = kinds[key]
             if kind is dict and value is None:
-                # Configurations hold null for an unset mapping: Hydra would add keys to an empty
-                # one, but sets null as a whole.
+                # Configurations hold null for an unset mapping. In an override, Hydra would add
+                # keys to an empty mapping, but it replaces null as a whole.
                 value = {}
             if isinstance(kind, type) and issubclass(kind, Section):
                 value = kind.from_mapping(value, f"{path}.{key}")
