@@ -52,14 +52,13 @@ def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
 class GateConfig(Section):
     """The gate, which decides in which steps to draft, and how many tokens at most.
 
-    The kind `auto` measures step times and acceptance, and drafts for each request the number of
-    tokens that is fastest. Its trials take at most the share `exploration` of step time.
-    The kind `threshold` drafts while at most `threshold` requests run (the article's long-tail
-    condition, section 3.2: 8 of 128 for Qwen3-32B); 0 never drafts. `closed` never drafts, which
-    measures the cost of our code without drafts (the matched baseline). The kind `schedule` drafts
-    by the mapping `schedule`, from a largest number of running requests to a number of draft
-    tokens; with more requests than its largest key nothing is drafted. Its keys are kept as text,
-    as in JSON.
+    The kind `auto` measures step times and acceptance, and drafts for each request as many tokens
+    as are worth their time. Trials lose at most the share `exploration` of step time. The kind
+    `threshold` drafts while at most `threshold` requests run (the article's long-tail condition,
+    section 3.2: 8 of 128 for Qwen3-32B); 0 never drafts. `closed` never drafts, which measures the
+    cost of our code without drafts (the matched baseline). The kind `schedule` drafts by the
+    mapping `schedule`, from a largest number of running requests to a number of draft tokens; with
+    more requests than its largest key nothing is drafted. Its keys are kept as text, as in JSON.
     """
 
     PATH: ClassVar[str] = "sam.gate"
@@ -248,10 +247,10 @@ class SentinelConfig(Section):
 
     `steps` is the number of training steps that are judged together if a single one is not enough.
     Below the ratio `least_acceptance` of accepted to verified draft tokens, drafts count as
-    hardly accepted. `largest_fall` is the largest relative fall, from one training step to the
-    next, of accepted tokens per verified draft token and of accepted tokens per engine step with an
-    open gate. The difference between rollout and trainer probabilities may be larger or smaller
-    than in the baseline by at most the factor `largest_ratio`.
+    hardly accepted. `largest_fall` is a relative fall from one training step to the next. The
+    sentinel warns if accepted tokens per verified draft token and accepted tokens per engine step
+    with an open gate both fall by more. The difference between rollout and trainer probabilities
+    may be larger or smaller than in the baseline by at most the factor `largest_ratio`.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry.sentinel"
@@ -327,7 +326,7 @@ class CompareConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class DynamicSamplingConfig(Section):
-    """DAPO's replacement of prompts whose responses score alike; the Hydra group `dynamic_sampling`.
+    """DAPO replaces prompts whose responses score alike; the Hydra group `dynamic_sampling`.
 
     The kind `rounds` samples whole rounds of `gen_batch_size` prompts, at most `max_rounds` per
     step (0 for no limit). `refill` is verl's method: it replaces every dropped prompt at once.

@@ -12,8 +12,8 @@ from sam_rollout.automaton import interface
 from sam_rollout.automaton import kernels as live
 from sam_rollout.automaton.kernels import _inlined
 
-# Two suffixes of a text vote: the longest one that was continued, and the next shorter one that
-# occurred in more places and was continued.
+# Votes come from two suffixes of a text: the longest suffix that was continued, and the next
+# shorter one that occurred in more places and was continued.
 LEVELS = 2
 VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it differs, the latest one
 OTHER_VOTES = 6  # further votes per suffix, where drafts may branch

@@ -12,9 +12,9 @@ texts that are read once, left to right:
   more, so reading a token touches one line per state.
 * All other branching edges are in one open-addressing table keyed by (state, token). Each edge
   names the token of its state's next edge, because cloning a state copies all its edges.
-* Suffix links always lead to shorter strings and end in state 0, the empty string. A text stands at
-  the state of its newest prefix, whose link is the text's longest suffix that occurred before.
-  Drafts start from this link, so no cursor is needed.
+* Suffix links always lead to shorter strings and end in state 0, the empty string. A text's current
+  state is its newest prefix, whose link is the text's longest suffix that occurred before. Drafts
+  start from this link, so no cursor is needed.
 * A text that begins like another one shares the other's states until the two differ. Then it begins
   a run of its own. The first entry of that run stands for no state. It only stores the run's first
   token, because a state's entry names the token that follows it.
@@ -22,9 +22,9 @@ texts that are read once, left to right:
 A state also notes how its strings were continued: the prefix after which this happened last, which
 gives the token, and how often it happened. A clone keeps its latest and its most frequent token,
 too, with the states that they lead to. A block of a run names the writer of its text. All this is
-noted when a text adds a state, along a bounded number of suffix links. A text that reads known
-tokens notes nothing. The votes for a draft's next token are made of these notes and need no edges
-(`continuations.py`).
+noted when a text adds a state, along a bounded number of suffix links. While a text reads known
+tokens, nothing is noted. The votes for a draft's next token are made of these notes and need no
+edges (`continuations.py`).
 
 An example shows the arrays of a text with an automaton to itself, after reading "a b c b a b".
 Letters stand for the tokens 0, 1 and 2. Below the run are the suffix links of its states::
@@ -263,7 +263,7 @@ def _prefetch(typing_context, address):
 
 @njit(nogil=True)
 def _take_block(arena):
-    """Take a block and return its address; callers have made sure that there is one."""
+    """Take a block and return its address; callers have made sure that one is free."""
     address = arena[arena[0]]
     arena[0] -= 1
     return address

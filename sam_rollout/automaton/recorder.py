@@ -1,8 +1,8 @@
 """The recorder of generated texts, which keeps them until their requests end.
 
 An engine passes growing rows step by step, and reports the end of a request only after the
-request's row belongs to another one. A copy of four bytes per token is cheaper than asking the
-engine again.
+request's row belongs to another one. Copying four bytes per token is cheaper than asking the engine
+for the text again.
 """
 
 import numpy as np

@@ -67,7 +67,7 @@ def setting(default: Any, *, meaning: str = "", allowed: str = "", **limits: Any
 
     Args:
         default: the default value; no other place repeats it.
-        meaning: the text of the reference page; sections with handwritten rows have none.
+        meaning: the field's text on the reference page; empty if its row there is handwritten.
         allowed: the allowed values on the reference page, where the limits do not show them.
         limits: the limits that are checked.
     """
