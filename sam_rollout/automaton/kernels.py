@@ -6,15 +6,15 @@ texts that are read once, left to right:
 
 * State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a run of blocks.
   The edge from s to its successor therefore needs only the token. The length of s and its first end
-  position follow from its position in the run. Only branching edges are stored.
+  position follow from its index in the run. Only branching edges are stored.
 * A clone, a state that was split off another one, has a negative number. It takes the memory of
   four prefixes, a cache line, which also holds three of its branching edges. Most clones have no
   more, so reading a token touches one line per state.
 * All other branching edges are in one open-addressing table keyed by (state, token). Each edge
   names the token of its state's next edge, because cloning a state copies all its edges.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text's current
-  state is its newest prefix, whose link is the text's longest suffix that occurred before. Drafts
-  start from this link, so no cursor is needed.
+  state is its newest prefix, whose link is the text's longest suffix that occurred before. So the
+  place to draft from needs no cursor of its own.
 * A text that begins like another one shares the other's states until the two differ. Then it begins
   a run of its own. The first entry of that run stands for no state. It only stores the run's first
   token, because a state's entry names the token that follows it.

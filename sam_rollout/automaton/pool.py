@@ -59,7 +59,8 @@ class AutomatonPool:
     """Suffix automata of growing texts (SAM-Decoding, arXiv 2411.10666).
 
     A text is read through an open slot. By default it has an automaton to itself. Texts that are
-    opened in a common automaton find each other's continuations, in whatever order they grow.
+    opened in a common automaton are drafted from each other's continuations, in whatever order they
+    grow.
 
     A pool is not thread-safe, though its kernels release the GIL.
 

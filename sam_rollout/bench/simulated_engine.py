@@ -1,8 +1,8 @@
 """A simulated engine that samples recorded responses again, with or without drafts.
 
-Drafter and gate are those of a real run. As with the coupled sampler, a draft is accepted as far as
-it agrees with the recorded text. Only time is estimated: a step takes the time of recorded steps
-that computed the same number of tokens, plus the drafter's time on this machine.
+The drafter and the gate are the same as in a real run. As with the coupled sampler, a draft is
+accepted as far as it agrees with the recorded text. Only time is estimated: a step takes the time
+of recorded steps that computed the same number of tokens, plus the drafter's time on this machine.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def compare(
             from sam_rollout.report.page import write_page
 
             write_page(comparison, html)
-        print_comparison(comparison, wide_console())  # last: a pipe's reader may close it early
+        print_comparison(comparison, wide_console())  # last, as a pipe's reader may close it
 
 
 def dashboard(

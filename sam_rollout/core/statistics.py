@@ -9,9 +9,9 @@ The bootstrap's interval is too narrow for two or three runs. If both sides have
 interval therefore also includes the t-interval of the runs' totals (Welch's, or for pairs Student's
 of their differences). If a side has a single run, the interval covers only the noise within runs.
 
-Two ratios of sums within one run are compared over independent units, with the jackknife's variance
-of their logarithm. Engines import this module. scipy.stats takes a second to import, so it is
-imported where it is used.
+Two ratios of sums within one run are compared over independent units, such as prompts, with the
+jackknife's variance of their logarithm. Engines import this module. scipy.stats takes a second to
+import, so it is imported where it is used.
 """
 
 import math
