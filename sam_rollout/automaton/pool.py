@@ -58,9 +58,9 @@ _INT32 = np.dtype(np.int32)  # comparing dtypes is faster than comparing with th
 class AutomatonPool:
     """Suffix automata of growing texts (SAM-Decoding, arXiv 2411.10666).
 
-    A text is read through an open slot. By default it has an automaton to itself. Texts that are
-    opened in a common automaton are drafted from each other's continuations, in whatever order they
-    grow.
+    A text is read through an open slot. By default it has an automaton to itself. In a common
+    automaton, each text also finds the continuations of the other texts, in whatever order the
+    texts grow.
 
     A pool is not thread-safe, though its kernels release the GIL.
 
