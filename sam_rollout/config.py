@@ -28,10 +28,10 @@ __all__ = [
     "sources_of",
 ]
 
-# Samplers with which texts are the same with and without drafts -> how they couple draws.
+# Samplers whose texts are the same with and without drafts -> how they couple draws.
 COUPLINGS = {"coupled": "gumbel", "coupled_inversion": "inversion"}
 SAMPLERS = ("stock", "vectorised", *COUPLINGS)
-# Former names of samplers, in records of runs without a coupling -> present names.
+# Former names of samplers, in run records that name no coupling -> present names.
 _RENAMED = {"coupled": "coupled_inversion", "coupled_gumbel": "coupled"}
 
 
@@ -52,13 +52,13 @@ def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
 class GateConfig(Section):
     """The gate, which decides in which steps to draft, and how many tokens at most.
 
-    The kind `auto` measures step times and acceptance, and drafts for each request the number of
-    tokens that is fastest. Its trials take at most the share `exploration` of step time.
+    The kind `auto` measures step times and acceptance, and drafts for each request as many tokens
+    as are worth their time. Trials lose at most the share `exploration` of step time. The kind
     `threshold` drafts while at most `threshold` requests run (the article's long-tail condition,
     section 3.2: 8 of 128 for Qwen3-32B); 0 never drafts. `closed` never drafts, which measures the
-    cost of our code without drafts (the matched baseline). `schedule` maps a largest number of
-    running requests to draft tokens; with more requests than its largest key nothing is drafted.
-    Its keys are kept as text, as in JSON.
+    cost of our code without drafts (the matched baseline). The kind `schedule` drafts by the
+    mapping `schedule`, from a largest number of running requests to a number of draft tokens; with
+    more requests than its largest key nothing is drafted. Its keys are kept as text, as in JSON.
     """
 
     PATH: ClassVar[str] = "sam.gate"
@@ -86,9 +86,9 @@ class GateConfig(Section):
         object.__setattr__(self, "schedule", schedule)
 
     def budgets(self, k: int) -> dict[int, int]:
-        """Return a map from the most running requests to draft tokens.
+        """Return a mapping from a largest number of running requests to a number of draft tokens.
 
-        The kind `auto` uses it while it cannot measure.
+        The kind `auto` uses this mapping while it cannot measure.
         """
         if self.kind == "schedule":
             return {int(rows): budget for rows, budget in self.schedule.items()}
@@ -127,7 +127,7 @@ else:
         bases=(Section,),
         namespace={
             "__doc__": "The sources of drafts.",
-            "__module__": __name__,  # or it could not be pickled
+            "__module__": __name__,  # pickling needs it
             "PATH": "sam.sources",
         },
         frozen=True,
@@ -141,7 +141,7 @@ def sources_of(*names: str) -> SourcesConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SamConfig(Section):
-    """Speculation as a whole, the Hydra group `sam`.
+    """The settings of speculation as a whole; the Hydra group `sam`.
 
     The defaults are those of `sam=on` (docs/configuration.md). `ARTICLE` has the published values.
 
@@ -151,9 +151,9 @@ class SamConfig(Section):
     can verify them and the gate `auto` measures that they are faster. The `draft_policy` `fixed`
     drafts up to k tokens. `confidence` ends a draft if the next token's probability of acceptance,
     which is learned, is below `min_confidence`. `pad_drafts` pads drafts to k tokens, so that steps
-    fit a captured graph; `auto` does so if the engine's graphs need it. With `scheduling` `auto`
+    fit a captured graph; `auto` pads them if the engine's graphs need it. With `scheduling` `auto`
     the engine schedules one step ahead if it can. It then reserves places for drafts, and the
-    worker sets the drafts later (`late_binding.py`). `sync` never does so.
+    worker sets the drafts later (`late_binding.py`). `sync` never schedules ahead.
     """
 
     PATH: ClassVar[str] = "sam"
@@ -196,7 +196,7 @@ class SamConfig(Section):
 
     @property
     def drafts_with_model(self) -> bool:
-        """Whether the engine also runs a drafter of its own."""
+        """Whether the engine also runs its own drafter, a draft model."""
         return self.enabled and self.sources.model.enabled
 
 
@@ -247,10 +247,10 @@ class SentinelConfig(Section):
 
     `steps` is the number of training steps that are judged together if a single one is not enough.
     Below the ratio `least_acceptance` of accepted to verified draft tokens, drafts count as
-    hardly accepted. `largest_fall` is the largest relative fall, from one training step to the
-    next, of accepted tokens per verified draft token and of accepted tokens per engine step with an
-    open gate. The difference between rollout and trainer probabilities may be larger or smaller
-    than in the baseline by at most the factor `largest_ratio`.
+    hardly accepted. `largest_fall` is a relative fall from one training step to the next. The
+    sentinel warns if accepted tokens per verified draft token and accepted tokens per engine step
+    with an open gate both fall by more. The difference between rollout and trainer probabilities
+    may be larger or smaller than in the baseline by at most the factor `largest_ratio`.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry.sentinel"
@@ -284,12 +284,13 @@ class ProofConfig(Section):
 class RolloutTelemetryConfig(Section):
     """The record of a rollout, with or without speculation; the Hydra group `rollout_telemetry`.
 
-    The long tail is the time in which at most `tail_threshold` requests run. It does not depend on
-    the gate's threshold, so runs with and without speculation measure the same time.
-    `record_traces` keeps token ids for replay. `progress` shows a line about the running rollout on
-    the console; `auto` does so on a terminal. `curve_every` is the number of training steps between
-    two curves of running requests for wandb and TensorBoard; 0 draws none. `sentinel` warns of
-    drafts that go wrong without an error. `proof` samples responses again without drafts.
+    The long tail is the time in which at most `tail_threshold` requests run. This limit does not
+    depend on the gate's threshold, so runs with and without speculation measure the tail in the
+    same way. `record_traces` keeps token ids for replay. `progress` shows a line about the running
+    rollout on the console; `auto` shows it on a terminal only. `curve_every` is the number of
+    training steps between two curves of running requests for wandb and TensorBoard; 0 draws none.
+    `sentinel` warns of drafts that go wrong without an error. `proof` samples responses again
+    without drafts.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry"
@@ -325,7 +326,7 @@ class CompareConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class DynamicSamplingConfig(Section):
-    """DAPO's replacement of prompts without a signal; the Hydra group `dynamic_sampling`.
+    """DAPO replaces prompts whose responses score alike; the Hydra group `dynamic_sampling`.
 
     The kind `rounds` samples whole rounds of `gen_batch_size` prompts, at most `max_rounds` per
     step (0 for no limit). `refill` is verl's method: it replaces every dropped prompt at once.
@@ -365,7 +366,7 @@ class RunConfig:
 
     @classmethod
     def from_mapping(cls, groups: Mapping[str, Any]) -> Self:
-        """Build it from Hydra groups; absent ones take their defaults, unknown ones are ignored.
+        """Build the settings from Hydra groups: defaults for absent groups, unknown ones ignored.
 
         Raises:
             ConfigError: a value is not allowed, see `Section.from_mapping`.

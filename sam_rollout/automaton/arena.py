@@ -1,4 +1,4 @@
-"""The memory of a pool: an arena of equal blocks, and tables whose rows are reused."""
+"""The memory of a pool of automata: an arena of equal blocks, and tables whose rows are reused."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import numpy.typing as npt
 from sam_rollout.automaton import kernels
 from sam_rollout.automaton.interface import Int64Array
 
-# The arena grows by slabs, whose size doubles up to 32 MiB. So there are few slabs to search, and
-# they are large enough for huge pages. Without huge pages, long texts take longer per token.
+# The arena grows by slabs of many blocks. Each slab doubles the arena, up to 32 MiB per slab. So
+# there are few slabs to search, and they are large enough for huge pages. Without huge pages, long
+# texts take longer per token.
 _FIRST_SLAB_BLOCKS = 32
 _LARGEST_SLAB_BLOCKS = (32 << 20) // kernels.BLOCK_BYTES
 
 _CACHE_LINE = 64
 
 # A slab is idle if all its blocks are free. Idle slabs are searched for when
-# _FIRST_RELEASE_BLOCKS blocks are free, and again when _RELEASE_SHARE of all blocks became free.
+# _FIRST_RELEASE_BLOCKS blocks are free, and again whenever the further share _RELEASE_SHARE of all
+# blocks has become free.
 _FIRST_RELEASE_BLOCKS = (64 << 20) // kernels.BLOCK_BYTES
 _RELEASE_SHARE = 1 / 8
 
@@ -27,7 +29,7 @@ class Arena:
     def __init__(self) -> None:
         self._slabs: list[npt.NDArray[np.uint8]] = []
         self.free: Int64Array = np.zeros(1, np.int64)  # number of free blocks, then their addresses
-        self._release_at = _FIRST_RELEASE_BLOCKS  # free blocks at which idle slabs are searched for
+        self._release_at = _FIRST_RELEASE_BLOCKS  # number of free blocks that starts a search
 
     @property
     def used_blocks(self) -> int:
@@ -47,7 +49,7 @@ class Arena:
             self._add_slab(max(missing, wanted))
 
     def release(self) -> None:
-        """Free idle slabs, if no block is used or enough became free to justify the search."""
+        """Free idle slabs if no block is used, or if enough are free to justify the search."""
         count = int(self.free[0])
         if self.used_blocks and count < self._release_at:
             return
@@ -66,7 +68,7 @@ class Arena:
         self._release_at = max(again, _FIRST_RELEASE_BLOCKS)
 
     def absorb(self, other: Arena) -> None:
-        """Take over all blocks of another arena, used and free, and leave it empty."""
+        """Take over all blocks of another arena, used and free, and leave that arena empty."""
         theirs, mine = int(other.free[0]), int(self.free[0])
         free = np.zeros(len(self.free) + len(other.free) - 1, np.int64)
         free[0] = mine + theirs
@@ -82,7 +84,8 @@ class Arena:
         count = int(self.free[0])
         free = np.zeros(len(self.free) + blocks, np.int64)
         free[: count + 1] = self.free[: count + 1]
-        # Kernels take blocks from the end of the list, so low addresses come last.
+        # Kernels take blocks from the end of the list. Low addresses come last, so they are taken
+        # first.
         last = slab.ctypes.data + (blocks - 1) * kernels.BLOCK_BYTES
         free[count + 1 : count + 1 + blocks] = last - kernels.BLOCK_BYTES * np.arange(blocks)
         free[0] = count + blocks

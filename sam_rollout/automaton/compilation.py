@@ -4,10 +4,11 @@ The cache saves seconds and must never cost a rollout. numba raises if no folder
 read-only installation without a home directory), if the disk is full, or if an entry is damaged.
 Then the kernels are compiled in memory, with one warning.
 
-numba writes the index of an entry before the entry, and identifies a source by its time stamp.
-Workers that start together on a new version, or on different processors with one shared home, could
-therefore load each other's machine code. So the cache files are named after source, numba version
-and processor, and two processes that write the same name write the same code.
+numba writes the index of a cache entry before the entry itself, and identifies a source file by its
+time stamp. Workers that start together on a new version, or on different processors with one shared
+home, could therefore load each other's machine code. So the cache files are named after source,
+numba version and processor, and two processes that write a file of the same name write the same
+code.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ _FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "core")
 
 @dataclasses.dataclass(frozen=True)
 class WarmUp:
-    """A report of how the kernels became ready."""
+    """How kernels were made ready: how long it took, and how many were loaded or compiled."""
 
     seconds: float
     loaded: int  # kernels loaded from the disk cache
@@ -70,7 +71,7 @@ def kernel(*signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def warm_up(*kernels: Any) -> WarmUp:
-    """Compile or load declared kernels, and forbid compiling them later, in an engine step."""
+    """Compile or load declared kernels, and forbid compilation afterwards, in engine steps."""
     started_s = time.perf_counter()
     loaded = compiled = 0
     cache_path = problem = ""
@@ -82,7 +83,7 @@ def warm_up(*kernels: Any) -> WarmUp:
             dispatcher.enable_caching()
             dispatcher.compile(dispatcher.declared)
             cache_path = str(dispatcher.stats.cache_path)
-        except Exception as error:  # files, pickles and object code can fail in any way
+        except Exception as error:  # using the cache can raise any error
             problem = problem or f"{type(error).__name__}: {error}"
             dispatcher._cache.disable()
             dispatcher.compile(dispatcher.declared)  # does nothing if only the saving failed

@@ -1,8 +1,8 @@
-"""Votes for the next token of a text, and the move from a place to the one after another token.
+"""Finds votes for a text's next token, and the text's place after one more token.
 
-A text's place in an automaton is the state of the longest suffix of the text that is known there.
-Drafting goes on from a place token by token and does not change the automaton. So each token of a
-draft can be chosen by the votes of several automata, which `drafting/policy.py` weighs.
+A text's place in an automaton is the state of the text's longest suffix that occurs there. A draft
+goes on from this place token by token and does not change the automaton. So each token of a draft
+can be chosen by the votes of several automata, which `drafting/policy.py` weighs.
 """
 
 import numpy as np
@@ -12,25 +12,25 @@ from sam_rollout.automaton import interface
 from sam_rollout.automaton import kernels as live
 from sam_rollout.automaton.kernels import _inlined
 
-# Two suffixes of a text vote: the longest one that was continued, and the next shorter one that
-# occurred in more places and was continued.
+# Votes come from two suffixes of a text: the longest suffix that was continued, and the next
+# shorter one that occurred in more places and was continued.
 LEVELS = 2
 VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it differs, the latest one
 OTHER_VOTES = 6  # further votes per suffix, where drafts may branch
 
 # A vote's class, a number below CLASSES, says how trustworthy the vote is. It combines the ranges
-# of these figures. Each tuple holds the lower bounds of all ranges but the first.
+# in which the following figures lie. Each tuple holds the lower bounds of all ranges but the first.
 LENGTHS = (2, 3, 5, 9, 20)  # length of the suffix in tokens
 COUNTS = (2, 3, 4, 6, 10, 20, 50)  # how often the suffix was continued
-SHARES = (0.25, 0.4, 0.5, 0.66, 0.8, 0.9)  # in what share of these cases this token followed
+SHARES = (0.25, 0.4, 0.5, 0.66, 0.8, 0.9)  # the share of these continuations that have this token
 WRITERS = 3  # who wrote this continuation last: another prompt's text, a sibling, the text itself
 LENGTH_CLASSES = len(LENGTHS) + 1
 _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
-# Classes of drafts made elsewhere, by their certainty, [SHARES + 1, ...]: 'continued once, and not
-# by the latest token'. In a text, a suffix that was continued once was continued by its latest
-# token, so hardly any vote of a text is in these classes.
+# The classes for drafts made elsewhere (READY), by their certainty, [SHARES + 1, ...]. They are the
+# classes 'continued once, and not by the latest token'. Votes of texts are hardly ever in these
+# classes, because a suffix that was continued once was continued by its latest token.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 
@@ -51,7 +51,7 @@ def _class_of(length, count, votes, is_latest, writer):
 
 @_inlined
 def _writer_of(states, end, text):
-    """Return who wrote the prefix `end`, seen from `text`, as a number below WRITERS."""
+    """Return who wrote the prefix `end`: 2 for `text` itself, 1 for a sibling, 0 for others."""
     writer = live._row_of(states, end)[live.WRITER]
     if writer == text:
         return 2
@@ -60,17 +60,16 @@ def _writer_of(states, end, text):
 
 # --- many places at once ----------------------------------------------------------------------
 
-# A lane is a place in an automaton whose votes are found together with those of other lanes,
-# int64[lanes, LANE_WIDTH]. Its columns:
+# Lanes are places in automata whose votes are found together, int64[lanes, LANE_WIDTH]. Columns:
 LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3  # see `interface.PLACE_HEADER` etc.
-LANE_FIRST = 4  # the first class number of its source
+LANE_FIRST = 4  # the number of its source's first class
 LANE_TASKS = 5  # number of suffixes found that have a continuation
 LANE_SEEN = 6  # state of the suffix to look at next
 LANE_WIDTH = 8
-# A task is a suffix of a lane that has a continuation, int64[LEVELS * lanes, TASK_WIDTH]. Columns:
+# A task is a continued suffix of a lane's text, int64[LEVELS * lanes, TASK_WIDTH]. Columns:
 TASK_STATE, TASK_LENGTH = 0, 1
-# The most frequent continuation and the latest one. Where they are the same, the target of the
-# latest is 0, a state that no token leads to.
+# The most frequent continuation and the latest one. If they are the same, TASK_LATEST_TARGET is 0,
+# a state that no token leads to.
 TASK_BEST_TOKEN, TASK_BEST_TARGET = 2, 3
 TASK_LATEST_TOKEN, TASK_LATEST_TARGET = 4, 5
 TASK_WIDTH = 6
@@ -128,7 +127,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
 
     Args:
         lanes, tasks: addresses of the tables of lanes and tasks.
-        asked, count: int64[count], numbers of the lanes.
+        asked, count: the numbers of the lanes, int64[count], and how many they are.
         waiting: int64[count or more], scratch space.
     """
     looking = 0
@@ -201,7 +200,7 @@ def _append_other(lane, states, length, total, target, token, tokens, classes, c
 
 @njit(nogil=True)
 def take_other_votes(lanes, tasks, number, tokens, classes, count):
-    """Append votes for a lane's other continuations, for branches; return the new count.
+    """Append votes for a lane's further continuations, for branches; return the new count.
 
     Each suffix that `vote_lanes` found gets up to OTHER_VOTES votes, for continuations that are
     neither the most frequent nor the latest one. The edges in the state itself come first, then the
@@ -253,7 +252,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
     Args:
         kind, address, state, length: columns of the place.
         first: the first class number of the source.
-        tokens, classes: the votes, to which this appends.
+        tokens, classes: the arrays of votes, to which new votes are appended.
         count: number of votes so far.
     """
     if kind == interface.READY:
@@ -275,7 +274,8 @@ def vote(kind, address, state, length, first, tokens, classes, count):
         entry = _drawn_at(address, state >> 1, length)
         if entry[interface.DRAWN_POSITION] == state >> 1:
             tokens[count] = entry[interface.DRAWN_TOKEN]
-            # The class encodes distance, match of the preceding token, and repetitions.
+            # The class encodes the distance, whether the preceding token matches, and the
+            # repetitions.
             distance = np.int64(entry[interface.DRAWN_DISTANCE])
             votes = distance * (1 - 1 / entry[interface.DRAWN_AGAIN])
             classes[count] = first + _class_of(np.int64(1), distance, votes, state & 1, 0)
@@ -285,7 +285,10 @@ def vote(kind, address, state, length, first, tokens, classes, count):
 
 @njit(nogil=True)
 def follow(kind, address, state, length, token):
-    """Return a place's state and length after a token; a ready draft ends if its token differs."""
+    """Return a place's state and length after `token`.
+
+    The draft of a READY place ends if its next token is not `token`.
+    """
     if kind == interface.READY:
         goes_on = state < length and (
             live._int32_pointer(address + 8 * state)[interface.DRAFT_TOKEN] == token
@@ -316,7 +319,7 @@ def follow(kind, address, state, length, token):
 
 @_inlined
 def follow_lane(lanes, tasks, number, token):
-    """Move a lane along a token, like `follow`; often `vote_lanes` has found the target already."""
+    """Move a lane to its place after a token, like `follow`; often `vote_lanes` has found it."""
     lane = lane_at(lanes, number)
     state, length = lane[LANE_STATE], lane[LANE_LENGTH]
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]

@@ -26,7 +26,7 @@ class AutomatonFullError(ValueError):
         self.automaton = automaton
 
 
-# A place, int64[PLACE_WIDTH], says where the end of a row's text stands in a source. Its columns:
+# A place, int64[PLACE_WIDTH], is the point in a source that continues a row's text. Its columns:
 #
 #             PLACE_HEADER, an address        PLACE_STATE                         PLACE_LENGTH
 # LIVE        the automaton's header          the longest known suffix's state    its tokens
@@ -41,11 +41,12 @@ PLACE_STATE = 2
 PLACE_LENGTH = 3
 PLACE_TEXT = 4  # LIVE only: the text's writer, see `kernels.WRITER`
 PLACE_WIDTH = 5
-# Values of PLACE_KIND: what a row can draft from is nothing, an automaton, a draft made elsewhere,
-# a table of each token's follower, a table of each position's draw.
+# Values of PLACE_KIND, for what a row can draft from: nothing, an automaton, a draft made
+# elsewhere, a table of each token's likeliest follower, a table of the token drawn at each
+# position.
 NOWHERE, LIVE, READY, FOLLOWERS, DRAWN = 0, 1, 2, 3, 4
-# Columns of the table of followers: the likeliest next token (-1 for none), and for how many
-# observations in a row it was the likeliest.
+# Columns of the table of followers: the likeliest next token (-1 for none), and how many times in a
+# row it was the likeliest.
 FOLLOWER, RUN = 0, 1
 # Columns of a draft made elsewhere: the token, and how certain it is, from 0 to CERTAIN.
 DRAFT_TOKEN, CERTAINTY = 0, 1
@@ -58,7 +59,7 @@ DRAWN_WIDTH = 5
 
 
 def write_places(out_places: Int64Array, kind: Any, header: Any, state: Any, length: Any) -> None:
-    """Write all columns but PLACE_TEXT of int64[rows, PLACE_WIDTH]; values are int or int[rows]."""
+    """Write all columns of places but PLACE_TEXT; each value is an int or int[rows]."""
     out_places[:, PLACE_KIND] = kind
     out_places[:, PLACE_HEADER] = header
     out_places[:, PLACE_STATE] = state

@@ -6,24 +6,25 @@ texts that are read once, left to right:
 
 * State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a run of blocks.
   The edge from s to its successor therefore needs only the token. The length of s and its first end
-  position follow from its place. Only branching edges are stored.
-* A clone has a negative number and takes four places, a cache line. The line also holds three of
-  its branching edges. Most clones have no more, so reading a token touches one line per state.
+  position follow from its index in the run. Only branching edges are stored.
+* A clone, a state that was split off another one, has a negative number. It takes the memory of
+  four prefixes, a cache line, which also holds three of its branching edges. Most clones have no
+  more, so reading a token touches one line per state.
 * All other branching edges are in one open-addressing table keyed by (state, token). Each edge
   names the token of its state's next edge, because cloning a state copies all its edges.
-* Suffix links always lead to shorter strings and end in state 0, the empty string. A text stands at
-  the state of its newest prefix, whose link is the text's longest suffix that occurred before. So
-  no cursor is needed for the place to draft from.
-* A text that begins like another one shares that one's states until the two differ. From there on
-  it has a run of its own. The first entry of that run stands for no state. It only stores the run's
-  first token, because a state's entry names the token that follows it.
+* Suffix links always lead to shorter strings and end in state 0, the empty string. A text's current
+  state is its newest prefix, whose link is the text's longest suffix that occurred before. So the
+  place to draft from needs no cursor of its own.
+* A text that begins like another one shares the other's states until the two differ. Then it begins
+  a run of its own. The first entry of that run stands for no state. It only stores the run's first
+  token, because a state's entry names the token that follows it.
 
-A state also notes how its strings were continued: the latest place where that happened, which gives
-the token, and how often it happened. A clone keeps its latest and its most frequent token, too,
-with the states that they lead to. A block of a run names the writer of its text. All this is noted
-when a text adds a state, along a bounded number of suffix links. A text that reads known tokens
-notes nothing. The votes for a draft's next token are made of these notes and need no edges
-(`continuations.py`).
+A state also notes how its strings were continued: the prefix after which this happened last, which
+gives the token, and how often it happened. A clone keeps its latest and its most frequent token,
+too, with the states that they lead to. A block of a run names the writer of its text. All this is
+noted when a text adds a state, along a bounded number of suffix links. While a text reads known
+tokens, nothing is noted. The votes for a draft's next token are made of these notes and need no
+edges (`continuations.py`).
 
 An example shows the arrays of a text with an automaton to itself, after reading "a b c b a b".
 Letters stand for the tokens 0, 1 and 2. Below the run are the suffix links of its states::
@@ -68,8 +69,9 @@ twice, the last time by the a after prefix 4.
 
 Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
 size from an arena, and directories of a few bytes per block lead to them. When the edge table is
-full, a larger one takes over a few slots per token read, in the order of the hash. Edges whose slot
-in the old table lies before the frontier are in the new one.
+full, its edges move to a larger table, a few slots per token read, in the order of the hash. The
+frontier is the number of slots moved: edges whose slot in the old table lies before it are in the
+new table.
 
 Memory reaches the kernels as addresses, because numba accepts no list of a varying number of
 arrays. In the functions below, `automata` is int64[automata, AUTOMATON_WIDTH] and `header` one of
@@ -117,18 +119,19 @@ GUARD_TOKENS = 8
 TEXT_WIDTH = GUARD + GUARD_TOKENS
 
 # Columns of a directory row of a block of states, int64[4].
-ADDRESS = 0  # the block's address minus the offset of its first state, so that an access only adds
+ADDRESS = 0  # the block's address minus its first state's offset; an access adds a state's offset
 LENGTH_OFFSET = 1  # a prefix's length minus its number
 NEXT_BLOCK = 2  # first state of the run's next block, 0 if there is none yet
 WRITER = 3  # TEXT_WRITER of the text whose prefixes the block holds
 DIRECTORY_WIDTH = 4
 
-# Columns of a state, int32[4]: 16 bytes, a quarter of a cache line. A clone has four times as many.
+# Columns of a state, int32[4]: 16 bytes, a quarter of a cache line. A clone has four times as many
+# columns.
 NEXT_TOKEN = 0  # token of a prefix's edge to the run's next prefix, NONE at the run's end
 CLONE_LENGTH = 0  # length of a clone's longest string
 LINK = 1
-# The latest prefix that ends with the state's strings and was continued, see `_note`; until one was
-# continued, the prefix in which the strings were first read. If the state is a prefix, the bits
+# The latest prefix that ends with the state's strings and was continued (see `_note`); before the
+# first of them, the prefix in which the strings were first read. If the state is a prefix, the bits
 # from COUNT_SHIFT on hold how often its strings were continued, up to LARGEST_COUNT.
 LATEST = 2
 FIRST_EDGE = 3  # token of the state's newest edge in the edge table, NONE if it has none there
@@ -143,7 +146,7 @@ BEST_COUNT = 9
 OWN_EDGES = 10
 CLONE_EDGES = 3
 CLONE_PLACES = 4
-# Columns of the tokens of a clone's own edges; each target is in the next column.
+# The columns with the tokens of a clone's own edges; an edge's target is in the next column.
 OWN_EDGE_COLUMNS = tuple(range(OWN_EDGES, OWN_EDGES + 2 * CLONE_EDGES, 2))
 
 # Columns of an edge, int32[4]. No edge leads to state 0, so TARGET 0 marks a free slot.
@@ -157,7 +160,7 @@ LARGEST_COUNT = (1 << (31 - COUNT_SHIFT)) - 1
 
 GROUP_SHIFT = 32
 NONE = -1
-ENTRY_BYTES = 16  # a place and an edge take 16 bytes each
+ENTRY_BYTES = 16  # the size of a prefix, and of an edge
 BLOCK_ENTRIES = 1 << BLOCK_SHIFT
 BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 BLOCK_MASK = BLOCK_ENTRIES - 1
@@ -170,7 +173,8 @@ OVERFLOW_SLOTS = 96
 MOVED_SLOTS = 32
 # LATEST has no bits for more blocks of prefixes.
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
-# `_scout` looks at this many rows at once, tokens per row, and suffix links per token.
+# How many rows `_scout` looks at together, how many tokens per row, how many suffix links per
+# token.
 ROWS_SCOUTED = 32
 TOKENS_SCOUTED = 3
 LINKS_SCOUTED = 8
@@ -259,7 +263,7 @@ def _prefetch(typing_context, address):
 
 @njit(nogil=True)
 def _take_block(arena):
-    """Take a block and return its address; callers have made sure that there is one."""
+    """Take a block and return its address; callers have made sure that one is free."""
     address = arena[arena[0]]
     arena[0] -= 1
     return address
@@ -299,7 +303,7 @@ def _length_of(states, state):
 
 @_inlined
 def _after(states, state):
-    """Return the next prefix of the run, 0 at the end of a block without a next one."""
+    """Return the run's next prefix; 0 if that needs a block which the run does not have yet."""
     if state & BLOCK_MASK != BLOCK_MASK:
         return state + 1
     return _row_of(states, state)[NEXT_BLOCK]
@@ -307,7 +311,7 @@ def _after(states, state):
 
 @njit(nogil=True)
 def _add_prefix_block(header, arena, length, writer):
-    """Begin a block of prefixes, the first of which has this length; return its first place."""
+    """Begin a block of prefixes; its first prefix, which is returned, has the length `length`."""
     first = header[PREFIX_BLOCKS] << BLOCK_SHIFT
     header[PREFIX_BLOCKS] += 1
     row = _row_of(header[STATES], first)
@@ -376,7 +380,7 @@ def _home(hashed, slots):
 
 @_inlined
 def _probe(directory, slots, home, state, token):
-    """Return an edge's address; if it is missing, minus a free slot's address; 0 without a slot."""
+    """Return an edge's address, or minus the address of a free slot for it, or 0 without a slot."""
     addresses = _int64_pointer(directory)
     slot = home
     if addresses[slot >> BLOCK_SHIFT] == 0:  # no edge was moved that far yet
@@ -471,7 +475,7 @@ def _put_edge(header, address, state, token, target, found):
 
 @_inlined
 def _edge_room(header):
-    """Return how many edges may be added; a load of four fifths costs no measurable time."""
+    """Return how many edges may be added; a table that is four fifths full is still fast."""
     room = header[EDGE_SLOTS] * 4 // 5 - header[EDGE_COUNT]
     if header[OLD_EDGE_SLOTS] != 0:
         # The rest of the old table may fill up a little more while edges move.
@@ -508,7 +512,7 @@ def _move_edges(header, arena, slots):
         if not is_free:
             state, token = np.int64(edge[SOURCE]), np.int64(edge[TOKEN])
             home = _home(_hash(state, token), header[EDGE_SLOTS])
-            # One block more than the home needs, for displaced edges.
+            # One block after the block of the home slot, for displaced edges.
             while header[EDGE_BLOCKS] < min((home >> BLOCK_SHIFT) + 2, blocks):
                 _add_edge_block(header, arena)
             address = -_probe(header[EDGES], header[EDGE_SLOTS], home, state, token)
@@ -552,10 +556,10 @@ def _branches(header, state):
 
 @njit(nogil=True)
 def _clone(header, arena, parent, token, edge, state):
-    """Move the strings of `state` that are no longer than `parent`'s plus `token` to a clone.
+    """Move to a clone those strings of `state` that have at most one token more than `parent`'s.
 
     The clone holds the strings that a new prefix shares with earlier text, so it inherits the
-    latest end of the state. `edge` is the address of the target of the edge from `parent` to
+    latest position of the state. `edge` is the address of the target of the edge from `parent` to
     `state`. Returns the clone and DONE, or 0 and the reason why there is none.
     """
     states = header[STATES]
@@ -628,7 +632,7 @@ def _clone(header, arena, parent, token, edge, state):
 
 @_inlined
 def _target_of(header, arena, state, token):
-    """Find the state that `token` leads to from `state`; split off the longer strings it may hold.
+    """Find the state that `token` leads to from `state`; split off any longer strings.
 
     Returns the state and DONE; 0 and DONE if the token never followed; 0 and the reason if there is
     no room for the split.
@@ -669,7 +673,7 @@ def _latest_of(header, state):
     if token == NONE or token == entry[NEXT_TOKEN]:
         return token, _after(states, state) if token != NONE else np.int64(0)
     edge = _find_edge(header, address, state, token)
-    if edge <= 0:  # the token's text was given up while it waited for memory
+    if edge <= 0:  # the text with the token was dropped while it waited for memory
         return np.int64(NONE), np.int64(0)
     return token, np.int64(_int32_pointer(edge)[0])
 
@@ -695,9 +699,9 @@ def _note(entry, state, position, token, target, times):
 def _note_known(states, state, position, token, new, link, links):
     """Note that a state and its shorter suffixes were continued, for at most `links` states.
 
-    Their strings were followed by `token` before, so their edges lead to suffixes of the new
-    prefix, whose link is `link`. An edge was followed as often as its target was continued, and
-    once more now.
+    `token` followed their strings before, so their edges on `token` lead to suffixes of the new
+    prefix, whose link is `link`. An edge was followed as often as its target was continued before,
+    plus this time.
     """
     target, link_of_target, times = new, link, np.int64(1)
     longest_of_link = _length_of(states, link)
@@ -720,12 +724,12 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
     """Give every suffix of a text its edge on `token`, and the new prefix its suffix link.
 
     On the way it notes the continuation of the suffixes along `max_link_updates` suffix links.
-    Without this bound, each repetition of a token would cost as much as all its repetitions before.
-    With the bound, states far down the chain keep a position that is correct but may be older, and
-    a count that may be lower.
+    Without this bound, a text that repeats one token would take longer with each repetition. With
+    the bound, states many links away keep a position that is correct but may be older, and a count
+    that may be lower.
 
     Returns DONE, or a reason when the edge table is full. The walk may be repeated from its start
-    once there is room, because it passes over edges that lead to the new prefix already.
+    once there is room, because it skips edges that already lead to the new prefix.
     """
     states = header[STATES]
     # The state before `new`. If `new` is the first of its block, that state is in another block.
@@ -765,7 +769,7 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
 
 @_inlined
 def _begin_next(header, arena, text, token):
-    """Make the state of a text's next prefix, without its link; return it, or 0 and the reason."""
+    """Make the state of a text's next prefix, without a link; return it and DONE, or 0 and why."""
     states = header[STATES]
     last = text[LAST]
     address = _address_of(states, last)
@@ -830,11 +834,11 @@ def _append(header, arena, text, token, max_link_updates):
 
 @_inlined
 def _text_changed(text, token_ids, row, length):
-    """Whether the row cannot be a continuation of the text read so far.
+    """Whether a row differs from the text read so far instead of continuing it.
 
-    A request id may be reused, or its text cut, between two calls. A comparison of the length and
-    the last few tokens finds practically every such row, at a fraction of the cost of comparing
-    everything. A row that slips through costs acceptance only, since drafts are verified.
+    Between two calls, a request id may be reused, or a request's text cut. A comparison of the
+    length and the last few tokens finds practically every such row, at a fraction of the cost of
+    comparing everything. A row that is not found only lowers acceptance, since drafts are verified.
     """
     read = text[LENGTH]
     if length < read:
@@ -849,7 +853,7 @@ def _text_changed(text, token_ids, row, length):
 def _catch_up(
     automata, texts, arena, slot, token_ids, row, length, max_link_updates, progress
 ):  # fmt: skip
-    """Read a row's new tokens up to `length`; return DONE or the reason why it stopped."""
+    """Read a row's new tokens up to `length`; return DONE or the reason why reading stopped."""
     if slot >= texts.shape[0] or texts[slot, TEXT_OPEN] == 0:
         return BAD_SLOT
     if row < 0 or row >= token_ids.shape[0] or length < 0 or length > token_ids.shape[1]:
@@ -888,7 +892,7 @@ def _fetch_state(states, state):
 
 @_inlined
 def _edge_at_hand(states, address, state, token):
-    """Return where `token` leads from the state at `address`, 0 if that needs the edge table."""
+    """Return the state after `token`, or 0 if finding it needs the edge table."""
     entry = _int32_pointer(address)
     if state >= 0:
         return _after(states, state) if entry[NEXT_TOKEN] == token else np.int64(0)
@@ -907,13 +911,14 @@ def _fetch_slot(header, state, token):
 
 @njit(nogil=True)
 def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
-    """Prefetch the memory that rows from `first` on touch when they read their first new tokens.
+    """Prefetch the memory for reading the first new tokens of rows, from row `first` on.
 
     Reading a token waits for memory many times: each suffix link of a chain leads to a state, a
     position and perhaps an edge, all far apart. Here all rows follow one link at a time and
-    prefetch what the next one needs, so that their waits overlap. First all rows look for where
-    their tokens lead, token by token. Then they follow the rest of the chains. Only the scratch
-    space `lanes` is written to, so rows that share automata can be read one by one afterwards.
+    prefetch what the next link needs, so that their waits overlap. First all rows look for the
+    states that their tokens lead to, token by token. Then they follow the rest of the chains of
+    links. Only the scratch space `lanes` is written to, so rows that share automata can be read one
+    by one afterwards.
     """
     row_of, position_of = _pointer_of_row(lanes, 0), _pointer_of_row(lanes, 1)
     header_of, token_of = _pointer_of_row(lanes, 2), _pointer_of_row(lanes, 3)
@@ -1021,7 +1026,7 @@ def extend_rows(
     automata, texts, arena, slots, rows, token_ids, lengths, max_link_updates, first, progress,
     lanes,
 ):  # fmt: skip
-    """Read the new tokens of rows from `first` on; return the row where it stopped.
+    """Read the new tokens of rows from `first` on; return the row where reading stopped.
 
     It returns `slots.size` when all rows are done. `lanes` is scratch space,
     int64[SCOUT_COLUMNS, SCOUT_LANES].
@@ -1089,7 +1094,7 @@ def begin_moving(header, directory, slots):
 
 @kernel(INT64, INT64)
 def finish_moving(header, arena):
-    """Move all remaining edges, for a token that adds more edges than fit while edges move."""
+    """Move all remaining edges at once, for a token whose edges do not fit while edges move."""
     _move_edges(_pointer_of(header), _pointer_of(arena), header[OLD_EDGE_SLOTS])
 
 
@@ -1098,5 +1103,5 @@ KERNELS = extend_rows, place_rows, free_blocks, begin_table, begin_moving, finis
 
 
 def warm_up() -> compilation.WarmUp:
-    """Compile or load the kernels; it takes seconds the first time on a machine, then about one."""
+    """Compile or load the kernels; the first time on a machine takes seconds, later about one."""
     return compilation.warm_up(*KERNELS)

@@ -1,7 +1,7 @@
 """The pool of automata and of the texts they read: it owns the memory and checks all arguments.
 
-Blocks of states and edges come from one arena per pool. So no text's growth copies anything, and an
-automaton that is freed gives its blocks to the others at once (see `kernels.py`).
+Blocks of states and edges come from one arena per pool. So texts grow without copies, and other
+automata can use the blocks of a freed automaton at once (see `kernels.py`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from sam_rollout.automaton.interface import (
 # Edge tables grow by half. Doubling would move fewer edges but leave a quarter more memory unused.
 _GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2
 
-# Size of the first edge table, per token about to be read. In reasoning text few tokens bring an
-# edge that has no place in a clone, and the table is at most four fifths full.
+# Slots of the first edge table, per token about to be read. In reasoning text few tokens add an
+# edge to the table, because clones hold most edges. The table is at most four fifths full.
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
 # Suffix links along which each token's continuation is noted. Following more links takes longer and
 # also lowers acceptance: with 8, 0.2 to 0.4 % fewer tokens per step on real texts.
 MAX_LINK_UPDATES = 2
 
-# Blocks in an automaton's first directory, for prefixes and for clones each.
+# How many blocks of prefixes, and of clones, fit into an automaton's first directory.
 _FIRST_DIRECTORY_BLOCKS = 4
 
 _GROWING_HELPS = (kernels.NEED_BLOCKS, kernels.NEED_DIRECTORY, kernels.NEED_EDGES)
@@ -58,8 +58,9 @@ _INT32 = np.dtype(np.int32)  # comparing dtypes is faster than comparing with th
 class AutomatonPool:
     """Suffix automata of growing texts (SAM-Decoding, arXiv 2411.10666).
 
-    A text is read through an open slot. By default it has an automaton to itself. Texts that are
-    opened in a common automaton find each other's continuations, in whatever order they grow.
+    A text is read through an open slot. By default it has an automaton to itself. In a common
+    automaton, each text also finds the continuations of the other texts, in whatever order the
+    texts grow.
 
     A pool is not thread-safe, though its kernels release the GIL.
 
@@ -120,7 +121,7 @@ class AutomatonPool:
         self._free(automaton)
 
     def adopt(self, other: AutomatonPool, automaton: int) -> int:
-        """Take over another pool's only automaton without a copy; return its number here.
+        """Take over another pool's only automaton without a copy; return its number in this pool.
 
         Raises:
             IndexError: `other` has no such automaton.
@@ -139,7 +140,7 @@ class AutomatonPool:
         return adopted
 
     def open(self, automaton: int | None = None, group: int = 0) -> int:
-        """Start an empty text and return its slot; its first token takes memory.
+        """Start an empty text and return its slot; it takes no memory before its first token.
 
         Args:
             automaton: a common automaton that `create` made; None for an automaton of its own.
@@ -182,13 +183,14 @@ class AutomatonPool:
 
     @property
     def places_of_largest(self) -> int:
-        """Places of the automaton that has the most."""
+        """How many places for tokens the largest automaton has."""
         return int(self._automata.table[:, kernels.PREFIX_BLOCKS].max()) * kernels.BLOCK_ENTRIES
 
     def nbytes_of_texts(self, automaton: int, tokens: Int64Array) -> Int64Array:
         """Estimate the bytes that texts of `tokens`, int64[texts], would take in an automaton.
 
-        The bytes per place are those of `automaton`. Lengths are rounded up to whole blocks.
+        The estimate uses the present bytes per place of `automaton`. Lengths are rounded up to
+        whole blocks.
         """
         places = max(self.places_of_automaton(automaton), 1)
         beside = max(self.nbytes_of_automaton(automaton) - places * kernels.ENTRY_BYTES, 0)
@@ -214,8 +216,9 @@ class AutomatonPool:
     ) -> None:
         """Read each text's new tokens.
 
-        The result does not depend on how a text is cut into calls. A row that is shorter than
-        what was read, or differs from it in the last few tokens, is read again from its start.
+        The result does not depend on how a text's tokens are divided among calls. A row that is
+        shorter than what was read, or differs from it in the last few tokens, is read again from
+        its start.
 
         Args:
             slots: int32[B], open slots; a negative one is skipped.

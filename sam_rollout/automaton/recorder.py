@@ -1,7 +1,8 @@
 """The recorder of generated texts, which keeps them until their requests end.
 
-An engine passes growing rows step by step, and reports the end of a request only after the row
-belongs to another request. A copy of four bytes per token is cheaper than asking the engine again.
+An engine passes growing rows step by step, and reports the end of a request only after the
+request's row belongs to another one. Copying four bytes per token is cheaper than asking the engine
+for the text again.
 """
 
 import numpy as np
@@ -25,28 +26,29 @@ _NOTHING = np.zeros(0, np.int32)
 
 
 class TextRecorder:
-    """The generated texts of up to `slots` requests, at most `max_length` long with prompt."""
+    """Texts of up to `slots` requests; with its prompt, each has at most `max_length` tokens."""
 
     def __init__(self, slots: int, max_length: int) -> None:
         warm_up(record_rows)
         # Untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((slots, max_length), np.int32)
-        # [slots, 3]: the row's first token that is kept, its tokens read, most tokens ever held.
+        # [slots, 3]: position of the first token kept, number of tokens read, most tokens ever
+        # held.
         self._spans = np.zeros((slots, 3), np.int32)
         self._written = 0  # the sum of the last column
         self._free = list(range(slots - 1, -1, -1))
 
     @property
     def nbytes(self) -> int:
-        """Memory that was ever written to; the system has given no more than that."""
+        """Bytes that were ever written to; until then the system provides no memory for them."""
         return self._written * self._texts.itemsize
 
     def open(self, prompt_tokens: int = 0) -> int:
         """Return a slot for another request, or -1 if none is left.
 
         Args:
-            prompt_tokens: length of the prompt, which an interrupted response may follow in the
-                first row; 0 if the first row ends with the prompt and one sampled token.
+            prompt_tokens: length of the prompt, if the first row may also hold tokens of an
+                interrupted response; 0 if the first row ends with the prompt and one sampled token.
         """
         if not self._free:
             return -1
@@ -61,7 +63,7 @@ class TextRecorder:
         return self._texts[slot, first + start : end].copy() if end >= 0 else _NOTHING
 
     def take(self, slot: int) -> Int32Array:
-        """Free a slot and return its text: a few tokens of the prompt, then the response."""
+        """Free a slot and return its text: the prompt's last few tokens, then the response."""
         start, end, _ = self._spans[slot]
         self._free.append(slot)
         return self._texts[slot, start:end].copy() if end >= 0 else _NOTHING
@@ -73,9 +75,10 @@ class TextRecorder:
         num_tokens: Int32Array,
         eligible: npt.NDArray[np.bool_],
     ) -> None:
-        """Copy each row's new tokens; `open` says what a slot's first row holds.
+        """Copy each row's new tokens; see `open` for a slot's first row.
 
-        `slots` is int32[B], negative for rows to skip; see `Source.catch_up` for the rest.
+        `slots` is int32[B], negative for rows to skip; see `Source.catch_up` for the other
+        arguments.
         """
         self._written += record_rows(
             self._texts, self._spans, slots, token_ids, num_tokens, eligible
@@ -84,7 +87,7 @@ class TextRecorder:
 
 @kernel(INT32_2D, INT32_2D, GIVEN_INT32, GIVEN_INT32_2D, GIVEN_INT32, given(types.boolean))
 def record_rows(texts, spans, slots, token_ids, num_tokens, eligible):
-    """Do the work of `TextRecorder.record`; return by how many tokens slots' maxima have grown."""
+    """Do the work of `TextRecorder.record`; return by how many tokens `spans`' last column grew."""
     more = 0
     for row in range(slots.size):
         slot = slots[row]

@@ -1,4 +1,4 @@
-"""Tables of the tokens that scored positions drew or held likeliest; see `Scored`."""
+"""Tables of the tokens that were drawn, or likeliest, at scored positions; see `Scored`."""
 
 from numba import types
 
@@ -18,7 +18,7 @@ _MOST_TIMES = 1 << 20
 
 @kernel(INT32, INT32, INT32, INT32, INT32, INT64, written(types.int32, 3))
 def note_draws(tokens, positions, parents, drawn, widths, rows, table):
-    """Note the tokens that positions after each draft's accepted tokens drew (see `interface.py`).
+    """Note the tokens drawn at positions after each draft's accepted tokens (see `interface.py`).
 
     Args:
         rows: int64[M], each text's row of the table; -1 for a request that has none.
@@ -31,7 +31,8 @@ def note_draws(tokens, positions, parents, drawn, widths, rows, table):
         for i in range(first + 1, stop):
             if parents[i] == right - first and tokens[i] == drawn[right]:
                 right = i
-        # Backwards, so that of several tokens for a position the first, likeliest one stays.
+        # A tree has several tokens for a position. The loop runs backwards, so that the entry of
+        # the first, likeliest one stays.
         for i in range(stop - 1, first, -1):
             distance = positions[i] - positions[right]
             if rows[m] < 0 or drawn[i] < 0 or distance < 1:
@@ -46,7 +47,7 @@ def note_draws(tokens, positions, parents, drawn, widths, rows, table):
 
 @kernel(INT32, INT32, INT32, INT32_2D)
 def note_likeliest(tokens, likeliest, widths, followers):
-    """Note each scored token's likeliest follower in int32[vocab_size, 2] (see FOLLOWERS)."""
+    """Note each scored token's likeliest follower in int32[vocab_size, 2] (see FOLLOWER, RUN)."""
     size, first = followers.shape[0], 0
     for width in widths:
         last = min(first + width, tokens.size) - 1

@@ -61,7 +61,7 @@ class _Counter(TorchDispatchMode):
 
 
 def count(call: Callable[[], Any]) -> Counts:
-    """Count one call; run it once before, so that initialisation is not counted."""
+    """Count one call, which must have run before, so that initialisation is not counted."""
     with _Counter() as counter:
         call()
     return counter.counts

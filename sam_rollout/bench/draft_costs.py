@@ -56,7 +56,7 @@ def batch_of(texts: list[Trace], rows: int, length: int) -> Rows:
 
 
 def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
-    """Join responses to one long text, and repeat them with other token ids until it is full.
+    """Join responses to a text of `tokens` tokens; repeat them with other token ids if needed.
 
     Args:
         known: The responses.
@@ -87,9 +87,9 @@ def _calls_at(
 ) -> list[dict[str, Any]]:
     """Measure the calls of one size; each turn of a side has several calls.
 
-    At the first call of a turn, the CPU's caches hold the other sides' data, as they do after an
-    engine's forward pass. The time of these cold calls depends on the other sides, so it is kept
-    separately.
+    At the first call of a turn, the CPU's caches hold the data of other sides, much as they hold
+    other data after an engine's forward pass. The time of these cold calls depends on the other
+    sides, so it is kept separately.
     """
     length = context + 3 * steps
     requests = batch_of(texts, batch, length)

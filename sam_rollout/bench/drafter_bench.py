@@ -1,7 +1,8 @@
 """`sam-rollout bench drafter`: measures the acceptance and time of our drafter and of others.
 
-All sides see the same texts in the same order, in one process. When time is measured, they take
-turns. Acceptance comes from greedy replay (`replay.py`) and does not depend on the machine.
+All drafters, called sides, see the same texts in the same order, in one process. When time is
+measured, the sides take turns. Acceptance comes from greedy replay (`replay.py`) and does not
+depend on the machine.
 """
 
 from __future__ import annotations
@@ -144,8 +145,8 @@ def pivot(
         across: Keys whose values name a column.
 
     Returns:
-        Line -> column -> row, and all columns. Lines and columns are tuples of values, in order of
-        appearance.
+        For each line a mapping from columns to rows; and all columns. Lines and columns are tuples
+        of values, in order of appearance.
     """
     lines: dict[tuple, dict[tuple, dict[str, Any]]] = {}
     columns: dict[tuple, None] = {}

@@ -16,7 +16,7 @@ from sam_rollout.telemetry.traces import Trace
 SAME = 1.25  # steps are similar if their numbers of requests differ by less than this factor
 MIN_STEPS = 3  # least number of similar steps for an estimate
 MANY_TOKENS = 64  # least prompt tokens of a step that shows the cost of computing a token
-DEFAULT_LIMIT = 256  # most requests of an engine if the configuration does not say
+DEFAULT_LIMIT = 256  # most requests of an engine if the configuration sets no limit
 
 
 class BaselineError(ValueError):
@@ -28,9 +28,9 @@ class StepTimes:
 
     The time of decoding depends on the number of requests. This time is interpolated between
     recorded numbers and never falls with more requests. Beyond the largest recorded number, it is
-    extrapolated with the slope of the upper three quarters. A run without drafts does not show the
-    time that d draft tokens add. The estimate takes the larger of the times of d more requests and
-    of d more prompt tokens.
+    extrapolated with the slope among steps that have at least a quarter of this number. A run
+    without drafts does not show the time that d draft tokens add. The estimate takes the larger of
+    the times of d more requests and of d more prompt tokens.
 
     Args:
         steps: Engine steps of training, without drafts.

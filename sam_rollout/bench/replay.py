@@ -69,7 +69,7 @@ class Rows:
     def join(self, first: int = 1) -> list[tuple[str, Trace]]:
         """Start waiting responses while there is room; return them with their request ids.
 
-        Each of them knows the first `first` tokens of its response.
+        Each request begins with the first `first` tokens of its response as known tokens.
         """
         joined = []
         while self.waiting and len(self) < len(self.known):
@@ -83,7 +83,7 @@ class Rows:
         return joined
 
     def batch(self) -> tuple[list[str], Int32Array, Int32Array, Int32Array]:
-        """Return ids, tokens, known and gained; the last two are copies, as in vLLM."""
+        """Return request ids, texts, and copies of the numbers of known and gained tokens."""
         rows = len(self)
         return list(self.ids), self.tokens, self.known[:rows].copy(), self.gained[:rows].copy()
 
@@ -98,7 +98,7 @@ class Rows:
         return int(self._lengths[row] - self.known[row])
 
     def advance(self, row: int, tokens: int) -> int:
-        """Let a row gain tokens, at most those left; return their number."""
+        """Let a row gain `tokens` tokens, or all that are left; return how many it gained."""
         self.gained[row] = min(tokens, self.left(row))
         self.known[row] += self.gained[row]
         return int(self.gained[row])
@@ -112,7 +112,7 @@ class Rows:
         return accepted
 
     def leave(self) -> list[str]:
-        """Remove ended requests and return their ids; the last row moves up, as in vLLM."""
+        """Remove ended requests and return their ids; the last row fills each gap, as in vLLM."""
         ended = []
         for row in reversed(range(len(self))):
             if not self.left(row):
@@ -167,8 +167,8 @@ def accepted_tokens(
     Args:
         draft: The draft tokens.
         text: The tokens that the model writes next.
-        parents: In a tree, each token's predecessor as an index into the draft, or -1; None for a
-            chain.
+        parents: In a tree, the index of each token's predecessor in the draft, -1 without one; None
+            for a chain.
     """
     last, accepted = -1, 0
     for place, token in enumerate(draft):

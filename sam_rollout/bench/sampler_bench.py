@@ -1,7 +1,7 @@
 """`sam-rollout bench sampler`: measures the time of verification, ours and other samplers'.
 
-Every request has k draft tokens that the target accepts with probability 0.7 each. There is no
-draft distribution (one-hot), and the temperature is above 0. Every call draws its random numbers.
+Every request has k draft tokens, each of which is accepted with probability 0.7. There is no draft
+distribution (one-hot), and the temperature is above 0. Every call draws its random numbers.
 Samplers take turns, so that other work on the machine affects all of them. For comparison, the same
 turns measure the time to read all target probabilities once, and to copy one row per request.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ACCEPTANCE = 0.7  # probability that a draft token is accepted
-DISTINCT_ROWS = 32  # rows repeat these contents, but each row has its own memory
+DISTINCT_ROWS = 32  # number of different rows; further rows are copies with their own memory
 MIN_REPEATS, MAX_REPEATS = 3, 31
 READ, COPY = "read all", "copy a row each"
 
@@ -94,7 +94,7 @@ def _row_keys(case: Case, layout: DraftLayout) -> tuple[torch.Tensor, torch.Tens
 
 
 def run_vectorised(case: Case) -> torch.Tensor:
-    """Run the vectorised verification, with its random numbers."""
+    """Draw random numbers, and run the vectorised verification."""
     layout = case.layout()
     keys, positions = _row_keys(case, layout)
     accept, draw = (keyed_bits(keys, positions, stream) for stream in range(2))
@@ -124,7 +124,8 @@ def measure_case(
     """Time reading, copying and all samplers in turns; slow samplers run fewer times.
 
     Returns:
-        A row of JSON values for each; its counts are None if they cannot be counted.
+        A row of JSON values for each measured call. Its counts are None for samplers that are not
+        countable.
     """
     called: list[tuple[str, str, Callable[[], Any], bool]] = [
         (READ, "torch", case.probabilities.sum, True),

@@ -159,7 +159,7 @@ class OwnSession(Session):
             self.requests.pop(request_id, None)
 
     def exchange(self, name: str, pieces: Sequence[Piece]) -> list[Piece]:
-        """Read pieces that other engines sampled; return the new pieces of this one, `name`."""
+        """Read pieces of text from other engines; return the new pieces of this engine, `name`."""
         return self._session.exchange_texts(name, pieces)
 
     def end_step(self) -> None:

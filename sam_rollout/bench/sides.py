@@ -1,7 +1,8 @@
 """The drafters (sides) to measure: ours in several configurations, and other installed ones.
 
-All are called as vLLM's model runner calls a proposer: once per step, with a batch of requests
-whose texts are the rows of one array. Drafters that are missing are listed with the reason.
+All drafters are called as vLLM's model runner calls a proposer: once per step, with a batch of
+requests whose texts are the rows of one array. Drafters that are missing are listed with the
+reason.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Side:
 def _own(
     sources: Mapping[str, Any], policy: str, k: int, max_rows: int, max_length: int
 ) -> OwnSession:
-    """Open a session with the source `own`, further ones from `sources`, and an open gate."""
+    """Open a session with the source `own`, the given sources, and a gate that is always open."""
     more = {name: {"enabled": True, **fields} for name, fields in sources.items()}
     config = SamConfig.from_mapping(
         {
@@ -99,8 +100,9 @@ class _Arctic(Session):
     """vLLM's proposer `suffix`, which uses Arctic Inference.
 
     An installed Arctic Inference changes vLLM, so keep it outside the environment and run with
-    `PYTHONPATH=DIR`. Only the suffix trees of 0.3.0 are needed, and a full build needs torch. In
-    its unpacked source distribution, with nanobind 2.9.2 in the environment of PYTHON:
+    `PYTHONPATH=DIR`. A full build needs torch, but the suffix trees of version 0.3.0 are enough. To
+    build them, install nanobind 2.9.2 in the environment of PYTHON, and run in the unpacked source
+    distribution:
 
         cmake -S csrc/suffix_decoding -B build -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=PYTHON
         cmake --build build && cp build/_C*.so arctic_inference/suffix_decoding

@@ -1,8 +1,8 @@
 """A simulated engine that samples recorded responses again, with or without drafts.
 
-Drafter and gate are those of a real run. As with the coupled sampler, a draft is accepted as far as
-it agrees with the recorded text. Only time is estimated: a step takes the time of recorded steps
-that computed the same number of tokens, plus the drafter's time on this machine.
+The drafter and the gate are the same as in a real run. As with the coupled sampler, a draft is
+accepted as far as it agrees with the recorded text. Only time is estimated: a step takes the time
+of recorded steps that computed the same number of tokens, plus the drafter's time on this machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Outcome:
     """The result of a simulated rollout, or an engine's part of it."""
 
     rollout_s: float = 0.0  # all rounds; a round ends when its slowest engine has finished
-    tail_s: float = 0.0  # long tails of the slowest engines
+    tail_s: float = 0.0  # the long tail of each round's slowest engine
     steps: int = 0  # engine steps
     verified_rows: int = 0  # number of verified drafts, over all steps
     accepted: int = 0  # accepted draft tokens

@@ -20,7 +20,7 @@ class CompareCommand(TyperCommand):
     """A command whose option --with takes all folders up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put --with before each folder that follows one --with."""
+        """Insert --with before the second and each further folder of a --with."""
         spread, behind = list[str](), False
         for word in args:
             behind = word == "--with" or (behind and not word.startswith("-"))
@@ -63,7 +63,7 @@ def compare(
             from sam_rollout.report.page import write_page
 
             write_page(comparison, html)
-        print_comparison(comparison, wide_console())  # last: a pipe's reader may close it early
+        print_comparison(comparison, wide_console())  # last, as a pipe's reader may close it
 
 
 def dashboard(

@@ -65,7 +65,7 @@ def prepare(folder: Path) -> None:
         )
     config = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
     os.environ["VERL_CONFIG_DIR"] = str(config)
-    # Paths below the recipe's folder, and below the working directory of the command.
+    # `recipe` completes paths below the recipe's folder, `here` below the working directory.
     OmegaConf.register_new_resolver("recipe", lambda path: str(folder / path), replace=True)
     OmegaConf.register_new_resolver("here", lambda path: str(Path(path).absolute()), replace=True)
 
@@ -80,7 +80,7 @@ def compose(*overrides: str) -> tuple[dict[str, Any], str]:
         The resolved configuration as plain values, and the name of its device file.
 
     Raises:
-        UnknownExperimentError: There is no such experiment; the message lists all.
+        UnknownExperimentError: There is no such experiment; the message lists all experiments.
         RefusedError: An override or a configuration file is wrong.
         ExperimentError: The recipe or verl is missing.
     """

@@ -1,9 +1,9 @@
 """The identity of a request, which is the same in every run.
 
-vLLM makes a new request id for every call, and verl a new uid for every prompt. Neither tells which
-responses answer the same prompt, or which responses of two runs correspond. Records of requests,
-drafts from siblings and keyed sampling need to know it, so an identity travels with each request in
-``SamplingParams.extra_args["sam"]``.
+vLLM makes a new request id for every call, and verl a new uid for every prompt. These ids do not
+show which responses answer the same prompt, or which responses of two runs correspond. Records of
+requests, drafts from siblings and keyed sampling need this information, so an identity travels with
+each request in ``SamplingParams.extra_args["sam"]``.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ class RequestIdentity:
     step: int  # Training step that asked for the response; -1 outside training.
     split: str  # "train" or "val".
     key: int  # The key of the response's random numbers, a 63-bit integer.
-    # Length of the prompt; 0 if unknown. A longer prompt continues an interrupted response.
+    # Length of the prompt; 0 if unknown. A request with a longer prompt continues an interrupted
+    # response.
     prompt_tokens: int = 0
 
     def resumed(self, tokens: int) -> int:
-        """Return how many of a request's first `tokens` tokens its response had sampled before."""
+        """Return how many of a request's first `tokens` tokens were sampled by earlier requests."""
         return max(tokens - self.prompt_tokens, 0) if self.prompt_tokens else 0
 
     @property

@@ -1,4 +1,4 @@
-"""Reads and writes JSON that every reader accepts, with numbers that JSON lacks.
+"""Reads and writes JSON that every reader accepts, even with infinities and NaN.
 
 `clip_grad=inf` is a valid setting, but JSON has no infinity, and Python's `json` writes a word that
 browsers and jq refuse. `dumps` therefore writes the text "inf", which `loads` and Hydra read as the
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _NOT_FINITE = {repr(number): number for number in (math.inf, -math.inf, math.nan)}
-# Protocol buffers, and so other programs, write the capitalised names.
+# Programs that use protocol buffers write the capitalised names.
 _READ = _NOT_FINITE | {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
@@ -26,7 +26,7 @@ def encode(value: Any) -> Any:
 
     Numbers that are not finite become "inf", "-inf" and "nan". Members of enumerations become their
     names, unless they are texts or integers themselves. Arrays become lists, and sets become sorted
-    lists. Any other value becomes its text, so that writing a run's description never fails.
+    lists. Any other value is converted by `str`, so that writing a run's description never fails.
     """
     if isinstance(value, Enum):
         return encode(value.value) if isinstance(value, str | int) else value.name

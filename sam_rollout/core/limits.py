@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 # More tokens of a copied text are not useful, and each makes a verify step larger.
 MAX_DRAFT_TOKENS = 32
-MOST_STEP_TOKENS = 4096  # In all trees of a step; fewer already keep an accelerator busy.
+MOST_STEP_TOKENS = 4096  # Draft tokens in all trees of a step; fewer keep a device busy.
 UNKNOWN_VOCABULARY = (1 << 31) - 1  # Admits every int32 token id but the largest.
 
 

@@ -52,7 +52,8 @@ GONE = {
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
     """Return the message that refuses an unknown name, with the nearest known one.
 
-    All known names follow, unless there are more than MOST_LISTED and one of them is near.
+    The message lists all known names, unless there are more than MOST_LISTED and one of them is
+    similar.
     """
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" did you mean {close[0]!r}?" if close else ""
@@ -66,7 +67,7 @@ def setting(default: Any, *, meaning: str = "", allowed: str = "", **limits: Any
 
     Args:
         default: the default value; no other place repeats it.
-        meaning: the text of the reference page; sections with handwritten rows have none.
+        meaning: the field's text on the reference page; empty if its row there is handwritten.
         allowed: the allowed values on the reference page, where the limits do not show them.
         limits: the limits that are checked.
     """
@@ -111,8 +112,8 @@ class Section:
                 raise ConfigError(f"{path}.{key}", value, why)
             kind = kinds[key]
             if kind is dict and value is None:
-                # Configurations hold null for an unset mapping: Hydra would add keys to an empty
-                # one, but sets null as a whole.
+                # Configurations hold null for an unset mapping. In an override, Hydra would add
+                # keys to an empty mapping, but it replaces null as a whole.
                 value = {}
             if isinstance(kind, type) and issubclass(kind, Section):
                 value = kind.from_mapping(value, f"{path}.{key}")

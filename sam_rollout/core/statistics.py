@@ -1,17 +1,17 @@
 """Confidence intervals of gains and differences between runs, of ratios, and of shares.
 
-A step has the same prompts in every run of a seed. A bootstrap draw therefore takes runs of each
-side with replacement, and then steps with replacement, the same steps for all runs. This is a
+A step has the same prompts in all runs with the same seed. A bootstrap draw therefore takes runs of
+each side with replacement, and then steps with replacement, the same steps for all runs. This is a
 bootstrap of two crossed factors (Owen, The pigeonhole bootstrap, 2007). If run n of both sides has
 the same seed, which no other run has, runs are drawn as pairs, and the seed's effect cancels.
 
-The bootstrap of two or three runs is too narrow. If both sides have several runs, the interval
-therefore also includes the t-interval of the runs' totals (Welch's, or that of pairs). If a side
-has a single run, the interval covers only the noise within runs.
+The bootstrap's interval is too narrow for two or three runs. If both sides have several runs, the
+interval therefore also includes the t-interval of the runs' totals (Welch's, or for pairs Student's
+of their differences). If a side has a single run, the interval covers only the noise within runs.
 
-Two ratios of sums within one run are compared over independent units, with the jackknife's variance
-of their logarithm. Engines import this module. scipy.stats takes a second to import, so it is
-imported where it is used.
+Two ratios of sums within one run are compared over independent units, such as prompts, with the
+jackknife's variance of their logarithm. Engines import this module. scipy.stats takes a second to
+import, so it is imported where it is used.
 """
 
 import math
@@ -51,7 +51,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Sides:
-    """A metric of both sides as arrays [runs of the side, steps], without NaN.
+    """A metric of the sides BASE and SAM, as arrays [runs of the side, steps] without NaN.
 
     `paired` means that run n of BASE and run n of SAM have the same seed, which no other run has.
     """
@@ -113,7 +113,7 @@ def difference(values: Sides) -> Estimate:
 
 
 def _log_ratios(time_s: Sides, tokens: Sides | None) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the logarithm of every run's time, or time per token; None if one is zero."""
+    """Return the logarithm of every run's time, or time per token; None if a run has a zero."""
     times = time_s.totals()
     made = tokens.totals() if tokens else (np.ones(len(times[0])), np.ones(len(times[1])))
     if min(side.min() for side in (*times, *made)) <= 0:
@@ -123,7 +123,7 @@ def _log_ratios(time_s: Sides, tokens: Sides | None) -> tuple[np.ndarray, np.nda
 
 
 def _t_width(base: np.ndarray, sam: np.ndarray, paired: bool) -> float | None:
-    """Return half the t-interval of the difference of two means; None if a side has one run."""
+    """Return half the width of the t-interval of a difference of means; None for a single run."""
     if min(len(base), len(sam)) < 2:
         return None
     return t_width(*map(_error, [base - sam] if paired else [base, sam]))
@@ -135,7 +135,7 @@ def _error(values: np.ndarray) -> tuple[float, float]:
 
 
 def t_width(*parts: tuple[float, float]) -> float:
-    """Return half the t-interval of a sum of independent estimates.
+    """Return half the width of the t-interval of a sum of independent estimates.
 
     Args:
         parts: Squared standard error and degrees of freedom of each estimate. For one estimate the
@@ -150,12 +150,12 @@ def t_width(*parts: tuple[float, float]) -> float:
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * math.sqrt(variance))
 
 
-# [draws, runs of BASE], [draws, runs of SAM], [draws, steps]
+# How often each is drawn: [draws, runs of BASE], [draws, runs of SAM], [draws, steps].
 _Weights = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _weights(values: Sides) -> Iterator[_Weights]:
-    """Yield how often runs and steps are drawn, `_AT_ONCE` draws at a time, the same every time."""
+    """Yield how often runs and steps are drawn, in blocks of `_AT_ONCE` draws; always the same."""
     base_runs, sam_runs, steps = values.shape
     for block in range(RESAMPLES // _AT_ONCE):
         of_base = _drawn(base_runs, SEED, block)
@@ -246,7 +246,7 @@ def ratio_gain(treated: Sums, control: Sums) -> Estimate | None:
 
     Returns:
         (ratio of the treated) / (ratio of the control) - 1; None if a side has fewer than two
-        units with a positive denominator, or if their numerators do not sum to more than 0.
+        units with a positive denominator, or if these units' numerators have no positive sum.
     """
     arm, other = (_log_ratio(*arm) for arm in (treated, control))
     if arm is None or other is None:
