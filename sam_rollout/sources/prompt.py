@@ -102,7 +102,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         return None if identity is None else identity.group_key
 
     def settle(self) -> None:
-        """Switch to finished automata with earlier responses, then bring memory down."""
+        """Switch to finished automata with earlier responses, then bring memory below its limit."""
         while self._reading:  # in the order of the requests
             key, reading = next(iter(self._reading.items()))
             if not reading.done():
