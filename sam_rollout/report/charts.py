@@ -31,7 +31,7 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Side:
-    """The runs with one colour in a chart: a single run, or repeats of one run."""
+    """The runs that a chart draws in one colour: a single run, or repeats of one run."""
 
     name: str  # The side's name in the legend.
     colour: str  # The side's colour.

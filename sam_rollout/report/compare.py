@@ -4,7 +4,7 @@ The two sides may have sampled different texts. Then a difference in time also c
 difference in response lengths. So every gain is given raw and at equal tokens, each with an
 interval. A gain has two forms, and every output names them: speed-up minus one (BASE / SAM - 1),
 the form of published results, and time saved (1 - SAM / BASE), which is smaller. `fairness` looks
-for reasons other than drafts for a difference.
+for causes of a difference other than drafts.
 """
 
 from collections.abc import Iterable

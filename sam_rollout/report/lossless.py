@@ -48,7 +48,7 @@ class Losslessness:
     controls: list[Pair]  # Repeats of one side.
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Return, by token ids and by lengths, the numbers of identical and of all responses."""
+        """Return the numbers of identical and of all responses, by token ids and by lengths."""
         table: dict[str, tuple[int, int]] = {}
         for pair in self.pairs:
             same, total = table.get(pair.by, (0, 0))

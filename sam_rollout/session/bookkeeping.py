@@ -77,7 +77,7 @@ class Bookkeeping:
                 )
 
     def drain(self) -> dict[str, Any]:
-        """Return and reset the record, see `DraftSession.drain`; `counters` are the ledger's."""
+        """Return and reset the record (`DraftSession.drain`), with only the ledger's counters."""
         return {
             "steps": self._columns(),
             "clock_s": time.monotonic(),

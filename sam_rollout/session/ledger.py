@@ -1,8 +1,8 @@
 """Counts of drafted and accepted tokens: per request, per step, and by the length of the context.
 
-An engine's own statistics show the acceptance neither of single responses nor by length of context.
-A step with drafts costs one compiled call here, and a step without drafts next to nothing. Totals
-by request id are touched only when the batch changes.
+An engine's own statistics do not show the acceptance for each response or by length of context. A
+step with drafts costs one compiled call here, and a step without drafts next to nothing. Totals by
+request id are touched only when the batch changes.
 
 Padding tokens (``padding.py``) are no drafts. They follow a row's draft, so the first of a row's
 accepted tokens are the draft's. A padding token that the model happened to sample is a token

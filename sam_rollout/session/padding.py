@@ -41,7 +41,7 @@ def no_graphs(_num_tokens: int, _uniform: bool) -> str:
     return NO_GRAPH
 
 
-NO_PADDING = "no step"  # `DraftPadding.describe` if no step is filled up
+NO_PADDING = "no step"  # result of `DraftPadding.describe` if no step is filled up
 
 
 class Padding(IntEnum):
@@ -127,7 +127,7 @@ class DraftPadding:
     ) -> None:
         """Fill every decoding row in place, up to k tokens, with copies of its text's last token.
 
-        A row gets fewer if k tokens would exceed the engine's longest text.
+        A row gets fewer tokens if k tokens would exceed the engine's longest text.
         """
         _fill_up(
             token_ids, num_tokens, decoding, self._max_model_len, batch.tokens, batch.counts,

@@ -33,7 +33,7 @@ from sam_rollout.sources.contract import Identities, Scored, Source, SourceEntry
 
 @dataclass(frozen=True)
 class DrawsSourceConfig(Section):
-    """Settings of the drafts from the draws of rejected positions (compare arXiv 2402.02057)."""
+    """Settings of the source `draws` (compare arXiv 2402.02057)."""
 
     PATH: ClassVar[str] = "sam.sources.draws"
 

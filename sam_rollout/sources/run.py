@@ -146,7 +146,7 @@ class RunTexts(GroupedTexts[str]):
         """Learn which request is in which row.
 
         The first request of training makes a thread read older texts from disk. Requests outside
-        training, such as an engine's warm-up, come before it and do not count.
+        training, such as an engine's warm-up, come earlier and do not count.
         """
         super().bind(request_ids, identities)
         if not self._has_asked and self._responses.keeps:

@@ -61,7 +61,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         super().__init__(limits)
         self._max_bytes = max_bytes
         self._responses = responses
-        self._groups: OrderedDict[Key, Group[Key]] = OrderedDict()  # sorted by absence, longest first
+        self._groups: OrderedDict[Key, Group[Key]] = OrderedDict()  # by absence, longest first
         self._replaced: list[Group[Key]] = []  # their live requests have yet to move
         self._group_of: dict[str, Group[Key]] = {}  # by live request
         self._given_up: set[Key] = set()

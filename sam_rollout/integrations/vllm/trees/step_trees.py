@@ -1,4 +1,4 @@
-"""The trees of the step at hand, in the forms that the parts of the runner need."""
+"""The trees of the current step, in the form that each part of the runner needs."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class TreeKeeper:
         self._runner.__dict__.pop("_prepare_inputs", None)
 
     def keep(self, request_ids: list[str], batch: DraftBatch) -> None:
-        """Keep the shape of the drafts that are proposed now.
+        """Keep the shapes of the drafts that are being proposed.
 
         If a step has no room for a request, the request's drafts wait for a later step.
         """

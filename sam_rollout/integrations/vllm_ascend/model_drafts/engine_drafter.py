@@ -1,10 +1,10 @@
 """Drafts of a model that vllm-ascend runs, for a session that also drafts from texts.
 
 This module does the same as vLLM's module of the same name, but for a runner that gives its drafter
-other arguments. vllm-ascend's drafters take the likeliest token of `compute_logits` themselves,
-once per `num_speculative_tokens`. This method and this number are replaced by ours while the
-drafter runs. If all passes are captured in one graph, no pass can be left out, no token can be
-drawn with noise, and probabilities are unknown.
+other arguments. vllm-ascend's drafters call `compute_logits` once per draft token
+(`num_speculative_tokens` times) and take the likeliest token themselves. This method and this
+number are replaced by ours while the drafter runs. If all passes are captured in one graph, no pass
+can be left out, no token can be drawn with noise, and probabilities are unknown.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class AscendEngineDrafter(EngineDrafter):
             del model.compute_logits
 
     def _with_choice(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Return logits whose likeliest token is the chosen one, and keep its probability."""
+        """Return logits whose likeliest token is the chosen token, and keep its probability."""
         logits = self._compute_logits(*args, **kwargs)
         tokens = self._pick(logits[: self._rows])  # padding rows follow
         if self._noise is not None:
