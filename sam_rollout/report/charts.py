@@ -31,7 +31,7 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Side:
-    """The runs with one colour in a chart: a single run, or repeats of one run."""
+    """The runs that a chart draws in one colour: a single run, or repeats of one run."""
 
     name: str  # The side's name in the legend.
     colour: str  # The side's colour.
@@ -48,7 +48,7 @@ class Side:
         return [name for name in panel.metrics if name in known]
 
     def labels(self, panel: Panel) -> list[tuple[str, str]]:
-        """Return the label in the legend and the name of each of these metrics."""
+        """Return the label in the legend and the name of each metric that `shown` returns."""
         names = self.shown(panel)
         if len(names) == 1:
             return [(self.name, names[0])]
@@ -70,7 +70,7 @@ def rollout_curve(run: Run, step: int) -> RunningCurve | None:
 
 
 def draw(axis: Axes, panel: Panel, sides: Sequence[Side]) -> Mapping[str, pd.Series]:
-    """Draw the panel without title and legend, or a note that no side has it."""
+    """Draw the panel without title and legend; if no side has its data, write that."""
     if panel.picture:
         return _running(axis, sides)
     tables = {

@@ -1,10 +1,10 @@
 """Compares runs without drafts (BASE) with runs with drafts (SAM).
 
-The two sides may have sampled different texts. A time alone then mixes speed with chance in
-response lengths, so every gain is given raw and at equal tokens, with an interval. A gain has two
-forms, and every output names them: speed-up minus one (BASE / SAM - 1), the form of published
-results, and time saved (1 - SAM / BASE), which is smaller. `fairness` finds other reasons for a
-difference than the drafts.
+The two sides may have sampled different texts. Then a difference in time also contains the chance
+difference in response lengths. So every gain is given raw and at equal tokens, each with an
+interval. A gain has two forms, and every output names them: speed-up minus one (BASE / SAM - 1),
+the form of published results, and time saved (1 - SAM / BASE), which is smaller. `fairness` looks
+for causes of a difference other than drafts.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class Compared(NamedTuple):
     key: str  # Name of the row.
     title: str  # Title of the row.
     names: tuple[str, ...]  # Metrics of the time or quantity.
-    # Metrics of the time at equal tokens, which is the sum of `spent` / sum of `tokens`.
+    # Metrics for the time at equal tokens: the sum of `spent` divided by the sum of `tokens`.
     spent: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()  # metrics of the tokens
 
@@ -128,7 +128,7 @@ class Comparison(Both):
 
     @property
     def caveat(self) -> str | None:
-        """A phrase that names runs which ended early; None without such runs."""
+        """A phrase about runs that ended early or have unequal steps; None without such runs."""
         return fairness.caveat(self.findings)
 
     @property

@@ -16,7 +16,7 @@ from sam_rollout.report.verdict_sentences import sentences
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts; the first column names the row, and `note` says how to read it."""
+    """A table of texts; the first column names the row, and `note` explains the table."""
 
     title: str
     head: tuple[str, ...]
@@ -79,7 +79,7 @@ def _first(step: int | None, token: int | None) -> str:
 
 
 def _gain(gain: Gain | None) -> tuple[str, str]:
-    """Return both forms of a gain."""
+    """Return both forms of a gain as texts."""
     if gain is None:
         return "-", "-"
     faster = gain.speed_up_minus_one

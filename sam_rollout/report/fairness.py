@@ -23,13 +23,13 @@ from sam_rollout.telemetry.records import value_at
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
 SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
 
-SHARED_PROMPTS = 0.9  # Least share of a step's prompts on both sides, as the mean over steps.
+SHARED_PROMPTS = 0.9  # Least share of prompts that both sides have, as the mean over steps.
 TOKENS_WARNING, TOKENS_UNFAIR = 0.01, 0.05  # Relative difference of mean response length.
-KS_UNFAIR, KS_P = 0.1, 0.01  # Largest distance of the two distributions, and its p-value.
+KS_UNFAIR, KS_P = 0.1, 0.01  # Largest distance of the length distributions, and its p-value.
 LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # Relative difference in time that drafts do not affect.
-WARM_UP = 1.5  # A warm-up step takes this many times the median of the others.
+WARM_UP = 1.5  # A warm-up step takes more than this many times the others' median.
 FEW_STEPS = 3
-_MAY_DIFFER_IN_RESUME = {  # settings that say where a start begins and ends
+_MAY_DIFFER_IN_RESUME = {  # settings that decide where a start begins and ends
     "trainer.resume_mode", "trainer.resume_from_path", "trainer.total_training_steps",
 }  # fmt: skip
 
@@ -62,7 +62,7 @@ class Case(Both):
         return [rows["response_tokens"][rows["step"].isin(self.whole)].to_numpy() for rows in sides]
 
     def means_of(self, *names: str) -> list[tuple[float, float]]:
-        """Return each metric's mean in BASE and in SAM, over the steps for which all runs have all.
+        """Return each metric's mean in BASE and in SAM, over steps with all metrics of all runs.
 
         The result is empty if there is no such step, or if a mean is zero.
         """
@@ -73,7 +73,7 @@ class Case(Both):
         return means if all(map(all, means)) else []
 
 
-# A rule yields severity and text, or a whole finding if its name is not the rule's.
+# A rule yields severity and text, or a whole finding if the finding is not named after the rule.
 _Found = Iterator[tuple[str, str] | Finding]
 
 
@@ -96,7 +96,7 @@ def verdict(found: list[Finding]) -> bool | None:
 
 
 def caveat(found: list[Finding]) -> str | None:
-    """Return a phrase that names runs which ended early; every output shows it with the verdict.
+    """Return a phrase about runs that ended early or have unequal steps; shown with the verdict.
 
     The reason for the early end may be a slow or failing step that the other side still contains.
     """
@@ -119,7 +119,7 @@ def _beyond(relative: float, warning: float, unfair: float) -> str | None:
 def drafts(case: Case) -> _Found:
     """Compares the draft tokens that each side verified."""
     drafted = case.every("sam/draft/drafted_tokens")
-    base, sam = (  # sums over a run's steps, means over runs; NaN if a run has no such metric
+    base, sam = (  # each run's sum over steps, averaged over runs; NaN if a run lacks the metric
         float(drafted[side].sum(min_count=1).mean(skipna=False)) for side in SIDES
     )
     if base > 0:
@@ -166,7 +166,7 @@ def seeds(case: Case) -> _Found:
 
 
 def resumed(case: Case) -> _Found:
-    """Compares the starts of each run, except for where they begin and end."""
+    """Compares each run's starts, except for the settings of a start's first and last step."""
     for run in case.runs:
         for start in run.starts[1:]:
             changed = [
@@ -310,7 +310,7 @@ def lost_records(case: Case) -> _Found:
 def broken_log(case: Case) -> _Found:
     """Names the parts of run folders that could not be read."""
     for run in case.runs:
-        _ = run.engine_steps  # reading this table may add problems
+        _ = run.engine_steps  # reading this table may add to `run.problems`
         for problem in dict.fromkeys(run.problems):
             yield WARNING, f"{run.name}: {problem}"
 

@@ -39,16 +39,16 @@ class Pair:
 class Losslessness:
     """The comparisons of all pairs of runs.
 
-    Two runs are two pairs if some steps can be compared by length only.
+    Two runs are listed as two pairs if some steps can be compared by length only.
     """
 
     coupled: bool  # Whether both sides used the same coupled sampler.
-    timed: bool  # An asynchronous trainer: timing decides which weights sample a token.
-    pairs: list[Pair]  # One run of each side, with equal seeds if they are known.
+    timed: bool  # Whether a trainer is asynchronous: timing then decides which weights sample.
+    pairs: list[Pair]  # Each has a run of both sides, with equal seeds if they are known.
     controls: list[Pair]  # Repeats of one side.
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Return, by token ids and by lengths, the numbers of identical and of all responses."""
+        """Return the numbers of identical and of all responses, by token ids and by lengths."""
         table: dict[str, tuple[int, int]] = {}
         for pair in self.pairs:
             same, total = table.get(pair.by, (0, 0))
@@ -74,7 +74,7 @@ class Losslessness:
 
 
 def losslessness(both: Both) -> Losslessness:
-    """Compare the samples of all runs over the compared steps."""
+    """Compare the samples of all runs in the steps of the comparison."""
     base, sam, steps = both.base, both.sam, both.steps
     pairs = [(base[one], sam[other]) for one, other in partners(base, sam)]
     controls = [(side[0], other) for side in (base, sam) for other in side[1:]]
@@ -97,7 +97,7 @@ def losslessness(both: Both) -> Losslessness:
 
 
 def _compared(runs: Sequence[Run], steps: list[int]) -> Iterator[Pair]:
-    """Compare two runs by token ids in steps whose texts both recorded, else by lengths."""
+    """Compare two runs by token ids in steps whose texts both recorded, by lengths in others."""
     left = steps
     for table, column, by in (
         ("traces", "response_ids", TOKEN_IDS),

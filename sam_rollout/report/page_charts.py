@@ -42,7 +42,7 @@ class Chart:
 
 
 def charts(comparison: Comparison) -> dict[str, list[Chart]]:
-    """Return, by title of the section, the panels that both sides have data for."""
+    """Return the charts by title of the section: all panels that at least one side has data for."""
     both = sides(comparison)
     found: dict[str, list[Chart]] = {section.title: [] for section in SECTIONS}
     for section in SECTIONS:

@@ -33,7 +33,7 @@ class Both:
         return set.intersection(*(set(run.steps.columns) for run in self.runs))
 
     def first(self, names: Sequence[str]) -> str | None:
-        """Return the first metric for which all runs have a value in at least one step."""
+        """Return the first of these metrics that all runs have in the same step at least once."""
         known = self.names()
         return next(
             (name for name in names if name in known and len(self.every(name).dropna())), None

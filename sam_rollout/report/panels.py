@@ -25,7 +25,7 @@ class Panel:
     picture: str = ""
     zero_based: bool = False  # For times and counts, so that ratios are visible.
     reading: str = ""  # A sentence on how to read the chart.
-    row: str = ""  # Row of a comparison that heads the chart; the comparison's picture shows it.
+    row: str = ""  # Key of the row of a comparison whose result is the chart's heading.
 
     def of_both_sides(self) -> "Panel":
         """Return the panel without the metrics `compare/*`, for charts that draw the baseline."""

@@ -61,7 +61,7 @@ def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
 
 
 def _with_baseline(run: Run, baseline: Run) -> pd.DataFrame:
-    """Return the run's metrics, with `compare/*` computed from a baseline if there are none."""
+    """Return the run's metrics, with `compare/*` computed from a baseline if it has none."""
     steps = run.steps
     if any(name.startswith("compare/") for name in steps.columns):
         return steps

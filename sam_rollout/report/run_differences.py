@@ -1,7 +1,7 @@
 """Compares the descriptions of two runs: settings, versions and machine.
 
 In a fair comparison, some settings may differ: the `sam` group and its copies in other settings,
-the places of results, and the group `compare`.
+the names and folders of results, and the group `compare`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,7 +57,7 @@ class Difference(NamedTuple):
 def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iterator[Difference]:
     """Yield all differences between the descriptions of two starts.
 
-    With `repeats`, both belong to one side, so their `sam` groups are compared, too.
+    With `repeats`, both starts belong to one side, so their `sam` groups are compared, too.
     """
     # The `sam` group as the user typed it is compared only if both runs recorded it. Runs of older
     # versions recorded only the group that the launcher made of it.
@@ -85,7 +85,7 @@ def _setting(name: str, left: Any, right: Any) -> Difference:
 
 
 def _common_end(left: Any, right: Any) -> int:
-    """Count the last components that two paths have in common; 0 if one is no path."""
+    """Count the last components that two paths have in common; 0 if one of them is no path."""
     if not (isinstance(left, str) and isinstance(right, str) and "/" in left and "/" in right):
         return 0
     ends = zip(*(reversed(PurePosixPath(path).parts) for path in (left, right)), strict=False)
@@ -104,8 +104,8 @@ def comparable(
     """Return a configuration by dotted names, without settings in which two fair runs may differ.
 
     <run_dir> stands for the run's own folder. Settings that the launcher changed because of drafts,
-    such as sizes of graphs, have the values that were asked for. With `repeats` the `sam` group is
-    kept; with `typed` it is the group that the user typed, if the run recorded that.
+    such as sizes of graphs, get back the values that the user asked for. With `repeats` the `sam`
+    group is kept; with `typed` it is the group that the user typed, if the run recorded that.
     """
     named = flat(encode(config))
     run_dir = str(named.get("run_dir") or "<run_dir>")

@@ -25,9 +25,9 @@ class Run:
 
     @property
     def training_steps(self) -> list[int]:
-        """The steps with more than validation metrics."""
-        # Without any metric, pandas numbers the columns. Our wandb logger adds the global step to
-        # validation.
+        """The steps that have other metrics than those of validation."""
+        # If there is no metric, pandas' column names are numbers. Our wandb logger adds the global
+        # step to the metrics of validation.
         idle = self.steps.columns.astype(str).str.match("val-|sam_val/|training/global_step$")
         return list(self.steps.index[self.steps.loc[:, ~idle].notna().any(axis=1)])
 
@@ -89,7 +89,7 @@ def load_side(side: str, paths: Iterable[str | Path]) -> list[Run]:
 
 
 def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:
-    """Return whether run n of both sides has the same seeds, and no other run has these."""
+    """Return whether run n of both sides has the same seeds, which no further run has."""
     seeds = [run.start.seeds for run in base]
     known = len(base) > 1 and all(seeds)
     alone = all(seeds.count(own) == 1 for own in seeds)

@@ -51,7 +51,7 @@ def _shown(comparison: Comparison, row: TimeRow) -> tuple[str, str]:
 
 
 def _ratio(faster: Estimate, noise: str) -> str:
-    """Say how many times as fast or as long, with the interval."""
+    """Say how many times as fast SAM was, or how many times as long it took; add the interval."""
     slower = faster.value < 0
     ends = [1 + end for end in (faster.value, faster.low, faster.high) if end is not None]
     if slower:

@@ -20,7 +20,7 @@ class DashboardError(Exception):
 
 
 def build(entity: str, project: str, group: str = "") -> "ws.Workspace":
-    """Build a workspace with all sections; with `group`, for the runs of one comparison, by side.
+    """Build a workspace with all sections; `group` limits it to one comparison, split by side.
 
     Raises:
         DashboardError: wandb-workspaces is not installed.

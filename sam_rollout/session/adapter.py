@@ -1,4 +1,4 @@
-"""The interface that an engine gives its session."""
+"""The interface through which a session uses its engine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Requests(Protocol):
         """Ids of all requests that have not ended, preempted ones included."""
 
     def identity(self, request_id: str) -> RequestIdentity | None:
-        """Return a live request's identity; called once, when it joins, if a source needs it."""
+        """Return a live request's identity; called when the request joins, if a source needs it."""
 
     def takes_no_drafts(self, request_id: str) -> bool:
-        """Whether a live request is sampled without drafts; called once, when it joins."""
+        """Whether a live request is sampled without drafts; called once, when the request joins."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +35,13 @@ class EngineHooks:
     Attributes:
         graph_of: returns the graph of a step, for `sam.pad_drafts`; called from the first step on.
         sampler_us: returns the host time in the samplers since its last call, in microseconds.
-        heard: returns the positions scored since its last call, or None; its argument says whether
+        heard: returns the positions scored since its last call, or None; its argument is whether
             the gate is open.
         made: returns the arguments of `Source.receive` for this step, or None.
-        made_after: steps from `DraftSession.wants_made` to the first step that has such drafts.
-        takes_trees: whether a live request's drafts may be trees, called once, when it joins; None
-            if the engine verifies only chains.
+        made_after: number of steps from the one in which `DraftSession.wants_made` becomes true to
+            the first one for which `made` returns drafts.
+        takes_trees: returns whether a live request's drafts may be trees; called once, when the
+            request joins. None if the engine verifies only chains.
     """
 
     graph_of: GraphOf = no_graphs

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Bookkeeping:
-    """Records every engine step. If notes on steps fail, no more are taken; the ledger goes on.
+    """Records every engine step. If noting one fails, noting stops, but the ledger goes on.
 
     `record` says whether steps are noted and `drain` is called.
     """
@@ -40,7 +40,7 @@ class Bookkeeping:
         """Follow a changed batch; return the requests that have ended."""
         ended = self.ledger.follow(request_ids, live)
         if not self._record:
-            self.ledger.drain()  # no caller does so, and totals of ended requests must not pile up
+            self.ledger.drain()  # else totals of ended requests would pile up
         return ended
 
     def book(self, step: EngineStep, *, drafted: bool) -> None:
@@ -53,7 +53,7 @@ class Bookkeeping:
         """End the session's part of a step, which began at `started_ns`.
 
         Args:
-            offered: bool[B], rows that may draft; None for none.
+            offered: bool[B], rows that may draft; None if no row may.
             budget: the gate's budget of draft tokens.
             branches: whether drafts may be trees.
         """
@@ -69,7 +69,7 @@ class Bookkeeping:
                 )
             except Exception:
                 self.failures += 1
-                self._notes = []  # none of them may be incomplete
+                self._notes = []  # an incomplete list of notes is useless
                 logger.warning(
                     "Engine steps cannot be recorded any more and count as without drafts; "
                     "drafting goes on.",
@@ -77,7 +77,7 @@ class Bookkeeping:
                 )
 
     def drain(self) -> dict[str, Any]:
-        """Return and reset the record, see `DraftSession.drain`; `counters` are the ledger's."""
+        """Return and reset the record (`DraftSession.drain`), with only the ledger's counters."""
         return {
             "steps": self._columns(),
             "clock_s": time.monotonic(),
@@ -121,6 +121,6 @@ class Bookkeeping:
 
 
 def _lists(table: np.ndarray, drafted: np.ndarray) -> list[list[int]]:
-    """Return a list per step, an empty one where the step verified no draft."""
+    """Return a list per step, which is empty if the step verified no draft."""
     both = zip(table.tolist(), drafted.tolist(), strict=True)
     return [row if known else [] for row, known in both]

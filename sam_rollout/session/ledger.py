@@ -1,12 +1,12 @@
 """Counts of drafted and accepted tokens: per request, per step, and by the length of the context.
 
-An engine's own statistics show the acceptance neither of single responses nor by length of context.
-A step with drafts costs one compiled call here, and a step without drafts next to nothing. Totals
-by request id are touched only when the batch changes.
+An engine's own statistics do not show the acceptance for each response or by length of context. A
+step with drafts costs one compiled call here, and a step without drafts next to nothing. Totals by
+request id are touched only when the batch changes.
 
-Padding tokens (``padding.py``) are no drafts. They follow a row's draft, so a row's accepted tokens
-begin with those of the draft. A padding token that the model happened to sample is a token gained,
-but not an accepted draft token.
+Padding tokens (``padding.py``) are no drafts. They follow a row's draft, so the first of a row's
+accepted tokens are the draft's. A padding token that the model happened to sample is a token
+gained, but not an accepted draft token.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sam_rollout.telemetry.schema import CONTEXT_COUNTERS, CONTEXT_EDGES, CONTEX
 
 VERIFY_STEPS, DRAFTED, ACCEPTED, OPEN_STEPS, OPEN_TOKENS = range(5)
 # A step's sums: requests with drafts, their draft tokens, accepted draft tokens, padding tokens,
-# accepted padding tokens. From BY_PLACE on follow the accepted tokens by position [k], and the
-# drafted and accepted tokens by source.
+# accepted padding tokens. The entries from BY_PLACE on are the accepted tokens by position [k],
+# then the drafted tokens by source, then the accepted tokens by source.
 REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 
@@ -91,7 +91,7 @@ class RequestLedger:
         self._filling += self.step[FILLING:BY_PLACE]
 
     def offer(self, rows: np.ndarray | None) -> None:
-        """Note the rows for which the gate allows drafts in the next step, bool [batch] or None."""
+        """Note the rows, bool [batch], that may draft in the next step; None if no row may."""
         if rows is not None:
             self._offered[: len(rows)] = rows
         elif self._anything_offered:

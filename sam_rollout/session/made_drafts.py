@@ -17,7 +17,7 @@ _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Asks for the model's drafts while the gate is open and they pay, as `price` finds."""
+    """Asks for the model's drafts while the gate is open and `price` finds that they pay."""
 
     def __init__(
         self, config: ModelSourceConfig, hooks: EngineHooks, price: ModelPrice | None
@@ -27,7 +27,7 @@ class MadeDrafts:
         self._made, self._made_after = hooks.made, hooks.made_after
         self._price = price
         self._asked = 0  # number of latest steps in a row in which drafts were wanted
-        self._lacking = False  # this step lacks drafts that a later one may have
+        self._lacking = False  # whether this step lacks drafts that a later step may have
         self._looks_ahead = 0  # further steps in which the model runs for a look
 
     def take(self) -> tuple[Int32Array, np.ndarray | None] | None:
@@ -44,11 +44,11 @@ class MadeDrafts:
         return made
 
     def ask(self, step: EngineStep, *, was_open: bool, is_open: bool, looks: bool) -> bool:
-        """Decide whether the model drafts in the next step; return whether the gate's look waits.
+        """Decide whether the model drafts next; return whether a look (`_LOOK_AHEAD`) has to wait.
 
         Args:
             step: the step that the gate saw.
-            was_open, is_open: whether the gate was open for this step, and is for the next.
+            was_open, is_open: whether the gate was open for this step, and is open for the next.
             looks: whether the gate wants drafts to be found but not verified.
         """
         self._looks_ahead -= self._looks_ahead > 0
@@ -63,6 +63,6 @@ class MadeDrafts:
         return waits
 
     def end_step(self) -> None:
-        """Give a model that the run trains another chance after a training step."""
+        """After a training step, try a model's drafts again if the run trains the model."""
         if self._price is not None and self._trains:
             self._price.expect_better()

@@ -1,11 +1,11 @@
 """Padding of drafts to k tokens, so that a step keeps the shape of a captured graph.
 
 With drafts, vLLM captures its full decode graphs for steps in which every request has exactly k
-draft tokens. A step with fewer runs in piecewise graphs, which costs little. Where only full graphs
-were captured (``cudagraph_mode`` FULL_DECODE_ONLY, usual on NPUs), such a step runs without any
-graph, and vllm-ascend's users measured a third of the throughput (its issue 16637). So drafts that
-are short, or missing because the gate is closed, are filled up with a token that is right only by
-chance.
+draft tokens. A step in which some requests have fewer draft tokens runs in piecewise graphs, which
+costs little. Where only full graphs were captured (``cudagraph_mode`` FULL_DECODE_ONLY, usual on
+NPUs), such a step runs without any graph, and vllm-ascend's users measured a third of the
+throughput (its issue 16637). So drafts that are short, or missing because the gate is closed, are
+filled up with a token that is right only by chance.
 
 The target model verifies padding like drafts, so the samples keep their distribution. But padding
 is counted apart from drafts (``ledger.py``).
@@ -31,7 +31,7 @@ from sam_rollout.automaton.compilation import (
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.in_flight import DraftBatch
 
-# (tokens of a step, whether every request has the same number) -> the graph it would run in.
+# (tokens of a step, whether every request has the same number) -> the graph of that step.
 GraphOf = Callable[[int, bool], str]
 FULL_GRAPH, NO_GRAPH = "FULL", "NONE"  # any other value means piecewise graphs
 
@@ -41,11 +41,11 @@ def no_graphs(_num_tokens: int, _uniform: bool) -> str:
     return NO_GRAPH
 
 
-NO_PADDING = "no step"  # `DraftPadding.describe` if no step is filled up
+NO_PADDING = "no step"  # result of `DraftPadding.describe` if no step is filled up
 
 
 class Padding(IntEnum):
-    """The steps of a batch size that are filled up."""
+    """Which of the steps with a given number of requests are filled up."""
 
     NO_STEP = 0
     DRAFTING_STEPS = 1  # with the gate open
@@ -55,12 +55,12 @@ class Padding(IntEnum):
 def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarray:
     """Decide which steps to fill up, by the graphs in which they would run.
 
-    * If a filled step has no full graph either, because it is too large or there are none, no step
-      is filled up.
+    * If even a filled-up step has no full graph, because it is too large or no full graph was
+      captured, no step is filled up.
     * If a step without drafts runs without any graph, every step is filled up.
-    * If a step without drafts runs in piecewise graphs, steps that draft are filled up. They are
-      small, and their drafts are verified anyway. With the gate closed, a large batch would pay for
-      k more tokens per request.
+    * If a step without drafts runs in piecewise graphs, steps that draft are filled up. Such steps
+      are small, and their drafts are verified anyway. With the gate closed, a large batch would pay
+      for k more tokens per request.
 
     ``always`` and ``never`` need no ``graph_of``. A filled step never exceeds the engine's limit of
     tokens.
@@ -95,7 +95,8 @@ class DraftPadding:
         warm_up(_fill_up)
         by_rows = padding_by_rows(setting, graph_of, limits)
         self._by_rows = by_rows
-        # Read in every step: [gate open][requests], whether the step is filled up.
+        # By [gate open][requests]: whether a step is filled up. Lists are quick to read in each
+        # step.
         closed, opened = by_rows == Padding.EVERY_STEP, by_rows != Padding.NO_STEP
         self._applies = closed.tolist(), opened.tolist()
         self.in_use = bool(by_rows.any())
@@ -124,9 +125,9 @@ class DraftPadding:
         num_tokens: np.ndarray,  # int32 [batch], known tokens of each row
         decoding: np.ndarray,  # bool [batch], False for prompts that are still being computed
     ) -> None:
-        """Fill every decoding row up to k tokens in place, with its text's last token.
+        """Fill every decoding row in place, up to k tokens, with copies of its text's last token.
 
-        A row gets fewer if k tokens would exceed the engine's longest text.
+        A row gets fewer tokens if k tokens would exceed the engine's longest text.
         """
         _fill_up(
             token_ids, num_tokens, decoding, self._max_model_len, batch.tokens, batch.counts,

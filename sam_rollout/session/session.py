@@ -6,19 +6,20 @@ drafts; it decides nothing. `DraftSession.step` goes through these stages:
 1. It follows the batch: which requests joined, left and ended.
 2. It compares the last drafts with the samples (`Verified`), for policy, gate and record.
 3. The gate sets the budget of draft tokens.
-4. The drafter reads every text's new tokens and, with a budget, drafts.
+4. The drafter reads every text's new tokens, and drafts if there is a budget.
 5. Drafts are filled up where a step has to keep the shape of a captured graph (`padding.py`).
 6. The step is noted for the record.
 
-An engine may prepare its next step before the drafts are known, with k draft places per request
-that are all filled. Then no decision changes the step's shape any more. `step` drafts at once if
-the gate was open a step before, and gate and record follow in `settle`, while the engine computes.
+An engine may prepare its next step before the drafts are known. The step then has exactly k draft
+tokens per request, padding included, so no decision can change its shape any more. In this case
+`step` drafts at once if the gate's last decision was to open. The gate's next decision and the
+record follow in `settle`, while the engine computes.
 
 Three promises hold here. First, no failure ends a rollout. A drafter that fails is switched off,
-logged once and counted. If notes on engine steps or an exchange of texts with other engines fail,
-drafting goes on. Second, while the gate is closed the drafter reads the texts' new tokens and hands
-over no drafts. Third, all state of a request is freed when the request ends, and its totals are
-freed with the next drain.
+logged once and counted. If noting a step or exchanging texts with other engines fails, drafting
+goes on. Second, while the gate is closed the drafter reads the texts' new tokens and hands over no
+drafts. Third, all state of a request is freed when the request ends, and its totals are freed with
+the next drain.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 def why_chains(config: SamConfig) -> str:
-    """Say why drafts are chains in any engine, though trees are asked for; empty otherwise."""
+    """Say why no engine drafts trees with these settings; empty if an engine may."""
     if config.max_draft_tokens == 1:
         return "a tree of one token is a chain"
     if config.draft_shape == "auto" and config.gate.kind != "auto":
@@ -71,13 +72,13 @@ class DraftSession:
     Args:
         config: validated, with speculation enabled.
         requests: the engine's requests.
-        limits: of the engine.
+        limits: the engine's limits.
         exchange: the channel to engines that run in lockstep with this one; None if it runs alone.
         record: whether to keep per-step and per-request records; the caller then has to `drain`.
         hooks: functions of the engine that the session calls.
 
     Attributes:
-        gate, drafter: its parts; `drafter` is None once it has failed.
+        gate, drafter: the session's parts; `drafter` is None once it has failed.
         wants_drafts: whether the next step needs room for drafts or padding.
 
     Raises:
@@ -121,15 +122,16 @@ class DraftSession:
         self._request_ids: list[str] = []
         self._without: set[str] = set()  # requests of the batch that take no drafts
         self._chains_only: set[str] = set()  # requests of the batch whose drafts cannot be trees
-        # For each shape, the rows that may draft: 1 for all, or int32[B] with 0 for others.
+        # For each shape, the rows that may draft: 1 if all may, or int32[B] with 0 for rows that
+        # may not.
         self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
         self._shares = (1.0,) * len(shapes)  # by shape, the share of rows that may draft it
         self._gate_open = False  # whether the gate was open when the last drafts were made
         self._may_open = False  # whether the gate's last decision lets drafts be verified
-        # A step that gate and record have yet to see: the step, whether it verified drafts, the
-        # budget, and when drafting ended in ns.
+        # A step that `step` postponed to `settle`: the step, whether it verified drafts, the
+        # budget, and the time (ns) at which drafting ended.
         self._unsettled: tuple[EngineStep, bool, int, int] | None = None
-        self._wasted = False  # the step under way contradicts the gate's later decision
+        self._wasted = False  # whether the gate's later decision contradicts the step under way
         self._drained: Mapping[str, float] = {}  # counters at the last drain
 
     @property
@@ -161,15 +163,15 @@ class DraftSession:
         """Take in the engine's last step, and draft for its next one.
 
         Args:
-            request_ids: B ids in row order; order and members may change from step to step. It is
-                a new list, or the same one unchanged.
+            request_ids: B ids in row order; order and members may change from step to step. Each
+                call gets a new list, or the last call's list unchanged.
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
             num_tokens: int32[B], known tokens of each row.
             sampled: int32[B], tokens that each row gained in this step, bonus token included; 0 for
                 a prompt that is still being computed. It has to be a new array in each step,
                 because the next step reads it again.
-            room: whether the engine's next step can verify drafts. Without room there are none;
-                `wants_drafts` says whether the step after that should have room.
+            room: whether the engine's next step can verify drafts. Without room there are no
+                drafts; `wants_drafts` says whether the step after that should have room.
             whole: whether a step with room has exactly k draft tokens for each request. If so, the
                 gate's last decision counts, and the gate decides again in `settle`.
 
@@ -249,7 +251,7 @@ class DraftSession:
         return batch
 
     def settle(self) -> None:
-        """Show gate and record the step that `step` left to this call, if there is one."""
+        """Let gate and record process the step that `step` postponed, if there is one."""
         if self._unsettled is None or self.drafter is None:
             return
         (step, drafted, budget, until_ns), self._unsettled = self._unsettled, None
@@ -264,7 +266,7 @@ class DraftSession:
             self._switch_off()
 
     def _decide(self, step: EngineStep, drafted: bool, *, whole: bool, room: bool) -> int:
-        """Book a step, and return the gate's budget for the next one, 0 if that has no room."""
+        """Book a step; return the gate's budget for the next step, 0 if that step has no room."""
         self._books.book(step, drafted=drafted)
         was_open = self._may_open
         budget = self.gate.next_budget(step, whole=whole, room=room)
@@ -284,8 +286,8 @@ class DraftSession:
         drafter.finish(ended)
         before = set(self._request_ids)
         if not self._record and before.isdisjoint(request_ids):
-            # Without a record, no caller reports the end of a training step. It is over when
-            # the new batch has no request of the last one.
+            # Without a record, no caller reports the end of a training step. It counts as over when
+            # a new batch has no request of the batch before.
             drafter.end_step()
         joined = [request_id for request_id in request_ids if request_id not in before]
         if drafter.needs_identity:
@@ -343,7 +345,7 @@ class DraftSession:
     def end_step(
         self, going_on: Iterable[RequestIdentity] = ()
     ) -> tuple[dict[str, int], dict[str, int]]:
-        """End a training step, see `drain`; return the counters and levels of a working drafter."""
+        """End a training step, see `drain`; return a working drafter's counters and levels."""
         self.settle()
         if (drafter := self.drafter) is not None:
             try:
@@ -360,7 +362,7 @@ class DraftSession:
         return {}, {}
 
     def _switch_off(self) -> None:
-        """Go on without a drafter; called while its exception is handled."""
+        """Go on without a drafter; called while the drafter's exception is handled."""
         self.failures += 1
         self.drafter = None  # its state can no longer be trusted
         with contextlib.suppress(Exception):
@@ -377,14 +379,15 @@ class DraftSession:
         """End a training step; return and reset the record since the last call.
 
         Args:
-            going_on: identities of the responses that go on in later engine steps: those of running
-                requests, and interrupted ones, which other requests will continue.
+            going_on: identities of the responses that go on in later engine steps. These are the
+                responses of running requests, and interrupted responses, which other requests will
+                continue.
 
         Returns:
             ``steps`` (the columns of ``Bookkeeping``), ``clock_s`` and ``host`` (the present time
-            by the clock of the steps' times, and the host that has it), ``requests`` (the fields of
-            ``RequestTotals`` by request id), and ``counters`` (by metric without ``sam/``, counted
-            since the last call; levels as they stand).
+            on the clock that times the steps, and the clock's host), ``requests`` (the fields of
+            ``RequestTotals`` by request id), and ``counters`` (by metric without ``sam/``: counts
+            since the last call, and present levels).
         """
         totals, levels = self.end_step(going_on)
         totals |= {

@@ -32,7 +32,7 @@ class RolloutRound:
 
     @property
     def waves(self) -> int:
-        """Number of times that an engine fills up, if all responses have the same length."""
+        """Number of batches that an engine runs in turn if all responses have the same length."""
         return math.ceil(self.per_engine / self.max_num_seqs)
 
     def bytes_of(self, sam: SamConfig) -> dict[str, int]:

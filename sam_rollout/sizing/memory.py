@@ -28,8 +28,8 @@ class MemoryPlan:
     # Items of the engine's share during the rollout; the last one is the KV cache.
     rollout: dict[str, float]
     resident: float  # Training states that stay on the device during the rollout.
-    offloaded: float  # Training states of the device in host memory.
-    verification: float  # Memory of verification beyond that of sampling, with `verified_requests`.
+    offloaded: float  # Training states of the device that are kept in host memory.
+    verification: float  # Memory that verifying `verified_requests` takes beyond sampling.
     outside_share: float  # The device's memory without the engine's share and `resident`.
     kv_tokens: int  # Number of tokens in the KV cache.
 
@@ -115,7 +115,7 @@ def plan_memory(
     hardware: HardwareConfig,
     limits: EngineLimits,
 ) -> MemoryPlan:
-    """Estimate both phases of a step."""
+    """Estimate a device's memory in both phases of a step."""
     states = training_states(shape, training)
     away = set()
     if training.offload_parameters:

@@ -16,7 +16,7 @@ class TrainingLayout:
     expert: int = 1
     expert_tensor: int = 1
     sequence: int = 1  # Ulysses sequence parallel size (FSDP).
-    shards: int = 1  # Ranks that one copy of the parameters is sharded over (FSDP).
+    shards: int = 1  # Ranks over which one copy of the parameters is sharded (FSDP).
     offload_parameters: bool = False  # Whether unused parameters are on the host.
     offload_optimizer: bool = False
     swap_optimizer: bool = False  # Whether optimizer states always are on the host (MindSpeed).
@@ -40,8 +40,8 @@ class RolloutLayout:
 
     devices: int
     tensor: int = 1  # Devices that divide attention and dense layers.
-    data: int = 1  # Engines behind one server, which share only experts.
-    expert: int = 1  # Devices over which whole experts are spread; 1 divides each expert.
+    data: int = 1  # Engines of one server; they share only the experts.
+    expert: int = 1  # Devices over which whole experts are spread; with 1, each expert is divided.
 
     @property
     def replicas(self) -> int:
@@ -69,5 +69,5 @@ class EngineLimits:
     memory_fraction: float  # share of the device's memory (`gpu_memory_utilization`)
     max_num_seqs: int
     draft_tokens: int  # k; 0 without speculation.
-    verified_requests: int  # Most requests with k draft tokens in a step, by gate or padding.
+    verified_requests: int  # Most requests with k draft tokens that gate and padding allow.
     drafter: DrafterSize = DrafterSize()

@@ -1,4 +1,4 @@
-"""The sizes of a model and of a device on which memory depends."""
+"""The sizes of a model and of a device that decide how much memory is needed."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ class ModelShape(Section):
 
     Names and values follow the model's `config.json`: `kv_heads` is `num_key_value_heads`. A dense
     model has 0 `experts`. In a hybrid, `linear_layers` layers have a gated delta net in place of
-    attention, and the attention of the others gates its output. Norms and convolutions are not
-    counted; they have less than 0.1 % of the parameters. Image encoders and layers that predict
-    further tokens (MTP) are not counted either.
+    attention, and the attention of the other layers has a gate for its output. Norms and
+    convolutions are not counted; they have less than 0.1 % of the parameters. Image encoders and
+    layers that predict further tokens (MTP) are not counted either.
     """
 
     PATH: ClassVar[str] = "model_shape"
@@ -69,7 +69,8 @@ class ModelShape(Section):
 
         Returns:
             The sizes; None if the file lacks them, or if the formulas below do not cover the model
-            (latent attention, other linear attention than Qwen3.5's, dense layers beside experts).
+            (latent attention, other linear attention than Qwen3.5's, dense layers in a model with
+            experts).
         """
         text = {**config, **(config.get("text_config") or {})}
         if any(text.get(name) for name in _NOT_COVERED):
@@ -103,10 +104,10 @@ class ModelShape(Section):
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of a layer's attention or delta net, the mean over all layers.
+        """Parameters of a layer's attention or delta net, averaged over all layers.
 
         Attention projects queries, keys, values and the output, and in hybrids a gate of the
-        output. A delta net projects the same with a gate, and two numbers per head.
+        output. A delta net projects the same with a gate, and two further numbers per head.
         """
         attention = 2 * self.head_dim * (self.heads + self.kv_heads)
         if not self.linear_layers:
@@ -174,16 +175,16 @@ class ModelShape(Section):
 
 
 def _linear_layers(text: Mapping[str, Any]) -> int:
-    """Count a hybrid's layers with linear attention in its `config.json`.
+    """Count a hybrid's layers with linear attention, as its `config.json` lists them.
 
     Raises:
-        KeyError: The file does not say which layers have it.
+        KeyError: The file does not say which layers have linear attention.
     """
     kinds = text.get("layer_types")
     if kinds is None:
         if not text.get("linear_num_value_heads"):
             return 0
-        # Without a list, every n-th layer has attention (Qwen3-Next).
+        # Without a list of the layers' types, every n-th layer has attention (Qwen3-Next).
         layers, every = text["num_hidden_layers"], text["full_attention_interval"]
         return layers - layers // every
     return kinds.count("linear_attention")

@@ -43,7 +43,7 @@ def make_sources(sections: Any, limits: Limits, responses: Responses) -> list[So
     """Make the enabled sources, in order; `sections` is `SamConfig.sources`, checked.
 
     Raises:
-        ConfigError: a source cannot work with its settings, or none is left.
+        ConfigError: a source cannot work with its settings, or no source has anything to read.
     """
     made = []
     for entry in SOURCES:

@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     step: int
     group: str
     response: str  # a unique name
-    start: int  # tokens of the response before these
+    start: int  # number of the response's tokens before this piece
     is_last: bool  # the response has ended
     is_whole: bool  # the whole response, sent after its end so that another folder can keep it
     tokens: bytes  # int32, little-endian
@@ -49,14 +49,14 @@ class Piece(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """The N scored positions of M texts; a text scored in several steps appears once for each."""
+    """The N scored positions of M texts; a text scored in two steps appears twice."""
 
     request_ids: list[str]  # [M]
     # int32[M], positions per text: its last token, its draft, and padding (the last token again).
     widths: Int32Array
     tokens: Int32Array  # int32[N], the token at each position
     positions: Int32Array  # int32[N], index of the next token in its text
-    # int32[N], index (within the text's positions) of the one that each follows, -1 for the first.
+    # int32[N], index of each position's parent among its text's positions, -1 for the first.
     parents: Int32Array
     likeliest: Int32Array | None  # int32[N], the likeliest next token; None if not asked for
     drawn: Int32Array | None  # int32[N], the next token drawn, negative if unknown
@@ -66,10 +66,10 @@ class Usage(NamedTuple):
     """A source's work since it was made, and its present size."""
 
     catch_up_tokens: int = 0  # tokens read into automata
-    rebuilds: int = 0  # texts read again because their row did not continue them
+    rebuilds: int = 0  # texts read again because their row no longer continued them
     evictions: int = 0  # automata given up because there were too many, or too many bytes
-    live_requests: int = 0  # now
-    bytes: int = 0  # now
+    live_requests: int = 0  # at present
+    bytes: int = 0  # at present
 
 
 class Source:
@@ -77,7 +77,8 @@ class Source:
 
     In every engine step the drafter calls `bind` if the batch has changed, then `locate` if the
     gate is open or `catch_up` if it is closed, and last `settle`. Rows keep their meaning from one
-    `bind` to the next. A source never raises for the content of a row that it cannot serve.
+    `bind` to the next. A source raises no exception because of a row's content, even if it cannot
+    serve the row.
 
     Attributes:
         name: the key under `sam.sources`.
@@ -116,8 +117,8 @@ class Source:
         Args:
             token_ids, num_tokens, eligible: see `catch_up`.
             out_places: int64[B, PLACE_WIDTH] (`automaton.interface`), valid until the source is
-                called again. PLACE_KIND is NOWHERE where the source knows nothing and where the row
-                is not eligible; the other columns of such a row may be stale.
+                called again. PLACE_KIND is NOWHERE if the source finds nothing or the row is not
+                eligible; the other columns of such a row may be stale.
         """
         raise NotImplementedError
 

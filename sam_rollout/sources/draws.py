@@ -1,11 +1,11 @@
-"""The source `draws`: the tokens that positions after a rejected draft token drew.
+"""The source `draws`: drafts of tokens that were drawn at positions after a rejected draft token.
 
 A coupled sampler draws the token of every position with the position's own random number. A verify
 step also scores the positions after a draft's first wrong token and draws there. These draws come
-from the distribution after a wrong text, but with the random number that will draw the final token.
-Both draws are often the same token. Jacobi and Lookahead decoding (Fu et al. 2024, arXiv
-2402.02057) use the same information under greedy decoding. Here it works at temperatures above 0
-and costs no forward pass, because the step scored these positions anyway.
+from the distribution after a wrong text, but use the random number that will later draw the final
+token. So a draw and the final token are often the same. Jacobi and Lookahead decoding (Fu et al.
+2024, arXiv 2402.02057) use the same information under greedy decoding. The source works at
+temperatures above 0 and costs no forward pass, because the step scored these positions anyway.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sam_rollout.sources.contract import Identities, Scored, Source, SourceEntry
 
 @dataclass(frozen=True)
 class DrawsSourceConfig(Section):
-    """Settings of the drafts from the draws of rejected positions (compare arXiv 2402.02057)."""
+    """Settings of the source `draws` (compare arXiv 2402.02057)."""
 
     PATH: ClassVar[str] = "sam.sources.draws"
 
@@ -48,7 +48,8 @@ class DrawsSourceConfig(Section):
 class PositionDraws(Source):
     """A table of draws for each row of the batch, by position.
 
-    A request loses its table when it leaves the batch, so a preempted one starts again with none.
+    A request loses its table when it leaves the batch, so a preempted request starts again with an
+    empty table.
     """
 
     name = "draws"
@@ -77,7 +78,7 @@ class PositionDraws(Source):
         self._row_of = {request_id: row for row, request_id in enumerate(self._bound)}
 
     def hear(self, scored: Scored) -> None:
-        """Note the tokens that the scored positions drew."""
+        """Note the tokens that were drawn at the scored positions."""
         if scored.drawn is None:
             return
         rows = np.arange(len(scored.request_ids))
@@ -97,7 +98,7 @@ class PositionDraws(Source):
         eligible: np.ndarray,
         out_places: Int64Array,
     ) -> None:
-        """Place every row before its next token."""
+        """Point every row to its table, at the position of the row's next token."""
         rows, length = len(num_tokens), self._table.shape[1]
         each = np.arange(rows)
         next_draw = self._table[each, num_tokens % length]

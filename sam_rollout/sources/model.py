@@ -214,7 +214,7 @@ class ModelDrafts(Source):
         eligible: np.ndarray,
         out_places: Int64Array,
     ) -> None:
-        """Place every row that has a draft at the draft's beginning."""
+        """Point every row that has a draft to the beginning of this draft."""
         rows = len(num_tokens)
         lengths = self._lengths[:rows] * (self._rows == rows)
         kind = np.where(eligible & (lengths > 0), READY, NOWHERE)

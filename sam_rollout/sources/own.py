@@ -37,12 +37,12 @@ class OwnSourceConfig(Section):
 class OwnText(LiveTexts):
     """One automaton per request, kept while the request lives and memory lasts.
 
-    A request that is absent from the batch (preempted) keeps its automaton and catches up when it
-    returns. At most `2 * max_rows + 16` automata are kept; beyond that the longest absent request
-    loses its automaton. The limit of memory, `config.max_bytes`, is checked after every step.
-    Beyond it, absent requests lose their automata first, beginning with the longest absent one. The
-    present requests with the smallest automata follow, because long texts yield the longest drafts
-    and make up the tail.
+    A request that is absent from the batch (preempted) keeps its automaton, which reads the text's
+    new tokens when the request returns. At most `2 * max_rows + 16` automata are kept; beyond that
+    number, the request that has been absent longest loses its automaton. The limit of memory,
+    `config.max_bytes`, is checked after every step. Beyond it, absent requests lose their automata
+    first, beginning with the request that has been absent longest. The present requests with the
+    smallest automata follow, because long texts yield the longest drafts and make up the tail.
     """
 
     name = "own"
@@ -51,7 +51,7 @@ class OwnText(LiveTexts):
         super().__init__(limits)
         self._max_live = 2 * limits.max_rows + 16
         self._max_bytes = config.max_bytes
-        self._slot_of: dict[str, int] = {}  # longest absent first
+        self._slot_of: dict[str, int] = {}  # the request that has been absent longest is first
         # Present requests whose automaton was given up, and the bytes it had.
         self._suspended: dict[str, int] = {}
         self._bound: list[str] = []
@@ -66,7 +66,7 @@ class OwnText(LiveTexts):
                 continue
             slot = self._slot_of.pop(request_id, NO_SLOT)
             slot = self.pool.open() if slot == NO_SLOT else slot
-            self._slot_of[request_id] = slot  # at the end, with the present ones
+            self._slot_of[request_id] = slot  # at the end, with the present requests
             self._slots[row] = slot
         self._bound = ids
         while len(self._slot_of) > self._max_live:
@@ -82,7 +82,7 @@ class OwnText(LiveTexts):
                 self._suspended.pop(request_id, None)
 
     def _resume(self, ids: list[str]) -> None:
-        """Take suspended requests back, in row order, while their former bytes fit again."""
+        """Let suspended requests, in row order, have automata again if their former bytes fit."""
         if not self._suspended:
             return
         nbytes = self.pool.nbytes
@@ -111,7 +111,7 @@ class OwnText(LiveTexts):
         for request_id in absent + [request_id for _, request_id in by_size]:
             nbytes = self._evict(request_id)
             if request_id in row_of:
-                # It gets none until the batch changes, because a new one would push out another.
+                # It gets no new automaton until the batch changes: that would push out another one.
                 self._suspended[request_id] = nbytes
                 self._slots[row_of[request_id]] = NO_SLOT
             if self.pool.nbytes <= self._max_bytes:

@@ -7,7 +7,7 @@ prompt is read only once. Siblings that other engines sample are read into the s
 
 Epochs repeat their prompts and a policy changes slowly, so responses of earlier steps share long
 passages with this step's. When a prompt's first request comes, a thread reads those responses
-from disk into a second automaton, which then takes the place of the first.
+from disk into a second automaton, which then replaces the first.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         return None if identity is None else identity.group_key
 
     def settle(self) -> None:
-        """Switch to finished automata with earlier responses, then bring memory down."""
+        """Switch to finished automata with earlier responses, then bring memory below its limit."""
         while self._reading:  # in the order of the requests
             key, reading = next(iter(self._reading.items()))
             if not reading.done():
@@ -143,7 +143,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self.settle()
 
     def counters(self) -> Mapping[str, int]:
-        """Count what became of earlier responses and of other engines' texts."""
+        """Report the counts of earlier responses and of other engines' texts."""
         earlier = {f"earlier_{name}": count for name, count in self._counts.items()}
         return earlier | self._shared.counters()
 

@@ -1,9 +1,9 @@
-"""The source `recycling`: after each token, it drafts the one that was last held likeliest.
+"""The source `recycling`: after a token, it drafts the next token that was last held likeliest.
 
 This is Token Recycling (Luo et al. 2024, arXiv 2408.08696) with chains instead of trees. The target
-model scores every position of a verify step, those of rejected draft tokens included. A table
-keeps, for each token, the next token that the model held likeliest when it last scored that token.
-The source needs neither a text nor a model of its own, and can draft where no source finds a
+model scores every position of a verify step, including the positions of rejected draft tokens. A
+table keeps, for each token, the next token that the model held likeliest when it last scored that
+token. The source needs neither a text nor a model of its own, and can draft where no source finds a
 suffix. The sampler sees the logits and hands the likeliest tokens over (`hear`).
 """
 
@@ -37,7 +37,7 @@ class RecyclingSourceConfig(Section):
 
 
 class TokenRecycling(Source):
-    """One table for all requests of an engine, whose vocabulary's size has to be known."""
+    """One table for all requests of an engine; the vocabulary's size has to be known."""
 
     name = "recycling"
 
@@ -52,7 +52,7 @@ class TokenRecycling(Source):
         self._heard = 0
 
     def hear(self, scored: Scored) -> None:
-        """Note the likeliest token after each scored position; padding is passed over."""
+        """Note the likeliest token after each scored position; padding is skipped."""
         if scored.likeliest is not None:
             self._note(scored.tokens, scored.likeliest, scored.widths, self._followers)
             self._heard += len(scored.tokens)
@@ -64,7 +64,7 @@ class TokenRecycling(Source):
         eligible: np.ndarray,
         out_places: Int64Array,
     ) -> None:
-        """Place every row at its last token."""
+        """Point every row to the table's entry for the row's last token."""
         rows, table = len(num_tokens), self._followers
         last = token_ids[np.arange(rows), num_tokens - 1]
         kind = np.where(eligible, interface.FOLLOWERS, interface.NOWHERE)

@@ -7,8 +7,8 @@ are left to `prompt`. A corpus (files of token ids) counts as the run's oldest t
 Old text is dropped by generations. An automaton that has grown too large gets a successor, made of
 the newest ended responses (`support/kept_texts.py`). A thread makes it in a pool of its own, mostly
 without the GIL, so no engine step waits for it. Live requests, and texts that ended meanwhile, move
-there a few tokens per engine step (`support/text_moves.py`). The old automaton is freed when the
-last request has left it.
+to the successor a few tokens per engine step (`support/text_moves.py`). The old automaton is freed
+when the last request has left it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Shares of the limit: an automaton of size _DUE is replaced by a successor of size _SUCCESSOR. Both
-# have to fit, with room for growth, until live requests have moved. A change loses only a seventh
-# of the text, so it costs little acceptance.
+# have to fit, with room for growth, until live requests have moved. A replacement loses only a
+# seventh of the text, so it costs little acceptance.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
-# A successor also reads the texts that ended meanwhile, up to this share of the limit of kept ones.
+# A successor also reads the texts that ended while it was made, up to this share of
+# `KeptTexts.most_tokens`.
 _LATE_SHARE = 1 / 4
 _MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # of a successor
 
@@ -109,7 +110,7 @@ class _Making:
 
 
 class RunTexts(GroupedTexts[str]):
-    """One automaton per split, and its predecessor until the live requests have moved.
+    """One automaton per split, and its predecessor until the live requests have left it.
 
     A request without identity uses the automaton of training. `config.max_bytes` limits automata
     and kept texts together. Beyond it, replaced automata are given up first.
@@ -130,7 +131,7 @@ class RunTexts(GroupedTexts[str]):
         self._kept.keep_corpus(corpus := check_corpus(config, limits.vocab_size))
         self._has_older = bool(corpus)  # whether older texts came in that no automaton holds yet
         self._has_asked = False  # whether the previous run's texts were asked for
-        self._reading: Future[list[Int32Array]] | None = None  # those texts
+        self._reading: Future[list[Int32Array]] | None = None  # the previous run's texts
         self._executor = ThreadPoolExecutor(1, "sam-run-texts")
         self._making: _Making | None = None  # successor of the automaton of training
         self.failures = 0  # successors that could not be made
@@ -145,7 +146,7 @@ class RunTexts(GroupedTexts[str]):
         """Learn which request is in which row.
 
         The first request of training makes a thread read older texts from disk. Requests outside
-        training, such as an engine's warm-up, come before it and do not count.
+        training, such as an engine's warm-up, come earlier and do not count.
         """
         super().bind(request_ids, identities)
         if not self._has_asked and self._responses.keeps:
@@ -155,7 +156,7 @@ class RunTexts(GroupedTexts[str]):
                 self._reading = self._responses.read_newest(steps[0], self._kept.most_tokens)
 
     def settle(self) -> None:
-        """Begin due successors, let finished ones take over, then bring memory down."""
+        """Begin due successors, let finished ones take over, then bring memory below its limit."""
         self._turn_over()
         super().settle()
 
@@ -181,7 +182,7 @@ class RunTexts(GroupedTexts[str]):
             self._turn_over()
 
     def counters(self) -> Mapping[str, int]:
-        """Count the automata that were replaced."""
+        """Count replaced automata, tokens that successors began with, and failures to make one."""
         return {
             "run_restarts": self.restarts,
             "run_seeded_tokens": self.seeded_tokens,
@@ -208,7 +209,7 @@ class RunTexts(GroupedTexts[str]):
                 self._make_successor(group)
 
     def _make_successor(self, group: Group[str]) -> None:
-        """Begin to make a group's successor from the newest texts; validation's begins empty."""
+        """Begin to make a group's successor from the newest texts; for validation it is empty."""
         room = self._room_for_old_text(group)
         if min(room) <= 0:
             return
@@ -220,7 +221,7 @@ class RunTexts(GroupedTexts[str]):
         self._making = _Making(seed.pool, made, room, self._kept.added)
 
     def _take_over(self, group: Group[str], making: _Making) -> None:
-        """Let a successor take over, and read the texts that ended meanwhile, if they fit."""
+        """Let a successor take over and read the texts that ended meanwhile, if they fit."""
         if (error := making.made.exception()) is not None:
             if not self.failures:
                 logger.warning(
@@ -241,7 +242,7 @@ class RunTexts(GroupedTexts[str]):
             self._moving.read_to_end(text, automaton)
 
     def _take_older(self) -> None:
-        """Keep the texts of the previous run once they are read."""
+        """Keep the texts of the previous run once they have been read from disk."""
         if self._reading is None or not self._reading.done():
             return
         reading, self._reading = self._reading, None
@@ -289,7 +290,8 @@ class RunTexts(GroupedTexts[str]):
 
 
 def _make(config: RunSourceConfig, limits: Limits, responses: Responses) -> RunTexts | None:
-    # A training run has decided on `fits` before (`source_choice.py`); plain vLLM has not.
+    # In a training run, `when: fits` was decided earlier (`source_choice.py`). In plain vLLM it
+    # means off.
     is_wanted = config.when == "always" or config.corpus
     return RunTexts(config, limits, responses) if is_wanted else None
 

@@ -1,4 +1,4 @@
-"""The worker extension: methods that the engine's front end calls on drafter and samplers.
+"""The worker extension: methods by which the engine's front end reaches drafter and samplers.
 
 vLLM mixes this class into its worker (``worker_extension_cls``), so ``self`` is the worker and
 every public method is reachable through ``collective_rpc``.
@@ -18,8 +18,8 @@ from sam_rollout.integrations.vllm.engine_settings import (
     settings_of,
 )
 
-# The extension is imported before the model is loaded. So this also applies the workarounds where
-# the package's entry points are not installed (code shipped through PYTHONPATH).
+# The extension is imported before the model is loaded. So `register` applies the workarounds even
+# where the package's entry points are not installed (code shipped through PYTHONPATH).
 from sam_rollout.integrations.vllm.plugin import register
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class SamWorkerExtension:
         return SamProposer(self.vllm_config)
 
     def _install_sampler(self, config: RolloutSamplerConfig) -> None:
-        """Replace the runner's samplers, unless the engine's own are asked for."""
+        """Replace the runner's samplers, unless the engine's own samplers are asked for."""
         if config.kind != ENGINES_OWN_SAMPLER.kind:
             self._samplers().install_sampler(self.model_runner, config)
 
@@ -100,7 +100,7 @@ class SamWorkerExtension:
         return samplers
 
     def sam_exchange_texts(self, origin: str, pieces: list) -> list[tuple]:
-        """Give the drafter other engines' texts; return this engine's new texts, between steps."""
+        """Between steps, give the drafter other engines' texts; return this engine's new ones."""
         drafter = self._proposer()
         if not hasattr(drafter, "exchange_texts"):
             return []

@@ -26,7 +26,7 @@ def make_drafter(vllm_config: Any, runner: Any) -> Any:
     The runner, vllm-ascend's ``NPUModelRunner``, may still be under construction.
 
     Raises:
-        UnsupportedVersionError: vllm-ascend is of another release.
+        UnsupportedVersionError: The installed release of vllm-ascend is not supported.
         WrongDrafterError: Our class was asked for, but vLLM made another one.
     """
     asked = vllm_config.speculative_config.model
@@ -50,7 +50,7 @@ def make_drafter(vllm_config: Any, runner: Any) -> Any:
 
 
 def _do_nothing(*_args: Any, **_kwargs: Any) -> None:
-    """Replace a method that a drafter without a model does not have."""
+    """Do nothing, in place of a method that a drafter without a model does not have."""
 
 
 def propose_drafts(runner: Any, sampled_token_ids: list[list[int]]) -> list[list[int]]:
@@ -63,11 +63,11 @@ def install_samplers(runner: Any) -> None:
     """Install the samplers that ``additional_config`` asks for, if it has our configuration.
 
     With every kind of sampler, log-probabilities then follow ``logprobs_mode``. The runner has to
-    be complete. A second call changes nothing.
+    be fully constructed. A second call changes nothing.
 
     Raises:
-        UnsupportedVersionError: vllm-ascend is of another release, and our drafter or samplers are
-            asked for.
+        UnsupportedVersionError: The installed release of vllm-ascend is not supported, and our
+            drafter or samplers are asked for.
     """
     if not has_settings(runner.vllm_config):
         return
@@ -75,7 +75,7 @@ def install_samplers(runner: Any) -> None:
     if not settings.ours and not is_supported():
         return
     require_supported(settings.ours)
-    # The import of vllm-ascend's samplers decides on a device, so it comes late.
+    # vllm-ascend chooses a device when its samplers are imported, so they are imported late.
     from sam_rollout.integrations.vllm_ascend.sampling.samplers import (
         heed_logprobs_mode,
         install_sampler,

@@ -1,7 +1,7 @@
 """Our drafter and samplers in vllm-ascend's model runner, without a change to its source.
 
 vLLM loads plugins before it knows its device, so the runner is wrapped when its module is imported.
-Every process that vLLM starts does this anew.
+Every process that vLLM starts loads the plugins and wraps its runner anew.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
 RUNNER_MODULE = "vllm_ascend.worker.model_runner_v1"
-# A patched source tree of vllm-ascend, which calls hooks.py itself, sets this flag in that module.
+# A patched source tree of vllm-ascend, which calls hooks.py itself, sets this flag in the runner's
+# module.
 PATCHED_FLAG = "SAM_ROLLOUT_PATCHED"
 WRAPPED_FLAG = "sam_rollout_wrapped"
 METHOD = "custom_class"
@@ -77,7 +78,7 @@ def wrap(module: ModuleType) -> None:
 
 
 def way_in() -> str | None:
-    """Return how our code got into the runner: by ``"patched"`` source, ``"plugin"``, or None."""
+    """Return how the runner got our code: ``"patched"``, ``"plugin"``, or None if it has none."""
     module = sys.modules.get(RUNNER_MODULE)
     if getattr(module, PATCHED_FLAG, False):
         return "patched"

@@ -20,7 +20,7 @@ class SamAscendWorkerExtension(SamWorkerExtension):
     """The worker extension with vllm-ascend's samplers and draft models."""
 
     def sam_bind(self, record: bool = True) -> dict[str, Any]:
-        """Bind like the parent, and report how our code got into the runner (``way_in``)."""
+        """Bind like the parent class, and report how our code got into the runner (``way_in``)."""
         from sam_rollout.integrations.vllm_ascend.plugin import way_in
 
         return super().sam_bind(record) | {"way_in": way_in()}
@@ -37,4 +37,4 @@ class SamAscendWorkerExtension(SamWorkerExtension):
 
 
 class KnownTextAscendExtension(SamAscendWorkerExtension, KnownTextExtension):
-    """Leads requests along known texts in vllm-ascend's workers."""
+    """Makes requests follow known texts, in vllm-ascend's workers."""

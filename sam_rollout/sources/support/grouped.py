@@ -21,7 +21,7 @@ from sam_rollout.sources.support.live_texts import NO_SLOT, LiveTexts, number_of
 from sam_rollout.sources.support.responses import Responses
 from sam_rollout.sources.support.text_moves import MovingTexts
 
-# An automaton with half of the places that it can have takes at least these bytes.
+# An automaton that uses half of the largest number of places takes at least these bytes.
 LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
 
 Key = TypeVar("Key", bound=Hashable)
@@ -43,15 +43,16 @@ class GroupedTexts(LiveTexts, Generic[Key]):
     """One automaton for each group of requests; `key_of` tells the groups apart.
 
     A new group may replace a group (`_succeed`). Its automaton reads the texts of live requests, a
-    few tokens per engine step (`text_moves.py`). A request drafts from the old automaton until its
-    text is read.
+    few tokens per engine step (`text_moves.py`). A request drafts from the old automaton until the
+    new one has read its text.
 
     A group whose automaton comes near the largest possible size is given up. Its requests draft
     nothing from this source until they end, because reading a long text anew at once would hold up
     an engine step.
 
     Memory is checked after every step. Beyond `max_bytes`, whole groups are given up: first the
-    replaced ones, then the one that has been absent from the batch longest.
+    replaced ones, then the others, beginning with the one that has been absent from the batch
+    longest.
     """
 
     needs_identity = True
@@ -60,7 +61,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         super().__init__(limits)
         self._max_bytes = max_bytes
         self._responses = responses
-        self._groups: OrderedDict[Key, Group[Key]] = OrderedDict()  # longest absent first
+        self._groups: OrderedDict[Key, Group[Key]] = OrderedDict()  # by absence, longest first
         self._replaced: list[Group[Key]] = []  # their live requests have yet to move
         self._group_of: dict[str, Group[Key]] = {}  # by live request
         self._given_up: set[Key] = set()
@@ -88,7 +89,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
                 self._give_up(group)
 
     def settle(self) -> None:
-        """Give groups up until the rest fits into memory."""
+        """Give up groups until the rest fits into memory, then those with too large automata."""
         if self._nbytes > self._max_bytes:
             self._make_room()
         if self.pool.nbytes <= LEAST_BYTES_OF_LARGE:
@@ -123,7 +124,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         return self.pool.nbytes
 
     def _live_tokens(self, group: Group[Key]) -> Int64Array:
-        """Return the tokens of each live text of a group, int64[texts]."""
+        """Return the number of tokens of each live text of a group, int64[texts]."""
         return np.array([self.pool.length(slot) for slot in group.slots.values()], np.int64)
 
     def _all(self) -> Iterator[Group[Key]]:
@@ -147,7 +148,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._slots[row] = slot
 
     def _slot_of(self, request_id: str, identity: RequestIdentity | None) -> int:
-        """Return the slot of a request in the batch, which joins its group if it is new."""
+        """Return the slot of a request in the batch; a new request joins its group first."""
         group = self._group_of.get(request_id)
         if group is None:
             key = self.key_of(identity)
@@ -172,14 +173,14 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         return self._groups[key]
 
     def _succeed(self, group: Group[Key], automaton: int, seeded_tokens: int = 0) -> None:
-        """Replace a group's automaton; its live requests begin to move there."""
+        """Replace a group's automaton; its live requests begin to move to the new one."""
         self._groups[group.key] = Group(group.key, automaton, seeded_tokens=seeded_tokens)
         self._moving.begin(group.slots, automaton)
         self._replaced.append(group)
         self._end(group)
 
     def _leave(self, request_id: str) -> None:
-        """Take a request out of its group, if it has one; its text stays."""
+        """Take a request out of its group, if it has one; its text stays in the automaton."""
         group = self._group_of.pop(request_id, None)
         if group is None:
             return

@@ -2,8 +2,8 @@
 
 vLLM's drafters assume that each of a step's tokens follows the token before it, and that a
 request's first tokens are the accepted ones. So tokens, positions and hidden states of the accepted
-path are moved to where a chain would have them. The drafter's first pass then writes the keys and
-values of its own layers there.
+path are moved to where a chain would have them. The drafter's first pass then writes its own
+layers' keys and values to the slots of that chain.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class DrafterInputs:
 
     Args:
         runner: a vLLM runner with vLLM's own drafter; its `propose_draft_token_ids` is wrapped.
-        keeper: knows the step's trees.
-        sampler: knows the accepted paths.
+        keeper: holds the step's trees.
+        sampler: holds the accepted paths.
     """
 
     def __init__(self, runner: Any, keeper: TreeKeeper, sampler: TreeRejectionSampler) -> None:
@@ -31,7 +31,7 @@ class DrafterInputs:
         runner.propose_draft_token_ids = self._proposing
 
     def detach(self) -> None:
-        """Give the runner its method back."""
+        """Restore the runner's own `propose_draft_token_ids`."""
         self._runner.__dict__.pop("propose_draft_token_ids", None)
 
     def _proposing(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The trees of the step at hand, in the forms that the parts of the runner need."""
+"""The trees of the current step, in the form that each part of the runner needs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class StepTrees(NamedTuple):
     parents: np.ndarray  # int64 [B, N], node that each draft token follows
     depths: np.ndarray  # int64 [B, N]
     counts: np.ndarray  # int32 [B], draft tokens
-    first: np.ndarray  # int32 [B], place of the last known token among the step's tokens
+    first: np.ndarray  # int32 [B], index of the last known token among the step's tokens
     branching: np.ndarray  # int64, rows whose draft tokens are not a chain
 
     @property
     def row_parents(self) -> np.ndarray:
-        """int32 [rows], the node that each row's token follows, -1 for last known tokens."""
+        """int32 [rows], the node that each row's token follows; -1 for the last known token."""
         roots = np.full((len(self.counts), 1), -1, np.int32)
         nodes = np.concatenate([roots, self.parents], axis=1, dtype=np.int32)
         return nodes[np.arange(nodes.shape[1]) <= self.counts[:, None]]
@@ -46,17 +46,18 @@ class StepTrees(NamedTuple):
 def _shape(
     counts, kept, ends, kept_parents, parents, depths, ancestors, branches, first, moved
 ):  # fmt: skip
-    """Fill in each node's parent, depth and ancestors, and mark the rows that branch.
+    """Fill in each node's parent, depth and ancestors, and mark the rows whose drafts branch.
 
-    Returns the number of tokens whose position in the text differs from their place in the row.
-    `moved` gets the places of these tokens among the step's tokens, and the differences.
+    Returns the number of tokens that would have another position in the text if the drafts were
+    chains. `moved` gets the indices of these tokens among the step's tokens, and the corrections of
+    their positions.
     """
     count, most = 0, parents.shape[1]
     ancestors[:] = False
     for i in range(counts.size):
         first[i], branches[i] = ends[i] - counts[i] - 1, 0
         for j in range(most):
-            # A place without a token follows the place before it.
+            # By default an entry follows the entry before it, as in a chain.
             parent = np.int64(j - 1)
             if j < counts[i] and kept[i] >= 0:
                 parent = np.int64(kept_parents[kept[i], j])
@@ -75,7 +76,7 @@ def _shape(
 
 
 class TreeKeeper:
-    """Keeps the shapes of proposed drafts until they are verified; one per runner.
+    """Keeps the shapes of a runner's proposed drafts until the drafts are verified.
 
     The scheduler knows draft tokens only as a list, and may cut it short or leave it out. Parents
     come before their children, so a shortened list is still a tree.
@@ -84,7 +85,7 @@ class TreeKeeper:
         runner: vLLM's model runner; its `_prepare_inputs` is wrapped.
 
     Attributes:
-        step: trees of the verify step at hand; None where all drafts are chains.
+        step: trees of the current verify step; None if all its drafts are chains.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -97,11 +98,11 @@ class TreeKeeper:
         runner._prepare_inputs = self._preparing
 
     def detach(self) -> None:
-        """Give the runner its method back."""
+        """Restore the runner's own `_prepare_inputs`."""
         self._runner.__dict__.pop("_prepare_inputs", None)
 
     def keep(self, request_ids: list[str], batch: DraftBatch) -> None:
-        """Keep the shape of the drafts that are proposed now.
+        """Keep the shapes of the drafts that are being proposed.
 
         If a step has no room for a request, the request's drafts wait for a later step.
         """
@@ -150,8 +151,8 @@ class TreeKeeper:
         shapes = TreeShapes(
             parents, depths, torch.from_numpy(ancestors).to(device, non_blocking=True)
         )
-        # The slots of the cache are assigned already, one after the other. Rotation of keys and
-        # random numbers depend on a token's position in its path's text, so positions are
+        # The slots of the cache are assigned already, one after the other. The rotation of keys and
+        # the random numbers depend on a token's position in its path's text, so the positions are
         # corrected.
         at, back = torch.from_numpy(moved[:, :count]).to(device, non_blocking=True)
         runner.positions.index_add_(0, at, back)

@@ -28,12 +28,12 @@ class TreeRejectionSampler(KeyedRejectionSampler):
 
     Args:
         sampler: the runner's sampler until now, whose state is taken over.
-        keeper: knows the step's trees.
+        keeper: holds the step's trees.
         accept: called with the step's trees, the nodes of each path, int64 [B, N + 1], and the
             sampled tokens.
 
     Attributes:
-        path: the nodes of each path of the step at hand; None if all drafts are chains.
+        path: the nodes of each path of the current step; None if all drafts are chains.
     """
 
     def __init__(
@@ -76,8 +76,9 @@ class TreeRejectionSampler(KeyedRejectionSampler):
             return super()._process(logits, metadata, sampling, layout)
         others, minimum = _without_min_tokens(sampling)
         if minimum is not None and minimum.min_toks:
-            # vLLM takes a row's place for the length of its text, but a node's text is as long as
-            # its depth. This comes before top-k and top-p, which may keep nothing but a stop token.
+            # vLLM assumes that each row's text is one token longer than the text of the row before.
+            # In a tree, the node's depth decides. The minimum length is enforced before top-k and
+            # top-p, because these may keep nothing but a stop token.
             self._hold_to_minimum(logits, minimum, trees, layout)
             sampling = others
         if sampling.spec_token_ids:  # a bonus row's text ends with the path to the last node
@@ -115,11 +116,12 @@ class TreeRejectionSampler(KeyedRejectionSampler):
         trees = self._keeper.step
         if trees is None or spec_token_ids is None:
             return super()._combine_outputs_with_spec_tokens(output_token_ids, spec_token_ids)
-        # vLLM's list of drafts may be longer than the batch: a new engine's has all its rows.
+        # vLLM's list of drafts may be longer than the batch: at first it has an entry for every
+        # possible row.
         return [
             [*text, *self._path_to(trees, row, tokens, node)]
             for row, (text, tokens) in enumerate(
                 zip(output_token_ids, self._all_drafts, strict=False)
             )
-            for node in range(len(tokens))  # the last node's row is that of the bonus token
+            for node in range(len(tokens))  # the last node's row draws the bonus token
         ]

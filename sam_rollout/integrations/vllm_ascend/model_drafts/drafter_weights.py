@@ -12,10 +12,10 @@ from sam_rollout.integrations.vllm.model_drafts.drafter_weights import (
 
 
 def share_weights() -> None:
-    """Make heads of our engines use the policy's embedding and output layer.
+    """Make our engines' draft heads use the policy's embedding and output layer.
 
-    Call it only after vllm-ascend's runner was imported, because the import of its drafters decides
-    on a device, too.
+    Call it only after vllm-ascend's runner was imported, because vllm-ascend also chooses a device
+    when its drafters are imported.
     """
     from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBaseProposer
 
@@ -24,12 +24,12 @@ def share_weights() -> None:
 
 
 def share_output_layer(loader: Any) -> None:
-    """Make EAGLE-3 heads use the policy's output layer if their files hold none.
+    """Give EAGLE-3 heads the policy's output layer if they have none of their own.
 
-    vllm-ascend 0.23 to 0.26 share the layer with the methods `eagle` and `dflash` only, so an
+    vllm-ascend 0.23 to 0.26 share the layer only for the methods `eagle` and `dflash`, so an
     `eagle3` head without an output layer would compute with uninitialised memory. This wrapper can
-    go when vllm-ascend's `_maybe_share_lm_head` asks the head whether it has the layer, as vLLM's
-    does.
+    go when vllm-ascend's `_maybe_share_lm_head` checks whether the head has the layer, as vLLM's
+    method does.
     """
     original = loader._maybe_share_lm_head
     if getattr(original, "sam_rollout", False):

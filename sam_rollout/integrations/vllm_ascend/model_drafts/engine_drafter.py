@@ -1,10 +1,10 @@
 """Drafts of a model that vllm-ascend runs, for a session that also drafts from texts.
 
-This module does the same as its namesake for vLLM, but for a runner that gives its drafter other
-arguments. vllm-ascend's drafters take the likeliest token of `compute_logits` themselves, once per
-`num_speculative_tokens`. This method and this number are replaced while the drafter runs. If all
-passes are captured in one graph, no pass can be left out, no token can be drawn with noise, and
-probabilities are unknown.
+This module does the same as vLLM's module of the same name, but for a runner that gives its drafter
+other arguments. vllm-ascend's drafters call `compute_logits` once per draft token
+(`num_speculative_tokens` times) and take the likeliest token themselves. This method and this
+number are replaced by ours while the drafter runs. If all passes are captured in one graph, no pass
+can be left out, no token can be drawn with noise, and probabilities are unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AscendEngineDrafter(EngineDrafter):
         self, runner: Any, config: ModelSourceConfig, *others: Any, **options: Any
     ) -> None:
         drafter = runner.drafter
-        # Methods that search in the text, and methods with a head per position, have no passes.
+        # Methods that search in the text or have a head per position do not draft pass by pass.
         passes_one_by_one = hasattr(drafter, "_run_merged_draft") and not drafter.parallel_drafting
         self._is_open = passes_one_by_one and drafter._runnable == drafter._run_merged_draft
         if config.sampled and not self._is_open:
@@ -47,7 +47,7 @@ class AscendEngineDrafter(EngineDrafter):
         super().__init__(runner, config, *others, **options)
 
     def _wrap_choice(self) -> None:
-        """Do nothing: `_ask` replaces the choice while vllm-ascend's drafter runs."""
+        """Do nothing: `_ask` replaces the choice of tokens while vllm-ascend's drafter runs."""
 
     def _ask(self, *args: Any, **kwargs: Any) -> Any:
         sampled, sampling, scheduler_output, metadata, *_others = args
@@ -67,7 +67,7 @@ class AscendEngineDrafter(EngineDrafter):
             del model.compute_logits
 
     def _with_choice(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Return logits whose likeliest token is the chosen one, and keep its probability."""
+        """Return logits whose likeliest token is the chosen token, and keep its probability."""
         logits = self._compute_logits(*args, **kwargs)
         tokens = self._pick(logits[: self._rows])  # padding rows follow
         if self._noise is not None:
@@ -80,7 +80,7 @@ def _check_positions(runner: Any, config: ModelSourceConfig) -> None:
 
     vLLM skips the drafter if a text is too long for it; vllm-ascend does not.
     """
-    drafting = runner.speculative_config.draft_model_config  # None: it searches in the text
+    drafting = runner.speculative_config.draft_model_config  # None if it searches in the text
     needed = runner.model_config.max_model_len
     if drafting is not None and drafting.max_model_len < needed:
         raise ConfigError(

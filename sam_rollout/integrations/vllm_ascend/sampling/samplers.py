@@ -1,8 +1,8 @@
 """Our samplers inside vllm-ascend, with vllm-ascend's own processing of logits.
 
-vllm-ascend replaces vLLM's samplers by subclasses, and ours replace those. vllm-ascend's code
-applies penalties, replaces NaN and infinite logits, and applies top-k and top-p. Everything after
-that is the same as on other devices.
+vllm-ascend replaces vLLM's samplers by subclasses, and our samplers replace these subclasses.
+vllm-ascend's code applies penalties, replaces NaN and infinite logits, and applies top-k and top-p.
+All later steps of sampling are the same as on other devices.
 """
 
 from __future__ import annotations

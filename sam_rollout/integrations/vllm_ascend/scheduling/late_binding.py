@@ -1,10 +1,11 @@
 """Late binding in vllm-ascend's runner, which has an asynchronous path of its own.
 
-The module of the same name for vLLM has three ways to run a step. Here a step has no places, or its
-drafts are bound (the first and the third way). No step is prepared ahead, because the attention on
-NPUs reads the lengths of texts on the host, so the runner waits for the sampled tokens while it
-prepares a step. The second way, a token in every place and drafts written in later, would hardly
-start a step earlier here. But the step would also compute the places without a draft.
+The module of the same name for vLLM has three ways to run a step. Here only the first and the third
+way are used: a step has no places for drafts, or its drafts are known before it is prepared. No
+step is prepared ahead, because the attention on NPUs reads the lengths of texts on the host, so the
+runner waits for the sampled tokens while it prepares a step. The second way, a token in every place
+and drafts written in later, would hardly start a step earlier here. But the step would also compute
+the places without a draft.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class AscendLateBinding(LateBinding):
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
         """Leave the sampled tokens on the device for the next step, as drafters of vllm-ascend do.
 
-        After a step with places no tokens are left on the device, because they are read on the host
-        before the next step is prepared.
+        After a step with places for drafts no tokens are left on the device, because they are read
+        on the host before the next step is prepared.
         """
         sampled = sampler_output.sampled_token_ids  # [B, most tokens]
         one_each = sampled.shape[-1] == 1

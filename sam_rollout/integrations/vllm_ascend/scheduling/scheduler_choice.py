@@ -9,7 +9,7 @@ from packaging.version import Version
 from sam_rollout.integrations.vllm.engine_settings import settings_of
 from sam_rollout.integrations.vllm_ascend.versions import installed
 
-# Releases for which tests/contracts/contract.py checks the rows of late binding.
+# For these releases, tests/contracts/contract.py lists the names that late binding uses.
 KNOWN_VERSION, KNOWN_VLLM = "0.23.0", (0, 23)
 # Workers of other devices and of xlite have runners of their own.
 WORKERS = ("auto", "vllm_ascend.worker.worker.NPUWorker")
@@ -18,7 +18,7 @@ WORKERS = ("auto", "vllm_ascend.worker.worker.NPUWorker")
 def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     """Return why an engine on NPUs cannot schedule asynchronously; empty if it can."""
     version = installed()
-    public = version and Version(version).public  # builds may add to the version
+    public = version and Version(version).public  # builds may add a suffix to the version
     if public != KNOWN_VERSION or Version(vllm_version).release[:2] != KNOWN_VLLM:
         known = ".".join(map(str, KNOWN_VLLM))
         return (
