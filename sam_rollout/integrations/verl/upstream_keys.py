@@ -131,7 +131,7 @@ def _ours(config: DictConfig, kind: str) -> list[tuple[str, bool, str]]:
             refills or not sampler.sync_refill_failed_groups,
             "does nothing here: a group that failed is left out, and dynamic_sampling fills up",
         ),
-        # Greedy siblings would all be the same.
+        # With greedy sampling, all responses to a prompt would be the same.
         (f"{ROLLOUT}.do_sample", rollout.do_sample, "must be true: verl's V1 trainer ignores it"),
         (
             f"{ROLLOUT}.agent.agent_loop_manager_class",

@@ -52,7 +52,7 @@ class EngineRecorders(StatLoggerBase):
     def __init__(self, engines: int) -> None:
         self.recorders = [EngineStepRecorder() for _ in range(engines)]
         self._engine_of: dict[str, int] = {}
-        self._left: set[str] = set()  # requests of `_engine_of` that the last `share_out` left
+        self._left: set[str] = set()  # requests that the last `share_out` left in `_engine_of`
 
     def log_engine_initialized(self) -> None:
         """Do nothing: there is nothing to announce."""
@@ -95,8 +95,8 @@ class EngineRecorders(StatLoggerBase):
         shares: list[list[Any]] = [[] for _ in self.recorders]
         for request in finished:
             shares[self._engine_of.pop(request.request_id, 0)].append(request)
-        # The server may be about to hear of a request that is left. If it has not until the next
-        # time, the request was interrupted before its first token.
+        # The next call may name a request that is left. If it does not, the request was interrupted
+        # before its first token.
         for request_id in self._left:
             self._engine_of.pop(request_id, None)
         self._left = set(self._engine_of)
