@@ -49,7 +49,7 @@ def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
 def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
     """Return rules for settings that verl accepts but our classes do not support.
 
-    A rule is a field, whether its value is right, and what is allowed.
+    A rule consists of a field, whether its value is right, and a text that says what is allowed.
     """
     rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.trainer_mode
     engine = rollout.engine_kwargs.vllm

@@ -50,7 +50,7 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
 
 
 def leave_out_drafts(vllm_config: Any) -> bool:
-    """Switch drafts off if an engine's model is a hybrid; log that, and return whether it is one."""
+    """Switch drafts off, and log it, if an engine's model is a hybrid; return whether it is."""
     if not vllm_config.model_config.is_hybrid:
         return False
     settings = settings_of(vllm_config)

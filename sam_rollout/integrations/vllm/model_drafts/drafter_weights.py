@@ -54,8 +54,8 @@ def reads_policy(drafter: Any) -> bool:
 def read_again(runner: Any) -> bool:
     """Read the drafter's weights from its files, if the engine began with random weights.
 
-    Only the methods in `_READ_AGAIN` need this, because vLLM loads other heads in their own format.
-    Returns whether the weights were read.
+    For the methods in `_READ_AGAIN` vLLM ignores `draft_load_config`, and begins with random
+    weights. Returns whether the weights were read.
     """
     config = runner.vllm_config
     speculation = config.speculative_config

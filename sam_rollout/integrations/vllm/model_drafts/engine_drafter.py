@@ -54,7 +54,7 @@ class EngineDrafter:
     Args:
         runner: vLLM's model runner.
         config: settings of the source.
-        passes: most passes of a step, the same for engines in lockstep.
+        passes: largest number of passes in a step, the same for engines in lockstep.
         alone: whether no other process takes part in the drafter's passes. If so, a failure costs
             only the drafter's drafts; otherwise it ends the engine.
         drafted: called after every step with the step's sampled tokens by row; None on ranks whose

@@ -88,7 +88,7 @@ class TextScores:
         self._by_number: dict[int, dict[str, list]] = {}
 
     def lead(self, logits: torch.Tensor, requests: Sequence[Any], widths: Sequence[int]) -> None:
-        """Note the score of each position's known token, then allow only that token, in place.
+        """Store the score of each position's known token, then allow only that token, in place.
 
         ``logits``, [rows, vocabulary], has ``widths[i]`` rows of request i, request after request.
         """

@@ -225,7 +225,7 @@ class LateBinding:
     # --- before a step ------------------------------------------------------------------------
 
     def _fits_ahead(self, rows: int) -> bool:
-        """Whether a step of `rows` requests, without prompts, is small enough to be prepared ahead."""
+        """Whether `rows` requests score at most `SCORED_AHEAD` tokens; prompts are not counted."""
         return rows * (1 + self._k) <= SCORED_AHEAD
 
     def _before(self, step: Any) -> Any:

@@ -73,7 +73,7 @@ def cause_of_death() -> str:
 
 
 def answer_or_die() -> None:
-    """Make this process's calls to a dead engine end with an error, also calls that wait already."""
+    """Make calls that wait for an engine end with an error if the engine dies."""
     import vllm
     from vllm.v1.engine.core_client import AsyncMPClient
 

@@ -91,7 +91,7 @@ class EngineRecorders(StatLoggerBase):
         self._engine_of.clear()
 
     def share_out(self, finished: Iterable[Any]) -> list[list[Any]]:
-        """Sort finished requests by their engine; requests of no known engine go to the first."""
+        """Sort finished requests by their engine; those of unknown engines go to the first."""
         shares: list[list[Any]] = [[] for _ in self.recorders]
         for request in finished:
             shares[self._engine_of.pop(request.request_id, 0)].append(request)
