@@ -53,8 +53,9 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
         line += f"; chains, not trees: {reason}"
     elif "tree" in (shapes := ours[0]["draft_shapes"]):
         line += "; trees" if len(shapes) == 1 else "; chains or trees, as the gate measures"
-    # Some parts are left out: the number of engines if each decides alone, the padding if there is
-    # none, and with plain vLLM, which knows the method custom_class, the way into vllm-ascend.
+    # Some parts of the line are left out: the number of engines if each decides alone, the padding
+    # if there is none, and with plain vLLM, which knows the method custom_class, the way into
+    # vllm-ascend.
     if ours[0]["deciding_engines"] > 1:
         line += f", agreed on by {ours[0]['deciding_engines']} engines"
     if any(report["padding"] != NO_PADDING for report in ours):

@@ -119,8 +119,8 @@ class TextScores:
         # vLLM uses topk. If several tokens are equally likely, argmax may choose another one.
         top = logprobs.topk(1, dim=-1).indices.squeeze(1).tolist()
         values = logprobs.gather(1, token.unsqueeze(1)).squeeze(1).tolist()
-        # Each chunk of a long prompt writes a score of the text's first position; the last chunk's
-        # score is right, and stays.
+        # Each chunk of a long prompt stores a score of the text's first position. Only the last
+        # chunk's score is right; it replaces the others.
         for (columns, position, width), value, likeliest in zip(places, values, top, strict=True):
             columns["logprobs"][position] = value
             columns["top"][position] = likeliest
