@@ -17,7 +17,7 @@ from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from sam_rollout.telemetry.records import ASKED
 
 ASKED_SAM = f"{ASKED}.sam"
-# The classes for a synchronous trainer.
+# Kind of dynamic sampling -> our replay buffer for verl's synchronous trainer.
 SAMPLER_CLASSES = {
     "rounds": "RoundsReplayBuffer",
     "refill": "RefillReplayBuffer",
@@ -31,7 +31,8 @@ def translate(config: DictConfig, run: RunConfig) -> None:
     """Fill verl's and vLLM's fields of a checked configuration, in place."""
     typed = read_run_config(config).sam.to_mapping()
     with open_dict(config):
-        # A resumed run is compared by the typed settings; the others follow from them.
+        # The check of a resumed run compares the `sam` settings that the user typed. The settings
+        # below follow from them and may change.
         OmegaConf.update(config, ASKED_SAM, typed, force_add=True)
         config.sam = run.sam.to_mapping()
         config.compare = run.compare.to_mapping()
@@ -45,18 +46,19 @@ def translate(config: DictConfig, run: RunConfig) -> None:
 
 def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
-    # An engine without drafts needs no other setting of `sam`. With the defaults, all baselines
-    # have the same configuration, and vLLM compiles it once.
+    # Without drafts an engine needs no setting of `sam` except `enabled`. The other settings get
+    # their defaults, so all baselines have the same configuration, and vLLM compiles it once.
     sam = with_first_head(config, run.sam) if run.sam.enabled else SamConfig(enabled=False)
     settings = EngineSettings(sam, run.sampler, run.telemetry.record_traces)
     arguments = settings.arguments()
     if run.sam.enabled and run.telemetry.proof.every:
-        arguments["max_logprobs"] = -1  # finding a tie needs the whole vocabulary
+        arguments["max_logprobs"] = -1  # the proof looks for ties among all tokens
     rollout.engine_kwargs.vllm = OmegaConf.merge(rollout.engine_kwargs.vllm, arguments)
     if sizes := capture_sizes(config, run.sam):
         asked = sorted(rollout.cudagraph_capture_sizes)
         if sizes != asked:
-            # The drafts changed the sizes. Comparisons use the sizes that were asked for.
+            # The drafts changed the sizes. Comparisons of runs use the sizes that the user asked
+            # for.
             OmegaConf.update(config, f"{ASKED}.{SIZES}", asked, force_add=True)
         OmegaConf.update(config, SIZES, sizes)
 
@@ -82,7 +84,7 @@ def _configure_sampling(config: DictConfig, run: RunConfig) -> None:
 
 
 def _configure_validation(config: DictConfig) -> None:
-    """Make `do_sample=false` greedy: verl 0.9.1's V1 trainer reads only temperature and top-p/k."""
+    """Make validation with `do_sample=false` greedy; verl 0.9.1's V1 trainer ignores that key."""
     validation = config.actor_rollout_ref.rollout.val_kwargs
     if not validation.do_sample:
         validation.temperature, validation.top_p, validation.top_k = 0.0, 1.0, -1

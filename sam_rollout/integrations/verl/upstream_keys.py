@@ -49,7 +49,7 @@ def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
 def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
     """Return rules for settings that verl accepts but our classes do not support.
 
-    A rule is a field, whether its value is right, and what is allowed.
+    A rule consists of a field, whether its value is right, and a text that says what is allowed.
     """
     rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.trainer_mode
     engine = rollout.engine_kwargs.vllm
@@ -131,7 +131,7 @@ def _ours(config: DictConfig, kind: str) -> list[tuple[str, bool, str]]:
             refills or not sampler.sync_refill_failed_groups,
             "does nothing here: a group that failed is left out, and dynamic_sampling fills up",
         ),
-        # Greedy siblings would all be the same.
+        # With greedy sampling, all responses to a prompt would be the same.
         (f"{ROLLOUT}.do_sample", rollout.do_sample, "must be true: verl's V1 trainer ignores it"),
         (
             f"{ROLLOUT}.agent.agent_loop_manager_class",

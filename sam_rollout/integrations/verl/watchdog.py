@@ -1,9 +1,9 @@
 """Ends a run when one of its processes has died.
 
 verl's trainer waits without a limit for TransferQueue, for the groups of an agent-loop worker, and
-for the receiver of a weight sync, even if the awaited process has died. A thread beside the trainer
-therefore asks every process of the run for a sign of life, and raises the first error in the
-trainer.
+for the receiver of a weight sync, even if the awaited process has died. A second thread in the
+trainer's process therefore asks every process of the run for a sign of life, and raises the first
+error in the trainer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LOOK_S = 2.0
 END_S = 30.0  # the trainer has to end within this time after the signal
 SIGNAL = signal.SIGUSR1
 
-# Name of a process -> a call that asks it without waiting. If the answer is a text, the text says
-# what is wrong.
+# Name of a process -> a call that asks the process for a sign of life, but does not wait for the
+# answer. If the answer is a text, the text says what is wrong.
 Parts = Mapping[str, Callable[[], Any]]
 
 
@@ -48,7 +48,7 @@ def parts_of(trainer: Any) -> Parts:
         "reward worker": getattr(rewards, "reward_loop_workers", []),
         "agent-loop worker": getattr(agents, "agent_loop_workers", []),
         "load balancer": [getattr(servers, "global_load_balancer", None)],
-        # The servers on a replica's other nodes have no engine to ask.
+        # Only a replica's first server has an engine. The other servers run on other nodes.
         "rollout server": [server for one in replicas for server in one.servers[1:]],
     }
     parts = {
@@ -90,7 +90,7 @@ class Watchdog:
                 trouble = ray.get(asked)
             except ActorDiedError as error:
                 return f"{name} died: {describe(error)}"
-            except RayError:  # A later look will find out if the process has died.
+            except RayError:  # The next `look` finds out if the process has died.
                 continue
             if isinstance(trouble, str) and trouble:
                 return trouble
@@ -117,7 +117,7 @@ def watched(watchdog: Watchdog) -> Iterator[None]:
                 break
         if stop.is_set():
             return
-        signal.pthread_kill(main.ident, SIGNAL)  # type: ignore[arg-type]  # it has started
+        signal.pthread_kill(main.ident, SIGNAL)  # type: ignore[arg-type]  # the thread has started
         if not stop.wait(END_S):
             # The main thread did not react to the signal: it computes or waits outside Python.
             print(f"The run failed: {trouble}", flush=True)

@@ -21,7 +21,7 @@ MEGABYTE = 2**20
 def fit_bucket(config: DictConfig) -> Iterator[str]:
     """Raise the size of a bucket that is too small, in place; yield a line that says so."""
     if config.trainer.device == "cuda":
-        return  # Larger tensors are shared without a bucket.
+        return  # On GPUs, verl shares tensors larger than a bucket directly.
     largest = _largest_tensor(config) * _bytes_of_element(config)
     needed, given = math.ceil(largest / MEGABYTE), OmegaConf.select(config, BUCKET)
     if given < needed:
@@ -39,7 +39,7 @@ def _bytes_of_element(config: DictConfig) -> int:
 
 
 def _largest_tensor(config: DictConfig) -> int:
-    """Count the elements of the model's largest tensor, from its files if they are here."""
+    """Count the elements of the model's largest tensor, from its files if this machine has them."""
     folder = find_folder(config.actor_rollout_ref.model.path)
     shapes = [
         shape

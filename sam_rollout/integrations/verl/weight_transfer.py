@@ -1,9 +1,9 @@
 """Ends a weight sync with an error when its receiver fails.
 
 verl's sender and receiver take turns on a socket: a bucket, an answer, the next bucket. If the
-receiver fails, it does not answer, and the sender waits for ever. With tensor parallelism all other
-senders and the engine's call wait, too. Our receiver therefore sends its error on a second socket,
-and our sender listens to both.
+receiver fails, it does not answer, and the sender waits for ever. With tensor parallelism, all
+other senders and the call to the engine wait, too. Our receiver therefore sends its error on a
+second socket, and our sender listens to both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sam_rollout.integrations.vllm.serving.dead_engine import first_of
 from sam_rollout.integrations.vllm.serving.tied_weights import ties_over_buckets
 
 LINGER_MS = 2000  # Time for a receiver's error to reach the sender.
-# Releases of verl whose sender waits for ever.
+# Releases of verl whose sender waits for ever if the receiver fails.
 WAITING_VERSIONS = SpecifierSet(">=0.9,<0.10", prereleases=True)
 
 
@@ -93,7 +93,7 @@ def watch_senders() -> None:
 
 
 class WeightReceiving:
-    """A mixin that precedes verl's worker extension and reports a failed sync to its sender."""
+    """A mixin, placed before verl's worker extension, that reports a failed sync to the sender."""
 
     def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
         """Receive a weight sync as verl does, and send an error to the sender if it fails."""

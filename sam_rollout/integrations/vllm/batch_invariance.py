@@ -1,9 +1,9 @@
 """Batch-invariant kernels: a token's logits do not depend on the rest of the batch.
 
-They are vLLM's (read in 0.24 and 0.31) and vllm-ascend's (read in 0.23). One environment variable,
-set before an engine's processes start, switches them on. On a device without such kernels the
-variable has no effect and raises no error, so workers are asked whether the kernels are in force.
-The kernels need an accelerator, and we have not run them.
+The kernels belong to vLLM (we read 0.24 and 0.31) and to vllm-ascend (we read 0.23). One
+environment variable, set before an engine's processes start, switches them on. On a device without
+such kernels the variable has no effect and raises no error, so workers are asked whether the
+kernels are in force. The kernels need an accelerator, and we have not run them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 BATCH_INVARIANT_ENV = "VLLM_BATCH_INVARIANT"
 # Attention backends of vLLM that declare `supports_batch_invariance`.
 BACKENDS = ("FLASH_ATTN", "FLASH_ATTN_MLA", "FLEX_ATTENTION", "TRITON_ATTN", "TRITON_MLA")
-# Module -> its variable that is set once a worker's operators have been replaced. The module's
-# place in vLLM changed after 0.24.
+# Module -> its variable that is set once a worker's operators have been replaced. vLLM moved the
+# module after 0.24.
 _SWITCHES = {
     "vllm.model_executor.determinism.batch_invariant": "_batch_invariant_MODE",
     "vllm.model_executor.layers.batch_invariant": "_batch_invariant_MODE",

@@ -22,7 +22,7 @@ WITHOUT_DRAFTS_KEY = "sam_without_drafts"
 # compared should have the same runner.
 MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
 # The sampler of plain vLLM, and of programs that compare our drafter with plain vLLM. Runs of the
-# recipe always set a sampler; their default is that of RolloutSamplerConfig.
+# recipe always set a sampler, by default that of RolloutSamplerConfig.
 ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
 METHOD = "custom_class"  # vLLM's name for drafters of plug-ins
 PROPOSER_CLASS = "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"
@@ -58,7 +58,7 @@ class EngineSettings:
         )
 
     def to_json(self) -> str:
-        """Write the settings for an engine; equal settings give equal texts."""
+        """Return the settings as a text for an engine; equal settings have equal texts."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     def arguments(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class EngineSettings:
 
 
 def _speculation_of(model: Any) -> dict[str, Any]:
-    """Return vLLM's configuration of a drafter that it runs itself."""
+    """Return vLLM's ``speculative_config`` for a drafter that vLLM itself runs."""
     speculation: dict[str, Any] = {"method": model.method}
     if model.path:
         speculation["model"] = model.path
@@ -95,7 +95,7 @@ def _speculation_of(model: Any) -> dict[str, Any]:
 def engine_arguments(
     sam: SamConfig, sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
 ) -> dict[str, Any]:
-    """Return the engine arguments for these settings, with traces off."""
+    """Return the engine arguments for these settings; the server keeps no token ids."""
     return EngineSettings(sam, sampler).arguments()
 
 
@@ -103,7 +103,7 @@ def settings_of(vllm_config: Any) -> EngineSettings:
     """Read the settings back from an engine's ``VllmConfig``.
 
     Raises:
-        ValueError: The engine was started without them.
+        ValueError: The engine was started without these settings.
     """
     if not has_settings(vllm_config):
         raise ValueError(

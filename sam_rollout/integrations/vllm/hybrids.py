@@ -28,7 +28,7 @@ WITHOUT_DRAFTS = (
 )
 _STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "short_conv"}
 _ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention"}
-# Keys that config.json has if a model has such layers, even if it does not list the layers.
+# Keys of a config.json whose model has layers with a state, even if it does not list the layers.
 _STATE_KEYS = (
     "linear_conv_kernel_dim", "linear_key_head_dim", "hybrid_override_pattern", "conv_L_cache",
 )  # fmt: skip
@@ -50,7 +50,7 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
 
 
 def leave_out_drafts(vllm_config: Any) -> bool:
-    """Switch an engine's drafts off and log it, if its model is a hybrid; return whether it is."""
+    """Switch drafts off, and log it, if an engine's model is a hybrid; return whether it is."""
     if not vllm_config.model_config.is_hybrid:
         return False
     settings = settings_of(vllm_config)

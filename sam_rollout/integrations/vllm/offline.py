@@ -1,7 +1,8 @@
 """vLLM's offline engine with our drafter and sampler, for programs that measure.
 
-Such a program runs several engines one after the other in one process. Each engine is bound and
-checked as in a training run, and gives its memory back before the next one starts.
+Such a program runs several engines one after the other in one process. As in a training run, each
+engine is connected with our drafter (`sam_bind`) and checked. It frees its memory before the next
+engine starts.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def offline_engine(
     record: bool = False,
     **overrides: Any,
 ) -> Iterator[LLM]:
-    """Run a bound and checked ``vllm.LLM`` for the length of a ``with`` statement.
+    """Run a ``vllm.LLM`` with our drafter and sampler for the length of a ``with`` statement.
 
     Args:
         model: Checkpoint folder or hub name.
@@ -81,7 +82,7 @@ def offline_engine(
         worker_extension = ON_ASCEND.get(worker_extension, worker_extension)
     arguments = {
         "model": model,
-        "generation_config": "vllm",  # the checkpoint's would change the caller's sampling
+        "generation_config": "vllm",  # the checkpoint's file would change the caller's sampling
         "enable_prefix_caching": False,
         "worker_extension_cls": worker_extension,
         **engine_arguments(sam, sampler),
@@ -126,7 +127,7 @@ def end_core(engine: LLM) -> None:
 
 
 def unmix(worker: str, extension: str) -> None:
-    """Take the extension out of vLLM's worker class again, after the last engine with it.
+    """Remove the extension from vLLM's worker class, after the last engine that uses it.
 
     vLLM adds an extension for the life of the process that runs workers, and then refuses any other
     extension. That process may be this one, and the next engine may have another extension.

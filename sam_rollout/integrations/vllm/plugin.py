@@ -6,7 +6,7 @@ import pkgutil
 from importlib.util import find_spec
 
 # A package that extends vLLM -> the function that registers our code with it. The package is found
-# without an import, because its import would decide on a device. The function is given by name,
+# without an import, because its import would choose a device. The function is given by name,
 # because integrations/vllm_ascend imports this folder.
 PLUGINS_FOR = {"vllm_ascend": "sam_rollout.integrations.vllm_ascend.plugin:register"}
 

@@ -1,6 +1,6 @@
 """Workarounds for bugs of vLLM's CPU backend."""
 
-# The names of vLLM that modules here wrap or replace, each a row of tests/contracts/contract.py.
+# Names in vLLM that this folder wraps or replaces; tests/contracts/contract.py has a row for each.
 WRAPPED = (
     "model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
     "utils.cpu_triton_utils:_expand_kernel_impl",

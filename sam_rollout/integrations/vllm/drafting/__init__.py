@@ -1,4 +1,4 @@
-"""The drafter inside vLLM's model runner, which turns the batch's rows into a session's steps."""
+"""Turns the rows of vLLM's batch into steps of a `DraftSession`, inside vLLM's model runner."""
 
-# The names of vLLM that modules here wrap or replace, each a row of tests/contracts/contract.py.
+# Names in vLLM that this folder wraps or replaces; tests/contracts/contract.py has a row for each.
 WRAPPED = ("v1.worker.gpu_model_runner:GPUModelRunner._sample",)

@@ -65,10 +65,11 @@ class RunnerRequests:
         from vllm.v1.structured_output import StructuredOutputManager
 
         self._runner = runner
-        # A grammar has to see drafts before they are verified. So if drafts are bound late,
-        # requests with a grammar get none. In vLLM 0.23 and 0.24 a grammar cannot begin in the
-        # middle of a step either, so it misses the tokens after the end of thinking. With these
-        # releases, requests with a grammar never get drafts.
+        # A grammar has to see drafts before they are verified. So requests with a grammar get none
+        # if the worker makes the drafts after the step was scheduled (`late_binding.py`). In vLLM
+        # 0.23 and 0.24 a grammar cannot begin in the middle of a step either, so it misses the
+        # tokens after the end of thinking. With these releases, requests with a grammar never get
+        # drafts.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
         ahead = getattr(runner, "use_async_scheduling", False)
         self._no_grammars = ahead or not begins
@@ -116,9 +117,9 @@ class SamProposer:
             ``num_speculative_tokens``, or the corpus has tokens that the model lacks.
 
     Attributes:
-        late_binding, engine_drafter: Names of the classes that bind drafts late and that take a
-            draft model's drafts. If a runner needs other classes, their names are set before
-            ``bind``.
+        late_binding, engine_drafter: Names of two classes: the first puts drafts into a step that
+            is already scheduled, the second takes a draft model's drafts. If a runner needs other
+            classes, their names are set before ``bind``.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -138,7 +139,7 @@ class SamProposer:
             vocab_size=vllm_config.model_config.get_vocab_size(),
             max_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         )
-        # Every rank joins the exchange, even without a session: all must send tensors of one shape.
+        # Ranks without a session join the exchange, too: all must send tensors of the same shape.
         self.exchange: DpExchange | None = None
         if steps_in_lockstep(vllm_config):
             self.exchange = join_group(vllm_config.parallel_config)
@@ -197,7 +198,7 @@ class SamProposer:
             self._engine_drafter = pkgutil.resolve_name(self.engine_drafter)(
                 model_runner,
                 self.config.sources.model,
-                # Engines that share experts must all run k passes, as vLLM does, even if idle.
+                # Engines that share experts must all run k passes, even if idle, as in plain vLLM.
                 self.config.sources.model.max_tokens
                 if self.exchange is None
                 else self.config.max_draft_tokens,
@@ -257,7 +258,7 @@ class SamProposer:
         if self._trees is not None:
             hooks["takes_trees"] = requests.takes_trees
         sources: Any = self.config.sources
-        if not drawn:  # the source `draws` needs a sampler that keeps its draws
+        if not drawn:  # the source `draws` needs a sampler that keeps drawn tokens
             sources = replace(sources, draws=replace(sources.draws, enabled=False))
         return DraftSession(
             replace(self.config, sources=sources),
@@ -300,7 +301,7 @@ class SamProposer:
         if self._engine_drafter is not None:
             wanted = self.session.wants_made or self._engine_drafter.is_probed
             self._with_output.wants_made = wanted or self.exchange is not None
-        return []  # the drafts travel with the output instead
+        return []  # the step's output carries the drafts instead
 
     def _choose_drafts(self, sampled_token_ids: list[list[int]]) -> None:
         """Choose the next step's drafts after a step in which a model drafted, see `propose`."""

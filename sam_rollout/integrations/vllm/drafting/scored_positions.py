@@ -1,10 +1,10 @@
 """The model's tokens at every position that it scored, for the sources `recycling` and `draws`.
 
-vLLM's runner hands the logits of a step to `_sample`. Before the samplers change them, the
-likeliest token of each row is found on the device. After that, our sampler knows the token that
-each row drew, rows after a rejected draft token included. These tokens are copied to the host after
-the step, and read once they have arrived, so nothing waits for the copy. While the gate is closed,
-nothing is noted.
+vLLM's runner hands the logits of a step to `_sample`. Before the samplers change the logits, the
+likeliest token of each row is found on the device. Our sampler then draws a token for each row,
+even for rows after a rejected draft token. The likeliest and the drawn tokens are copied to the
+host after the step, and read once they have arrived, so nothing waits for the copy. While the gate
+is closed, nothing is noted.
 """
 
 from __future__ import annotations

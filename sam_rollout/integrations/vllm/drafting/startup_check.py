@@ -1,6 +1,6 @@
-"""The check at the start of a run that the configured drafter and sampler really run.
+"""Checks, when a run starts, that the engine really uses the configured drafter and sampler.
 
-In a published integration, vLLM takes the method's name for n-gram drafting, so its benchmarks
+A published integration maps the method name of its drafter to n-gram drafting, so its benchmarks
 measure vLLM's n-gram proposer. Our runs refuse to start with a wrong drafter.
 """
 
@@ -53,8 +53,9 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
         line += f"; chains, not trees: {reason}"
     elif "tree" in (shapes := ours[0]["draft_shapes"]):
         line += "; trees" if len(shapes) == 1 else "; chains or trees, as the gate measures"
-    # The line leaves out the number of engines if each decides alone, the padding if there is none,
-    # and the way into vllm-ascend with plain vLLM, which knows the method custom_class.
+    # Some parts of the line are left out: the number of engines if each decides alone, the padding
+    # if there is none, and with plain vLLM, which knows the method custom_class, the way into
+    # vllm-ascend.
     if ours[0]["deciding_engines"] > 1:
         line += f", agreed on by {ours[0]['deciding_engines']} engines"
     if any(report["padding"] != NO_PADDING for report in ours):
@@ -72,8 +73,8 @@ class DeadDrafterError(RuntimeError):
     """The draft model's drafts are no better than chance."""
 
 
-# Tokens of a probe, and the least share of right first draft tokens. A drafter with random weights
-# hardly ever guesses a right token.
+# How many tokens a probe samples, and the least share of first draft tokens that must be right. A
+# drafter with random weights hardly ever guesses a right token.
 PROBE_TOKENS = 64
 _LEAST_RIGHT = 0.1
 
@@ -81,7 +82,7 @@ _LEAST_RIGHT = 0.1
 def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) -> str:
     """Check that the draft model fits the model that it drafts for; return a log line.
 
-    ``answers`` has the answer of each worker's ``sam_probe``, None if its drafts are not read.
+    ``answers`` has each worker's answer to ``sam_probe``, None if vLLM does not read its drafts.
 
     Raises:
         DeadDrafterError: The drafts were no better than chance, or there were none.
@@ -112,7 +113,7 @@ def check_samplers(reports: Sequence[dict[str, Any]], config: RolloutSamplerConf
     """Compare every worker's report (``sam_bind``) with the configuration; return a log line.
 
     Raises:
-        WrongSamplerError: A worker has another sampler, or other kernels.
+        WrongSamplerError: A worker has another sampler, or lacks the batch-invariant kernels.
     """
     found = sorted({report["sampler"] for report in reports})
     if found != [config.kind]:

@@ -1,6 +1,6 @@
 """Draft models that vLLM runs: their passes, their weights, and checks that they fit the policy."""
 
-# The names of vLLM that modules here wrap or replace, each a row of tests/contracts/contract.py.
+# Names in vLLM that this folder wraps or replaces; tests/contracts/contract.py has a row for each.
 WRAPPED = (
     "v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
     "v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",

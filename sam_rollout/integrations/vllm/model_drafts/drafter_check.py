@@ -1,4 +1,4 @@
-"""The check that a draft model fits the policy, before weights are loaded."""
+"""Checks that a draft model fits the policy, before weights are loaded."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def check_drafter(
 def positions_note(model: ModelSourceConfig, positions: int | None, max_model_len: int) -> str:
     """Return a warning if the drafter has fewer positions than texts may have; empty otherwise.
 
-    The reason is vLLM's `_input_fits_in_drafter` (read in 0.24, 0.28 and 0.31).
+    In a step with a longer text, vLLM lets the drafter draft for no request at all
+    (`_input_fits_in_drafter`, read in 0.24, 0.28 and 0.31).
     """
     if positions is None or positions >= max_model_len:
         return ""
@@ -66,19 +67,19 @@ def positions_note(model: ModelSourceConfig, positions: int | None, max_model_le
 def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     """Compare an engine's drafter with its policy, and warn of texts that are too long for it.
 
-    `vllm_config` is that of the engine or of its drafter. A Medusa head is limited to `max_tokens`
-    tokens. Raises the errors of `check_drafter`.
+    `vllm_config` is the configuration of the engine or of its drafter. A Medusa head is limited to
+    `max_tokens` tokens. Raises the errors of `check_drafter`.
     """
     speculation = vllm_config.speculative_config
     policy, drafter = speculation.target_model_config, speculation.draft_model_config
-    if not model.path:  # the method uses layers of the policy, or no model
+    if not model.path:  # the method drafts with layers of the policy, or without a model
         return
     # From the hub, vLLM has fetched only the configuration so far.
     config = drafter.hf_config.to_dict() if model.folder is None else None
     check_drafter(model, policy.hf_text_config.to_dict(), config)
     if model.method == "medusa":
         # vLLM 0.31 makes an output layer for each draft token, and has no weights for layers that
-        # the head lacks. Tokens beyond `max_tokens` may come from texts.
+        # the head lacks. Only drafts from texts may be longer than `max_tokens`.
         drafter.hf_config.num_lookahead_tokens = model.max_tokens
     if note := positions_note(model, drafter.max_model_len, policy.max_model_len):
         parallel = vllm_config.parallel_config

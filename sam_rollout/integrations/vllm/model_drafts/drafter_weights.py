@@ -1,9 +1,10 @@
 """The weights of a draft model in an engine that a trainer sends weights to.
 
-A trainer starts engines with random weights and sends the policy's afterwards. The drafter's own
-weights come from its files. If the files repeat the policy's embedding, vLLM lets a head share the
-policy's only if both embeddings are equal, but they differ until the policy's weights arrive. A
-head that kept its own copy would not follow the policy's training.
+A trainer starts engines with random weights and sends the policy's weights afterwards. The
+drafter's own weights come from its files. A head's files may contain a copy of the policy's
+embedding. Then vLLM lets the head share the policy's embedding only if it equals the copy, but the
+two differ until the policy's weights arrive. A head that kept its copy would not follow the
+policy's training.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from sam_rollout.integrations.vllm.engine_settings import has_model
 
 _HEADS = ("eagle", "eagle3")  # methods that use the policy's embedding
-_READ_AGAIN = ("draft_model", "medusa")  # methods whose weights vLLM loads like the policy's
+_READ_AGAIN = ("draft_model", "medusa")  # vLLM loads their weights by the policy's load_format
 _RANDOM = "dummy"  # load_format of engines that a trainer sends weights to
 
 
@@ -51,10 +52,10 @@ def reads_policy(drafter: Any) -> bool:
 
 
 def read_again(runner: Any) -> bool:
-    """Read a small model's weights from its files, if the engine began with random weights.
+    """Read the drafter's weights from its files, if the engine began with random weights.
 
-    vLLM has a load format for heads, but none for other draft models. Returns whether
-    the weights were read.
+    For the methods in `_READ_AGAIN` vLLM ignores `draft_load_config`, and begins with random
+    weights. Returns whether the weights were read.
     """
     config = runner.vllm_config
     speculation = config.speculative_config

@@ -1,25 +1,26 @@
 """Drafts of a model that vLLM runs, for a session that also drafts from texts.
 
 vLLM loads the drafter, gives it the target's hidden states, keeps its cache and captures its
-graphs. Once per step its runner calls the drafter. The runner's method for that is wrapped: the
+graphs. Once per step, a method of vLLM's runner calls the drafter. We wrap that method: the
 drafter's proposals become one source of the session among others, and the next step verifies the
 drafts that the session chooses. The drafter's first pass runs over every token of the step with the
-target's true hidden states. So its cache does not depend on which drafts were verified.
+target's true hidden states. So the drafter's cache does not depend on which drafts were verified.
 
-A step's number of passes travels with its schedule, so it is the same for every rank of an engine
-(`drafts_with_output.py`). With an open gate there are as many passes as tokens that the source may
-draft. With a closed gate only the first pass runs, which keeps the cache right. A drafter that
-fails is not run again, and drafts from texts go on. If several processes run the drafter together,
-its failure ends the engine instead.
+The number of passes is sent with each step's schedule, so it is the same for every rank of an
+engine (`drafts_with_output.py`). With an open gate there are as many passes as tokens that the
+source may draft. With a closed gate only the first pass runs, which keeps the cache right. A
+drafter that fails is not run again, and drafts from texts go on. If several processes run the
+drafter together, its failure ends the engine instead.
 
 If the engine schedules a step ahead, nothing waits for the proposals. They are copied to the host
 in the stream that made them, before the sampled tokens are copied. `late_binding.py` waits for the
-sampled tokens and hands both to the session.
+sampled tokens and hands them and the proposals to the session.
 
-A draft token is the likeliest token. With `sampled`, it is drawn with the noise that will draw the
-final token at its position. The closer the drafter is to the target, the more often both draw the
-same token. Verification treats both kinds as one-hot drafts. The session chooses among several
-drafts, so the drafter's distribution is not that of the draft tokens that are verified.
+By default a draft token is the drafter's likeliest token. With the setting `sampled`, it is drawn
+with the same noise that will draw the final token at its position. The closer the drafter is to the
+target, the more often both draw the same token. Verification treats the draft tokens as one-hot in
+either case. Since the session chooses among several drafts, the draft tokens that are verified do
+not follow the drafter's distribution.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class EngineDrafter:
     Args:
         runner: vLLM's model runner.
         config: settings of the source.
-        passes: most passes of a step, the same for engines in lockstep.
+        passes: largest number of passes in a step, the same for engines in lockstep.
         alone: whether no other process takes part in the drafter's passes. If so, a failure costs
             only the drafter's drafts; otherwise it ends the engine.
         drafted: called after every step with the step's sampled tokens by row; None on ranks whose
             drafts are not read, and if the engine schedules a step ahead.
-        ahead: whether the engine schedules a step ahead and this rank's drafts are read. Then
+        ahead: whether the engine schedules a step ahead and this rank's drafts are read. If so,
             `launched` and `arrived` are called.
     """
 
@@ -73,14 +74,14 @@ class EngineDrafter:
     ) -> None:
         self.failed = False  # a drafter that has failed is not run again
         self._failures, self._spent_s = 0, 0.0  # since the last `take_counters`
-        # Whether the drafter runs in every step, and its first tokens are compared with the sampled
-        # ones.
+        # During a probe the drafter runs in every step, and its first tokens are compared with the
+        # sampled tokens.
         self.is_probed = False
         self._told: dict[str, int] = {}  # first draft token by request, while the drafter is probed
         self._judged = self._right = 0
         self._runner = runner
         self._most, self._passes, self._alone = config.max_tokens, passes, alone
-        # Methods in IN_ONE_GO draft in one pass, and accept only the engine's number of tokens.
+        # Methods in IN_ONE_GO draft in one pass, always as many tokens as the engine asks for.
         self._whole = config.method in IN_ONE_GO
         self._drafted, self._ahead = drafted, ahead
         self._made: Made | None = None
@@ -92,7 +93,7 @@ class EngineDrafter:
         self._noise = shared_noise(runner) if config.sampled else None
         self._sampling: Any = None  # vLLM's metadata of the step
         self._position = torch.zeros(0)  # position of the next draft token in each text
-        self._likeliest: Any = None  # the drafter's own choice, if it is wrapped
+        self._likeliest: Any = None  # the drafter's method that `_choose` replaces
         self._wrap_choice()
 
     def detach(self) -> None:
@@ -128,8 +129,8 @@ class EngineDrafter:
             made: the step's result of `launched`.
             request_ids: B ids in the step's row order.
             sampled: int32[B], first token that each row sampled; -1 if it sampled none.
-            rows: int[B], each row's place in the present batch, -1 if it has left; None if the
-                batch has not changed.
+            rows: int[B], each row's index in the present batch, -1 if its request has left; None if
+                the batch has not changed.
             count: rows of the present batch.
         """
         if self.is_probed:
@@ -156,7 +157,7 @@ class EngineDrafter:
         self._told = {}
 
     def end_probe(self) -> tuple[int, int]:
-        """End the probe; return the number of judged first draft tokens, and of right ones."""
+        """End the probe; return how many first draft tokens were judged, and how many right."""
         self.is_probed = False
         return self._judged, self._right
 
@@ -190,7 +191,7 @@ class EngineDrafter:
             self._made = self._collect(self._ask(*args, **kwargs))
         except Exception:
             if not self._alone:
-                raise  # other processes wait for its passes, and would hang or mix them up
+                raise  # other processes take part in each pass, and would hang or mix passes up
             self.failed, self._failures = True, 1
             logger.warning(
                 "The draft model failed and is not run any more; the rollout continues with drafts "
@@ -255,14 +256,15 @@ class EngineDrafter:
         return self._pick(drafter.model.compute_logits(hidden_states))
 
     def _pick(self, logits: torch.Tensor) -> torch.Tensor:
-        """Choose a token for each row of [requests, vocabulary], and keep its probability."""
+        """Choose a token for each row, logits [requests, vocabulary], and keep its probability."""
         if self._noise is None:
             tokens = logits.argmax(dim=-1)
         else:
             copied = logits.to(torch.float32, copy=True)
             tokens = self._noise.draw_drafts(copied, self._sampling, self._position)
             self._position = self._position + 1
-        # A few rows at a time: the engine's memory profile has no room for a float32 copy.
+        # Only a few rows at a time are converted to float32: vLLM reserved no memory for a full
+        # copy.
         scores = logits.gather(1, tokens.unsqueeze(1)).squeeze(1).float()
         pieces = logits.split(_ROWS_AT_ONCE)
         sums = torch.cat([piece.float().logsumexp(dim=-1) for piece in pieces])

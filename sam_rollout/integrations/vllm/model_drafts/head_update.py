@@ -1,4 +1,4 @@
-"""The update of a draft head's weights together with the policy's, in verl's weight sync.
+"""Updates a draft head's weights together with the policy's weights, in verl's weight sync.
 
 A head that the run trains (`sam.sources.model.train`) is sent after the policy. Its tensors are
 named as in its file, with `PREFIX` in front. Embedding and output matrix are not sent, because the
@@ -13,7 +13,7 @@ PREFIX = "sam_head."
 
 
 class HeadUpdates:
-    """A mixin that stands before verl's own class in verl's worker extension."""
+    """A mixin, placed before verl's worker extension, that also loads a draft head's weights."""
 
     # Attributes of the worker that vLLM mixes the extension into.
     model_runner: Any
@@ -21,7 +21,7 @@ class HeadUpdates:
     device: Any
 
     def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
-        """Receive a sync; layers that compute with copies of their weights then renew these."""
+        """Receive a sync; layers that compute with copies of their weights then renew them."""
         self._head_came = False
         super().update_weights_from_ipc(*args, **kwargs)  # type: ignore[misc]
         if not self._head_came:
@@ -32,7 +32,7 @@ class HeadUpdates:
         process_weights_after_loading(self.model_runner.drafter.model, draft_config, self.device)
 
     def _update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
-        """Load a bucket: the head's tensors here, the policy's by verl's method."""
+        """Load the head's tensors of a bucket, and let verl's method load the policy's tensors."""
         weights = list(weights)
         head = [(name[len(PREFIX) :], t) for name, t in weights if name.startswith(PREFIX)]
         if head:

@@ -1,4 +1,4 @@
-"""The check that verifying several tokens at a time gives the logits of decoding them singly."""
+"""Checks that verifying several tokens at a time gives the same logits as decoding them singly."""
 
-# The names of vLLM that modules here wrap or replace, each a row of tests/contracts/contract.py.
+# Names in vLLM that this folder wraps or replaces; tests/contracts/contract.py has a row for each.
 WRAPPED = ("v1.worker.gpu_model_runner:GPUModelRunner._sample",)

@@ -1,4 +1,4 @@
-"""Leads an engine along known texts, and keeps the model's scores of their tokens.
+"""Makes an engine decode known texts, and keeps the model's scores of their tokens.
 
 The drafts are the text itself. After the forward pass, the logits of every scored position are
 replaced by logits that allow only the text's token. No sampler can then reject a draft token, so
@@ -21,9 +21,10 @@ EXTRA_ARGS_KEY = "sam_known_text"
 def known_text_arguments(
     number: int, token_ids: Sequence[int], draft_tokens: int
 ) -> dict[str, dict[str, Any]]:
-    """Return ``SamplingParams.extra_args`` of a request that is led along ``token_ids``.
+    """Return ``SamplingParams.extra_args`` of a request whose output shall be ``token_ids``.
 
-    ``number`` is the key of the text's scores. Without draft tokens, one token is scored at a time.
+    The text's scores are kept under ``number``. If ``draft_tokens`` is 0, one token is scored at a
+    time.
     """
     known = {"number": number, "token_ids": list(token_ids), "draft_tokens": draft_tokens}
     return {EXTRA_ARGS_KEY: known}
@@ -56,7 +57,7 @@ class KnownTextProposer(SamProposer):
 
 
 class KnownTextExtension(SamWorkerExtension):
-    """Worker methods that lead requests along known texts."""
+    """Worker methods that make requests decode known texts."""
 
     def known_text_install(self) -> None:
         """Wrap the runner's sampling; from then on, every request needs a known text."""
@@ -87,7 +88,7 @@ class TextScores:
         self._by_number: dict[int, dict[str, list]] = {}
 
     def lead(self, logits: torch.Tensor, requests: Sequence[Any], widths: Sequence[int]) -> None:
-        """Note the score of each position's known token, then allow only that token, in place.
+        """Store the score of each position's known token, then allow only that token, in place.
 
         ``logits``, [rows, vocabulary], has ``widths[i]`` rows of request i, request after request.
         """
@@ -118,7 +119,8 @@ class TextScores:
         # vLLM uses topk. If several tokens are equally likely, argmax may choose another one.
         top = logprobs.topk(1, dim=-1).indices.squeeze(1).tolist()
         values = logprobs.gather(1, token.unsqueeze(1)).squeeze(1).tolist()
-        # Every chunk of a long prompt notes the first position; the last chunk's note is right.
+        # Each chunk of a long prompt stores a score of the text's first position. Only the last
+        # chunk's score is right; it replaces the others.
         for (columns, position, width), value, likeliest in zip(places, values, top, strict=True):
             columns["logprobs"][position] = value
             columns["top"][position] = likeliest

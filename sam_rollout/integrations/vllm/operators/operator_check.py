@@ -1,13 +1,14 @@
 """Checks that verifying k + 1 tokens at a time gives the log-probabilities of plain decoding.
 
-Drafts leave the samples unchanged only if the model's operators compute the same with them.
+Drafts leave the samples unchanged only if the model's operators compute the same with drafts.
 Attention over k + 1 queries runs another kernel than attention over one query, or other code of the
 same kernel. If its mask is wrong, other tokens are sampled without any error. The check (section
-2.1 of the article on speculation in RL training) samples texts without drafts, verifies the same
-texts with themselves as drafts, and compares each token's log-probability by length of context.
+2.1 of the article on speculation in RL training) samples texts without drafts, verifies each text
+with the text itself as draft, and compares each token's log-probability by length of context.
 
 Rounding differs even between correct kernels, so the size of a difference decides. To judge a
-difference, compare it with the row "decoded again", with another dtype, and between lengths.
+difference, compare it with the row "decoded again", with the difference in another dtype, and with
+other lengths.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ DECODED_AGAIN = 0  # draft tokens per step when texts are decoded a second time
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
-# The sampler of a rollout; on some CPUs, the sampler decides about the kernels.
+# The check uses a sampler of rollouts, because on some CPUs the choice of kernels depends on it.
 SAMPLER = RolloutSamplerConfig("coupled")
 
 # A text's columns "logprobs", "top" and "widths", with a value per token: see `TextScores.drain`.
@@ -97,9 +98,9 @@ def differences(
 
     Returns:
         A row for each range of context lengths, ``low <= length < high``; the last row is for all
-        lengths. ``positions`` is the number of compared tokens. ``maximum`` and ``mean`` are of the
-        absolute differences of log-probabilities (natural logarithm). ``top_differs`` is the number
-        of positions with another likeliest token.
+        lengths. ``positions`` is the number of compared tokens. ``maximum`` and ``mean`` describe
+        the absolute differences of log-probabilities (natural logarithm). ``top_differs`` is the
+        number of positions at which the likeliest tokens differ.
 
     Raises:
         OperatorCheckError: No token counts.
@@ -162,9 +163,9 @@ def run(check: OperatorCheck) -> dict[str, Any]:
 
     Returns:
         ``setting``; ``device`` (vLLM's name); ``texts`` (their number and lengths in tokens);
-        ``rows``, one for each number of drafts (``draft_tokens``; 0 is decoded again), with the
-        rows of ``differences`` in ``by_length`` and ``overall``; and ``maximum``, the largest
-        difference over all numbers of drafts except 0.
+        ``rows``, one for each number of draft tokens (``draft_tokens``; 0 means that the texts were
+        decoded again), whose ``by_length`` and ``overall`` have the result of ``differences``; and
+        ``maximum``, the largest difference over all numbers of drafts except 0.
 
     Raises:
         OperatorCheckError: The engine verified no whole group of drafts.
@@ -174,7 +175,8 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     contexts = [len(prompt) for prompt in prompts]
     arguments = {
         "dtype": check.dtype,
-        # vLLM stops drafting shortly before this limit, so it has room for further drafts.
+        # vLLM stops drafting shortly before this limit, so the limit leaves room for further
+        # drafts.
         "max_model_len": max(contexts) + check.max_tokens + 2 * max(check.draft_tokens),
         "max_num_seqs": check.prompts,
         "seed": check.seed,
@@ -251,7 +253,7 @@ def _verify(
     draft_tokens: Sequence[int],
     arguments: dict[str, Any],
 ) -> list[list[Scores]]:
-    """Lead an engine along the texts, once for each of ``draft_tokens``; return the scores."""
+    """Make an engine decode the texts, once for each of ``draft_tokens``; return the scores."""
     k = max(draft_tokens)
     sam = SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", check.prompts))
     speculative = {"method": METHOD, "model": PROPOSER, "num_speculative_tokens": k}

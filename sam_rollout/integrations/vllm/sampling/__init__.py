@@ -1,4 +1,4 @@
 """The samplers that replace vLLM's, and a clock for samplers."""
 
-# The names of vLLM that modules here wrap or replace, each a row of tests/contracts/contract.py.
+# Names in vLLM that this folder wraps or replaces; tests/contracts/contract.py has a row for each.
 WRAPPED = ("v1.sample.rejection_sampler:RejectionSampler.forward",)

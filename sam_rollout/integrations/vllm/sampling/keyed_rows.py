@@ -2,8 +2,8 @@
 
 vLLM's samplers know neither a row's request nor its position in the text. The request is looked up
 when the batch changes, which vLLM reports to logits processors. The position comes from the
-positions that the model was just run with. These are right with chunked prompts, preemption, drafts
-and asynchronous scheduling.
+positions that the model was just run with. These positions are right with chunked prompts,
+preemption, drafts and asynchronous scheduling.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REMEMBERED_PROMPTS = 100_000
 
 
 class RowKeys(LogitsProcessor):
-    """Holds the key of the request in each row, and changes no logits.
+    """A logits processor that holds the key of each row's request, and changes no logits.
 
     A request that carries an identity has the identity's key; no other request may carry the same
     identity (``n = 1``). Without an identity, the key follows from ``SamplingParams.seed`` and the
@@ -70,7 +70,7 @@ class RowKeys(LogitsProcessor):
         for name in [name for name, (request, _) in known.items() if live.get(name) is not request]:
             del known[name]
         joined = set(request_ids).difference(known)
-        if joined:  # in their order of arrival, not of their rows
+        if joined:  # in the order of arrival, not in that of the rows
             for name, request in live.items():
                 if name in joined:
                     known[name] = request, self._key_of(request)
@@ -87,8 +87,8 @@ class RowKeys(LogitsProcessor):
         """Return the key of a request without identity, by its seed or its order of arrival."""
         group = group_of(prompt_ids)
         if seed is not None:
-            # Requests without a seed have siblings >= 0, so keys differ even if the engine's seed
-            # is `seed`.
+            # A request without a seed has a sibling number >= 0, so keys differ even if the
+            # engine's seed is `seed`.
             return key_of(seed, OUTSIDE_TRAINING, group, sibling=-1)
         sibling = self._arrivals.pop(group, 0)
         self._arrivals[group] = sibling + 1
@@ -114,7 +114,7 @@ class KeyedRows:
     def verify_bits(
         self, logits_indices: torch.Tensor, request_of_row: torch.Tensor, stream: int = 0
     ) -> torch.Tensor:
-        """Return the bits of a verify step, int64 [rows]; streams are independent.
+        """Return the bits of a verify step, int64 [rows]; different streams are independent.
 
         ``logits_indices`` are the rows' indices among the step's scheduled tokens.
         """

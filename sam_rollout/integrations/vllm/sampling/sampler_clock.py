@@ -1,4 +1,4 @@
-"""The host time spent in an engine's samplers, ours or vLLM's own.
+"""Measures the host time spent in an engine's samplers, ours or vLLM's own.
 
 The measurement does not wait for the device, so on an accelerator it is the time to launch the
 samplers' kernels. If a sampler itself waits for the device (to read a number back), that wait

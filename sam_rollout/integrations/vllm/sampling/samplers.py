@@ -1,9 +1,9 @@
 """Our samplers inside vLLM, for steps without drafts and for verify steps.
 
-Runs with and without drafts both sample here, so a response depends only on its key and its logits.
-vLLM's own code applies penalties, temperature, top-k and top-p to the logits. With speculation,
-vLLM refuses requests with min-p or a logit bias, and at start-up it refuses custom logits
-processors.
+Runs with and without drafts both use these samplers, so a response depends only on its key and its
+logits. vLLM's own code applies penalties, temperature, top-k and top-p to the logits. With
+speculation, vLLM refuses requests with min-p or a logit bias, and at start-up it refuses custom
+logits processors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _invert(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     return draw_tokens(logits.softmax(dim=-1, dtype=torch.float32), bits)
 
 
-# For each kind, the function that draws tokens, int64 [rows], from logits, float32 [rows,
+# Kind of sampler -> the function that draws tokens, int64 [rows], from logits, float32 [rows,
 # vocabulary], and random bits, int64 [rows].
 DRAW = {"vectorised": _invert, "coupled": draw_gumbel, "coupled_inversion": _invert}
 
@@ -100,9 +100,10 @@ def installed_sampler(model_runner: Any) -> str:
 def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
     """Apply top-k and top-p like vLLM, but never by sorting on GPUs.
 
-    On GPUs vLLM 0.23 and 0.24 sort fewer than 8 rows, and search for the threshold with more rows.
-    The two methods may keep different tokens at the threshold, and a verify step has more rows than
-    a step without drafts. vLLM 0.31 always searches, but by another method beyond 64 rows.
+    On GPUs, vLLM 0.23 and 0.24 sort the logits of up to 7 rows; with more rows they search for the
+    threshold. The two methods may keep different tokens at the threshold, and a verify step has
+    more rows than a step without drafts. vLLM 0.31 always searches, but by another method if there
+    are more than 64 rows.
 
     ``logits``, float32 [rows, vocabulary], may be overwritten. Excluded tokens get minus infinity.
     """
@@ -115,7 +116,7 @@ def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) ->
 class KeyedTopKTopPSampler(TopKTopPSampler):
     """Draws the tokens of steps without drafts, with keyed random numbers.
 
-    Without drafts ``vectorised`` draws like ``coupled_inversion``.
+    In these steps the kind ``vectorised`` draws like the kind ``coupled_inversion``.
     """
 
     _cut = staticmethod(cut)
@@ -291,7 +292,7 @@ class KeyedRejectionSampler(RejectionSampler):
         row_tokens: torch.Tensor,  # int64 [rows]
         layout: DraftLayout,
     ) -> LogprobsTensors:
-        """Gather log-probabilities and ranks by row, in the layout that vLLM filters."""
+        """Gather log-probabilities and ranks, one row for each place of [batch, max_drafts + 1]."""
         gathered = self.sampler.gather_logprobs(logprobs, count, row_tokens)
         rows = self._kept_rows(layout).flatten()
         return LogprobsTensors(
@@ -321,7 +322,7 @@ class KeyedRejectionSampler(RejectionSampler):
             logits[bonus_rows] = bonus
             logits[draft_rows] = drafts
             if min_tokens is not None:
-                # For a bonus token vLLM would ignore the draft tokens before it.
+                # vLLM's method would not count a bonus token's draft tokens as part of its text.
                 places = [count + 1 for count in metadata.num_draft_tokens]
                 logits = min_tokens.apply_with_spec_decode(logits, places)
         if sampling.all_greedy:

@@ -1,6 +1,6 @@
-"""The scheduling of drafts: schedulers, late binding, engines in lockstep, rules of requests."""
+"""The scheduling of drafts: schedulers, late binding, engines in lockstep, rules for requests."""
 
-# The names of vLLM that modules here wrap or replace, each a row of tests/contracts/contract.py.
+# Names in vLLM that this folder wraps or replaces; tests/contracts/contract.py has a row for each.
 WRAPPED = (
     "config.vllm:VllmConfig.__post_init__",
     "v1.engine.core:EngineCore.post_step",

@@ -1,10 +1,11 @@
-"""The scheduler's half of late binding: places for drafts that `late_binding.py` fills.
+"""Late binding in the scheduler: it reserves places, which `late_binding.py` fills with drafts.
 
-vLLM's asynchronous scheduler gives every request places for k draft tokens, since a draft model
-drafts on the device in every step. Our drafts are made, or chosen, on the host, which has to wait
-for the step before. So the worker says with each step's output whether it wants drafts (`Note`),
-and gets places for all requests or for none. Whether a draft model runs is decided separately,
-because its drafts are for the places of the following step, and its passes cost time of their own.
+vLLM's asynchronous scheduler reserves places for k draft tokens in every request, since a draft
+model drafts on the device in every step. Our drafts are made, or chosen, on the host, which has to
+wait for the step before. So the worker reports with each step's output whether it wants drafts
+(`Note`). Places are then reserved for all requests or for none. Whether a draft model runs is
+decided separately, because its drafts are for the places of the following step, and its passes cost
+time of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class Note(NamedTuple):
     """A worker's message to the scheduler with a step's output."""
 
     wants_drafts: bool  # whether the next scheduled step shall have places for drafts
-    # By request, the number of draft tokens that the step verified; None if it had no places.
+    # By request, the number of draft tokens that the step verified; None if the step had no places
+    # for drafts.
     bound: Mapping[str, int] | None
     wants_made: bool  # whether a draft model shall run in the next scheduled step
 
@@ -40,13 +42,13 @@ class LateBindingScheduler(AsyncScheduler):
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         if not self._wants_drafts:
             scheduler_output.num_spec_tokens_to_schedule = 0
-        # vLLM 0.23 ignores this number and uses this list.
+        # vLLM 0.23 ignores `num_spec_tokens_to_schedule` and uses this list.
         self._spec_token_placeholders = [-1] * (self._wants_drafts * self.num_spec_tokens)
         super()._update_after_schedule(scheduler_output)
         scheduler_output.num_spec_tokens_to_schedule = self._wants_made * self.num_spec_tokens
         if scheduler_output.has_structured_output_requests:
-            # A grammar has to see drafts before they are verified, so requests with one get no
-            # drafts.
+            # A grammar has to see drafts before they are verified, so requests with a grammar get
+            # none.
             for request_id in scheduler_output.num_scheduled_tokens:
                 request = self.requests[request_id]
                 if request.use_structured_output:

@@ -80,7 +80,7 @@ class DpExchange:
 
 
 class _DistWithReports:
-    """``torch.distributed`` as one module sees it, with our ``all_reduce``."""
+    """Replaces ``torch.distributed`` in one module; only ``all_reduce`` is ours."""
 
     def __init__(self, exchange: DpExchange, original: Any) -> None:
         self.all_reduce = exchange.all_reduce

@@ -3,8 +3,8 @@
 For a drafter on the host, vLLM fetches the drafts by a second message to its worker after every
 step, even if there are none. Our drafts are made before the output is sent, so they travel with it.
 The worker adds them (`WithOutput`), the scheduler takes them (`SyncScheduler`), and the second
-message is left out. vLLM's own message still follows an output without our mark, such as that of a
-worker that is not bound yet.
+message is left out. After an output without our mark, vLLM still sends its own message, for example
+to a worker that is not connected with our drafter yet (`sam_bind`).
 
 The output also says whether a draft model's drafts are wanted in the next step
 (`engine_drafter.py`). The scheduler passes this on to every rank with that step's schedule.
@@ -61,7 +61,7 @@ class SyncScheduler(Scheduler):
         fetch_only_what_did_not_come()
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedule a step; if a model's drafts are not wanted, only its first pass runs."""
+        """Schedule a step; if a model's drafts are not wanted, only the model's first pass runs."""
         scheduled = super().schedule(*args, **kwargs)
         if not self._wants_made:
             scheduled.num_spec_tokens_to_schedule = 0

@@ -16,7 +16,7 @@ the tokens of step n, so they are not known yet. There are three ways to run suc
 
 The passes of a draft model (`engine_drafter.py`) for step n + 1 run on the device at the end of
 step n. Its drafts reach the host together with the tokens of step n, so the session waits for
-nothing more. The worker's wishes for places and passes travel to the scheduler with a step's
+nothing else. The worker's wishes for places and passes travel to the scheduler with a step's
 output, and take effect two steps later.
 """
 
@@ -40,7 +40,7 @@ from sam_rollout.session.session import DraftSession
 if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter, Made
 
-# A step with at most this many scored tokens is prepared ahead, and its places are filled. An
+# A step with at most this many scored tokens is prepared ahead, with a token in every place. An
 # accelerator that is limited by its memory scores them in about the time of one token.
 SCORED_AHEAD = 256
 _PATIENCE_S = 0.1  # longest wait for the next launch
@@ -59,7 +59,8 @@ def _take_in(tokens, vocab_size, start, rows, token_ids, is_token_ids, lengths, 
         rows: int64[S], each text's row in the present batch, -1 if it has none.
         token_ids: int32[R, L], row i begins with the text of request i; written to.
         is_token_ids: bool[R, L], which places hold tokens; written to.
-        lengths, sampled: int32[B], filled with lengths of texts, and numbers of tokens gained.
+        lengths, sampled: int32[B], filled with each text's new length, and with its number of new
+            tokens.
     """
     longest = token_ids.shape[1]
     for i in range(rows.size):
@@ -115,7 +116,7 @@ class Launched:
             self._over.wait(_PATIENCE_S)
 
     def launched_next(self) -> None:
-        """Note that the next step was launched."""
+        """Let a waiting thread continue, because the next step was launched."""
         self._over.set()
 
     def wait(self, *, urgent: bool = False) -> np.ndarray:
@@ -160,12 +161,12 @@ class LateBinding:
         self._newest: Launched | None = None  # a launched step whose tokens were not read yet
         # The step that is being prepared:
         self._places: Mapping[str, list[int]] = {}  # its places by request, as scheduled
-        self._bound: Mapping[str, int] = {}  # its draft tokens by request
+        self._bound: Mapping[str, int] = {}  # its number of draft tokens by request
         self._gone: Collection[str] = ()  # requests whose last tokens are not needed
         self._ahead: Launched | None = None  # the step before, if this one is prepared ahead
         self._metadata: Any = None  # vLLM's metadata of its drafts
-        self._awaited: Launched | None = None  # the step before, if this one waits for its tokens
-        self._lengths: np.ndarray | None = None  # int32[B], real lengths where vLLM's are wrong
+        self._awaited: Launched | None = None  # the step before, if its tokens are waited for
+        self._lengths: np.ndarray | None = None  # int32[B], the texts' lengths, if vLLM's are wrong
         self._filling = runner._make_buffer(SCORED_AHEAD, dtype=torch.int32)
         self._wrapped = {
             name: getattr(runner, name)
@@ -224,7 +225,7 @@ class LateBinding:
     # --- before a step ------------------------------------------------------------------------
 
     def _fits_ahead(self, rows: int) -> bool:
-        """Whether a step of `rows` requests is small enough to be filled; prompts do not count."""
+        """Whether `rows` requests score at most `SCORED_AHEAD` tokens; prompts are not counted."""
         return rows * (1 + self._k) <= SCORED_AHEAD
 
     def _before(self, step: Any) -> Any:
@@ -256,7 +257,8 @@ class LateBinding:
             changes = self._bind(step, drafts)
         if before is not None and before.places:
             changes["scheduled_cached_reqs"] = self._with_lengths(step, before)
-        # The worker may share the scheduler's process and object, so it changes a copy.
+        # The worker may hold the same object as the scheduler, in one process, so it changes a
+        # copy.
         return dataclasses.replace(step, **changes) if changes else step
 
     def _can_prepare_ahead(self, step: Any, before: Launched) -> bool:
@@ -297,7 +299,8 @@ class LateBinding:
                 request.prev_num_draft_len = 0  # otherwise vLLM would count all drafts as accepted
                 if counts[row]:
                     known, done = request.output_token_ids, starts[row] - request.num_prompt_tokens
-                    # vLLM cuts placeholders when the first request with penalties joins.
+                    # When the first request with penalties joins, vLLM removes placeholders; add
+                    # them again.
                     known += [-1] * (done - len(known))
                     known[done:] = batch.token_ids_cpu[row, starts[row] : ends[row]].tolist()
         # The next step takes its input from the host's arrays.
@@ -361,7 +364,8 @@ class LateBinding:
         lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec, urgent=True)
         drafts.fill(0)  # the step before, which used this buffer, has read it by now
         self._lengths = lengths
-        # vLLM's lengths lack the accepted tokens, and its placeholder belongs after the text.
+        # vLLM's lengths lack the accepted tokens. With the right lengths, vLLM puts its placeholder
+        # after the text.
         batch.num_tokens_no_spec[: len(lengths)] = lengths
         self._newest = None
         if self._session is not None:
@@ -378,7 +382,7 @@ class LateBinding:
     def _follow(
         self, step: Launched, request_ids: list[str], known: np.ndarray, *, urgent: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Append a step's tokens to the texts of a batch that may have changed since.
+        """Append a step's tokens to the texts of a batch that may have changed since the step.
 
         Args:
             step: a step whose tokens were not read yet.
@@ -417,7 +421,7 @@ class LateBinding:
         before, rows = self._newest, len(output._model_runner_output.req_ids)
         start = self._lengths
         if start is None:
-            start = batch.num_tokens_no_spec[:rows] - 1  # vLLM counts a placeholder for the sample
+            start = batch.num_tokens_no_spec[:rows] - 1  # vLLM's length counts a placeholder
             start[output._invalid_req_indices] += 1
         places = {name: len(one) for name, one in self._places.items()}
         self._newest = newest = Launched(

@@ -3,7 +3,7 @@
 * **Stop strings.** vLLM looks for stop strings once for all tokens of a step. It cuts the text at
   the stop string, but keeps the tokens after it. So a response has other token ids and
   log-probabilities with drafts than without. Here stop strings are looked for token by token, and
-  no token after one is kept.
+  tokens after a stop string are dropped.
 * **Budgets of thinking tokens.** In steps without drafts vLLM ends the thinking of the wrong
   request of the batch, and it counts draft tokens after the end of thinking as thinking tokens.
   Requests with such a budget are refused, as vLLM refuses min-p.
@@ -22,7 +22,7 @@ _OURS = "sam_rollout"  # attribute that marks our configurations and wrappers
 
 
 def mark_as_ours(speculative_config: Any) -> None:
-    """Mark the configuration of an engine with our drafter, so that its requests are checked."""
+    """Mark an engine's configuration as one with our drafter, so that its requests are checked."""
     setattr(speculative_config, _OURS, True)
 
 

@@ -3,8 +3,8 @@
 vLLM lists the methods of speculation that work with asynchronous scheduling, all of which draft on
 the device. It schedules synchronously for every other method. Our drafter drafts on the host and
 binds its drafts late (`late_binding.py`), together with those of a draft model. So its method is
-added to the list while an engine's configuration is checked. This module can go when vLLM asks the
-proposer instead.
+added to the list while an engine's configuration is checked. This module can be removed when vLLM
+asks the proposer whether it works with asynchronous scheduling.
 
 If the engine schedules synchronously, and vLLM's release is known to fit, drafts travel with the
 output of a step (`drafts_with_output.py`).
@@ -37,7 +37,7 @@ from sam_rollout.sources.model import BY_PASSES
 KNOWN_RELEASES = ((0, 24), (0, 31))
 # Releases that fit the rows of the synchronous scheduler with a draft model.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
-# A package that extends vLLM -> the function that decides first, named as in plugin.py.
+# A package that extends vLLM -> the name of our `why_synchronous` for it, which is called first.
 RULES_OF = {
     "vllm_ascend": (
         "sam_rollout.integrations.vllm_ascend.scheduling.scheduler_choice:why_synchronous"
@@ -85,7 +85,7 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
 
 
 def has_places(vllm_config: Any) -> bool:
-    """Whether the scheduler reserves places for drafts that are bound late."""
+    """Whether the scheduler reserves places that the worker fills with drafts later."""
     return vllm_config.scheduler_config.scheduler_cls == SCHEDULER_CLASS
 
 

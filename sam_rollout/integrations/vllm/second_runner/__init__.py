@@ -1,6 +1,6 @@
 """A trial: drafter and sampler inside vLLM's second model runner."""
 
-# The names of vLLM that modules here wrap or replace, each a row of tests/contracts/contract.py.
+# Names in vLLM that this folder wraps or replaces; tests/contracts/contract.py has a row for each.
 WRAPPED = (
     "config.vllm:VllmConfig._get_v2_model_runner_unsupported_features",
     "v1.worker.gpu.spec_decode:init_speculator",

@@ -148,7 +148,7 @@ def follow_requests(runner: Any) -> None:
 
 
 def _on_host(tensor: Any) -> np.ndarray:
-    """Return the texts on the host, int32[slots, max_model_len]."""
+    """Return the texts as an array on the host, int32[slots, max_model_len]."""
     buffer = getattr(tensor, "_uva_buf", None)
     if buffer is not None:
         return buffer.np
@@ -156,7 +156,7 @@ def _on_host(tensor: Any) -> np.ndarray:
 
 
 class KeyedSampling:
-    """Draws and verifies tokens with the random bits of request and position.
+    """Draws and verifies tokens with random bits that depend on request and position.
 
     It replaces some methods of the second runner's samplers.
     """

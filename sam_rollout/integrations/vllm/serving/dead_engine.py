@@ -19,14 +19,15 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-# Environment variable that names the file for the cause of death; the engine's starter sets it.
+# Environment variable with the file for the cause of death; set by the process that starts an
+# engine.
 CAUSE_ENV = "SAM_ENGINE_CAUSE_FILE"
-# Releases, read or run by us, whose calls wait for a dead engine.
+# Releases of vLLM, read or run by us, whose calls wait for a dead engine.
 WAITING_VERSIONS = SpecifierSet(">=0.23,<0.32", prereleases=True)
 LOOK_S = 1.0  # time between two checks that the engine lives, while a call waits
 _OURS = "sam_rollout"  # attribute that marks our wrappers
-# vLLM logs these messages with the exception that ends the process, the worker's before the
-# engine's.
+# vLLM logs these messages with the exception that ends the process. The worker's message comes
+# before the engine's.
 _SPEAKERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
 _LAST_WORDS = (
     "WorkerProc failed to start.",
@@ -56,7 +57,7 @@ class _CauseKeeper(logging.Handler):
 
 
 def keep_causes() -> None:
-    """Keep the cause if this is an engine's process and it dies; safe to call repeatedly."""
+    """Write down the cause if this is an engine's process and it dies; safe to call repeatedly."""
     for name in _SPEAKERS:
         speaker = logging.getLogger(name)
         if not any(isinstance(handler, _CauseKeeper) for handler in speaker.handlers):
@@ -72,7 +73,7 @@ def cause_of_death() -> str:
 
 
 def answer_or_die() -> None:
-    """Make calls of this process that wait for an engine's answer end when the engine dies."""
+    """Make calls that wait for an engine end with an error if the engine dies."""
     import vllm
     from vllm.v1.engine.core_client import AsyncMPClient
 

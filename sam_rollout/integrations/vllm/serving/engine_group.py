@@ -52,7 +52,7 @@ class EngineRecorders(StatLoggerBase):
     def __init__(self, engines: int) -> None:
         self.recorders = [EngineStepRecorder() for _ in range(engines)]
         self._engine_of: dict[str, int] = {}
-        self._left: set[str] = set()  # requests of `_engine_of` that the last `share_out` left
+        self._left: set[str] = set()  # requests that the last `share_out` left in `_engine_of`
 
     def log_engine_initialized(self) -> None:
         """Do nothing: there is nothing to announce."""
@@ -91,12 +91,12 @@ class EngineRecorders(StatLoggerBase):
         self._engine_of.clear()
 
     def share_out(self, finished: Iterable[Any]) -> list[list[Any]]:
-        """Sort finished requests by their engine; requests of no known engine go to the first."""
+        """Sort finished requests by their engine; those of unknown engines go to the first."""
         shares: list[list[Any]] = [[] for _ in self.recorders]
         for request in finished:
             shares[self._engine_of.pop(request.request_id, 0)].append(request)
-        # The server may be about to hear of a request that is left. If it has not until the next
-        # time, the request was interrupted before its first token.
+        # The next call may name a request that is left. If it does not, the request was interrupted
+        # before its first token.
         for request_id in self._left:
             self._engine_of.pop(request_id, None)
         self._left = set(self._engine_of)

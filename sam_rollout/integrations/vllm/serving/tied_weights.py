@@ -25,7 +25,7 @@ def ties_over_buckets() -> Iterator[None]:
         yield
         return
     skipping: dict[int, Any] = {}  # module -> its first loader that skipped a name
-    loaded: dict[int, set[str]] = {}  # module -> names
+    loaded: dict[int, set[str]] = {}  # module -> names of loaded weights
 
     def note(loader: Any, names: set[str]) -> None:
         module = id(loader.module)

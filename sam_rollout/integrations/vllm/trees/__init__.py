@@ -3,7 +3,7 @@
 A draft model continues from the accepted path (`drafter_inputs.py`).
 """
 
-# The names of vLLM that modules here wrap or replace, each a row of tests/contracts/contract.py.
+# Names in vLLM that this folder wraps or replaces; tests/contracts/contract.py has a row for each.
 WRAPPED = (
     "v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs",
     "v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
-    """Say why drafts of this engine have to be chains; empty where they may be trees."""
+    """Return why drafts of this engine have to be chains; empty if they may be trees."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -51,7 +51,7 @@ def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
 
 
 class Trees:
-    """All parts that a runner needs for trees; its cache and our sampler must be ready.
+    """Prepares a runner for trees; the runner's cache and our sampler must be ready.
 
     `with_model` says whether the engine also runs a draft model.
     """
@@ -77,7 +77,7 @@ class Trees:
         return None if self._keeper.step is None else self._keeper.step.row_parents
 
     def detach(self) -> None:
-        """Take the parts off the runner."""
+        """Undo the preparation of the runner."""
         self._runner.rejection_sampler = self._sampler
         if self._drafter_inputs is not None:
             self._drafter_inputs.detach()

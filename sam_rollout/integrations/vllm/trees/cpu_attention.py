@@ -1,13 +1,13 @@
-"""Attention of draft trees by vLLM's own kernel for CPUs, bit-identical to that of chains.
+"""Computes attention of draft trees by vLLM's CPU kernel, with the same bits as for chains.
 
-The kernel knows texts, not trees. Here every path through a tree becomes a text of its own. All
+The kernel computes texts, not trees. Here every path through a tree becomes a text of its own. All
 paths share the pages of the context. The page in which the tree begins is copied to spare pages at
 the end of the cache, and the path's keys and values are written to these pages. A token is computed
 on one path only. So each token adds up its context in the order of plain decoding, and draws the
 same token.
 
 Copies cost a page per branch and layer, which is little in a step that reads the whole model. Pages
-are copied whole and filled by vLLM's own operator, so nothing here knows their layout.
+are copied whole and filled by vLLM's own operator, so this module does not depend on their layout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Call(NamedTuple):
 
     tokens: torch.Tensor  # int64, indices of the step's tokens, in the call's order
     metadata: CPUAttentionMetadata
-    # Pages to copy from and to; then tokens of the step, and the slots to write them to.
+    # Pages to copy from and to; then indices of tokens, and the slots to which they are written.
     from_pages: torch.Tensor
     to_pages: torch.Tensor
     written: torch.Tensor
@@ -43,7 +43,7 @@ class CpuTreeAttention:
 
     Args:
         runner: vLLM's model runner for CPUs, whose cache is ready.
-        keeper: knows the step's trees.
+        keeper: has the step's trees.
     """
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
@@ -61,7 +61,7 @@ class CpuTreeAttention:
         self._page = self._layers[0].kv_cache.shape[2]
         self._calls: list[_Call] = []
         self._calls_of: StepTrees | None = None
-        # Keys and values of the step's trees, by layer: accepted ones may have to move.
+        # Keys and values of the step's trees, by layer: those of accepted tokens may have to move.
         self._computed: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
         self._tree_tokens = torch.zeros(0, dtype=torch.int64)
 
@@ -72,7 +72,8 @@ class CpuTreeAttention:
             return
         spare = cache.new_zeros((_SPARE_PAGES, *cache.shape[1:]))
         layer.kv_cache = torch.cat([cache, spare])
-        # The runner copies pages by its own list. Replacing the entry also frees the shorter cache.
+        # The runner has its own list of caches, by which it copies pages. Replacing the entry also
+        # frees the shorter cache.
         caches = self._runner.kv_caches
         for number, one in enumerate(caches):
             if one.data_ptr() == cache.data_ptr():
