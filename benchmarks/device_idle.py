@@ -119,7 +119,7 @@ def measure(
 
 
 def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
-    """Start a side's engine, measure all cells, and end the engine."""
+    """Start a side's engine, measure all `CELLS`, and end the engine."""
     sam, further = arguments_of(drafts, scheduling)
     known = texts()
     with offline_engine(
@@ -136,7 +136,7 @@ def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
 
 
 def run_all(rounds: int) -> list[dict[str, Any]]:
-    """Measure all sides in turns for `rounds` rounds; return medians, a row per side and cell."""
+    """Measure all sides in turns for `rounds` rounds; return medians by side and cell (`CELLS`)."""
     from benchmarks.emulated_device import emulate
     from tests.emulated_device import asynchronous_scheduling
 

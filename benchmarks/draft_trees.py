@@ -6,9 +6,9 @@
 The program counts engine steps and measures no times. It has two parts. With ``--traces`` (sets of
 ``benchmarks.real_traces``), recorded responses are sampled again step by step, with all text
 sources and without the source `draws`. The coupled sampler determines each text, so this count is
-exact. If a set has several training steps, responses of the first one are read as earlier texts and
-are not sampled again. In the other part, the tiny model runs in vLLM, and all sides have to sample
-the same responses.
+exact. If a set has several training steps, responses of the first step are read as earlier texts
+and are not sampled again. In the other part, the tiny model runs in vLLM, and all sides have to
+sample the same responses.
 
 ``--check`` repeats the first part and half of the second. It fails if the gains are smaller than
 docs/results.md says.

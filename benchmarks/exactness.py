@@ -66,7 +66,7 @@ def gumbel_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return 1 - both.sum(-1)
 
 
-# Name -> how it draws tokens, and the closed form of its share of changed tokens.
+# Sampler -> function that draws tokens, and closed form of the share of changed tokens.
 SAMPLERS: dict[str, tuple[Draw, Draw]] = {
     "inversion": (lambda logits, bits: draw_tokens(logits.softmax(-1), bits), inversion_changes),
     "gumbel": (draw_gumbel, gumbel_changes),
@@ -82,7 +82,7 @@ def tokens_before_a_change(share: float) -> float:
 
 @torch.no_grad()
 def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
-    """Compare the tokens that each sampler draws from logits and from disturbed ones."""
+    """Compare the tokens that each sampler draws from logits and from disturbed logits."""
     sums = dict.fromkeys(("entropy", "tv", *SAMPLERS), 0.0)
     changed = dict.fromkeys(SAMPLERS, 0)
     positions = 0

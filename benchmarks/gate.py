@@ -4,7 +4,7 @@
     python -m benchmarks.gate --smollm2 --text mixed --seconds 600
 
 The program exchanges the gate of one engine between rollouts, so that nothing else differs. Gates
-take turns in every round. Each gate has its own copy of what the drafter learns. For every kind of
+take turns in every round. Each gate has its own copy of the drafter's statistics. For every kind of
 text, gates and drafters begin without experience. With the coupled sampler, the same texts are
 sampled with every gate. ``easy`` texts are sampled at a low temperature and repeat themselves,
 ``mixed`` texts are sampled at T = 1. ``hopeless`` is ``mixed`` with a drafter whose drafts are all
@@ -59,13 +59,13 @@ class GateWorkerExtension(SamWorkerExtension):
     """A worker whose gate can be exchanged, and whose drafts can be made wrong."""
 
     def forget_gates(self) -> None:
-        """Drop all gates, and the drafter's experience with each gate."""
+        """Drop all gates, and the drafter's statistics under each gate."""
         self._sides: dict[str, tuple[TimedGate, Any]] = {}
         if not hasattr(self, "_unlearned"):
             self._unlearned = copy.deepcopy(self.model_runner.drafter.session.drafter._policies)
 
     def use_gate(self, name: str) -> None:
-        """Switch to a side's gate, and to the drafter's experience (not texts) with this gate."""
+        """Switch to a side's gate, and to the drafter's statistics (not texts) under this gate."""
         session = self.model_runner.drafter.session
         session.end_step()
         if name not in self._sides:

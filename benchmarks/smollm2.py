@@ -9,7 +9,8 @@ record has their comparison and, for each pair, the number of engine steps in th
 in the tail. Other programs on the machine do not affect these counts.
 
 ``--check`` samples the word problems in turns without SAM (`off`), with the adaptive gate (`on`)
-and with a gate that never opens (`matched`). It fails if a text differs or `on` takes longer.
+and with a gate that never opens (`matched`). It fails if a text differs, or if `on` takes longer
+than `matched` (see `LEAST`).
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def last_boxed(text: str) -> str:
 
 
 def last_answer_line(text: str) -> str:
-    """Return what follows the last ``Answer:`` near the end of ``text``, or "".
+    """Return the text after the last ``Answer:`` near the end of ``text``, or "".
 
     The prompts of DAPO's data sets ask for such a line and do not mention a box.
     """

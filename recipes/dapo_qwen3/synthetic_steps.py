@@ -1,7 +1,7 @@
 """Process rewards of the synthetic task's steps: the share of a line's claims that hold.
 
 This program stands in for a process reward model on a laptop. It reads a response to a problem of
-``synthetic_math`` line by line, and takes the results of earlier lines as right. A wrong
+``synthetic_math`` line by line, and assumes that the results of earlier lines are right. A wrong
 intermediate result therefore costs only the line that makes it.
 """
 

@@ -1,7 +1,7 @@
 """Makes the tiny Qwen3 checkpoint that lets the whole recipe run on a laptop.
 
 Users try serving, speculation, weight transfer and policy updates on a laptop before they rent an
-accelerator. A model with random weights is no use for that: its text never repeats, never ends and
+accelerator. A model with random weights is no use for this: its text never repeats, never ends and
 is never right. This module trains a byte-level BPE tokenizer and a Qwen3 of under a million
 parameters on the synthetic task of ``synthetic_math``, whose docstring describes the
 demonstrations. This command made the checkpoint in ``tiny_qwen3/``, and makes it again:

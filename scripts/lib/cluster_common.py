@@ -13,7 +13,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXIT_NO_CLUSTER, EXIT_NODE_LOST, EXIT_REFUSED = 3, 4, 5
-RESOURCES = {"ascend_910c": "NPU", "cuda": "GPU", "cpu": "GPU"}  # verl requests these from Ray
+RESOURCES = {"ascend_910c": "NPU", "cuda": "GPU", "cpu": "GPU"}  # resources that verl asks of Ray
 PORT, DASHBOARD_PORT = 6766, 8260  # the ports of verl's multi-node examples
 JOINED = "joined the cluster"  # the launcher searches for these words
 TAIL_LINES = 20

@@ -27,7 +27,7 @@ from cluster_common import EXIT_NO_CLUSTER, POLL_S, REPOSITORY, ClusterError, sa
 # ssh must not ask for a password, and has to notice within a minute that the other side is gone.
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
 END_S = 90.0  # time limit for a node's part to end
-# Paths of model and data. The configuration reads these variables on the head and, for the model,
+# Paths of model and data. The configuration reads these variables on the head, and the model's path
 # on every node.
 PASSED_ON = ("MODEL_PATH", "TRAIN_FILE", "TEST_FILE")
 SHOWN = ("==> ", "error: ")  # beginnings of the workers' lines that are shown
