@@ -3,10 +3,10 @@
     python -m benchmarks.async_ab [--repeats 3] [--steps 6] [--work-dir outputs/async_ab]
 
 Every run starts from the same checkpoint and trains on every group (``dynamic_sampling=none``). The
-asynchronous trainer is verl's colocated one. It interrupts responses at a weight update and
-continues them afterwards. Sides run in alternation. The first step of a run is left out, with its
-initialisation and the asynchronous trainer's warm-up batches. With the asynchronous trainer, the
-texts of two runs differ, so compare rates, not times.
+asynchronous trainer is verl's colocated trainer, which interrupts responses at a weight update and
+continues them afterwards. Sides run in alternation. The first step of a run is left out, because it
+includes initialisation and the asynchronous trainer's warm-up batches. With the asynchronous
+trainer, the texts of two runs differ, so compare rates, not times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIDES = {
     for trainer, overrides in TRAINERS.items()
     for drafts in DRAFTS
 }
-# Runs train on every group. With half of the profile's `max_num_seqs`, a step of 48 responses has a
+# Runs train on every group. With half of tiny_cpu's `max_num_seqs`, a step of 48 responses has a
 # queue and a tail.
 COMMON = (
     "dynamic_sampling=none",
@@ -67,7 +67,7 @@ def plan(repeats: int, steps: int) -> dict[str, tuple[str, ...]]:
 
 
 def measured(steps: pd.DataFrame) -> dict[str, float]:
-    """Return a run's figures without its first step; what a side does not log is 0."""
+    """Return a run's figures without its first step; a metric that a side does not log is 0."""
     later = steps.iloc[1:]
     rows = {column: later.get(metric, pd.Series([0.0])).mean() for column, metric in MEANS.items()}
     # An asynchronous step that finds all of its responses ready has no engine step.

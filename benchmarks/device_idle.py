@@ -5,9 +5,10 @@
 The device is emulated (`benchmarks/emulated_device.py`): texts are known, steps take a given time.
 Scheduler, message queues, model runner, drafter and output processing run in vLLM's own processes.
 ``no drafts`` is vLLM alone. ``suffix decoding`` is vLLM's own drafter; it needs arctic-inference.
-``closed`` is our drafter with a gate that never opens, ``open`` drafts for all requests, and
-``joined`` also has an EAGLE-3 head. Each side is measured with synchronous scheduling, and with
-asynchronous scheduling if it supports that. Only steps in which all requests decode count.
+``closed`` is our drafter with a gate that never opens. ``open`` is our drafter with a gate that is
+always open, and ``joined`` adds an EAGLE-3 head. Each side is measured with synchronous scheduling,
+and with asynchronous scheduling if the side supports it. Only steps in which all requests decode
+are counted.
 
 The host's time depends on this machine: two busy cores are slower than a server.
 """
@@ -39,7 +40,7 @@ prepare_environment()  # must precede torch: engines are forked, and threads do 
 DEVICE_MS, REQUESTS = (5, 10, 20, 40), (8, 64, 128, 256)
 CELLS = [(device_ms, count) for device_ms in DEVICE_MS for count in REQUESTS]
 TOKEN_US, LAUNCH_US = 10.0, 300.0
-STEPS = 48  # steps of a measurement; all requests run in some of them
+STEPS = 48  # steps of a measurement; all requests run together only in some of them
 K = 3
 MAX_TOKENS = STEPS * (1 + K) // 2
 TEXTS = RESULTS / "runs" / "off-1"  # texts of the tiny model
@@ -79,11 +80,11 @@ def measure(
 ) -> dict[str, float]:
     """Measure the idle time of the device before a step, and its parts; means in milliseconds.
 
-    `cell` holds a step's milliseconds and the number of requests, and `known` the `texts`. `number`
-    makes the identities of the cell's requests unique.
+    `cell` is (milliseconds of a step, number of requests), and `known` is the result of `texts`.
+    `number` makes the identities of the cell's requests unique.
 
     Raises:
-        RuntimeError: A text is not the known one.
+        RuntimeError: A sampled text differs from the known text.
     """
     from benchmarks.emulated_device import PARTS, TEXT_KEY
 
@@ -108,7 +109,7 @@ def measure(
     full = [step for step in steps if step[0] == count and step[1] < count * (K + 2)][2:]
     return {
         "idle_ms": 1e3 * statistics.fmean(idle for _, _, idle, _ in full),
-        # With a closed gate, only steps in which a request ends wait.
+        # With a closed gate, only steps in which a request ends wait for tokens.
         **{
             part: 1e3 * statistics.median(column)
             for part, column in zip(PARTS, zip(*parts, strict=True), strict=False)
@@ -118,7 +119,7 @@ def measure(
 
 
 def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
-    """Start a side's engine, measure all cells, and end the engine."""
+    """Start a side's engine, measure all `CELLS`, and end the engine."""
     sam, further = arguments_of(drafts, scheduling)
     known = texts()
     with offline_engine(
@@ -135,7 +136,7 @@ def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
 
 
 def run_all(rounds: int) -> list[dict[str, Any]]:
-    """Measure all sides in turns for `rounds` rounds; return medians, a row per side and cell."""
+    """Measure all sides in turns for `rounds` rounds; return medians by side and cell (`CELLS`)."""
     from benchmarks.emulated_device import emulate
     from tests.emulated_device import asynchronous_scheduling
 

@@ -3,10 +3,11 @@
     python -m benchmarks.draft_shapes --traces FOLDER [--output FILE]
 
 Recorded responses (sets of ``benchmarks.real_traces``) are sampled again, eight at a time, with the
-drafter and the gate ``auto`` of a run. The coupled sampler fixes a text, so counts of tokens and
-steps are exact. The device's time is computed: on ``flat``, a step takes 20 ms up to 256 scored
-tokens, and proportionally more beyond. On ``dear``, every scored token takes time. The time of
-drafting is measured on this machine. Further costs of a tree in an engine are not included.
+drafter and the gate ``auto`` of a run. The coupled sampler determines each text, so counts of
+tokens and steps are exact. The device's time is computed: on the device ``flat``, a step takes 20
+ms up to 256 scored tokens, and proportionally more beyond. On the device ``dear``, every scored
+token takes time. The time of drafting is measured on this machine. Further costs of a tree in an
+engine are not included.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Device(TreeSession):
 
 
 def measure(traces: list[Trace], side: str, device: str) -> dict[str, float]:
-    """Sample a set again; return the time per token of the batch, and averages over its steps."""
+    """Sample a set again; return the time per sampled token, and averages over engine steps."""
     session = Device(side, DEVICES[device], max(len(trace.tokens) for trace in traces) + 1)
     found = Replay()
     for step in sorted({trace.step for trace in traces}):
@@ -79,7 +80,7 @@ def measure(traces: list[Trace], side: str, device: str) -> dict[str, float]:
 
 
 def first_of(traces: list[Trace]) -> list[Trace]:
-    """Return the first responses of every step; the steps share `MOST_TOKENS` tokens equally."""
+    """Return each training step's first responses, up to an equal part of `MOST_TOKENS` tokens."""
     steps = sorted({trace.step for trace in traces})
     chosen = []
     for step in steps:

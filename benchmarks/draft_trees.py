@@ -5,10 +5,10 @@
 
 The program counts engine steps and measures no times. It has two parts. With ``--traces`` (sets of
 ``benchmarks.real_traces``), recorded responses are sampled again step by step, with all text
-sources and without draws. The coupled sampler fixes a text, so this count is exact. If a set has
-several training steps, responses of the first one are read as earlier texts and are not sampled
-again. In the other part, the tiny model runs in vLLM, and all sides have to sample the same
-responses.
+sources and without the source `draws`. The coupled sampler determines each text, so this count is
+exact. If a set has several training steps, responses of the first step are read as earlier texts
+and are not sampled again. In the other part, the tiny model runs in vLLM, and all sides have to
+sample the same responses.
 
 ``--check`` repeats the first part and half of the second. It fails if the gains are smaller than
 docs/results.md says.
@@ -39,7 +39,7 @@ from sam_rollout.telemetry.traces import Trace, read_sets
 
 ALWAYS = GateConfig("threshold", 100_000)
 TEXTS = ("own", "prompt", "run")
-ROWS, TAIL = 32, 8  # most running requests: in any step, in a step of the tail
+ROWS, TAIL = 32, 8  # most running requests in a step, and in a step of the tail
 # Name -> shape, draft tokens per request, draft tokens per step.
 SHAPES = {
     "chain of 8": ("chain", 8, 4096),
@@ -58,15 +58,15 @@ SIDES: dict[str, tuple[tuple[str, ...], str, int]] = {
     "tree of 16": (TEXTS, "tree", 16),
     "tree of 16, draws": ((*TEXTS, "draws"), "tree", 16),
 }
-# Least gains over a chain of 8: in tokens per step (mean over sets, worst set), then in steps.
+# Least gains over a chain of 8 in tokens per step: mean over sets, and worst set.
 LEAST = {"tree of 8": (1.09, 1.05), "tree of 16": (1.24, 1.18)}
-LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03
+LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03  # least gains in engine steps
 
 
 def drafting(
     names: tuple[str, ...], shape: str, k: int, budget: int = 4096, gate: GateConfig = ALWAYS
 ) -> SamConfig:
-    """Return a configuration with these sources; `budget` is the draft tokens per step."""
+    """Return a configuration with these sources; `budget` limits the draft tokens of a step."""
     if not names:
         return SamConfig(enabled=False)
     sources: Any = sources_of(*names)

@@ -1,7 +1,7 @@
 """Emulates an accelerator: texts are known, and the device's work takes given times.
 
 vLLM's scheduler, message queues, model runner, output processing and our drafter are the real code,
-on a CPU. Only the model is replaced. A step takes `step_s`, and `token_s` for each scored token. It
+on a CPU. Only the model is replaced. A step takes `step_s` plus `token_s` for each scored token. It
 samples the next token of the request's known text. A pass of a draft head takes a tenth of
 `step_s`, and all its tokens are wrong. Launching a step keeps the host busy for `launch_s`; then
 the host is free until it asks for the result, as with an accelerator.
@@ -21,27 +21,28 @@ import torch
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 from tests import emulated_device
 
-# Parts of the time between a step's end and the next launch, if the launch waits for its tokens.
+# Parts of the time between a step's end and the next launch, if the launch waits for the step's
+# tokens.
 PARTS = ("waking", "taking tokens in", "drafting", "writing drafts")
-TEXT_KEY = "emulated_text"  # key in `extra_args`: the number of a request's text
+TEXT_KEY = "emulated_text"  # key in `extra_args`; the value is the index of a text
 
 
 @dataclass
 class Timeline(emulated_device.Device):
-    """A device that keeps its times, in seconds of `time.perf_counter`."""
+    """A device that records the times of its steps, in seconds of `time.perf_counter`."""
 
     step_s: float = 0.01
     token_s: float = 1e-5
     launch_s: float = 3e-4
     free_at: float = 0.0
-    # Each step's requests, tokens, seconds idle before it, and seconds of work.
+    # For each step: requests, tokens, idle seconds before the step, and seconds of work.
     steps: list[tuple[int, int, float, float]] = field(default_factory=list)
     # The seconds of `PARTS`, for steps that wait for the tokens of the previous step.
     parts: list[tuple[float, ...]] = field(default_factory=list)
     _marks: list[float] = field(default_factory=list)
 
     def mark(self) -> None:
-        """Note the present time as the end of a part and the begin of the next."""
+        """Note the present time as the end of a part and the beginning of the next part."""
         self._marks.append(time.perf_counter())
 
     def begin_parts(self) -> None:
@@ -74,7 +75,7 @@ DEVICE = Timeline()
 
 
 def _note_parts() -> None:
-    """Make late binding mark the ends of the parts of its steps."""
+    """Make late binding note when each of a step's `PARTS` ends."""
     from sam_rollout.integrations.vllm.scheduling.late_binding import Launched
     from sam_rollout.session.session import DraftSession
 
@@ -100,7 +101,7 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
     """Replace the model by the device in every engine that starts later.
 
     Args:
-        texts: Prompts and responses; a request names its text by `extra_args[TEXT_KEY]`.
+        texts: Prompts and responses; `extra_args[TEXT_KEY]` of a request is the index of its text.
     """
     import vllm.v1.worker.cpu_worker as worker
     from vllm.v1.outputs import SamplerOutput

@@ -3,17 +3,18 @@
     python -m benchmarks.exactness [--model FOLDER]... [--output benchmarks/results/exactness.json]
     python -m benchmarks.exactness --check
 
-The program disturbs logits as other kernels would, and draws tokens from both with the same random
-bits. Made-up distributions are Zipf-like, in random order, over 151,936 tokens. All positions have
-the same entropy, or the entropies of a reasoning model. Models (the tiny one, others by
-``--model``) read texts that they have sampled, and then read them again with a disturbance: another
-order of sums in attention or in the output layer, products rounded as TF32, hidden states or logits
-rounded to bfloat16, another attention in bfloat16, or noise at positions of similar entropy.
+The program disturbs logits as other kernels would, and draws tokens from original and disturbed
+logits with the same random bits. Made-up distributions are Zipf-like, in random order, over 151,936
+tokens. All positions have the same entropy, or the entropies of a reasoning model. Models (the tiny
+model, and those that ``--model`` names) read texts that they have sampled, and then read them again
+with a disturbance: another order of sums in attention or in the output layer, products rounded as
+TF32, hidden states or logits rounded to bfloat16, another attention in bfloat16, or noise at
+positions of similar entropy.
 
-The program reports the share of changed tokens, both counted and computed by the closed form. For
-Gumbel noise the closed form is below 2 TV. It also reports how many of a response's 10,000 tokens
-precede the first change. ``--check`` measures two rows, and fails if they contradict
-docs/verification.md.
+The program reports the share of changed tokens, both counted and computed from a closed form. For
+Gumbel noise this share is at most twice the total variation distance (TV). It also reports how many
+of a response's 10,000 tokens precede the first change. ``--check`` measures two rows of the record,
+and fails if they contradict docs/verification.md.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ def inversion_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return the probability that equal Gumbel noise draws different tokens, double [rows].
+    """Return the probability that Gumbel noise draws different tokens from p and q, double [rows].
 
-    Token i is drawn from both with probability 1 / sum_j max(p_j / p_i, q_j / q_i). In the order of
-    q / p, this sum takes p for tokens up to i and q for tokens after i.
+    Token i is drawn from both with probability 1 / sum_j max(p_j / p_i, q_j / q_i). If tokens are
+    sorted by q / p, the maximum is p_j / p_i up to token i, and q_j / q_i after it.
     """
     order = (q / p.clamp(min=1e-300)).argsort(dim=-1)
     p, q = p.gather(-1, order), q.gather(-1, order)
@@ -65,7 +66,7 @@ def gumbel_changes(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return 1 - both.sum(-1)
 
 
-# Name -> how it draws tokens, and the closed form of its share of changed tokens.
+# Sampler -> function that draws tokens, and closed form of the share of changed tokens.
 SAMPLERS: dict[str, tuple[Draw, Draw]] = {
     "inversion": (lambda logits, bits: draw_tokens(logits.softmax(-1), bits), inversion_changes),
     "gumbel": (draw_gumbel, gumbel_changes),
@@ -73,7 +74,7 @@ SAMPLERS: dict[str, tuple[Draw, Draw]] = {
 
 
 def tokens_before_a_change(share: float) -> float:
-    """Return the expected number of tokens before the first change; each changes with `share`."""
+    """Return the expected number of tokens before the first change, at a chance of `share` each."""
     if share < 1e-12:
         return float(RESPONSE)
     return -math.expm1(RESPONSE * math.log1p(-share)) * (1 - share) / share
@@ -81,7 +82,7 @@ def tokens_before_a_change(share: float) -> float:
 
 @torch.no_grad()
 def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
-    """Compare the tokens that each sampler draws from logits and from disturbed ones."""
+    """Compare the tokens that each sampler draws from logits and from disturbed logits."""
     sums = dict.fromkeys(("entropy", "tv", *SAMPLERS), 0.0)
     changed = dict.fromkeys(SAMPLERS, 0)
     positions = 0
@@ -113,7 +114,7 @@ def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
 
 
 def made_up(entropies: np.ndarray, disturb: Callable[..., torch.Tensor], seed: int = 0) -> Pairs:
-    """Yield Zipf-like logits in random order with these entropies, and disturbed ones."""
+    """Yield Zipf-like logits with these entropies in random order, and the logits disturbed."""
     generator = torch.Generator().manual_seed(seed)
     ranks = torch.arange(1, VOCABULARY + 1).log()
     for some in torch.tensor(entropies).split(BATCH):
@@ -209,7 +210,7 @@ class Reader:
             yield hidden @ weight.T, head(hidden)
 
     def _noisy(self, low: float, high: float) -> Pairs:
-        """Yield only positions of these entropies, with noise."""
+        """Yield logits of positions whose entropy is in this range, without and with noise."""
         generator = torch.Generator().manual_seed(0)
         for logits, _ in self._with_head(lambda hidden: hidden):
             entropy = torch.special.entr(logits.softmax(-1)).sum(-1)

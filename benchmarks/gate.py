@@ -4,12 +4,12 @@
     python -m benchmarks.gate --smollm2 --text mixed --seconds 600
 
 The program exchanges the gate of one engine between rollouts, so that nothing else differs. Gates
-take turns in every round. Each gate has its own copy of what the drafter learns. For every kind of
-text, gates and drafters begin without experience. With the coupled sampler, all sides
-sample the same texts. ``easy`` texts have a low temperature and repeat themselves, ``mixed`` texts
-have T = 1. ``hopeless`` is ``mixed`` with a drafter whose drafts are all wrong. The source
-``prompt`` adds drafts from siblings. The first round is a warm-up and is not counted. Each call
-adds its rounds to the record.
+take turns in every round. Each gate has its own copy of the drafter's statistics. For every kind of
+text, gates and drafters begin without experience. With the coupled sampler, the same texts are
+sampled with every gate. ``easy`` texts are sampled at a low temperature and repeat themselves,
+``mixed`` texts are sampled at T = 1. ``hopeless`` is ``mixed`` with a drafter whose drafts are all
+wrong. The source ``prompt`` adds drafts from siblings. The first round is a warm-up and is not
+counted. Each run of the program adds its rounds to the record.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E40
 PROMPTS, SIBLINGS = 4, 4
 MAX_NUM_SEQS = PROMPTS * SIBLINGS
 MAX_TOKENS, MAX_TOKENS_OF_SMOLLM2 = 384, 96
-K = 8  # the engine's most draft tokens
+K = 8  # most draft tokens of a request
 FIXED = ((4, 3), (4, 8), (MAX_NUM_SEQS, 1), (MAX_NUM_SEQS, 3), (MAX_NUM_SEQS, 8))  # (threshold, k)
 SOURCES = ("own", "prompt")
 TEMPERATURES = {"hopeless": 1.0, "mixed": 1.0, "easy": 0.4}
@@ -59,13 +59,13 @@ class GateWorkerExtension(SamWorkerExtension):
     """A worker whose gate can be exchanged, and whose drafts can be made wrong."""
 
     def forget_gates(self) -> None:
-        """Drop all gates, and what the drafter has learned with them."""
+        """Drop all gates, and the drafter's statistics under each gate."""
         self._sides: dict[str, tuple[TimedGate, Any]] = {}
         if not hasattr(self, "_unlearned"):
             self._unlearned = copy.deepcopy(self.model_runner.drafter.session.drafter._policies)
 
     def use_gate(self, name: str) -> None:
-        """Switch to a side's gate, and to what the drafter had learned with it, without texts."""
+        """Switch to a side's gate, and to the drafter's statistics (not texts) under this gate."""
         session = self.model_runner.drafter.session
         session.end_step()
         if name not in self._sides:
@@ -131,7 +131,7 @@ def rollout(engine: Any, prompts: list[list[int]], number: int, sampling: dict[s
 def measure(
     engine: Any, text: str, prompts: list[list[int]], seconds: float, first: int, max_tokens: int
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
-    """Run rounds of one kind of text for about `seconds` seconds, numbered from `first`.
+    """Run rounds, numbered from `first`, with one kind of text for about `seconds` seconds.
 
     Returns:
         Tokens per second of every round by side, and the last `gate_report` of every side.
@@ -156,7 +156,7 @@ def measure(
 
 
 def summarise(rounds: list[dict[str, float]]) -> dict[str, Any]:
-    """Return medians with intervals of every side, and of `auto` against others per round."""
+    """Return each side's median with interval, and those of the ratios of `auto` to other gates."""
     speeds = {side: median_interval([one[side] for one in rounds]) for side in rounds[0]}
     fixed = [side for side in speeds if side != "auto"]
     best = max(fixed, key=lambda side: speeds[side]["median"])
@@ -185,13 +185,13 @@ def main() -> None:
         "fixed_k": ", ".join(map(str, sorted({k for _, k in FIXED}))),
         "temperatures": TEMPERATURES,
     }  # fmt: skip
-    # A kind of text whose recorded rounds have other sides is measured anew.
+    # If the recorded rounds of a kind of text have other sides, that kind is measured anew.
     texts = record["texts"] = {
         name: result
         for name, result in record["texts"].items()
         if set(result["rounds"][0]) == set(gates())
     }
-    # The engine starts with the gate that needs most from the drafter.
+    # The engine starts with the gate that needs the most functions of the drafter.
     sam = SamConfig(
         max_draft_tokens=K, gate=GateConfig("auto"), sources=sources_of("own", arguments.sources)
     )

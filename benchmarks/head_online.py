@@ -3,18 +3,18 @@
     python -m benchmarks.head_online [--steps 20] [--work-dir outputs/head_online]
 
 Each side is one run: without drafts; with texts alone (`sam=on`); with the shipped head frozen
-(`sam=joined`); with that head trained during the run (`sam=trained`), with ten percent of the time
-and with the default budget; and with a new head. In these runs a gate decides by measured times in
-which steps to draft. Two further runs, with texts alone and with a new head, draft in every step,
-so that the gate does not affect acceptance. The machine's speed still affects how much a head
-learns.
+(`sam=joined`); with that head trained during the run (`sam=trained`), once in ten percent of the
+time and once with the default budget; and with a new head that is trained. In these runs a gate
+measures times, and decides from them in which steps to draft. Two further runs, with texts alone
+and with a new head, draft in every step, so that the gate does not affect acceptance. The machine's
+speed still affects how much a head learns.
 
-All runs sample the same responses and make the same updates. The program compares token ids of
-every response, rewards and gradient norms with the run without drafts. Finished runs stay in the
-work folder.
+All runs sample the same responses and make the same updates. The program compares every response's
+token ids, rewards and gradient norms with those of the run without drafts. Finished runs stay in
+the work folder.
 
-Heads alone are tested on new responses before they learn from them. The frozen head is tested on
-the same responses, inside the run that trains it.
+Without texts, each head is tested on new responses before it learns from them. The frozen head is
+tested on the same responses, inside the run that trains a copy of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sam_rollout.report.charts import COLOURS, STYLE
 from sam_rollout.sources.model import HeadTrainingConfig
 
 TRAINING = "sam.sources.model.train"
-# Shares of time. The default is small for twenty steps of a few seconds.
+# Shares of time for training. The default is too small for twenty steps of a few seconds.
 BUDGETS = {"trained": 0.1, "from nothing": 0.3, "by default": HeadTrainingConfig().budget}
 FROM_NOTHING = (
     "sam=trained", "sam.sources.model.path=''", f"{TRAINING}.budget={BUDGETS['from nothing']}",
@@ -73,7 +73,7 @@ SHOWN = {
 
 
 def _training_s(own: dict[str, list]) -> list[float]:
-    """Return the seconds of a head's training by step."""
+    """Return the seconds that training a head takes in each step."""
     return [share * step_s for share, step_s in zip(own["share"], own["step_s"], strict=True)]
 
 
@@ -120,7 +120,7 @@ def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
 
 
 def against_off(series: dict[str, dict[str, list]]) -> dict[str, dict[str, Any]]:
-    """Return ratios off / side per training step without the first, as medians with intervals."""
+    """Return the ratios off / side of all training steps but the first: medians with intervals."""
     return {
         side: {
             name: measuring.median_interval(
@@ -181,7 +181,7 @@ def main() -> None:
         if run is not base:
             updates = run.steps[LEARNED] == base.steps[LEARNED]
             same[side] = same_texts(run, base) | {"same_updates": int(updates.all(axis=1).sum())}
-        # None in steps that had no time to test new texts.
+        # A value is None in steps that had no time to test the head on new texts.
         steps = run.steps.astype(object).where(run.steps.notna(), None)
         series[side] = {
             short: steps[name].tolist() for short, name in SHOWN.items() if name in steps

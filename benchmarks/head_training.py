@@ -1,14 +1,14 @@
-"""Measures what an EAGLE-3 head learns from recorded texts, and the time of the command.
+"""Measures what an EAGLE-3 head learns from recorded texts, and how long its training takes.
 
     python -m benchmarks.head_training [--output FILE]
     python -m benchmarks.head_training --smollm2 --traces outputs/learning/smollm2_cpu/off
 
 The texts are recorded responses of the tiny model at temperature 1, or those of SmolLM2's learning
-run (`benchmarks/learning.py`). One prompt in six is held out
-with all its responses. `sam-rollout head train` runs twice: with few updates (about two minutes on
-two idle cores), and with the default number. Acceptance is measured by draft position, over all
-positions of the held-out responses; acceptance length includes the bonus token. The number of
-updates is fixed, so the result does not depend on the machine's load.
+run (`benchmarks/learning.py`). One prompt in six is held out, with all its responses. `sam-rollout
+head train` runs twice: with few updates (about two minutes on two idle cores), and with the default
+number. Acceptance is measured by draft position, over all positions of the held-out responses;
+acceptance length includes the bonus token. The number of updates is fixed, so the result does not
+depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from benchmarks.measuring import MODEL, UseSmolLM2, parser, write_record
 from sam_rollout.bench.machine_record import machine
 
 TEXTS = MODEL.parent / "tiny_qwen3.parquet"
-THREADS, UPDATES = 2, (500, 1500)  # the command has 1500 updates by default
+THREADS, UPDATES = 2, (500, 1500)  # the command's default is 1500 updates
 
 
 def train(model: Path, texts: Path, updates: int, folder: Path) -> dict[str, Any]:
-    """Run the command; return its held-out acceptance and its times. The head stays in `folder`."""
+    """Train a head into `folder`; return its acceptance on held-out responses and the times."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""Measures what drafts bring to SmolLM2 by number of running requests, over a long tail.
+"""Measures the gain of drafts in a long tail of SmolLM2, by number of running requests.
 
     python -m benchmarks.long_tail [--rounds 3] [--sides on prompt+run+draws:3:8]
 
@@ -59,7 +59,7 @@ def by_running(steps: pa.Table) -> dict[str, list[float]]:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw where the time of a rollout goes without drafts, and each side's gain there."""
+    """Draw a rollout's time without drafts, and each side's gain, by number of running requests."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     seconds = np.mean([one[BASE]["seconds"] for one in result["rounds"]], axis=0)
@@ -89,7 +89,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="sam") as folder,
         running_sides(sides, Path(folder), SMOLLM2, max_model_len=MAX_MODEL_LEN) as engines,
     ):
-        for number in range(arguments.rounds + 1):  # the first one is short and warms up
+        for number in range(arguments.rounds + 1):  # the first round is short and warms up
             requests = requests_of(prompts_of_round(number), SIBLINGS, number)
             done = {
                 side: engines[side].rollout(requests, MAX_TOKENS if number else 64, TEMPERATURE)

@@ -19,14 +19,14 @@ SMOLLM2 = REPOSITORY / "data" / "smollm2" / "model"  # scripts/run_smollm2_cpu.s
 
 
 def parser(about: str, record: str) -> argparse.ArgumentParser:
-    """Return a parser with a program's first line as description and the option of its record."""
+    """Return a parser with the first line of `about` as description, and the option `--output`."""
     made = argparse.ArgumentParser(description=about.splitlines()[0])
     made.add_argument("--output", type=Path, default=RESULTS / f"{record}.json")
     return made
 
 
 class UseSmolLM2(argparse.Action):
-    """The option `--smollm2`, which selects that model and another name of the record."""
+    """The option `--smollm2`, which selects the model SmolLM2 and another name of the record."""
 
     def __init__(self, option_strings: list[str], dest: str) -> None:
         super().__init__(
@@ -100,7 +100,7 @@ def load_prompts(count: int, seed: int = 2, model: Path = MODEL) -> list[list[in
 def requests_of(
     prompts: Sequence[list[int]], siblings: int, step: int
 ) -> list[tuple[list[int], RequestIdentity]]:
-    """Repeat every prompt for its siblings, each with the request's identity in a step."""
+    """Repeat each prompt for its siblings; return each request's prompt and its identity."""
     from sam_rollout.core.identity import identify
 
     return [
@@ -113,7 +113,7 @@ def requests_of(
 def vllm_requests(
     requests: Sequence[tuple[list[int], RequestIdentity]], **sampling: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Turn requests into prompts and `SamplingParams` of vLLM, with the arguments `sampling`."""
+    """Return requests as prompts and `SamplingParams` of vLLM; `sampling` has more parameters."""
     from vllm import SamplingParams, TokensPrompt
 
     prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in requests]
@@ -124,6 +124,6 @@ def vllm_requests(
 def sample(
     engine: Any, requests: Sequence[tuple[list[int], RequestIdentity]], **sampling: Any
 ) -> list[list[int]]:
-    """Let vLLM answer requests, with the arguments `sampling`; return the token ids."""
+    """Let vLLM answer requests, with `sampling` as parameters; return the token ids."""
     outputs = engine.generate(*vllm_requests(requests, **sampling), use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]

@@ -10,9 +10,9 @@ The sides use sources of texts, `recycling` (the model's own likeliest tokens), 
 EAGLE-3 head that is shipped with the tiny model).
 
 For the texts of the first round, the program also compares ways to draft a token at each position.
-The head has a distribution q there, and the target has p. The ways are q's likeliest token, a token
-drawn with the target's noise, a token drawn with other noise, and rejection sampling, which accepts
-a draft from q with probability 1 - TV(p, q).
+There the head has a distribution q, and the target has a distribution p. The ways are q's likeliest
+token, a token drawn with the target's noise, a token drawn with other noise, and rejection
+sampling, which accepts a draft from q with probability 1 - TV(p, q).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
 
 
 def gains(found: dict[str, list[float]], side: str, against: str) -> dict[str, float]:
-    """Return a side's relative gain over another one, as the median of rounds with its interval."""
+    """Return the relative gain of `side` over `against`: the rounds' median with its interval."""
     pairs = zip(found[side], found[against], strict=True)
     return median_interval([ours / theirs - 1 for ours, theirs in pairs])
 

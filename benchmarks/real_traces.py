@@ -4,10 +4,10 @@
     python -m benchmarks.real_traces CLONES --output FOLDER
     sam-rollout bench drafter --traces FOLDER --json benchmarks/results/drafter.json
 
-The sets are not part of this project, because licences differ. They can be rebuilt id by id. Texts
-are read at the commit that `SOURCES` names, whatever is checked out. They are tokenized with
-tekken (131k tokens, a file of mistral-common), which is not the models' own tokenizer. Responses of
-`ta_r1distill` begin with the question, as in the repository's files.
+The sets are not part of this project, because licences differ. A rebuilt set has the same token
+ids. Texts are read at the commit that `SOURCES` names, whatever commit is checked out. They are
+tokenized with tekken (131k tokens, a file of mistral-common), which is not the models' own
+tokenizer. Responses of `ta_r1distill` begin with the question, as in the repository's files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Response = tuple[str, int, int, tuple[str, ...], str]
 
 @dataclass(frozen=True)
 class Clone:
-    """A repository at one commit, whatever its checkout is."""
+    """A cloned repository, read at one commit, whatever commit is checked out."""
 
     folder: Path
     commit: str
@@ -82,7 +82,7 @@ def _thought_anchors(clone: Clone) -> Iterator[Response]:
 
 
 def _reasoning_gym(clone: Clone) -> Iterator[Response]:
-    """Yield 16 of 50 responses to every second problem."""
+    """Yield 16 of the 50 responses to every second problem."""
     folder = "reasoninggym-paper-experiments/math-evals/llama-3b-instruct"
     for step, run in ((400, "vllm_20250502_081607"), (800, "vllm_20250502_090637")):
         found = clone.load(f"{folder}/step_{step}/aime2024/{run}/results.json")

@@ -23,7 +23,7 @@ FAIR, UNFAIR = "fair", "unfair"  # the two comparisons of the record
 
 @dataclass(frozen=True)
 class Recorded:
-    """The stored record, and its two repeated comparisons."""
+    """The stored record, and its two comparisons, computed again from the runs."""
 
     content: dict[str, Any]
     comparisons: dict[str, Comparison]
@@ -47,7 +47,7 @@ def compare_recorded(results: Path, pairs: dict[str, Any]) -> dict[str, Comparis
 
 
 def published(comparisons: dict[str, Comparison]) -> dict[str, str]:
-    """Return the Markdown tables of the published page by their content."""
+    """Return the Markdown tables of the published page; the keys name their contents."""
     fair, unfair = (tables(comparisons[name]) for name in (FAIR, UNFAIR))
     return {
         "times and gains": markdown(fair["gains"]),

@@ -19,11 +19,13 @@ import pyarrow.parquet as pq
 from benchmarks.measuring import REPOSITORY
 from sam_rollout.telemetry.records import RunFolder
 
-# Column -> decimals to keep. Durations are summed; times of day only order rows.
+# Column -> decimals to keep. Durations are summed and keep more decimals; times of day only order
+# rows.
 DECIMALS = {
     "time_s": 2, "start_s": 2, "end_s": 2, "duration_s": 4, "drafter_us": 0, "sampler_us": 0,
 }  # fmt: skip
-# An absolute path inside a value, but no host (hdfs://data/x) and no part of another path.
+# Matches an absolute path inside a value, but not the host in hdfs://data/x or a part of another
+# path.
 MACHINE_PATH = re.compile(
     r"(?<![\w.>-])(?<!:/)(?:~|/(?:home|root|tmp|data|mnt|work|var|opt|usr))"
     r"(?:/[^\s/\"',:;=()\[\]{}]+)*/([^\s/\"',:;=()\[\]{}]+)"

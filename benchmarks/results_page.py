@@ -47,7 +47,7 @@ def _figure(value: float) -> str:
 
 
 def _raw_and_equal(row: TimeRow | None) -> str:
-    """Return a sentence with a row's raw gain and its gain at equal tokens, if it has both."""
+    """Return a sentence with a row's raw gain and its gain at equal tokens, if the row has both."""
     if row is None or row.raw is None or row.equal_tokens is None:
         return ""
     raw, equal = (gain.speed_up_minus_one.value for gain in (row.raw, row.equal_tokens))
@@ -57,7 +57,8 @@ def _raw_and_equal(row: TimeRow | None) -> str:
 def over(rows: Sequence[Mapping[str, Any]], mode: str, other: str) -> list[tuple[float, float]]:
     """Return a mode's shares of target steps, and its accuracies minus those of another mode.
 
-    The other mode is interpolated between its own points and those of both models alone.
+    The accuracy of the other mode is interpolated between that mode's points, and those of the
+    draft model alone and the target alone.
     """
     points = [(row["mode"], row["target_share"], row["accuracy"]["value"]) for row in rows]
     known = zip(*sorted(one[1:] for one in points if one[0] in (other, "draft", "target")),

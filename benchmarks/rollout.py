@@ -4,12 +4,12 @@
     python -m benchmarks.rollout --smollm2 --sides stock matched on run:8:64 --max-tokens 256
 
 All engines run during the whole measurement and take turns, round after round, so that a changing
-speed of the machine affects all sides. ``stock`` is the engine without our code. ``off`` adds our
-coupled sampler. ``matched`` is our code with a gate that never opens, which measures its cost.
-``on``, ``joined`` and ``article`` are the files of configs/sam; ``article`` has the tail's
-threshold. ``model`` is the head of ``joined`` alone. ``ngram`` is the engine's own n-gram drafter.
-Any other side is named sources:k:gate. Its sources are prompt, run and draws, joined by +, in
-addition to own. Its gate is ``auto`` or a threshold.
+speed of the machine affects all sides alike. ``stock`` is the engine without our code. ``off`` adds
+our coupled sampler. ``matched`` is our code with a gate that never opens, which measures its cost.
+``on``, ``joined`` and ``article`` are the settings in configs/sam; ``article`` drafts only in the
+tail. ``model`` is the head of ``joined`` alone. ``ngram`` is the engine's own n-gram drafter. Any
+other name of a side has the form sources:k:gate. Its sources are prompt, run and draws, joined by
++, in addition to own. Its gate is ``auto`` or a threshold.
 
 Every round has new prompts, like a training step. The next epoch repeats the prompts and samples
 other responses, so that texts of earlier steps can help. With the coupled sampler, all sides sample
@@ -47,7 +47,7 @@ from sam_rollout.integrations.vllm.offline import (
     prepare_environment,
 )
 
-os.environ[MULTIPROCESSING_ENV] = "1"  # measures an engine's processor time by its process
+os.environ[MULTIPROCESSING_ENV] = "1"  # each engine in a process, whose time is measured
 prepare_environment()  # must precede torch, which the next line imports
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension  # noqa: E402
 
@@ -79,7 +79,7 @@ SIDES = (
 
 
 def drafting(name: str, folder: Path, head: Path = HEAD) -> Any:
-    """Return the group `sam` of a side; ended responses are kept below `folder`.
+    """Return the group `sam` of a side; ended responses are stored below `folder`.
 
     `head` is the draft head of the sides `model` and `joined`.
     """
@@ -90,7 +90,7 @@ def drafting(name: str, folder: Path, head: Path = HEAD) -> Any:
     if name == "article":
         return replace(ARTICLE, gate=GateConfig("threshold", TAIL_THRESHOLD))
     if name in ("on", "matched"):
-        # A run of these sizes has the same sources (docs/configuration.md).
+        # A run with `sam=on` and these sizes has the same sources (docs/configuration.md).
         config = with_sources(SamConfig(), ALL, folder)
         return config if name == "on" else replace(config, gate=GateConfig("closed"))
     if name in ("ngram", "model", "joined"):
@@ -117,7 +117,7 @@ def with_sources(config: Any, kinds: set[str], folder: Path) -> Any:
 def with_drafter(config: Any, name: str, folder: Path, head: Path) -> Any:
     """Return the configuration with a drafter of the engine.
 
-    It is the head with texts ("joined") or alone ("model"), or n-grams ("ngram").
+    The drafter is the head, with texts ("joined") or alone ("model"), or n-grams ("ngram").
     """
     from sam_rollout.config import sources_of
     from sam_rollout.sources.model import ModelSourceConfig
@@ -205,7 +205,7 @@ def running_sides(
 
 
 def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    """Return medians with intervals by metric and side, and of the ratios off / side per round."""
+    """Return medians with intervals of each side's metrics, and of the ratios off / side."""
     summary: dict[str, Any] = {}
     for metric in FIGURES:
         values = {side: [one[side][metric] for one in rounds] for side in rounds[0]}

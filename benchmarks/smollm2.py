@@ -5,11 +5,12 @@
 
 `bash scripts/run_smollm2_cpu.sh --quick` fetches the model. As in `benchmarks/dapo_ab.py`, runs
 alternate, have the same prompts and random numbers, and are compared without their first step. The
-record has their comparison and, for each pair, engine steps in the whole rollout and in the tail.
-Other programs on the machine do not affect these counts.
+record has their comparison and, for each pair, the number of engine steps in the whole rollout and
+in the tail. Other programs on the machine do not affect these counts.
 
 ``--check`` samples the word problems in turns without SAM (`off`), with the adaptive gate (`on`)
-and with a gate that never opens (`matched`). It fails if a text differs or `on` takes longer.
+and with a gate that never opens (`matched`). It fails if a text differs, or if `on` takes longer
+than `matched` (see `LEAST`).
 """
 
 from __future__ import annotations

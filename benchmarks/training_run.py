@@ -60,7 +60,7 @@ def train(run_dir: Path, *overrides: str, timeout_s: float, experiment: str = TI
 
 
 def _watch_engine(pid: int, run_dir: Path, ended: threading.Event) -> None:
-    """Write the processor seconds of the run's engines after the first training step.
+    """Write the processor seconds that a run's engines use after its first training step.
 
     The engines are polled twice a second until the run ends. On a CPU an engine is one process.
     """
@@ -82,5 +82,5 @@ def _watch_engine(pid: int, run_dir: Path, ended: threading.Event) -> None:
 
 
 def read_cpu_s(run_dir: Path) -> float:
-    """Return a finished run's engine processor time after its first training step, seconds."""
+    """Return the processor seconds that a run's engines used after its first training step."""
     return json.loads((run_dir / CPU_FILE).read_text(encoding="utf-8"))

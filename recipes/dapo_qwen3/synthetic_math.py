@@ -1,24 +1,26 @@
-"""A synthetic mathematics task on which a tiny model shows reinforcement learning and speculation.
+"""A synthetic mathematics task that shows reinforcement learning and speculation on a tiny model.
 
-A model of a million parameters can learn the task, and a program can verify its answers. To a
-drafter, its solutions resemble those of a reasoning model: they are worked out step by step and
-restate intermediate results. Their lengths vary by an order of magnitude, so a long tail exists.
+A model of a million parameters can learn the task, and a program can verify its answers. For a
+drafter, solutions of the task resemble those of a reasoning model: they are worked out step by step
+and restate intermediate results. Their lengths vary by an order of magnitude, so a rollout has a
+long tail.
 
 A *problem* chains two to twelve labelled operands (``a=+312,b=-47,c=+650``) in one of four
 families: signed totals, totals modulo a power of ten, products modulo a hundred, sums of products.
-A *demonstration* is one to four passes over the chain. There are two ways to work a step:
+A *demonstration* is a response that works through the chain one to four times (*passes*). There are
+two ways to work a step:
 
 * In **columns**, digit by digit with carries. The result is almost always right (``COLUMN_SLIP``).
 * In the **head**, with the result written down at once. The result is often wrong (``HEAD_SLIP``),
   and later steps go on from the wrong result.
 
-The last pass gives the answer. A model that imitates this mixture is right about every second time,
-because at temperature 1 it begins each pass in one of the two ways at random. Policy-gradient
-training then shows an effect within a few steps: the model can already work carefully and only has
-to do so more often. The reward sees the final answer alone.
+The last pass gives the answer. A model that imitates this mixture gives a right answer about every
+second time, because at temperature 1 it begins each pass in one of the two ways at random.
+Policy-gradient training then shows an effect within a few steps: the model can already work
+carefully and only has to do so more often. The reward depends on the final answer alone.
 
-The wording of each step is drawn at random and prefers the wording used before. A drafter therefore
-gains from repetition, but steps are not all the same.
+The wording of each step is drawn at random, most often the wording used before. A drafter therefore
+gains from repetition, but steps are not all worded the same.
 """
 
 from __future__ import annotations
@@ -34,22 +36,22 @@ FAMILIES = ("total", "modular_total", "modular_product", "sum_of_products")
 LABELS = "abcdefghijkl"
 PLACES = ("ones", "tens", "hundreds", "thousands", "ten-thousands")
 
-#: Problems in each split, and the seed each is drawn from.
+#: Number of problems in each split, and the seed from which the split is drawn.
 SPLIT_SIZES = {"train": 2048, "test": 256}
 SPLIT_SEEDS = {"train": 1, "test": 2}
 #: Chance that a step worked in columns ends in a wrong result.
 COLUMN_SLIP = 0.002
 #: Chance that a step done in the head ends in a wrong result.
 HEAD_SLIP = 0.25
-#: Chances of a pass being all columns, all in the head, or a mixture of both by step.
+#: Chances that a pass works all steps in columns, all in the head, or each step in a random way.
 PASS_KINDS = {"columns": 0.42, "head": 0.40, "mixed": 0.18}
 #: Chances of one to four passes over the chain.
 PASS_COUNTS = {1: 0.48, 2: 0.37, 3: 0.11, 4: 0.04}
 #: Chances of each number of operands: most chains are short, a few are very long.
 OPERAND_COUNTS = {2: 22, 3: 30, 4: 22, 5: 11, 6: 6, 7: 3, 8: 2, 9: 1.5, 10: 1, 11: 1, 12: 0.5}
-#: Longer demonstrations (characters) are drawn again, so that they fit the response limit.
+#: Most characters of a demonstration. Longer ones are drawn again, to fit the response limit.
 MAX_CHARACTERS = 2080
-#: Chance of keeping the wording used before in the same response.
+#: Chance that a sentence keeps the wording used before in the same response.
 KEEP_WORDING = 0.93
 
 _TASKS = {
@@ -112,7 +114,7 @@ class Problem:
 
     ``operands`` are in the order of their labels. Each is a tuple of one signed number or, for
     ``sum_of_products``, of a factor with one digit and a factor with two digits. ``modulus`` is 0
-    for families without one. ``answer`` is the right result as decimal text.
+    for families without a modulus. ``answer`` is the right result as decimal text.
     """
 
     family: str
@@ -124,7 +126,7 @@ class Problem:
 
     @property
     def chat(self) -> list[dict[str, str]]:
-        """The question as messages; its own words ask for the box."""
+        """The question as messages; its text asks for the answer in a box."""
         return [{"role": "user", "content": self.question}]
 
 
@@ -200,7 +202,7 @@ def draw_problems(seed: int, count: int, exclude: Sequence[str] = ()) -> list[Pr
 
 
 def prompts_of(problems: Iterable[Any], tokenizer: Any) -> list[list[int]]:
-    """Return the token ids of the problems' ``chat``; ``tokenizer`` is one of transformers."""
+    """Return each problem's ``chat`` as token ids; ``tokenizer`` comes from transformers."""
     return [
         tokenizer.apply_chat_template(problem.chat, add_generation_prompt=True)["input_ids"]
         for problem in problems
@@ -218,7 +220,7 @@ def draw_split(split: str) -> list[Problem]:
 
 @dataclass
 class _Writer:
-    """Writes the steps of one response, with its wording and its slips."""
+    """Writes the steps of one response, with its wording and its slips (wrong results)."""
 
     rng: random.Random
     column_slip: float
@@ -229,8 +231,8 @@ class _Writer:
     def say(self, what: str, **values: object) -> str:
         """Return a sentence of the kind ``what``, preferably worded as before.
 
-        When the next pass repeats a step, its sentence is preferably worded as when this step was
-        last written. Otherwise it is worded like the latest sentence of its kind.
+        If the response has worked the same step before, that step's latest wording is preferred.
+        Otherwise the wording of the latest sentence of this kind is preferred.
         """
         here = f"{what} {values.get('a', self.label)}"
         wording = self.wording.get(here) or self.wording.get(what)
@@ -240,7 +242,7 @@ class _Writer:
         return wording.format(**values)
 
     def slip(self, result: int, chance: float) -> int:
-        """Return ``result``, or with probability ``chance`` a number wrong in one digit."""
+        """Return ``result`` or, with probability ``chance``, that number with one wrong digit."""
         if self.rng.random() >= chance:
             return result
         place = 10 ** self.rng.randrange(len(str(result)))
@@ -377,8 +379,9 @@ def demonstrate(
 ) -> Demonstration:
     """Write a response to ``problem`` (without the end-of-turn token).
 
-    ``kinds`` fixes the kind of every pass (``columns``, ``head``, ``mixed``); otherwise number and
-    kinds are drawn. Raises ``ValueError`` if no response fits ``MAX_CHARACTERS``.
+    ``kinds`` fixes the kind of every pass (``columns``, ``head``, ``mixed``); without it, the
+    number of passes and their kinds are drawn. Raises ``ValueError`` if no response fits
+    ``MAX_CHARACTERS``.
     """
     for _ in range(200):
         chosen = kinds or rng.choices(

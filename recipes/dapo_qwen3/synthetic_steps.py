@@ -1,7 +1,7 @@
 """Process rewards of the synthetic task's steps: the share of a line's claims that hold.
 
 This program stands in for a process reward model on a laptop. It reads a response to a problem of
-``synthetic_math`` line by line, and takes the results of earlier lines as right. A wrong
+``synthetic_math`` line by line, and assumes that the results of earlier lines are right. A wrong
 intermediate result therefore costs only the line that makes it.
 """
 
@@ -24,19 +24,19 @@ _RESULTS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 @dataclass
 class Chain:
-    """A problem as its question states it, and the state of a response to it."""
+    """A problem as read from its question, and how far a response to it has come."""
 
     listed: str
     operands: list[tuple[int, ...]]
     modulus: int
     is_product: bool
     result: int | None = None  # The current pass's result so far, as the response states it.
-    previous: int | None = None  # The result of the pass before.
-    done: int = 0  # Operands that the current pass has used.
+    previous: int | None = None  # The result of the previous pass.
+    done: int = 0  # Number of operands that the current pass has used.
 
     @classmethod
     def of(cls, question: str) -> Chain:
-        """Read a question of the synthetic task; raise ``ValueError`` for others."""
+        """Read a question of the synthetic task; raise ``ValueError`` for other questions."""
         found = list(_OPERANDS.finditer(question))
         if [one[1] for one in found] != list(LABELS[: len(found)]) or not found:
             raise ValueError(f"not a question of the synthetic task: {question[:80]!r}")
@@ -75,7 +75,7 @@ class Chain:
         return [False]
 
     def _step(self, label: str, line: str, numbers: list[int]) -> list[bool]:
-        """Return whether each claim of a line that uses an operand holds."""
+        """Return, for a line that uses an operand, whether each of its claims holds."""
         number = LABELS.index(label)
         if number != self.done or number >= len(self.operands) or not numbers:
             return [False]
@@ -97,7 +97,7 @@ class Chain:
     def _expected(
         self, factors: tuple[int, ...], stated: Sequence[tuple[int, str, int, int]]
     ) -> tuple[list[tuple[int, str, int]], int]:
-        """Return the operations that use an operand (none for the first number), and its value."""
+        """Return the operations that an operand requires (none for the first), and its value."""
         before, value = self.result, factors[0]
         if len(factors) == 2:
             operations = [(factors[0], "*", factors[1])]
@@ -116,7 +116,7 @@ def _ends_with(line: str, listed: str) -> bool:
 
 
 def check_step(question: str, before: str, step: str) -> float:
-    """Return a step's process reward: the smallest of its lines' shares of claims that hold.
+    """Return a step's process reward: the smallest share of claims that hold in any of its lines.
 
     Args:
         question: A question of ``synthetic_math``.
@@ -124,7 +124,7 @@ def check_step(question: str, before: str, step: str) -> float:
         step: One or more whole lines.
 
     Raises:
-        ValueError: The question is none of the synthetic task's.
+        ValueError: The question does not come from the synthetic task.
     """
     chain = Chain.of(question)
     for line in before.splitlines():

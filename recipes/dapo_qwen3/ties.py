@@ -14,8 +14,8 @@ from sam_rollout.config import COUPLINGS
 from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
 
 # In bfloat16 most long responses diverge somewhere. Examining a divergence costs the prefill of the
-# text before it, so the earliest ones are examined. A fault that causes one divergence in fifty is
-# then found about five times.
+# text before it, so only the earliest divergences are examined. A fault that causes one divergence
+# in fifty is then found about five times.
 MOST_LOOKED_AT = 256
 
 
@@ -25,17 +25,17 @@ class Divergence:
 
     problem: int
     sample: int
-    position: int  # In tokens of the response, from 0.
+    position: int  # Index of the response's token, from 0.
     off: int | None  # Token of the side "off"; None if that response has ended.
     on: int | None  # Token of the side "on"; None if that response has ended.
     tie: bool | None = None  # Whether rounding explains the difference; None if not examined.
-    # The position's distance from a tie (see ``TIE``). None: not examined, or no distance explains
-    # the difference, for example because one response has ended.
+    # The position's distance from a tie of its two tokens (see ``TIE``). None if the divergence was
+    # not examined, or if the distance is infinite, for example because one response has ended.
     distance: float | None = None
 
 
 def divergences(off: Sequence[Sequence[Any]], on: Sequence[Sequence[Any]]) -> list[Divergence]:
-    """List the requests whose two responses differ; responses are by problem and sample."""
+    """List the requests whose two responses differ; each side is a list of samples per problem."""
     found = []
     for problem, (left, right) in enumerate(zip(off, on, strict=True)):
         for sample, both in enumerate(zip(left, right, strict=True)):
@@ -53,7 +53,7 @@ def look_at_ties(
     logprobs_after: Callable[[Any, list[int]], np.ndarray],
     options: argparse.Namespace,
 ) -> None:
-    """Find out which of the first ``MOST_LOOKED_AT`` divergences rounding explains.
+    """Find out for the first ``MOST_LOOKED_AT`` divergences whether rounding explains them.
 
     ``logprobs_after(request, text)`` returns the engine's log-probabilities, [vocabulary], of the
     token that follows ``text``.

@@ -1,7 +1,7 @@
 """Makes the tiny Qwen3 checkpoint that lets the whole recipe run on a laptop.
 
 Users try serving, speculation, weight transfer and policy updates on a laptop before they rent an
-accelerator. A model with random weights is no use for that: its text never repeats, never ends and
+accelerator. A model with random weights is no use for this: its text never repeats, never ends and
 is never right. This module trains a byte-level BPE tokenizer and a Qwen3 of under a million
 parameters on the synthetic task of ``synthetic_math``, whose docstring describes the
 demonstrations. This command made the checkpoint in ``tiny_qwen3/``, and makes it again:
@@ -49,7 +49,7 @@ _CUTS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-#: Renders conversations like Qwen3, without the thoughts of turns before the last question.
+#: Renders conversations like Qwen3's template: thoughts before the last question are left out.
 CHAT_TEMPLATE = r"""
 {%- set marks = namespace(question=messages|length - 1) -%}
 {%- for turn in messages if turn.role == 'user' -%}
@@ -88,7 +88,7 @@ CHAT_TEMPLATE = r"""
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of the supervised warm start; lengths in tokens."""
+    """Settings of the supervised warm start."""
 
     steps: int = 3000
     tokens_per_batch: int = 4096
@@ -122,7 +122,7 @@ def build_tokenizer(seed: int = 0, corpus_size: int = 3000) -> PreTrainedTokeniz
     )
     core.train_from_iterator(corpus(), trainer)
     core.add_special_tokens([AddedToken(mark, special=True) for mark in (PAD, START, END)])
-    # Decoding that skips special tokens keeps the marks of thinking, as in Qwen3.
+    # Decoding without special tokens keeps <think> and </think>, as in Qwen3.
     core.add_tokens([AddedToken(mark, special=False) for mark in ("<think>", "</think>")])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
@@ -136,7 +136,7 @@ def build_tokenizer(seed: int = 0, corpus_size: int = 3000) -> PreTrainedTokeniz
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCausalLM:
-    """Return a freshly initialised Qwen3 (float32) whose vocabulary is that of ``tokenizer``."""
+    """Return a freshly initialised Qwen3 (float32) with the vocabulary of ``tokenizer``."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -147,7 +147,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCa
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=MAX_POSITIONS,
-        # With the default range, narrow layers learn nothing in the first steps.
+        # With the default of this range, narrow layers learn nothing in the first steps.
         initializer_range=0.06,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -160,7 +160,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCa
 def _examples(
     tokenizer: PreTrainedTokenizerFast, rng: random.Random, count: int, held_out: set[str]
 ) -> list[tuple[list[int], int]]:
-    """Return ``count`` pairs (token ids of prompt and response, length of the prompt)."""
+    """Return ``count`` pairs: token ids of prompt and response, and the prompt's length."""
     problems, responses = [], []
     while len(problems) < count:
         problem = draw_problem(rng)
@@ -215,7 +215,7 @@ def _learning_rate_factor(step: int, settings: TrainingSettings) -> float:
 
 
 def _optimizers(model: Qwen3ForCausalLM, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices, which needs half of AdamW's steps, and AdamW for the rest."""
+    """Return Muon for matrices (it needs half of AdamW's steps), and AdamW for the rest."""
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
     gains = [p for p in model.parameters() if p.ndim < 2]
@@ -270,8 +270,8 @@ def deepen(model: Qwen3ForCausalLM, seed: int = 0) -> Qwen3ForCausalLM:
     New layers follow every layer. Their output projections are zero, so they add nothing until
     training changes them (as in LLaMA Pro's block expansion, arXiv 2401.02415). They give the model
     realistic costs. A decode step of a large model takes about as long for four tokens of a request
-    as for one, because reading the weights dominates. On a CPU, many layers have the same effect.
-    With few layers, verification would look too expensive.
+    as for one, because reading the weights dominates. On a CPU, a model of many layers behaves in
+    the same way. With few layers, verification would look too expensive.
     """
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = DEPTH
@@ -307,7 +307,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Pa
 
 
 def _name_portable_tokenizer_class(path: Path) -> None:
-    """Write the class name that all versions of transformers know; version 5 writes a newer one."""
+    """Set a tokenizer class that all versions of transformers know; version 5 sets a newer one."""
     settings = json.loads(path.read_text())
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(settings, indent=2) + "\n")

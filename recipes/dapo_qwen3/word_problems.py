@@ -1,8 +1,8 @@
 """Word problems of one and two steps in English, for a small pretrained model.
 
-A model of a hundred million parameters solves some of them and misses others, which training with a
-verifiable reward needs. Names, things and numbers are drawn at random. No problem occurs twice in a
-split, or in both splits.
+A model of a hundred million parameters solves some of them and misses others: training with a
+verifiable reward needs right and wrong answers. Names, things and numbers are drawn at random. No
+problem occurs twice in a split, or in both splits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 DATA_SOURCE = "word_problems"
 SPLIT_SIZES = {"train": 4096, "test": 256}
 
-#: Turns before each question. Without an example, the model does not mark its answer.
+#: Turns before each question. Without an example, the model does not write "Answer:".
 EXAMPLE = (
     ("user", "Tom has 8 pencils and buys 5 more. How many pencils does Tom have?"),
     ("assistant", "Tom has 8 pencils. He buys 5 more, so he has 8 + 5 = 13 pencils.\n\nAnswer: 13"),
@@ -94,7 +94,7 @@ class WordProblem:
 
 
 def listed(problems: Sequence[WordProblem]) -> WordProblem:
-    """Return one problem that lists others, and whose response is long."""
+    """Return one problem that lists the given problems; its response is long."""
     numbered = (f"{number}. {one.question}" for number, one in enumerate(problems, 1))
     question = "\n".join(("Solve each of these problems, one after the other.", *numbered))
     return WordProblem(question, problems[-1].answer, "list")
@@ -119,7 +119,7 @@ def draw_split(split: str) -> list[WordProblem]:
     """Return the problems of the train or the test split, the same on every machine."""
     rng, seen = random.Random(1), set()
     splits: dict[str, list[WordProblem]] = {}
-    for name, count in SPLIT_SIZES.items():  # one sequence, so that no question is in two splits
+    for name, count in SPLIT_SIZES.items():  # `seen` keeps the splits disjoint
         found = splits[name] = []
         while len(found) < count:
             problem = draw_problem(rng)

@@ -3,10 +3,10 @@
 The head starts Ray, waits until every node has joined, runs the recipe, and watches the nodes. A
 worker starts Ray, joins, and stays until the head is gone. Both end only the processes that they
 started. (``ray symmetric-run`` would end every Ray on a machine and does not notice a lost node.
-The Ray of vllm-ascend's image lacks it.)
+The Ray of vllm-ascend's image lacks this command.)
 
-The exit status is the job's; 3 if the cluster was not complete, 4 if a node was lost, 5 if the
-configuration is refused, and 128 + n after signal n.
+The exit status is the job's own, or 3 if the cluster was not complete, 4 if a node was lost, 5 if
+the configuration is refused, and 128 + n after signal n.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from cluster_processes import MARK, claim, end, end_all, of_cluster
 RAY_WITH_TOKEN = (2, 52)  # the first version that reads RAY_AUTH_MODE
 RANK_LABEL = "sam-rollout/rank"
 REPORT_S = 10.0  # time between two lines about the same state
-PROBE_S = 3.0  # limit of a connection to a node that may be down
-HEAD_GONE_PROBES = 3  # failed connections after which a worker considers the cluster ended
+PROBE_S = 3.0  # time limit of a connection to a node that may be down
+HEAD_GONE_PROBES = 3  # failed connections to the head after which a worker stops
 RAY_STOP_S, JOB_STOP_S = 30.0, 15.0
 # Time for Ray Serve to move replicas when Ray ends. With the default of 30 s, a worker would try
 # for that long to reach a head that has already ended.
@@ -51,7 +51,7 @@ SHOWN_VARIABLES = ("ASCEND_", "GLOO_", "HCCL_", "LD_PRELOAD", "NCCL_", "RAY_", "
 
 
 def folder(port: int) -> Path:
-    """Return the folder of the cluster with this port; it belongs to this user."""
+    """Return this user's folder for a cluster with this port."""
     return Path(tempfile.gettempdir()) / f"sam-ray-{os.getuid()}-{port}"
 
 
@@ -65,7 +65,7 @@ def is_open(address: str, port: int) -> bool:
 
 
 class Part:
-    """The part of this node, which is settled before any process starts."""
+    """This node's settings and commands, which are fixed before any process starts."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         common.check_options(options)
@@ -75,7 +75,8 @@ class Part:
             raise ClusterError("nothing to run: give --config experiment=... [overrides]")
         self.devices, self.resource = options.devices_per_node, common.RESOURCES[options.device]
         self.folder = folder(self.port)
-        # The path is short because sockets' paths are limited. Ray opens its folder to all users.
+        # The path is short because the length of sockets' paths is limited. Ray opens its folder to
+        # all users; the folder around it stays closed to others.
         self.ray_folder, self.ray_log = self.folder / "ray", self.folder / "ray-start.log"
 
     @cached_property
@@ -156,9 +157,9 @@ class Part:
 
 
 def write_nodes(address: str, resource: str, path: str) -> None:
-    """Write Ray's nodes to a file every second.
+    """Write the state of Ray's nodes to a file every second.
 
-    This runs in a separate process: a failing Ray ends the processes that are connected to it.
+    This runs in a separate process, because a failing Ray ends all processes connected to it.
     """
     import ray
 
@@ -239,7 +240,7 @@ def wait_until_complete(part: Part, ray: subprocess.Popen, watch: Watch) -> None
     """Wait until every node has joined with all its devices.
 
     Raises:
-        ClusterError: Some nodes or devices are missing after the time limit; names them.
+        ClusterError: The message names the nodes or devices that are missing after the time limit.
     """
     limit_s, started, told, told_s = part.options.timeout, time.monotonic(), ("", "all"), 0.0
     while told[1]:
@@ -302,7 +303,7 @@ def tell_loss(lost: list[str], part: Part) -> None:
 
 
 def is_accepted(part: Part) -> bool:
-    """Return whether the recipe accepts its settings; it prints what is wrong."""
+    """Return whether the recipe accepts its settings; the recipe prints what is wrong."""
     job = part.start([*part.job_command(), "--check-only"])
     try:
         while job.poll() is None:
@@ -313,7 +314,7 @@ def is_accepted(part: Part) -> bool:
 
 
 def warn_of_open_cluster() -> None:
-    """Warn if this version of Ray does not support tokens; skip builds with another name."""
+    """Warn if Ray is too old for tokens, unless its package has another name than `ray`."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version("ray")
         if tuple(int(number) for number in version.split(".")[:2]) < RAY_WITH_TOKEN:
@@ -351,7 +352,7 @@ def run_head(part: Part) -> int:
 
 
 def run_worker(part: Part) -> int:
-    """Join when the head is up, and stay until it is gone; return the exit status."""
+    """Join the cluster when its head is up, stay until the head is gone; return the status."""
     # The head's name is used, because in Kubernetes it has no address before its pod is up.
     head, limit_s = f"{part.options.head_address}:{part.port}", part.options.timeout
     started, told_s, missed = time.monotonic(), -REPORT_S, 0
@@ -378,7 +379,7 @@ def run_worker(part: Part) -> int:
 
 
 def follow_launcher() -> None:
-    """Read Ray's token from standard input; end when it closes, as the launcher has ended then."""
+    """Read Ray's token from standard input; end this program when the launcher closes the input."""
 
     def read() -> None:
         while os.read(0, 4096):
@@ -391,7 +392,7 @@ def follow_launcher() -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line, to which scripts/node.sh has added what was not given."""
+    """Read the command line; scripts/node.sh has added the options that the user left out."""
     parser = common.make_parser(
         "scripts/node.sh", "One node's part in a training run over many nodes (docs/clusters.md)."
     )

@@ -13,8 +13,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXIT_NO_CLUSTER, EXIT_NODE_LOST, EXIT_REFUSED = 3, 4, 5
-RESOURCES = {"ascend_910c": "NPU", "cuda": "GPU", "cpu": "GPU"}  # verl requests these from Ray
-PORT, DASHBOARD_PORT = 6766, 8260  # verl's multi-node practice
+RESOURCES = {"ascend_910c": "NPU", "cuda": "GPU", "cpu": "GPU"}  # resources that verl asks of Ray
+PORT, DASHBOARD_PORT = 6766, 8260  # the ports of verl's multi-node examples
 JOINED = "joined the cluster"  # the launcher searches for these words
 TAIL_LINES = 20
 POLL_S = 1.0
@@ -78,7 +78,7 @@ def shell_status(status: int | None) -> int | None:
 
 
 def split_words(name: str, text: str) -> list[str]:
-    """Split a command line that was given as ``name``.
+    """Split the value of the option or variable ``name`` into words, as a shell would.
 
     Raises:
         ClusterError: A quote is not closed.
@@ -100,7 +100,7 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     add("--port", type=int, default=PORT, help="of Ray on the head")
     add("--dashboard-port", type=int, default=DASHBOARD_PORT, help="on the head; 0: no dashboard")
     add("--timeout", type=int, default=600, help="s, for all nodes to join")
-    # The job's own error is more informative than ours.
+    # The job gets time to print its own error, which is more informative than ours.
     add("--loss-grace", type=int, default=30, help="s, for a job that lost a node to end")
     add("--ray-options", default="", help="more options for ray start")
     add("--doctor", action="store_true", help="look at all nodes instead of running the recipe")
@@ -112,7 +112,7 @@ def check_options(options: argparse.Namespace) -> None:
     """Refuse ports that Ray uses for its client server and its workers.
 
     Raises:
-        ClusterError: A port is in their range, or a quote in an option is not closed.
+        ClusterError: A port is in Ray's range, or a quote in an option is not closed.
     """
     split_words("--ray-options", options.ray_options)
     for name in ("port", "dashboard_port"):

@@ -1,7 +1,7 @@
 """Runs scripts/node.sh on every node over ssh; scripts/launch_multinode.sh calls it.
 
-The nodes' parts read Ray's token from their standard input, and end when it closes. No process
-remains if this program is killed or the network fails.
+The nodes' parts read Ray's token from their standard input, and end when this input closes.
+Therefore no process remains if this program is killed or the network fails.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cluster_common import EXIT_NO_CLUSTER, POLL_S, REPOSITORY, ClusterError, sa
 
 # ssh must not ask for a password, and has to notice within a minute that the other side is gone.
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
-END_S = 90.0  # limit for a node's part to end
-# Paths of model and data. The configuration reads these variables on the head and, for the model,
+END_S = 90.0  # time limit for a node's part to end
+# Paths of model and data. The configuration reads these variables on the head, and the model's path
 # on every node.
 PASSED_ON = ("MODEL_PATH", "TRAIN_FILE", "TEST_FILE")
 SHOWN = ("==> ", "error: ")  # beginnings of the workers' lines that are shown
@@ -210,7 +210,7 @@ def wait(head: Remote, *workers: Remote) -> int:
 
 
 def tell_log(part: Remote) -> None:
-    """Print the last lines of a part."""
+    """Print the last lines of a part's output."""
     for line in common.tail(part.log).splitlines() or ["(it said nothing)"]:
         show(f"    {line}", to=2)
 

@@ -1,9 +1,9 @@
 """Finds and ends the processes of a cluster on this node.
 
 Every process of a cluster, including vLLM's engines and Ray's daemons, inherits an environment
-variable that names its cluster, and writes its log into the cluster's folder. Both marks identify
-the remains of an earlier run among other users' and other clusters' processes. One mark is not
-enough: Ray's workers change their titles, which erases their environments.
+variable that names its cluster, and writes its log into the cluster's folder. These two marks
+distinguish the remains of an earlier run from the processes of other users and other clusters. One
+mark is not enough: Ray's workers change their titles, which erases their environments.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def of_cluster(folder: Path) -> list[psutil.Process]:
 
 
 def end_all(processes: Iterable[psutil.Process], patience_s: float = 0.0) -> None:
-    """End processes: with SIGTERM after ``patience_s``, with SIGKILL after ``TERMINATE_S`` more."""
+    """Send processes SIGTERM after ``patience_s`` seconds, and SIGKILL ``TERMINATE_S`` later."""
     _, alive = psutil.wait_procs(list(processes), timeout=patience_s)
     for ask in (psutil.Process.terminate, psutil.Process.kill):
         for process in alive:
@@ -50,7 +50,7 @@ def end_all(processes: Iterable[psutil.Process], patience_s: float = 0.0) -> Non
 
 
 def end(process: subprocess.Popen, patience_s: float) -> None:
-    """End a child with SIGTERM, or after ``patience_s`` with SIGKILL; it ends its own children."""
+    """End a child, which ends its own children: SIGTERM, and SIGKILL after ``patience_s``."""
     process.terminate()
     try:
         process.wait(timeout=patience_s)

@@ -3,8 +3,8 @@
     python find_package.py <distribution> [<folder with the package>]
 
 The program prints the version and the folder that contains the package, on two lines. Without a
-folder it searches where this interpreter would import the package from. If there is no package or
-no version, it prints one line and exits with 1.
+folder argument it searches where this interpreter would import the package from. If there is no
+package or no version, it prints one line and exits with 1.
 """
 
 import re

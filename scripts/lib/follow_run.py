@@ -27,7 +27,7 @@ MILESTONES = {
     "engine is up: {match}": r"sam_rollout: (?:no )?drafter.*",
     "training": "ready to fit",
 }
-# Column, metric and format of the line per training step.
+# Label, metric and format of each value in the line of a training step.
 COLUMNS = (
     ("reward", "critic/score/mean", "{:+.2f}"),
     ("accuracy", "sam/rounds/accuracy_unfiltered", "{:.2f}"),
@@ -62,7 +62,7 @@ class Follower:
             steps = self._folder.read_train_steps()
         except RunFolderError:
             return  # No step has ended yet.
-        # The number is None if the number of epochs decides.
+        # The number of steps is None if the number of epochs decides when the run ends.
         total = self._folder.read_starts()[-1].config["trainer"]["total_training_steps"]
         for step, metrics in sorted(steps.items())[self._shown :]:
             shown = (

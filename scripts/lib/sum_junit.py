@@ -29,7 +29,7 @@ def results_of(path: Path) -> Counter[str]:
 
 
 def closing_line(folder: Path, seconds: str, failed_parts: Iterable[str] = ()) -> str:
-    """Return the sums over every ``*.xml``, which is named by its part.
+    """Return the line with the sums over all ``*.xml``; each file is named after its part.
 
     A failed part counts at least one failure. ``seconds`` is the time of all parts, which overlap.
     """
