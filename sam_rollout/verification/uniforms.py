@@ -1,8 +1,8 @@
 """Random bits as a pure function of a response's key and a token's position.
 
-A generator with state would give a response other random numbers as soon as a neighbour finishes
-earlier or a draft is one token longer. SplitMix64 needs no state (Steele, Lea, Flood, "Fast
-splittable pseudorandom number generators", OOPSLA 2014): its n-th output is a hash of
+A generator with state would change a response's random numbers if another response of the batch
+finished earlier or a draft were one token longer. SplitMix64 needs no state (Steele, Lea, Flood,
+"Fast splittable pseudorandom number generators", OOPSLA 2014): its n-th output is a hash of
 ``key + n * GOLDEN``. One call serves a whole batch and uses integer arithmetic only, so every
 device computes the same bits.
 """
