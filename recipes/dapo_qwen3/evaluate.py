@@ -185,8 +185,8 @@ def compare(
 def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
     """Answer the rows of the data with speculation off and on, one engine after the other.
 
-    Returns ``setting``, ``sides`` and ``comparison`` (None with one side only) as JSON values, and
-    under ``responses`` the scored responses by side.
+    Returns ``setting``, ``sides`` and ``comparison`` (None if only one side ran) as JSON values,
+    and under ``responses`` the scored responses by side.
     """
     from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 

@@ -41,7 +41,7 @@ except ExperimentError as error:
 
 
 def _application(act: Application) -> Callable[[], None]:
-    """Return a program that composes the configuration from its arguments and calls `act` with it.
+    """Return a program that composes the configuration from arguments, then calls `act` with it.
 
     If Hydra refuses an override or a file, the program ends with one line, or with Hydra's
     traceback if HYDRA_FULL_ERROR is set.

@@ -138,7 +138,7 @@ class Rollout:
 
 
 def _slowest(replica: np.ndarray, duration_s: np.ndarray) -> np.ndarray:
-    """Return the mask of the slowest replica's steps; among equals, the lowest number counts."""
+    """Return which steps the slowest replica ran, bool [steps]; of equals, the first counts."""
     if not len(replica):
         return np.zeros(0, dtype=bool)
     numbers, index = np.unique(replica, return_inverse=True)

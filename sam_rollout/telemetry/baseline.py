@@ -14,7 +14,7 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
-# Names of: a metric of the run, the baseline's value of the metric, and the ratio of both values.
+# The names of a metric of the run, of the baseline's value, and of the ratio of both values.
 _METRICS: tuple[tuple[str, str, str | None], ...] = (
     (_ROLLOUT_S, "compare/rollout_s_baseline", "compare/speedup_rollout"),
     ("sam/tail/time_s", "compare/tail_time_baseline", "compare/speedup_tail"),

@@ -84,7 +84,7 @@ def running_curve(
     running = np.zeros((len(replicas), cells))
     in_tail = np.zeros(cells, dtype=bool)
     for row, (first, last) in enumerate(zip(firsts, [*firsts[1:], len(started)], strict=True)):
-        # An instant's step is the first one that ends after the instant, if the step has begun.
+        # The step at an instant is the first step that ends after the instant, if it has begun.
         step = first + np.searchsorted(column["time_s"][first:last], instants)
         under_way = step < last
         step = np.minimum(step, last - 1)
@@ -105,7 +105,7 @@ def running_curve(
 
 
 def plot(curve: RunningCurve, axis: "Axes", *, name: str = "", colour: str = _MEAN) -> None:
-    """Draw the curve, the tail threshold and the long tail; `name` is the only label, if given."""
+    """Draw the curve, the tail threshold and the long tail; with `name`, label only the curve."""
     tail = f"long tail, {curve.tail.mean():.0%} of the time"
     axis.fill_between(
         curve.time_s, 0, 1, where=curve.tail, step="mid", linewidth=0, label="" if name else tail,

@@ -460,7 +460,7 @@ def _next_number(folder: Path, stem: str, suffix: str) -> int:
 
 
 def _write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
-    """Write a file so that readers see all of it or no file."""
+    """Write a file so that readers see either the complete file or no file."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         write(temporary)

@@ -1,11 +1,11 @@
 """The declarations of all metrics. Writers and readers take the metrics' names from here.
 
-Names read `sam/<group>/<name>`. Metrics of validation are named `sam_val/<group>/<name>`, so
-training metrics do not include validation. All values are of one training step. A counter's value
-is its increase during the step's rollout (or validation).
+Names have the form `sam/<group>/<name>`. Validation has metrics of its own, named
+`sam_val/<group>/<name>`. All values are of one training step. A counter's value is its increase
+during the step's rollout (or validation).
 
 A metric is declared here only if a user can act on it; its `meaning` describes the action. The run
-folder's tables hold all other data on engine steps and requests. To add a metric, add its row. If
+folder's tables hold all other data on engine steps and requests. To add a metric, add a row. If
 records or counters determine it, add the function that computes it from a
 `telemetry.aggregate.Rollout`. A metric that only one draft source counts is declared in that
 source's file (`sam_rollout/sources/`).

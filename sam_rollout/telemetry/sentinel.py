@@ -4,7 +4,7 @@ A run with broken speculation continues. It gains nothing, or it trains on wrong
 sentinel checks every training step with drafts. It reports a finding once, when it appears, and
 reports it again only if the finding has disappeared meanwhile.
 
-Acceptance is a finding only if its whole 95 % interval is beyond the threshold, so that a few
+Low acceptance is a finding only if its whole 95 % interval is beyond the threshold, so that a few
 samples raise no alarm. Intervals are taken over prompts, because responses to one prompt resemble
 each other.
 """
@@ -114,7 +114,7 @@ class Sentinel:
         self._standing: set[str] = set()
         self._verified: deque[np.ndarray] = deque(maxlen=config.steps)
         self._differences: deque[tuple[float, float]] = deque(maxlen=config.steps)
-        self._before: dict[str, np.ndarray] | None = None  # of the last step with drafts
+        self._before: dict[str, np.ndarray] | None = None  # sums of the last step with drafts
         self._off: dict[int, set[str]] = {}  # Replica -> counters of parts that are off.
         self._not_ties = ""  # The last proof's finding; empty if rounding explains all.
 

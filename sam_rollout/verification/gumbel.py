@@ -3,15 +3,15 @@
 Each token of the vocabulary gets Gumbel noise g of its own, and the token with the largest
 log p + g is drawn. A token's noise depends on the response's key, the position and the token's id
 only. So a draw from another distribution q with the noise of the same position often gives the same
-token. The probability of that is sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), which lies between
-(1 - TV) / (1 + TV) and 1 - TV for two distributions a total variation distance TV apart (Daliri,
-Musco, Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv
+token. The probability of this is sum_i 1 / sum_j max(p_j / p_i, q_j / q_i). It lies between
+(1 - TV) / (1 + TV) and 1 - TV, where TV is the total variation distance of p and q (Daliri, Musco,
+Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv
 2408.07978). q may be p with other rounding, or a draft model's distribution.
 
 Draws by inverting the cumulative sum (``inverse_cdf``) are coupled far less: if mass moves from one
 token to another, the intervals of all tokens between them shift.
 
-Devices without a kernel of their own draw by a few torch operations on a few rows at a time.
+For devices without a kernel of their own, torch operations draw the tokens of a few rows at a time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import torch
 from sam_rollout.verification.gumbel_cpu import UNIT, draw_on_cpu
 
 # A token's random bits come from MurmurHash3's 32-bit finaliser (Appleby, public domain) over the
-# hash of the token's id and both halves of the row's 64 bits. These are its constants. On every
-# device, 32-bit integers wrap around alike and take half the time of 64-bit integers. 31 bits, never
+# hash of the token's id and both halves of the row's 64 bits. These are its constants. All
+# devices wrap 32-bit integers around alike, in half the time of 64-bit integers. 31 bits, never
 # all zero, times ``UNIT`` make a uniform number u in (0, 1), and e = -log(1 - u) is exponential. A
 # small e decides the draw, and u then has a resolution of 2**-31. The largest u is 1 - 2**-24, so
 # every e is finite and every possible token stays possible.

@@ -32,8 +32,8 @@ MIX_1, MIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 UNIT = (1 - 2.0**-24) * 2.0**-31
 _UNIT_32 = np.float32(UNIT)
 _PER_NAT = np.float32(2.0**23 / math.log(2))  # the growth of a float's bits per nat
-# The bits of 1.0, plus a margin for the rounding of the bound. Tokens can win only within
-# 88 nats of the best score, and there each operation and constant is off by 64 steps at most.
+# The bits of 1.0, plus a margin for the bound's rounding. Tokens can win only within 88 nats of the
+# best score; there, each operation and constant shifts the bits' integer by 64 at most.
 _ONE = np.float32(127 * 2**23 + 512)
 _LARGEST = np.float32(254 * 2**23)
 

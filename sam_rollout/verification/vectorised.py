@@ -73,7 +73,7 @@ def verify_vectorised(
     elif layout.num_drafts:
         index = (layout.first_draft + accepted).clamp_(max=layout.num_drafts - 1)
         left = weights.sub(draft_probabilities[index]).clamp_(min=0.0)
-        # Rounding may leave no mass where the two distributions are nearly equal.
+        # If the two distributions are nearly equal, rounding may leave no mass.
         has_mass = left.amax(dim=1, keepdim=True) > 0
         weights = torch.where(rejected & has_mass, left, weights)
     final = draw_tokens(weights, draw_bits[final_row])

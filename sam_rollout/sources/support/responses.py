@@ -86,7 +86,7 @@ class Responses:
             folder, most = Path(config.path).expanduser(), config.max_responses_per_prompt
             self._store = TextStore(folder, config.max_bytes, most, limits.vocab_size)
         self._live: dict[str, tuple[RequestIdentity, int]] = {}  # identity, slot in the recorder
-        self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)  # [max_rows], of bound rows
+        self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)  # slots by row, [max_rows]
         # Disk tasks in order, each with the bytes that it is to write (0 when it reads).
         self._waiting: deque[tuple[Future[Any], int]] = deque()
         self._waiting_bytes = 0
@@ -208,7 +208,7 @@ class Responses:
     def _new_recorder(self) -> TextRecorder:
         from sam_rollout.automaton.recorder import TextRecorder  # compiles
 
-        # Preempted requests have slots, too. Responses for which no slot is free are not recorded.
+        # Preempted requests need slots, too. Responses for which no slot is free are not recorded.
         return TextRecorder(2 * self._limits.max_rows + 16, self._limits.max_model_len)
 
     def _keep(self, group: str, step: int, text: Int32Array) -> bool:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 Place = tuple[Hashable, int | None]  # a group, and its automaton once it has one
 
 # Most tokens of other engines that are read per engine step. Drafting pays while few requests run.
-# Even if each has 15 siblings on other engines, the siblings write fewer tokens per step.
+# Even if each has 15 siblings on other engines, they write fewer tokens per step than this limit.
 TOKENS_PER_STEP = 512
 # Most texts of other engines that may wait to be read or continued.
 MOST_TEXTS = 1024
@@ -135,7 +135,7 @@ class SharedTexts:
         self._touched = np.zeros(rows, np.int32)  # most tokens that the row has ever held
         self._known = np.zeros(rows, np.int32)  # tokens that the row holds
         self._done = np.zeros(rows, np.int32)  # number of the row's tokens that were read
-        self._slots = np.full(rows, NO_SLOT, np.int32)  # in the pool, with an automaton
+        self._slots = np.full(rows, NO_SLOT, np.int32)  # NO_SLOT without automaton
         self._starts = np.zeros(rows, np.int32)  # index in the response of the row's first token
         self._ended = np.zeros(rows, bool)
         self._heard = np.full(rows, _NEVER)  # the exchange that brought the row's latest piece
@@ -211,7 +211,7 @@ class SharedTexts:
         text. `automaton` is the automaton of the group, None if it is not made yet.
         """
         place, row = self._place.get(piece.response, (group, -1))
-        if place != group:  # responses of two groups have one name
+        if place != group:  # two groups use this name
             self._forget(piece.response)
             row = -1
         if row < 0:

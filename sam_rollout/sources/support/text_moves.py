@@ -1,9 +1,9 @@
 """Live texts that move from one automaton to another.
 
-The new automaton reads the text from the start. It reads a bounded number of tokens per engine
-step, of all moving texts together, so that no step is delayed. Until the whole text is read, its
-request drafts from the old automaton. If the text ends before, the new automaton still reads all of
-it, so that other requests draft from it.
+When a text moves, its new automaton reads it from the start. Per engine step, a bounded number of
+tokens of all moving texts is read, so that no step is delayed. Until the whole text is read, its
+request drafts from the old automaton. If a text ends while it moves, the new automaton still reads
+all of it, so that other requests draft from this text.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from sam_rollout.sources.support.vocabulary import is_known
 
 logger = logging.getLogger(__name__)
 
-# Number of segments in a full folder, which loses one segment at a time.
+# A full folder has this many segments, and loses one of them at a time.
 SEGMENTS = 256
 BYTES_PER_TOKEN = 4
 
@@ -220,7 +220,7 @@ class TextStore:
         offset = self._read_up_to.get(stem, 0)
         with self._opened(stem, path) as file:
             size = 0 if file is None else os.fstat(file.fileno()).st_size
-            # Not memory-mapped: if another machine deletes the file, access to a mapping is fatal.
+            # The file is not memory-mapped: access would fault if another machine deleted the file.
             while file is not None and offset + _RECORD.size <= size:
                 header = os.pread(file.fileno(), _RECORD.size, offset)
                 if len(header) < _RECORD.size:
