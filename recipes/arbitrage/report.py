@@ -51,7 +51,7 @@ def measure(
 
     Returns:
         One row per point: accuracy, tokens and steps of the first side's answers, and for each side
-        the ``seconds`` and the number of answers that are ``identical`` on the first side.
+        the ``seconds`` and the number of answers that equal the first side's (``identical``).
     """
     rows = []
     with authors(*setup) as both:

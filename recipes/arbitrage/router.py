@@ -2,9 +2,8 @@
 
 It is trained as published. A label is 1 if the mean process reward of several steps of the target
 is higher than the reward of the draft model's step. Pairs with the more frequent label are sampled
-down. The router also reads the
-author of each earlier step. Pairs are tables with the columns ``problem``, ``text`` (the router's
-input), and the process rewards ``draft`` and ``target``.
+down. The router also reads the author of each earlier step. Pairs are tables with the columns
+``problem``, ``text`` (the router's input), and the process rewards ``draft`` and ``target``.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def logprobs_after(
 
 
 def count_drafts(drained: Sequence[dict[str, Any] | None]) -> tuple[int, int]:
-    """Sum drafted tokens and accepted tokens over the results of ``sam_drain`` of the workers."""
+    """Sum drafted tokens and accepted tokens over the results of the workers' ``sam_drain``."""
     # A request's numbers: verify steps, drafted, accepted.
     books = [book for worker in drained if worker for book in worker["requests"].values()]
     return sum(book[1] for book in books), sum(book[2] for book in books)

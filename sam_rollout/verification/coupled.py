@@ -3,7 +3,7 @@
 The token of every position is drawn from the target distribution with the random number of that
 position, as if there were no drafts. Draft tokens are accepted as long as they equal these tokens.
 A one-hot draft is accepted with the same probability as in rejection sampling, p(draft). The token
-after a rejection is drawn from p without the draft token, renormalised. Drafts decide only how many
+after a rejection follows p without the draft token, renormalised. Drafts decide only how many
 tokens a step yields. With the same seed and the same logits the text is therefore the same, with
 speculation on, off or gated, and with any number of drafts from any source.
 

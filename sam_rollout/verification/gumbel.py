@@ -23,11 +23,11 @@ import torch
 from sam_rollout.verification.gumbel_cpu import UNIT, draw_on_cpu
 
 # A token's random bits come from MurmurHash3's 32-bit finaliser (Appleby, public domain) over the
-# hash of the token's id and both halves of the row's 64 bits. These are its constants. All
-# devices wrap 32-bit integers around alike, in half the time of 64-bit integers. 31 bits, never
-# all zero, times ``UNIT`` make a uniform number u in (0, 1), and e = -log(1 - u) is exponential. A
-# small e decides the draw, and u then has a resolution of 2**-31. The largest u is 1 - 2**-24, so
-# every e is finite and every possible token stays possible.
+# hash of the token's id and both halves of the row's 64 bits. These are its constants. 32-bit
+# integers wrap around alike on every device, and take half the time of 64-bit integers. 31 bits,
+# never all zero, times ``UNIT`` make a uniform number u in (0, 1), and e = -log(1 - u) is
+# exponential. A small e decides the draw, and u then has a resolution of 2**-31. The largest u is
+# 1 - 2**-24, so every e is finite and every possible token stays possible.
 _MIX_1 = 0x85EBCA6B - (1 << 32)
 _MIX_2 = 0xC2B2AE35 - (1 << 32)
 # How many noise values are made at a time, in two buffers that each take 4 bytes per value. On a
