@@ -125,7 +125,7 @@ def logprobs_after(
 
 def count_drafts(drained: Sequence[dict[str, Any] | None]) -> tuple[int, int]:
     """Sum drafted tokens and accepted tokens over the results of the workers' ``sam_drain``."""
-    # A request's numbers: verify steps, drafted, accepted.
+    # A request's counts: verify steps, drafted tokens, accepted tokens.
     books = [book for worker in drained if worker for book in worker["requests"].values()]
     return sum(book[1] for book in books), sum(book[2] for book in books)
 

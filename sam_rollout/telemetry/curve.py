@@ -38,7 +38,7 @@ class RunningCurve:
     """Running requests of the engines during a rollout; all arrays are [points]."""
 
     time_s: np.ndarray  # Seconds since the rollout began.
-    mean: np.ndarray  # Mean of running requests over the engines; an idle engine counts 0.
+    mean: np.ndarray  # Mean of running requests over the engines; an idle engine counts as 0.
     low: np.ndarray  # Running requests of the engine that has the fewest.
     high: np.ndarray  # Running requests of the engine that has the most.
     tail: np.ndarray  # bool, whether the slowest engine was in the long tail (`sam/tail/time_s`).

@@ -196,7 +196,7 @@ class Sentinel:
             yield Finding("counters_missing", "; ".join(missing))
 
     def _something_failed(self, step: TrainingStep) -> Iterator[Finding]:
-        """Report parts that were ever switched off, and errors after which a part stayed on."""
+        """Report parts that were ever switched off, and this step's errors that left parts on."""
         survived: dict[int, set[str]] = {}
         for engine in step.engines:
             for counter, count in engine.drafter_counters.items():

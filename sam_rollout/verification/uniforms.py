@@ -19,7 +19,7 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def keyed_bits(keys: torch.Tensor, positions: torch.Tensor, stream: int = 0) -> torch.Tensor:
-    """Return 64 random bits, int64 [rows], for each (key, position), the sign bit included.
+    """Return 64 random bits per (key, position), int64 [rows]; the sign bit is random, too.
 
     Args:
         keys: int64 [rows], the key of each row's response.

@@ -2,8 +2,8 @@
 
 The test of a draft token needs one probability, so one gather serves all tests. Each request draws
 one token: at its first rejected draft token, from the rest of the distribution, or after the last
-draft token if all were accepted. So one row per request is read. The usual
-implementations draw at every draft position and discard all draws but one.
+draft token if all were accepted. So one row per request is read. The usual implementations draw at
+every draft position and discard all draws but one.
 """
 
 from __future__ import annotations

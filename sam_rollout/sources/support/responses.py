@@ -87,7 +87,7 @@ class Responses:
             self._store = TextStore(folder, config.max_bytes, most, limits.vocab_size)
         self._live: dict[str, tuple[RequestIdentity, int]] = {}  # identity, slot in the recorder
         self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)  # slots by row, [max_rows]
-        # Disk tasks in order, each with the bytes that it is to write (0 when it reads).
+        # Disk tasks in order, each with the number of bytes that it writes (0 if it reads).
         self._waiting: deque[tuple[Future[Any], int]] = deque()
         self._waiting_bytes = 0
         self._is_wanted = self._off = False
@@ -243,5 +243,5 @@ def _read_earlier(store: TextStore, group: str, step: int, max_tokens: int) -> S
 
 
 def is_of_training(identity: RequestIdentity | None) -> bool:
-    """Whether a request belongs to a training step; an engine's warm-up does not."""
+    """Whether a request belongs to a training step; an engine's warm-up requests do not."""
     return identity is not None and identity.split == TRAIN_SPLIT and identity.step >= 0

@@ -154,7 +154,7 @@ class SharedTexts:
         return self.own.nbytes + self._touched_tokens * 4
 
     def counters(self) -> dict[str, int]:
-        """Count what became of other engines' texts."""
+        """Count other engines' tokens that were read or missed, and refused pieces."""
         return {
             "shared_tokens": self._tokens_read,
             "shared_missed_tokens": self._tokens_missed,
