@@ -1,1 +1,1 @@
-"""Arbitrage: a small model writes steps, and a large one rewrites those that it would improve."""
+"""Arbitrage: a small model writes steps, and a large model rewrites steps that it would improve."""

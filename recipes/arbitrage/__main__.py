@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 def _problems(options: argparse.Namespace, split: str) -> list[report.Problem]:
     prepare_environment()  # before transformers imports torch
     rows = rows_of(options.data, options.limit, split)
-    options.model = options.target  # its chat template and tokenizer make the prompts
+    options.model = options.target  # the target's chat template makes the prompts
     return [
         report.Problem(
             Solution(row["prompt"][-1]["content"], asked.prompt_ids, asked.identity),
@@ -162,7 +162,7 @@ def _report(options: argparse.Namespace) -> None:
     setting = {name: str(value) for name, value in vars(options).items() if name != "output"}
     record = {
         "machine": machine("torch", engine_package(), "transformers"),
-        # The record has names without the folders of this machine.
+        # The record has the names of files without this machine's folders.
         "setting": {of: Path(to).name if Path(to).exists() else to for of, to in setting.items()},
         "router": json.loads((options.router / QUALITY).read_text()) if asked else {},
         "points": rows,

@@ -1,7 +1,7 @@
 """The models of Arbitrage in vLLM: two that write steps, and others that judge them.
 
-The two writing models run with this project's drafter and the coupled sampler. Its random numbers
-are keyed by answer, model and position, so an answer is the same with drafts and without.
+The two writing models run with this project's drafter and the coupled sampler. The sampler's random
+numbers are keyed by answer, model and position, so drafts do not change an answer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 SAMPLER = RolloutSamplerConfig(kind="coupled")
-# Drafts come from the answer itself and from other answers to its question in the same run. Texts
-# of an earlier mode would make later modes of a comparison faster.
+# Drafts come from the answer itself and from other answers to its question in the same run. Drafts
+# from the texts of an earlier mode would make later modes of a comparison faster.
 DRAFTER = SamConfig(sources=sources_of("own", "prompt"))
 SIDES = ("off", "on")  # whether both engines draft
 
@@ -43,7 +43,7 @@ class Sampling:
 
 
 class Engine:
-    """A model in an engine that takes requests at any time and runs a step per call of ``work``."""
+    """A model's engine. It takes requests at any time; each call of ``work`` runs one step."""
 
     def __init__(self, engine: LLM) -> None:
         self.engine = engine
@@ -62,7 +62,7 @@ class Engine:
         return await ended
 
     def work(self) -> None:
-        """Run one engine step, see ``Author.work``."""
+        """Run one engine step; see ``Author.work``."""
         if not self.waiting:
             return
         for output in self.engine.llm_engine.step():
@@ -85,13 +85,13 @@ class EngineAuthor(Engine):
         self.drafts = True
 
     def begin(self, drafts: bool) -> None:
-        """Begin another run, with drafts from its own answers or without drafts."""
+        """Begin another run, with drafts from that run's answers or without drafts."""
         self.forget()
         self.engine.collective_rpc("sam_drain")  # drop earlier counts
         self.run, self.tokens, self.drafts = self.run + 1, 0, drafts
 
     async def write(self, solution: Solution, sample: int = 0) -> Step:
-        """Write a solution's next step, see ``Author.write``."""
+        """Write a solution's next step; see ``Author.write``."""
         said = solution.tokens
         room = self.sampling.max_tokens - len(said)
         output = await self.ask(solution.prompt + said, self._parameters(solution, room, sample))
@@ -100,7 +100,7 @@ class EngineAuthor(Engine):
         return step
 
     def _step(self, answer: Any, room: int) -> Step:
-        """Turn an output into a step, the last one if the answer has ended or no room is left."""
+        """Turn an output into a step. It is the last if the answer has ended or no room is left."""
         tokens, delimited = tuple(answer.token_ids), answer.stop_reason == self.sampling.delimiter
         goes_on = (delimited or answer.finish_reason == "length") and len(tokens) < room
         return Step(tokens, answer.text, self.name, not goes_on)
@@ -150,7 +150,7 @@ def authors(
 
 
 class _Judge(Engine):
-    """A model of two classes that judges steps with a number in 0..1; it is a ``Score``."""
+    """A classifier with two classes that rates steps with a number in 0..1; it is a ``Score``."""
 
     def __init__(self, engine: LLM, task: str) -> None:
         from vllm import PoolingParams
@@ -160,7 +160,7 @@ class _Judge(Engine):
         self.longest = engine.llm_engine.model_config.max_model_len
 
     def text(self, solution: Solution, step: Step) -> str:
-        """Return the text that the model reads."""
+        """Return the text that the model reads to judge a step."""
         raise NotImplementedError
 
     async def __call__(self, solution: Solution, step: Step) -> float:
@@ -169,7 +169,7 @@ class _Judge(Engine):
         tokens = self.tokenizer(self.text(solution, step))["input_ids"][-self.longest :]
         output = await self.ask(tokens, self.parameters.clone())
         # The output has two probabilities for every token (`token_classify`) or for the whole text
-        # (`classify`). The result is the last row's second one.
+        # (`classify`). The result is the second probability of the last row.
         return float(output.outputs.data.reshape(-1, 2)[-1, 1])
 
 
@@ -193,7 +193,7 @@ class RewardModel(_Judge):
         if len(ids) != 1:
             raise ValueError(f"step tag {tag!r}: must be one token of the reward model")
         self.tag = tag
-        # Some of vLLM's poolers answer at the tags only, others at every token.
+        # Some of vLLM's poolers return probabilities at the tags only, others at every token.
         if engine.llm_engine.model_config.pooler_config.tok_pooling_type == "STEP":
             self.parameters.step_tag_id = ids[0]
 

@@ -20,7 +20,7 @@ Point = tuple[str, float]  # mode and tau
 
 @dataclass(frozen=True)
 class Problem:
-    """A solution without steps, with the data source and right answer that the reward needs."""
+    """A blank solution, with the data source and the right answer, which the reward needs."""
 
     blank: Solution
     source: str
@@ -36,7 +36,7 @@ class Problem:
 
 
 def points(modes: Sequence[str], thresholds: Mapping[str, Sequence[float]]) -> list[Point]:
-    """Return each mode with each of its different thresholds from ``router.calibrate``."""
+    """Pair each mode with each of its different thresholds from ``router.calibrate``."""
     return [(mode, tau) for mode in modes for tau in dict.fromkeys(thresholds.get(mode, [0.0]))]
 
 
@@ -47,11 +47,11 @@ def measure(
     setup: tuple[Any, ...],
     sides: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """Answer all problems at every point, and return accuracy and cost.
+    """Answer all problems at every point (mode and tau), and return accuracy and cost.
 
     Returns:
-        One row per point: accuracy, tokens and steps of the first side's answers, and by side the
-        ``seconds`` and the number of answers that are ``identical`` to the first side's.
+        One row per point: accuracy, tokens and steps of the first side's answers, and for each side
+        the ``seconds`` and the number of answers that equal the first side's (``identical``).
     """
     rows = []
     with authors(*setup) as both:

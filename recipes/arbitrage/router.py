@@ -1,9 +1,9 @@
 """The router of Arbitrage, which predicts whether the target would write a better step.
 
-Its training is the published one. A label says whether the mean process reward of several target
-steps is higher than the draft's. The more frequent label is sampled down. The router also reads the
-author of each earlier step. Pairs are tables with the columns ``problem``, ``text`` (the router's
-input), and the process rewards ``draft`` and ``target``.
+It is trained as published. A label is 1 if the mean process reward of several steps of the target
+is higher than the reward of the draft model's step. Pairs with the more frequent label are sampled
+down. The router also reads the author of each earlier step. Pairs are tables with the columns
+``problem``, ``text`` (the router's input), and the process rewards ``draft`` and ``target``.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def collect(
     seed: int = 0,
     progress: Callable[[], object] = lambda: None,
 ) -> pd.DataFrame:
-    """Let both models write every step, and return one pair per step; fill in the solutions.
+    """Let both models write every step of the solutions, and return one pair per step.
 
-    A coin decides from which model's step an answer continues, so that the router sees both. The
-    target's reward is the mean over `samples` of its steps.
+    A random choice decides from which model's step an answer continues, so that the router sees
+    steps of both models. The target's reward is the mean over `samples` of its steps.
     """
     pairs = []
 
@@ -65,7 +65,7 @@ def labels(pairs: pd.DataFrame) -> pd.Series:
 
 
 def split(pairs: pd.DataFrame, held_out: float = 0.2) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split pairs into those to train on and held-out ones; no problem is in both."""
+    """Split pairs into training pairs and held-out pairs, which share no problem."""
     drawn = pairs["problem"].drop_duplicates().sample(frac=held_out, random_state=0)
     is_held_out = pairs["problem"].isin(drawn)
     return pairs[~is_held_out], pairs[is_held_out]
@@ -80,10 +80,10 @@ def balance(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def train(pairs: pd.DataFrame, base: str, output: Path, **changes: Any) -> dict[str, float]:
-    """Train a router from a small language model, and write it with its answers to held-out pairs.
+    """Train a router from a small language model; save it with its results for held-out pairs.
 
     Returns:
-        The number of pairs it was ``trained`` on, and the ``quality`` on held-out pairs.
+        The number of pairs that it was ``trained`` on, and the ``quality`` on held-out pairs.
     """
     from datasets import Dataset
     from scipy.special import softmax
@@ -133,12 +133,13 @@ def train(pairs: pd.DataFrame, base: str, output: Path, **changes: Any) -> dict[
 
 
 def quality(pairs: pd.DataFrame) -> dict[str, float]:
-    """Measure a router's predictions, the column ``chance``.
+    """Measure the quality of a router's predictions, which are in the column ``chance``.
 
     Returns:
-        The number of ``pairs``, the ``share`` in which the target is better, ``balanced_accuracy``
-        at a chance of one half, ``spearman``, the rank correlation of chance and advantage, and
-        ``mendable``, the ``share`` among pairs in which the draft model's reward is below 1.
+        ``pairs``, their number. ``share``, the share in which the target is better.
+        ``balanced_accuracy`` at a chance of one half. ``spearman``, the rank correlation of chance
+        and advantage. ``mendable``, the share in which the target is better among the pairs in
+        which the draft model's reward is below 1.
     """
     better, wrong = labels(pairs), pairs["draft"] < 1
     right = ((pairs["chance"] > 0.5) == better).groupby(better).mean()
@@ -159,12 +160,12 @@ def calibrate(pairs: pd.DataFrame, shares: Sequence[float]) -> dict[str, list[fl
         shares: Each in 0..1.
 
     Returns:
-        The thresholds of ``router`` and ``rsd``, in the order of ``shares``. Where many rewards are
-        equal, ``rsd`` has fewer different thresholds. The real share depends on the steps from
-        which answers continue; the report has it.
+        The thresholds of ``router`` and ``rsd``, in the order of ``shares``. If many rewards are
+        equal, ``rsd`` has fewer different thresholds. The share that is really sent depends on the
+        steps from which answers continue; ``report`` measures it.
     """
     router = pairs["chance"].quantile([1 - share for share in shares])
-    # Many rewards are equal, so the closest of the possible thresholds are taken.
+    # Many rewards are equal, so no threshold may give exactly a share; the closest one is taken.
     taus = np.append(np.sort(pairs["draft"].unique()), np.inf)
     sent = np.array([(pairs["draft"] < tau).mean() for tau in taus])
     rsd = [float(taus[np.abs(sent - share).argmin()]) for share in shares]

@@ -1,10 +1,10 @@
 """Step-level speculation: a draft model writes each step, and the target rewrites some of them.
 
-The method is Arbitrage (Berkeley, Apple, ICSI, LBNL, 2025). Unlike speculative decoding, it does
-not keep the target's distribution, because accepted steps of the draft model stay in the answer.
+The method is Arbitrage (Berkeley, Apple, ICSI, LBNL, 2025). Unlike speculative decoding, it
+changes the target's distribution, because accepted steps of the draft model stay in the answer.
 
 Each answer is a coroutine. A model serves all waiting answers together, so no answer waits for a
-longer step of another one. The engines' prefix caches keep the texts read before.
+longer step of another answer. The engines' prefix caches hold texts that were read earlier.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 from sam_rollout.core.identity import RequestIdentity
 
 DRAFT, TARGET = "draft", "target"
-# Most answers at a time: enough to keep the engines full, and few enough for their prefix caches.
+# Most answers at a time: enough to keep the engines busy, and few enough for their prefix caches.
 MOST_AT_ONCE = 256
 MODES = (DRAFT, TARGET, "rsd", "router", "oracle")
 
@@ -59,12 +59,12 @@ class Author(Protocol):
         """Serve the waiting requests, if there are any."""
 
     async def write(self, solution: Solution, sample: int = 0) -> Step:
-        """Write a solution's next step; ``sample`` numbers independent tries."""
+        """Write a solution's next step; each ``sample`` number gives an independent step."""
 
 
-# A solution and a possible next step -> a number.
+# (a solution, a possible next step) -> the score of the step.
 Score = Callable[[Solution, Step], Awaitable[float]]
-# A solution and a possible next step -> the next step.
+# (a solution, a possible next step) -> the step that the solution continues with.
 Choice = Callable[[Solution, Step], Awaitable[Step]]
 
 
@@ -75,13 +75,13 @@ def solve(
     servers: Sequence[object] = (),
     progress: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write all answers to their ends.
+    """Write all answers until they end.
 
     Args:
         solutions: Answers without steps; they are filled in.
-        author: The model that writes every step first.
-        choose: Chooses the final step; by default the author's step stays.
-        servers: Other models that answers wait for; one without ``work`` answers at once.
+        author: The model that writes the first version of every step.
+        choose: Chooses the final version of a step; by default the author's step is taken.
+        servers: Other models that answers wait for. A model without ``work`` answers at once.
         progress: Called whenever an answer ends.
     """
 
@@ -107,13 +107,13 @@ def solve(
 
 
 def choice_of(mode: str, tau: float, target: Author, judges: dict[str, Score]) -> Choice:
-    """Return a mode's choice between the draft model's step and the target's.
+    """Return the function by which a mode chooses the draft model's or the target's step.
 
     Args:
         mode: ``rsd`` rewrites steps whose process reward is below ``tau``. ``router`` rewrites
-            steps that the target improves with a predicted probability above ``tau``. With
-            ``oracle`` both models write, and the target's step is taken if its reward is higher by
-            more than ``tau``.
+            steps if the predicted probability that the target's step is better is above ``tau``.
+            With ``oracle`` both models write, and the target's step is taken if its reward is
+            higher by more than ``tau``.
         tau: The threshold.
         target: The large model.
         judges: ``reward`` gives process rewards, ``router`` probabilities, both in 0..1.

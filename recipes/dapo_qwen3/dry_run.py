@@ -1,7 +1,7 @@
 """The plan of a run: what ``--dry-run`` prints.
 
 Everything is read from the composed configuration. Memory is an estimate
-(`sam_rollout/sizing/memory.py`). Only a start on the device shows whether a setup fits.
+(`sam_rollout/sizing/memory.py`). Only a start on the device shows whether a setup fits into it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def memory_plan(config: DictConfig, sam: SamConfig, layout: RunLayout) -> Memory
 
 
 def verified_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Return the most requests of a step that have k draft tokens each, real ones or padding."""
+    """Return the most requests per step that have k draft tokens each, real or padding."""
     if not sam.enabled:
         return 0
     drafting = sam.gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)

@@ -63,10 +63,10 @@ def _ask(
     options: argparse.Namespace,
     **changes: Any,
 ) -> list[Any]:
-    """Continue each request's text; ``changes`` replace sampling parameters."""
+    """Sample a continuation of each request's text; ``changes`` replace sampling parameters."""
     from vllm import SamplingParams, TokensPrompt
 
-    # The engine's own sampler has no keys. A seed makes its responses repeatable.
+    # The engine's own sampler does not use keys. A seed makes its responses repeatable.
     seeded = options.rollout_sampler == "stock" and not options.greedy
     common = {
         "temperature": 0.0 if options.greedy else options.temperature,
@@ -124,8 +124,8 @@ def logprobs_after(
 
 
 def count_drafts(drained: Sequence[dict[str, Any] | None]) -> tuple[int, int]:
-    """Sum drafted and accepted tokens over the results of the workers' ``sam_drain``."""
-    # A request's numbers: verify steps, drafted, accepted.
+    """Sum drafted tokens and accepted tokens over the results of the workers' ``sam_drain``."""
+    # A request's counts: verify steps, drafted tokens, accepted tokens.
     books = [book for worker in drained if worker for book in worker["requests"].values()]
     return sum(book[1] for book in books), sum(book[2] for book in books)
 
@@ -137,9 +137,9 @@ def _shares(groups: Groups) -> list[float]:
 def summarise(groups: Groups, seconds: float, drafts: tuple[int, int] = (0, 0)) -> dict[str, Any]:
     """Summarise one side; ``drafts`` are the numbers of drafted and accepted tokens.
 
-    The interval is Wilson's with one sample per problem, else from a bootstrap over problems.
-    ``generation_s`` includes the engine's first-call costs, which differ between the first engine
-    of a process and the second, so it does not compare speeds.
+    The interval is Wilson's if each problem has one sample, else from a bootstrap over problems.
+    ``generation_s`` includes the engine's first-call costs, which differ between the first and the
+    second engine of a process, so do not compare speeds by it.
     """
     shares, responses = _shares(groups), [response for group in groups for response in group]
     single = len(responses) == len(groups)
@@ -161,9 +161,9 @@ def compare(
 ) -> dict[str, Any]:
     """Compare two sides that answered the same requests.
 
-    ``difference`` is pass@1 of "on" minus "off", paired by problem. ``kept`` says whether all
-    examined divergences are ties; it is None if responses may differ. It is False if responses
-    diverged and none was examined, or if nothing was drafted.
+    ``difference`` is pass@1 of "on" minus "off", paired by problem. ``kept`` is true if all
+    examined divergences are ties, and None if responses may differ. It is False if responses
+    diverged but no divergence was examined, or if nothing was drafted.
     """
     difference = mean([right - left for left, right in zip(_shares(off), _shares(on), strict=True)])
     total = sum(map(len, off))
@@ -185,8 +185,8 @@ def compare(
 def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
     """Answer the rows of the data with speculation off and on, one engine after the other.
 
-    Returns ``setting``, ``sides`` and ``comparison`` (None with one side only) as JSON values, and
-    under ``responses`` the scored responses by side.
+    Returns ``setting``, ``sides`` and ``comparison`` (None if only one side ran) as JSON values,
+    and under ``responses`` the scored responses by side.
     """
     from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
 

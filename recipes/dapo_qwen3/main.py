@@ -1,7 +1,7 @@
 """Entry point: ``sam-rollout train [experiment=...] [sam=on|off] [key=value ...]``.
 
-``python -m recipes.dapo_qwen3.main`` is the same. It composes the configuration, checks it before
-anything heavy is imported, and hands over to verl's trainer. ``--dry-run`` prints the plan of a run
+``python -m recipes.dapo_qwen3.main`` is the same. The program composes the configuration, checks it
+before anything heavy is imported, and starts verl's trainer. ``--dry-run`` prints the plan of a run
 and starts nothing; it needs neither data, weights nor a device. ``--check-only`` ends after the
 checks; scripts/node.sh runs them before it starts a cluster.
 """
@@ -25,7 +25,7 @@ from sam_rollout.core.composition import ExperimentError, explain, prepare
 
 FOLDER = Path(__file__).resolve().parent
 DRY_RUN, CHECK_ONLY = "--dry-run", "--check-only"
-# Hydra would make a run folder and a log file.
+# Without these overrides, Hydra would make a run folder and a log file.
 LEAVE_NO_TRACE = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
 # With this variable, Hydra raises its errors. Without it, Hydra prints a page and ends the process.
 FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -41,7 +41,7 @@ except ExperimentError as error:
 
 
 def _application(act: Application) -> Callable[[], None]:
-    """Return a program that composes the configuration from its arguments and calls `act` with it.
+    """Return a program that composes the configuration from arguments, then calls `act` with it.
 
     If Hydra refuses an override or a file, the program ends with one line, or with Hydra's
     traceback if HYDRA_FULL_ERROR is set.
@@ -80,7 +80,7 @@ def _refusals() -> Iterator[None]:
 
 
 def make_data(config: DictConfig) -> None:
-    """Make the recipe's own problems if a run names their folder and the files are missing."""
+    """Make the recipe's own problems if the run uses their folder and the files are missing."""
     file = Path(str(config.data.train_files))
     if file.exists() or file.parent.parent != Path("data").absolute():
         return
@@ -130,7 +130,7 @@ def run_command() -> None:
     for flag, function in ((DRY_RUN, dry_run), (CHECK_ONLY, check_only)):
         if flag in sys.argv:
             given = [part for part in sys.argv[1:] if part != flag]
-            # Hydra accepts overrides only in one block, so these go beside the first one.
+            # Hydra accepts overrides only in one block, so these go before the first of them.
             place = next((i for i, part in enumerate(given) if "=" in part), len(given))
             sys.argv[1:] = [*given[:place], *LEAVE_NO_TRACE, *given[place:]]
             return function()

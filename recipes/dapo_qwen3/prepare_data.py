@@ -35,7 +35,7 @@ READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
 
 
 class PreparationError(RuntimeError):
-    """Preparation cannot go on; the message says what to do."""
+    """The data cannot be prepared; the message explains what to do."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _load(name: str, split: str, source: Path | None) -> datasets.Dataset:
 
 
 def _without_repeats(rows: Iterator[Row], total: int, name: str) -> Iterator[Row]:
-    """Yield the first row of every prompt text, then say how many others were dropped."""
+    """Yield the first row of every prompt text, then print how many rows were dropped."""
     seen: set[str] = set()
     for row in tqdm(rows, total=total, desc=f"reading {name}", unit="row"):
         text = "\n".join(message["content"] for message in row.prompt)
@@ -179,7 +179,7 @@ def _word_problem_row(problem: word_problems.WordProblem) -> Row:
     return Row(problem.chat, problem.answer, {"kind": problem.kind})
 
 
-#: Sets that this program makes: the module that draws a split, and the conversion to a row.
+#: Sets that this program makes -> the module that draws a split, and the conversion to a row.
 MADE: dict[str, tuple[ModuleType, Callable[[Any], Row]]] = {
     "synthetic": (synthetic_math, _synthetic_row),
     "word_problems": (word_problems, _word_problem_row),
@@ -228,7 +228,7 @@ def prepare(
     """Write every split of data set ``name`` to ``output_dir`` and return the files' paths.
 
     ``limit`` is the number of problems to keep of each split. Existing files are kept unless
-    ``force``. Raises ``PreparationError`` with a message for the user.
+    ``force``. If the data cannot be prepared, a ``PreparationError`` is raised.
     """
     splits = tuple(MADE[name][0].SPLIT_SIZES) if name in MADE else PUBLIC_SETS[name].splits
     paths = [output_dir / f"{split}.parquet" for split in splits]

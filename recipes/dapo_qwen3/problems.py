@@ -25,7 +25,7 @@ OUTSIDE_TRAINING = -1
 class Request:
     """A request for one response."""
 
-    row: int  # Row of the data with the prompt.
+    row: int  # Index of the prompt's row in the data.
     problem: int  # Number of the prompt; different prompts are numbered by their first rows.
     sample: int  # Number of the request among all requests with this prompt.
     prompt_ids: list[int]
@@ -53,8 +53,8 @@ def lay_out(prompts: Sequence[list[int]], samples: int, seed: int) -> list[Reque
     """Return ``samples`` requests for the prompt of each row.
 
     Data files may hold a prompt several times. Random numbers are keyed by the prompt and the
-    sample's number. Copies of a prompt therefore continue the numbers; otherwise they would repeat
-    the responses to the first copy.
+    sample's number. If a prompt occurs again, its sample numbers therefore continue; otherwise the
+    responses to its first occurrence would be repeated.
     """
     number_of: dict[str, int] = {}
     asked: Counter[int] = Counter()

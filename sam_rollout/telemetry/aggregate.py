@@ -33,7 +33,7 @@ def aggregate(
     drafter_counters: Mapping[int, Mapping[str, float]] | None = None,
     split: str = "train",
 ) -> dict[str, float]:
-    """Return the metrics of one training step by full name; all values are finite.
+    """Return the metrics of one training step, keyed by full name; all values are finite.
 
     Without any engine step, metrics are 0, except draft/acceptance_length, which is 1: a step
     without drafts yields one token. Metrics that need a missing counter are left out.
@@ -41,10 +41,10 @@ def aggregate(
     Args:
         engine_steps: Tables of engine steps of all replicas for this training step.
         requests: Tables of requests of all replicas for this training step.
-        tail_threshold: Most scheduled requests of a step in the long tail.
+        tail_threshold: An engine step in the long tail schedules at most this many requests.
         drafter_counters: Replica -> counter's name (a metric's name without `sam/`) -> increase in
             this step. Counters that are not metrics are only used to compute metrics.
-        split: Rows of the other split are ignored.
+        split: "train" or "val"; rows of the other split are ignored.
     """
     rollout = Rollout(
         of_split(pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps]), split),
@@ -72,11 +72,11 @@ class Rollout:
 
     Attributes:
         requests: The table of requests.
-        counters: The counters.
+        counters: Counter's name -> its increase in this training step, summed over replicas.
         has_drafter: bool [steps], whether the engine has a drafter.
         gate_open: bool [steps], whether the gate was open; False without a drafter.
         slowest: bool [steps], whether the step is the slowest replica's.
-        tail: bool [steps], whether the step is in the long tail.
+        tail: bool [steps], whether the engine step is in the long tail.
         bulk: bool [steps], the complement of `tail`.
     """
 
@@ -118,27 +118,27 @@ class Rollout:
         )
 
     def counted_ratio(self, above: str, below: str, factor: float = 1.0) -> float | None:
-        """Return `factor` times the quotient of two counters; None if there is no such counter."""
+        """Return `factor` times the quotient of two counters; None if the run lacks them."""
         if above not in self.counters:
             return None
         return factor * ratio(self.counters[above], self.counters[below])
 
     @property
     def requests_of_replica(self) -> np.ndarray:
-        """Number of requests of each replica that had any, [replicas]."""
+        """Number of requests of each replica that had at least one, [replicas]."""
         by_replica = self.requests.group_by("replica").aggregate([([], "count_all")])
         return by_replica["count_all"].to_numpy()
 
     @cached_property
     def seconds_without_drafts(self) -> float | None:
-        """Estimated time of the slowest replica without drafts; see `telemetry.gain`."""
+        """Estimated time that the slowest replica would take without drafts (`telemetry.gain`)."""
         if any(self.counters.get(name) for name in _HIDDEN_WORK):
             return None
         return seconds_without_drafts(self)
 
 
 def _slowest(replica: np.ndarray, duration_s: np.ndarray) -> np.ndarray:
-    """Return the mask of the slowest replica, bool [steps]; the lowest number wins a tie."""
+    """Return which steps the slowest replica ran, bool [steps]; of equals, the first counts."""
     if not len(replica):
         return np.zeros(0, dtype=bool)
     numbers, index = np.unique(replica, return_inverse=True)

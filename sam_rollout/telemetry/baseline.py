@@ -1,7 +1,7 @@
 """Compares a running training with a finished baseline, step by step.
 
-These metrics are for watching a run. When both runs are done, `sam_rollout.report` compares them
-with intervals, several runs per side, and all checks of fairness.
+These metrics are for watching a run. When both runs are done, `sam_rollout.report` compares
+several runs per side, with intervals and all checks of fairness.
 """
 
 import math
@@ -14,7 +14,7 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
-# The run's metric, the name for the baseline's value of it, and the name of the ratio of both.
+# The names of a metric of the run, of the baseline's value, and of the ratio of both values.
 _METRICS: tuple[tuple[str, str, str | None], ...] = (
     (_ROLLOUT_S, "compare/rollout_s_baseline", "compare/speedup_rollout"),
     ("sam/tail/time_s", "compare/tail_time_baseline", "compare/speedup_tail"),
@@ -54,7 +54,7 @@ class Baseline:
         }
 
     def metrics(self, step: int, own: Mapping[str, Any]) -> dict[str, float]:
-        """Return the metrics `compare/*` of one training step; empty if the baseline lacks it.
+        """Return the metrics `compare/*` of a training step; empty if the baseline lacks the step.
 
         Call this once per step: one metric is computed from all steps so far.
         """

@@ -1,4 +1,4 @@
-"""Draws an engine's running requests over the time of one rollout, which shows the long tail.
+"""Draws the engines' running requests over the time of a rollout; the curve shows the long tail.
 
 The curve is sampled at `MAX_POINTS` instants at most, so its cost does not grow with the rollout's
 length.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CURVE_NAME = "sam/engine/running_over_time"  # the picture's name
 MAX_POINTS = 500
-IDLE_S = 0.02  # Shorter gaps come from rounded times and are no pauses.
+IDLE_S = 0.02  # Shorter gaps between steps come from rounded times; the engine was not idle.
 _SIZE_INCHES, _DPI = (6.4, 3.0), 90  # 576 x 270 pixels.
 _STYLE = {
     "font.size": 8,
@@ -38,11 +38,11 @@ class RunningCurve:
     """Running requests of the engines during a rollout; all arrays are [points]."""
 
     time_s: np.ndarray  # Seconds since the rollout began.
-    mean: np.ndarray  # Mean of running requests over the engines; an idle engine counts 0.
-    low: np.ndarray  # Lowest number of running requests of an engine.
-    high: np.ndarray  # Highest number of running requests of an engine.
+    mean: np.ndarray  # Mean of running requests over the engines; an idle engine counts as 0.
+    low: np.ndarray  # Running requests of the engine that has the fewest.
+    high: np.ndarray  # Running requests of the engine that has the most.
     tail: np.ndarray  # bool, whether the slowest engine was in the long tail (`sam/tail/time_s`).
-    tail_threshold: int  # Most scheduled requests of a step in the long tail.
+    tail_threshold: int  # A step in the long tail schedules at most this many requests.
     engines: int  # Number of engines.
 
     @property
@@ -58,7 +58,7 @@ def running_curve(
     split: str = "train",
     points: int = MAX_POINTS,
 ) -> RunningCurve | None:
-    """Return the curve of one training step's engine steps (all replicas); None without any."""
+    """Return the curve of a training step's engine steps (all replicas); None if there are none."""
     table = pa.concat_tables([ENGINE_STEPS.empty_table(), *engine_steps])
     table = of_split(table, split)
     if not table.num_rows:
@@ -72,8 +72,8 @@ def running_curve(
     }  # fmt: skip
     started = column["time_s"] - column["duration_s"]
     begin, end = started.min(), column["time_s"].max()
-    # The curve is sampled in the middles of equal cells of time, because a cell's edge may lie
-    # between steps.
+    # The time is cut into equal cells, and the curve is sampled in the middle of each cell, because
+    # the edge of a cell may lie between steps.
     cells = min(points, max(len(started), 2))
     instants = begin + (np.arange(cells) + 0.5) * (end - begin) / cells
     tail = tail_mask(
@@ -84,7 +84,7 @@ def running_curve(
     running = np.zeros((len(replicas), cells))
     in_tail = np.zeros(cells, dtype=bool)
     for row, (first, last) in enumerate(zip(firsts, [*firsts[1:], len(started)], strict=True)):
-        # The step running at an instant is the first one that ends after it, if it has begun.
+        # The step at an instant is the first step that ends after the instant, if it has begun.
         step = first + np.searchsorted(column["time_s"][first:last], instants)
         under_way = step < last
         step = np.minimum(step, last - 1)
@@ -105,7 +105,7 @@ def running_curve(
 
 
 def plot(curve: RunningCurve, axis: "Axes", *, name: str = "", colour: str = _MEAN) -> None:
-    """Draw the curve, the tail threshold and the long tail; a `name` labels the curve alone."""
+    """Draw the curve, the tail threshold and the long tail; with `name`, label only the curve."""
     tail = f"long tail, {curve.tail.mean():.0%} of the time"
     axis.fill_between(
         curve.time_s, 0, 1, where=curve.tail, step="mid", linewidth=0, label="" if name else tail,

@@ -50,7 +50,7 @@ def metrics() -> str:
 
 
 def tables() -> str:
-    """Return the columns of a run folder's tables; columns that mean the same share a row."""
+    """Return a table of the columns in a run folder; equal columns of its tables share a row."""
     places: dict[tuple[str, ...], list[str]] = {}
     for name, (schema, _) in TABLES.items():
         for row in _columns(schema):

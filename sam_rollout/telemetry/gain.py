@@ -1,23 +1,24 @@
 """Estimates a rollout's time without drafts from its own engine steps.
 
-Without drafts, a row gets one token per step. A replica would take one step per token of its
-longest response, and step t would have one row per response of at least t tokens. The estimate
-takes the mean time of observed steps of the same training step that computed that many tokens. A
-draft of n tokens counts as n rows, and the drafter's own time is subtracted. (Steps without any
-draft are too few and too far apart in time: on a machine with a varying speed, estimates from them
-were wrong by a factor of up to 1.4.)
+Without drafts, a request gets one token per engine step. A replica would take one step per token of
+its longest response, and step t would have one row per response of at least t tokens. The estimate
+for a step with n rows is the mean time of the engine steps, observed in the same training step,
+that computed n tokens, draft tokens included. The drafter's own time is subtracted. (Steps
+without any draft are too few and too far apart in time: on a machine with varying speed, estimates
+from such steps were wrong by a factor of up to 1.4.)
 
 There is no estimate in these cases:
 
 * A step without drafts would have fewer rows than the smallest observed step has tokens. The
   estimate never extrapolates.
-* Requests waited in the queue, or arrived after others had ended.
+* Requests waited in the queue, or arrived after other requests had ended.
 * Steps were padded, or a model drafted: the model's time is not part of the drafter's time.
 
 For the recorded runs in `benchmarks/results/runs`, three pairs of runs without and with drafts
 measure the speed-up of each training step. Every estimate lies within the 95 % interval of the
-pairs' mean, and within about 20 % of its own pair (`tests/unit/telemetry/test_gain.py`). The
-estimate ignores that an engine without a drafter may schedule asynchronously.
+pairs' mean, and differs from its own pair by about 20 % at most
+(`tests/unit/telemetry/test_gain.py`). The estimate ignores that an engine without a drafter may
+schedule asynchronously.
 """
 
 from typing import Any
@@ -26,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_SAMPLE = 8  # Least number of engine steps whose mean time is used.
+_SAMPLE = 8  # A mean time is taken over at least this many engine steps.
 
 
 def seconds_without_drafts(rollout: Any) -> float | None:
@@ -58,10 +59,10 @@ def _of_replica(rollout: Any, replica: int) -> float | None:
 
 
 def _rows_without_drafts(requests: pa.Table) -> np.ndarray | None:
-    """Return the rows of each step after the first token, over all busy periods, int [steps].
+    """Return how many rows each decoding step would have, over all busy periods, int [steps].
 
     The result is None without requests, or if a request arrived after others of its busy period had
-    ended: it is then unknown at which of their steps it would have begun.
+    ended: the step in which such a request would have begun is unknown.
     """
     if not requests.num_rows:
         return None
@@ -85,7 +86,7 @@ def _prices(tokens: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.nda
     """Group steps with similar numbers of tokens; return each group's mean tokens and seconds."""
     order = np.argsort(tokens, kind="stable")
     tokens, seconds = tokens[order], seconds[order]
-    # A group ends after all steps with the same number of tokens, once it is large enough.
+    # A group that is large enough ends before the next step with another number of tokens.
     ends = np.flatnonzero(np.r_[tokens[1:] != tokens[:-1], True]) + 1
     ends = ends[ends >= _SAMPLE]
     starts = np.r_[0, ends[np.unique(ends // _SAMPLE, return_index=True)[1]][:-1]]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class EngineProgress(NamedTuple):
-    """The progress of one engine, or the sum over several, since its records were drained."""
+    """The progress of one engine, or of several, since their records were last drained."""
 
     finished: int = 0  # Requests.
     running: int = 0  # Requests.
@@ -27,7 +27,7 @@ def total(parts: Iterable[EngineProgress]) -> EngineProgress:
 def progress_line(now: EngineProgress, before: EngineProgress | None, elapsed_s: float) -> str:
     """Describe the rollout's progress; return an empty text if no request is in flight.
 
-    `before` is the progress `elapsed_s` seconds ago, from which the speed follows.
+    The speed is computed from `before`, the progress `elapsed_s` seconds ago.
     """
     if not now.running + now.waiting:
         return ""

@@ -1,4 +1,4 @@
-"""Reports how responses differ from those sampled again without drafts: metrics and a log line."""
+"""Reports, in metrics and a log line, how responses change when sampled again without drafts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Compared:
-    """The comparison of a response with the one that the same random numbers drew without drafts.
+    """Compares a response with the one that the same random numbers give without drafts.
 
     Attributes:
         tokens: Length of the response.
-        first_difference: First position where they differ, from 0; None if they are equal.
-        distance: Distance of that position from a tie, as in `verification.ties.TIE`. It is
+        first_difference: First position where both differ, from 0; None if they are equal.
+        distance: Distance of that position from a tie of two tokens (`verification.ties`). It is
             infinite if no tie can explain the difference, and None if it was not computed.
         tie: Whether rounding explains the difference; None if `distance` is None.
     """
@@ -27,7 +27,7 @@ class Compared:
 
 
 def split_over(responses: int, replicas: int, step: int) -> list[int]:
-    """Return how many responses each replica samples again; the order rotates with `step`."""
+    """Return how many responses each replica samples again; `step` rotates the replicas."""
     return [
         len(range((place - step * responses) % replicas, responses, replicas))
         for place in range(replicas)
@@ -35,10 +35,10 @@ def split_over(responses: int, replicas: int, step: int) -> list[int]:
 
 
 def proof_metrics(found: Sequence[Compared], seconds: float) -> dict[str, float]:
-    """Return the metrics of a training step, without prefix.
+    """Return the metrics of a training step, named without the prefix.
 
-    A metric without a base is left out: no response had drafts, no response differs, or no distance
-    was computed.
+    A metric is left out if it is undefined: no response had drafts, no response differs, or no
+    distance was computed.
     """
     metrics = {"proof/time_s": seconds}
     if found:

@@ -1,4 +1,4 @@
-"""The types of records, and the run folder that holds them.
+"""The types of records, and the run folder that holds the records.
 
 A crash does not damage what a run has written: files appear by renaming, and a crash can only tear
 the line that is being written. A resumed run adds files with higher numbers.
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 4  # Only folders of this version can be read.
-# The metric that holds the version in every logger.
+# The metric under which every logger gets the version.
 VERSION_METRIC = "telemetry/schema_version"
 
 
@@ -48,7 +48,7 @@ class VersionError(RunFolderError):
 
 
 def column(kind: pa.DataType, meaning: str, default: Any = MISSING) -> Any:
-    """Declare a field of a record and its column; with the default None the column is nullable."""
+    """Declare a field of a record and its column, which is nullable if the default is None."""
     return field(default=default, metadata={"kind": kind, "meaning": meaning})
 
 
@@ -64,7 +64,7 @@ _END = (_FLOAT, "unix time of the last token, s")
 
 @dataclass(slots=True, kw_only=True)
 class DraftNote:
-    """The drafting session's part of a `StepRecord`; engines without one use the defaults."""
+    """The drafting session's part of a `StepRecord`; defaults are for engines without a session."""
 
     draft_requests: int = column(_INT, "requests whose drafts were verified in this step", 0)
     draft_tokens: int = column(_INT, "draft tokens verified", 0)
@@ -128,7 +128,7 @@ class RequestTotals(NamedTuple):
     verify_steps: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    open_steps: int = 0  # Steps for which the gate allowed drafts, with or without a draft.
+    open_steps: int = 0  # Engine steps for which the gate allowed drafts.
     open_tokens: int = 0  # Tokens gained in these steps.
 
 
@@ -204,7 +204,7 @@ def _schema(record: type) -> pa.Schema:
 
 NOTE_COLUMNS = tuple(one.name for one in fields(DraftNote))
 ENGINE_STEPS, REQUESTS, TRACES = map(_schema, (StepRecord, RequestRecord, TraceRecord))
-# Name of table and folder -> its schema, and the column with the time of a row.
+# Name of a table and its folder -> the schema, and the column with the time of a row.
 TABLES: dict[str, tuple[pa.Schema, str]] = {
     "engine_steps": (ENGINE_STEPS, "time_s"),
     "requests": (REQUESTS, "end_s"),
@@ -220,19 +220,19 @@ def table_of(record: type, rows: Iterable[Any]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-# Settings that earlier runs did not record -> their values then.
+# Settings that earlier runs did not record -> the values of these settings in earlier runs.
 BEFORE = {
     "rollout_sampler.batch_invariant": False,
     "rollout_telemetry.proof.every": 0,
     "rollout_telemetry.proof.responses": 8,
 }
-# Group of a run's configuration with the values that the user chose, for settings whose values the
-# launcher has replaced.
+# This group of a run's configuration holds the user's values of settings for which the launcher has
+# put in other values.
 ASKED = "asked"
 
 
 def value_at(config: Mapping[str, Any], dotted: str, absent: Any = None) -> Any:
-    """Return the value at a dotted name, or `absent` if there is none."""
+    """Return the value at a dotted name, or `absent` if there is no such name."""
     value: Any = config
     for part in dotted.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -242,7 +242,7 @@ def value_at(config: Mapping[str, Any], dotted: str, absent: Any = None) -> Any:
 
 
 def flat(mapping: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Flatten nested mappings into one with dotted names."""
+    """Flatten nested mappings into one mapping with dotted names."""
     found: dict[str, Any] = {}
     for name, value in mapping.items():
         full = f"{above}{name}"
@@ -258,14 +258,14 @@ class RunInfo:
         ValueError: `started_at` has no UTC offset.
     """
 
-    label: str  # The side of a comparison, such as "sam=on".
+    label: str  # The run's side in a comparison, such as "sam=on".
     # The full configuration as nested dicts; a comparison may vary its group `sam`.
     config: Mapping[str, Any]
     versions: Mapping[str, str]  # Package -> version.
     seeds: Mapping[str, int]  # Name -> seed.
     host: Mapping[str, Any]  # Description of the machine and cluster.
     started_at: str  # ISO 8601 time with a UTC offset.
-    # `commit` and `dirty` (whether tracked files were changed) of the checkout.
+    # The checkout's `commit`, and `dirty` (whether tracked files were changed).
     git: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION  # version of the run folder
 
@@ -276,7 +276,7 @@ class RunInfo:
 
 
 class RunFolder:
-    """The run folder `<path>/sam/`; only one process may write the files of a replica."""
+    """The run folder `<path>/sam/`; each replica's files may have only one writing process."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -284,7 +284,7 @@ class RunFolder:
         self.train_steps_path = self.root / "train_steps.jsonl"
 
     def write_start(self, info: RunInfo) -> Path:
-        """Write a start of the run as run.json, or as run-NNN.json if the run was resumed."""
+        """Describe a start of the run in run.json, or in run-NNN.json if the run was resumed."""
         self.root.mkdir(parents=True, exist_ok=True)
         target = self.root / "run.json"
         if target.exists():
@@ -294,7 +294,7 @@ class RunFolder:
         return target
 
     def read_starts(self) -> list[RunInfo]:
-        """Return all starts, the first one first.
+        """Return the descriptions of all starts of the run, in order.
 
         Raises:
             RunFolderError: The folder or run.json is missing or unreadable.
@@ -322,12 +322,12 @@ class RunFolder:
     def read(self, name: str, problems: list[str] | None = None) -> pa.Table:
         """Return all rows of a table; empty if none was written.
 
-        If a resumed run repeated training steps, their earlier rows are left out. A nullable column
-        that a file lacks is null.
+        If a resumed run repeated training steps, the earlier rows of these steps are left out. If a
+        file lacks a nullable column, its values are null.
 
         Args:
             name: A table of `TABLES`.
-            problems: Damaged files are skipped and named in this list, if given.
+            problems: If given, damaged files are skipped and named in this list.
 
         Raises:
             RunFolderError: A file is damaged and `problems` is None.
@@ -337,7 +337,7 @@ class RunFolder:
         tables = []
         for path in paths:
             try:
-                # `read_table` would look for a data set; ParquetFile reads this one file.
+                # `read_table` would look for a data set in the folder; ParquetFile reads one file.
                 table = _in_registry_order(pq.ParquetFile(path).read())
                 names = table.column_names
                 there = [one for one in schema if one.name in names or not one.nullable]
@@ -374,7 +374,7 @@ class RunFolder:
         value of each metric counts. A line torn by a crash is ignored.
 
         Args:
-            problems: Unreadable and torn lines are skipped and named in this list, if given.
+            problems: If given, unreadable and torn lines are skipped and named in this list.
 
         Raises:
             RunFolderError: The file is missing, or a line is unreadable and `problems` is None.
@@ -406,7 +406,7 @@ class RunFolder:
 
 
 def _in_registry_order(table: pa.Table) -> pa.Table:
-    """Reorder lists by source, because the registry's order may have changed since the run."""
+    """Reorder lists by source, because the order of sources may have changed since the run."""
     for name in ("drafted_per_source", "accepted_per_source"):
         place = table.schema.get_field_index(name)
         if place < 0:
@@ -460,7 +460,7 @@ def _next_number(folder: Path, stem: str, suffix: str) -> int:
 
 
 def _write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
-    """Write a file so that readers see it whole or not at all."""
+    """Write a file so that readers see either the complete file or no file."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         write(temporary)

@@ -1,13 +1,14 @@
-"""The declarations of all metrics, from which writers and readers take the names.
+"""The declarations of all metrics. Writers and readers take the metrics' names from here.
 
-Names read `sam/<group>/<name>`. Validation has the same names below `sam_val/`, so that training
-metrics do not include it. All values are of one training step. A counter's value is its increase
+Names have the form `sam/<group>/<name>`. Validation has metrics of its own, named
+`sam_val/<group>/<name>`. All values are of one training step. A counter's value is its increase
 during the step's rollout (or validation).
 
-A metric is declared here only if a user can act on it, and its meaning says how. The run folder's
-tables hold all other data on engine steps and requests. To add a metric, add its row. If records or
-counters determine it, add the function that computes it from a `telemetry.aggregate.Rollout`. A
-metric that only one draft source counts is declared in that source's file (`sam_rollout/sources/`).
+A metric is declared here only if a user can act on it; its `meaning` describes the action. The run
+folder's tables hold all other data on engine steps and requests. To add a metric, add a row. If
+records or counters determine it, add the function that computes it from a
+`telemetry.aggregate.Rollout`. A metric that only one draft source counts is declared in that
+source's file (`sam_rollout/sources/`).
 """
 
 import re
@@ -58,10 +59,10 @@ GROUPS = {
     "and this run's gains. They are absent at steps that the baseline lacks.",
 }
 
-# Placeholders in names of metrics: a draft position 1, 2, ..., the lower edge of a bin of context
-# lengths, and a draft source.
+# Placeholders in names of metrics: for a draft position 1, 2, ..., for the lower edge of a bin of
+# context lengths, and for a draft source.
 POSITION, CONTEXT, SOURCE = "<k>", "<lo>", "<source>"
-# Lower edges of the bins: tokens of the text when its draft was made.
+# Lower edges of the bins. A context length is the tokens of the text when its draft was made.
 CONTEXT_EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 # Counters by context length: verified drafts, drafted tokens and accepted tokens.
 CONTEXT_KINDS = ("verify", "drafted", "accepted")

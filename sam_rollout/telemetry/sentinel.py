@@ -2,10 +2,11 @@
 
 A run with broken speculation continues. It gains nothing, or it trains on wrong probabilities. The
 sentinel checks every training step with drafts. It reports a finding once, when it appears, and
-again only after it has cleared.
+reports it again only if the finding has disappeared meanwhile.
 
-The whole 95 % interval of acceptance has to be beyond the threshold, so that a few samples raise no
-alarm. Intervals are taken over prompts, because responses to one prompt resemble each other.
+Low acceptance is a finding only if its whole 95 % interval is beyond the threshold, so that a few
+samples raise no alarm. Intervals are taken over prompts, because responses to one prompt resemble
+each other.
 """
 
 import math
@@ -65,7 +66,7 @@ _ADVICE = {
     "that step says how far from a tie the texts differ, 'sam-rollout check-operators' shows "
     "whether logits depend on the number of tokens scored",
 }
-# Failures that switch a part off. After an error of any other counter `..._failures` parts stay on.
+# Counters of failures that switch a part off. After failures in other counters, parts stay on.
 _SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures",
                  "gate/failures")  # fmt: skip
 # Metrics: the mean over tokens of |rollout - trainer| probability, in bf16 about 0.003 to 0.01.
@@ -73,8 +74,8 @@ _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_basel
 _IDENTICAL, _TIES = "sam/proof/identical_share", "sam/proof/ties_share"
 # Added to both differences before their ratio is taken: a ratio of rounding errors has no meaning.
 _ROUNDING = 1e-3
-# Accepted tokens added to a step's count. By the rule of three, no success in n trials is
-# compatible with a rate of 3 / n, even if the spread over prompts is zero.
+# Added to a step's accepted tokens. By the rule of three, a rate up to 3 / n is compatible with no
+# success in n trials, even if the spread over prompts is zero.
 _RULE_OF_THREE = 3.0
 
 
@@ -92,7 +93,7 @@ class TrainingStep(NamedTuple):
 
     metrics: Mapping[str, float]
     engines: Sequence[EngineReport] = ()  # empty if the step's records were lost
-    since_s: float = -math.inf  # when the records begin, seconds since the epoch
+    since_s: float = -math.inf  # begin of the records, seconds since the epoch
 
 
 class Finding(NamedTuple):
@@ -113,9 +114,9 @@ class Sentinel:
         self._standing: set[str] = set()
         self._verified: deque[np.ndarray] = deque(maxlen=config.steps)
         self._differences: deque[tuple[float, float]] = deque(maxlen=config.steps)
-        self._before: dict[str, np.ndarray] | None = None  # by prompt, in the last step with drafts
+        self._before: dict[str, np.ndarray] | None = None  # sums of the last step with drafts
         self._off: dict[int, set[str]] = {}  # Replica -> counters of parts that are off.
-        self._not_ties = ""  # The last proof's finding; empty if rounding explains it.
+        self._not_ties = ""  # The last proof's finding; empty if rounding explains all.
 
     def look(self, step: TrainingStep) -> tuple[list[Finding], dict[str, float]]:
         """Check a step.
@@ -150,8 +151,8 @@ class Sentinel:
     def _acceptance_halved(self, step: TrainingStep) -> Iterator[Finding]:
         """Compare acceptance with the last step that verified drafts, over the prompts of both.
 
-        A gate that allows fewer drafts, or opens more often, lowers the gain per open step and not
-        the accepted share. A gate that allows more does the opposite.
+        A gate that allows fewer drafts, or opens more often, lowers the gain per open step, but not
+        the accepted share. A gate that allows more drafts lowers the share, but not the gain.
         """
         now = _acceptance(step)
         if not now["drafted_tokens"].sum():
@@ -195,7 +196,7 @@ class Sentinel:
             yield Finding("counters_missing", "; ".join(missing))
 
     def _something_failed(self, step: TrainingStep) -> Iterator[Finding]:
-        """Report parts that were ever switched off, and errors in this step that left a part on."""
+        """Report parts that were ever switched off, and this step's errors that left parts on."""
         survived: dict[int, set[str]] = {}
         for engine in step.engines:
             for counter, count in engine.drafter_counters.items():
@@ -223,7 +224,7 @@ class Sentinel:
             yield Finding("probabilities_differ", seen)
 
     def _texts_differ(self, step: TrainingStep) -> Iterator[Finding]:
-        """Report texts that differ; if all differences are ties, rounding explains them."""
+        """Report texts that differ without drafts, unless all differences are numerical ties."""
         if _IDENTICAL in step.metrics:
             differ, strays = 1 - step.metrics[_IDENTICAL], 1 - step.metrics.get(_TIES, 1.0)
             seen = (
@@ -238,9 +239,9 @@ class Sentinel:
 def _began(requests: pa.Table, since_s: float) -> bool:
     """Return whether a request began at `since_s` or later.
 
-    Only such a request must have an engine step in these records. An older one may have all of its
-    steps in earlier records: the drain after a validation takes them, and then a weight update may
-    interrupt the request before its next step.
+    Only such a request must have an engine step in these records. An older request may have all of
+    its steps in earlier records: the drain after a validation takes these steps, and then a weight
+    update may interrupt the request before its next step.
     """
     return bool(pc.any(pc.greater_equal(requests["start_s"], since_s)).as_py())
 
@@ -248,8 +249,8 @@ def _began(requests: pa.Table, since_s: float) -> bool:
 def _verified_in(step: TrainingStep) -> np.ndarray:
     """Return the numbers of accepted and verified draft tokens, and of verified drafts.
 
-    They are zero if the gate only tried drafts. If drafts do not pay, `auto` stays closed and tries
-    them again now and then, within its share of time. These trials are not a problem.
+    They are zero if the gate only tried drafts. If drafts do not pay, the gate `auto` stays closed
+    and tries drafts now and then, within its share of time. These trials are not a problem.
     """
     trials, opened = (
         sum(engine.drafter_counters.get(f"gate/{name}", 0.0) for engine in step.engines)
@@ -263,7 +264,7 @@ def _verified_in(step: TrainingStep) -> np.ndarray:
 
 
 def _acceptance(step: TrainingStep) -> dict[str, np.ndarray]:
-    """Return a step's accepted tokens, drafted tokens and open steps, each float [prompts]."""
+    """Return a step's accepted tokens, drafted tokens and open steps by prompt, float each."""
     tables = [engine.requests for engine in step.engines]
     requests = pa.concat_tables([REQUESTS.empty_table(), *tables])
     _, prompt = np.unique(requests["group"].to_numpy(), return_inverse=True)

@@ -11,7 +11,7 @@ def of_split(table: pa.Table, split: str) -> pa.Table:
 
 
 def ratio(numerator: float, denominator: float, empty: float = 0.0) -> float:
-    """Return the quotient, or ``empty`` if the denominator is 0."""
+    """Return the quotient; return ``empty`` if the denominator is 0."""
     return numerator / denominator if denominator else empty
 
 
@@ -20,9 +20,9 @@ def tail_mask(
 ) -> np.ndarray:
     """Return which engine steps belong to the long tail, bool [steps].
 
-    A step of the tail schedules between 1 and `tail_threshold` requests, no request waits, and no
-    prompt is computed. Requests that wait for or join a small batch mark the start of a round, or a
-    preemption.
+    In a step of the tail, between 1 and `tail_threshold` requests are scheduled, no request waits,
+    and no prompt is computed. If requests wait for a small batch or join it, a round has begun, or
+    requests were preempted.
     """
     settled = (waiting == 0) & (prompt_tokens == 0)
     return (scheduled > 0) & (scheduled <= tail_threshold) & settled

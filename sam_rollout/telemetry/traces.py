@@ -1,9 +1,9 @@
 """Reads traces: recorded responses, on which drafters are measured.
 
-The end of a file's name says its format:
+The end of a file's name determines the format:
 
-* `.jsonl`: each line is a text, `{"tokens": [...]}` or `{"prompt": [...], "response": [...]}`.
-  `"group"` (the same for all responses to one prompt), `"sibling"` and `"step"` are optional.
+* `.jsonl`: each line is a trace, `{"tokens": [...]}` or `{"prompt": [...], "response": [...]}`.
+  `"group"` (equal for all responses to a prompt), `"sibling"` and `"step"` are optional.
 * `.parquet`: the columns are `prompt_ids` and `response_ids`; `group`, `sibling` and `step` are
   optional. A run folder has such files below `sam/traces`.
 """
@@ -51,7 +51,7 @@ class Trace:
 
 
 def groups_of(traces: Iterable[Trace]) -> list[list[Trace]]:
-    """Group traces by step and prompt, in order of step and appearance; siblings are sorted."""
+    """Group traces by step and prompt, in order of step and appearance; sort siblings."""
     groups: dict[tuple[int, str], list[Trace]] = {}
     for trace in traces:
         groups.setdefault((trace.step, trace.group), []).append(trace)
@@ -76,7 +76,7 @@ def read_sets(paths: Iterable[Path]) -> dict[str, list[Trace]]:
     """Read sets of traces by name: each file, each file of a folder, and each run folder is a set.
 
     Raises:
-        TraceError: There are no traces, a file has another content, or two sets have one name.
+        TraceError: There are no traces, a file has other content, or two sets have one name.
         OSError: A path does not exist or may not be read.
     """
     sets: dict[str, list[Trace]] = {}
@@ -122,7 +122,7 @@ def _read(file: Path) -> Iterator[Trace]:
                 response = next(entry[name] for name in _RESPONSES if name in entry)
         except (ValueError, LookupError, AttributeError, StopIteration, RecursionError) as error:
             raise TraceError(f"{place}: {_EXPECTED}") from error
-        group = entry.get("group")  # without one, the trace is a group of its own
+        group = entry.get("group")  # a trace without group is a group of its own
         yield Trace(
             f"{file.stem}-{number}" if group is None else str(group),
             _number(entry, "sibling", place),
@@ -147,7 +147,7 @@ def _ids(values: Any, place: str) -> Int32Array:
 
 
 def _number(entry: Mapping[str, Any], key: str, place: str) -> int:
-    """Return the entry's whole number at `key`; 0 if there is none."""
+    """Return the entry's whole number at `key`; 0 if the entry has no such key."""
     value = entry.get(key)
     if value is None:
         return 0

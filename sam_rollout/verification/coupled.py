@@ -1,15 +1,15 @@
-"""Verification that leaves the trajectory as it would have been without drafts.
+"""Verification after which the trajectory is the same as without drafts.
 
 The token of every position is drawn from the target distribution with the random number of that
 position, as if there were no drafts. Draft tokens are accepted as long as they equal these tokens.
-For a one-hot draft the probability of acceptance is that of rejection sampling, p(draft), and the
-token after a rejection follows p without the draft token, renormalised. Drafts decide only how many
+A one-hot draft is accepted with the same probability as in rejection sampling, p(draft). The token
+after a rejection follows p without the draft token, renormalised. Drafts decide only how many
 tokens a step yields. With the same seed and the same logits the text is therefore the same, with
 speculation on, off or gated, and with any number of drafts from any source.
 
-Drafts that a draft model sampled from its distribution need no other code. They are accepted less
+The same code serves drafts that a draft model sampled from its distribution. They are accepted less
 often than by rejection sampling, which can use that distribution. They are accepted nearly as often
-if they were drawn with the noise that draws the target's tokens (``draw_gumbel``).
+if the same noise draws the drafts and the target's tokens (``draw_gumbel``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def verify_coupled(
     Args:
         layout: Rows of this step.
         draft_ids: Integer [num_drafts].
-        target_ids: int64 [num_rows], the token of every row, drawn or by argmax.
+        target_ids: int64 [num_rows], the token of every row, drawn or taken by argmax.
     """
     tokens = target_ids[layout.rows]
     # Missing draft tokens are filled with -1, which equals no target token.

@@ -3,15 +3,15 @@
 Each token of the vocabulary gets Gumbel noise g of its own, and the token with the largest
 log p + g is drawn. A token's noise depends on the response's key, the position and the token's id
 only. So a draw from another distribution q with the noise of the same position often gives the same
-token. The probability of that is sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), which lies between
-(1 - TV) / (1 + TV) and 1 - TV for two distributions a total variation distance TV apart (Daliri,
-Musco, Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv
+token. The probability of this is sum_i 1 / sum_j max(p_j / p_i, q_j / q_i). It lies between
+(1 - TV) / (1 + TV) and 1 - TV, where TV is the total variation distance of p and q (Daliri, Musco,
+Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv
 2408.07978). q may be p with other rounding, or a draft model's distribution.
 
-Inverting the cumulative sum (``inverse_cdf``) couples far less. There, mass that moves from one
-token to another shifts the shares of all tokens between them.
+Draws by inverting the cumulative sum (``inverse_cdf``) are coupled far less: if mass moves from one
+token to another, the intervals of all tokens between them shift.
 
-Devices without a kernel of their own draw by a few torch operations on a few rows at a time.
+For devices without a kernel of their own, torch operations draw the tokens of a few rows at a time.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ import torch
 from sam_rollout.verification.gumbel_cpu import UNIT, draw_on_cpu
 
 # A token's random bits come from MurmurHash3's 32-bit finaliser (Appleby, public domain) over the
-# token's own hash and both halves of the row's 64 bits. These are its constants. 32-bit integers
-# wrap around alike on every device, and take half the time of 64-bit ones. 31 bits, never all zero,
-# times ``UNIT`` make a uniform number u in (0, 1), and e = -log(1 - u) is exponential. A small e
-# decides the draw, and there u has a resolution of 2**-31. The largest u is 1 - 2**-24, so every e
-# is finite and every possible token stays possible.
+# hash of the token's id and both halves of the row's 64 bits. These are its constants. 32-bit
+# integers wrap around alike on every device, and take half the time of 64-bit integers. 31 bits,
+# never all zero, times ``UNIT`` make a uniform number u in (0, 1), and e = -log(1 - u) is
+# exponential. A small e decides the draw, and u then has a resolution of 2**-31. The largest u is
+# 1 - 2**-24, so every e is finite and every possible token stays possible.
 _MIX_1 = 0x85EBCA6B - (1 << 32)
 _MIX_2 = 0xC2B2AE35 - (1 << 32)
-# How many noise values are made at a time. They take two buffers, each with 4 bytes per value. On a
-# CPU they stay in its cache.
+# How many noise values are made at a time, in two buffers that each take 4 bytes per value. On a
+# CPU, the buffers stay in its cache.
 _PIECE = {"cpu": 1 << 20}
 _DEVICE_PIECE = 1 << 24
 _HAS_TRITON = find_spec("triton") is not None
 
 
 def draw_gumbel(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """Draw one token per row with Gumbel noise, for drafters and targets alike.
+    """Draw one token per row with Gumbel noise. Drafters and targets use this function.
 
     No token whose logit is minus infinity is ever drawn, provided the row holds a finite one.
 
     Args:
         logits: float32 [rows, vocabulary], log-probabilities up to a constant per row.
-        bits: int64 [rows], random in all bits (``keyed_bits``), those of the drawn positions.
+        bits: int64 [rows], the random bits of the drawn positions (``keyed_bits``).
 
     Returns:
-        int64 [rows], token ids; the smaller one in a tie.
+        int64 [rows], token ids; the smallest id if several tokens tie.
     """
     if logits.is_cpu:
         return draw_on_cpu(logits, bits)
@@ -83,14 +83,14 @@ class _Noise:
         self.rows = max(1, min(rows, most // vocabulary))
         self._hashed = torch.empty(self.rows, vocabulary, dtype=torch.int32, device=device)
         self._spare = torch.empty_like(self._hashed)
-        # Without a hash of its own, a token's noise in one row could equal another token's noise in
-        # another row, for whole ranges of tokens.
+        # If token ids were not hashed first, a token's noise in one row could equal another token's
+        # noise in another row, for whole ranges of tokens.
         self._tokens = torch.arange(vocabulary, dtype=torch.int32, device=device)
         spare = self._spare[0]
         _fold(_fold(_fold(self._tokens, 16, spare).mul_(_MIX_1), 13, spare).mul_(_MIX_2), 16, spare)
 
     def log_exponentials(self, bits: torch.Tensor) -> torch.Tensor:
-        """Return -g = log e by token, float32 [rows, vocabulary], valid until the next call."""
+        """Return -g = log e by token, float32 [rows, vocabulary]; the next call overwrites it."""
         hashed, spare = self._hashed[: len(bits)], self._spare[: len(bits)]
         low, high = bits.to(torch.int32).unsqueeze(1), (bits >> 32).to(torch.int32).unsqueeze(1)
         torch.bitwise_xor(self._tokens, low, out=hashed)

@@ -1,11 +1,11 @@
 """Draws with Gumbel noise on a CPU, in one pass over the logits with hardly any logarithms.
 
 A token with logit z beats the best score so far if its exponential number e is below
-exp(z - best). Both sides are cheap to bound. e is at least u, the uniform number that e is made
+exp(z - best). Both numbers are cheap to bound. e is at least u, the uniform number that e is made
 of. With exp(z - best) = 2**x, 2**x is at most the chord over [floor x, ceil x]. The chord's value
 is the float whose bits are x in fixed point (plus the exponent's bias). So a block of tokens is
 tested with a few integer and float operations per token, which the compiler turns into vector
-instructions. Only the tokens that pass, some ten per row, get their exact number, in double
+instructions. For the tokens that pass, some ten per row, e is computed exactly, in double
 precision.
 """
 
@@ -27,13 +27,13 @@ from numba import types
 from sam_rollout.automaton.compilation import kernel, warm_up, written
 
 BLOCK = 256  # tokens that are tested against the same best score
-THREAD_TOKENS = 1 << 21  # a thread pays from this many logits on, some milliseconds of work
+THREAD_TOKENS = 1 << 21  # least logits per thread, some milliseconds of work
 MIX_1, MIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 UNIT = (1 - 2.0**-24) * 2.0**-31
 _UNIT_32 = np.float32(UNIT)
-_PER_NAT = np.float32(2.0**23 / math.log(2))  # by how much a float's bits grow per nat
-# The bits of 1.0, plus a margin for the rounding of the bound. Tokens can win only within
-# 88 nats of the best score, and there each operation and constant is off by 64 steps at most.
+_PER_NAT = np.float32(2.0**23 / math.log(2))  # the growth of a float's bits per nat
+# The bits of 1.0, plus a margin for the bound's rounding. Tokens can win only within 88 nats of the
+# best score; there, each operation and constant shifts the bits' integer by 64 at most.
 _ONE = np.float32(127 * 2**23 + 512)
 _LARGEST = np.float32(254 * 2**23)
 
@@ -69,7 +69,7 @@ def _hashes(vocabulary: int) -> np.ndarray:
 def _pool(threads: int) -> ThreadPoolExecutor:
     """Make threads that may run on every core of the process.
 
-    Engines bind the thread that samples to one core, and new threads would inherit that.
+    Engines bind the thread that samples to one core, and new threads would inherit this binding.
     """
     cores: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
@@ -99,7 +99,7 @@ def _below(score: Any) -> Any:
 
 @numba.njit(inline="always")
 def _may_win(logit: Any, best: Any, number: Any) -> Any:
-    """Whether a token's score could exceed the best one; never false where it does."""
+    """Whether a token's score could exceed the best score; always true if it does."""
     fixed = (logit - best) * _PER_NAT + _ONE
     fixed = fixed if fixed > np.float32(0) else np.float32(0)  # NaN becomes 0, too
     fixed = fixed if fixed < _LARGEST else _LARGEST
@@ -114,7 +114,7 @@ def _draw_rows(logits: Any, bits: Any, tokens: Any, hashes: Any) -> None:
         low, high = np.uint32(bits[row]), np.uint32(bits[row] >> 32)
         best, token = -np.inf, 0
         for start in range(0, logits.shape[1], BLOCK):
-            # With slices the indices need no test, and the loop becomes vector instructions.
+            # Slices need no test of the indices, so the loop becomes vector instructions.
             some, hashed = logits[row, start : start + BLOCK], hashes[start : start + BLOCK]
             least, passed = _below(best), np.int32(0)
             for at in range(len(some)):

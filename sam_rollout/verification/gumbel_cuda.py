@@ -1,7 +1,7 @@
-"""Draws with Gumbel noise on an NVIDIA GPU, in one pass over the logits. Not run on a GPU yet.
+"""Draws with Gumbel noise on an NVIDIA GPU, in one pass over the logits.
 
-The random numbers are the same as in ``gumbel.py``. Tests compile the kernel for a GPU and run it
-in Triton's interpreter.
+The random numbers are the same as in ``gumbel.py``. The kernel has not run on a GPU yet: tests
+compile it for a GPU and run it in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 
 from sam_rollout.verification.gumbel_cpu import MIX_1, MIX_2, UNIT
 
-BLOCK = 2048  # tokens at a time; each place of the block keeps its best token
+BLOCK = 2048  # tokens at a time; the best token is kept for each index in the block
 _MIX_1 = tl.constexpr(int(MIX_1))
 _MIX_2 = tl.constexpr(int(MIX_2))
 _UNIT = tl.constexpr(UNIT)

@@ -1,10 +1,11 @@
 """Token draws from rows of probabilities, with one random number per row.
 
-Sums of probabilities decide on which token a number falls, so they must not depend on the batch or
-the device: a token drawn in a batch of one must be the token drawn in a batch of a hundred.
+Sums of probabilities decide which token a random number selects, so they must not depend on the
+batch or the device: a batch of one and a batch of a hundred must give a row the same token.
 Cumulative sums are therefore taken over integers (fixed point), which give the same result in any
-order. A floating-point ``cumsum`` on CUDA is not even repeatable. Large vocabularies are searched
-on two levels, blocks first. The probabilities are read once, and only one block per row is scanned.
+order. A floating-point ``cumsum`` on CUDA is not even repeatable. In a large vocabulary, a block is
+searched first, then a token in the block. The probabilities are read once, and only one block per
+row is scanned.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import torch
 
 from sam_rollout.verification.uniforms import logical_shift
 
-# In fixed point, one is 2**40. A token's probability is off by 2**-40 at most, which is below the
-# precision of a float32 softmax. Products with 22 random bits stay below 2**63.
+# In fixed point, the probability 1 is 2**40. A token's probability is off by 2**-40 at most, which
+# is below the precision of a float32 softmax. Products with 22 random bits stay below 2**63.
 FRACTION_BITS = 40
-_RANDOM_BITS = 22  # a draw takes two numbers of this many bits
+_RANDOM_BITS = 22  # a draw uses two random numbers of this many bits
 BLOCK = 512  # tokens; near the square root of a large vocabulary
 
 
@@ -55,8 +56,9 @@ def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
     """Sum each block of ``BLOCK`` tokens; return int64 [rows, blocks]. The last may be shorter.
 
     Whole blocks are summed in floating point, because converting every token would read the
-    probabilities several times. They all have the same size, so the way in which each is summed
-    does not depend on the number of rows. A shorter last block is summed in integers.
+    probabilities several times. All whole blocks have the same size, so the order in which a
+    block is summed does not depend on the number of rows. A shorter last block is summed in
+    integers.
     """
     rows, vocabulary = probabilities.shape
     whole = vocabulary // BLOCK * BLOCK
@@ -68,14 +70,14 @@ def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(masses: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the entry of each row on which its random bits fall; `bits` is int64 [rows]."""
+    """Find the entry of each row that its random bits select; `bits` is int64 [rows]."""
     cumulative = masses.cumsum(dim=1)
     return _search(masses, cumulative, _scale(bits, cumulative[:, -1]))
 
 
 def _search(
     masses: torch.Tensor,  # int64 [rows, n]
-    cumulative: torch.Tensor,  # int64 [rows, n], the sums of masses
+    cumulative: torch.Tensor,  # int64 [rows, n], cumulative sums of `masses`
     target: torch.Tensor,  # int64 [rows]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Find the entry whose share of the cumulative sum holds the target.

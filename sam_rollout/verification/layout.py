@@ -1,9 +1,9 @@
 """The rows of the target model's output in a verify step, by request and draft token.
 
-For every request a verify step scores each of its draft tokens and the position after them. So a
+A verify step scores each draft token of every request, and the position after these tokens. So a
 request with n draft tokens owns n + 1 consecutive rows, and n may differ between requests or be 0.
-Everything here is computed on the device from one cumulative count. The host knows only the total
-and the maximum.
+The layout is computed on the device from the cumulative numbers of draft tokens. The host knows
+only their total and maximum.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DraftLayout:
     Args:
         cu_num_drafts: Integer [batch], cumulative number of draft tokens.
         num_drafts: Total number of draft tokens.
-        max_drafts: The largest number that any request has. Results have one more column.
+        max_drafts: The most draft tokens of a request. Results have one more column.
     """
 
     def __init__(self, cu_num_drafts: torch.Tensor, num_drafts: int, max_drafts: int) -> None:
@@ -40,22 +40,22 @@ class DraftLayout:
     @cached_property
     def request_of_row(self) -> torch.Tensor:
         """int64 [rows], the request that each row belongs to."""
-        # Without the given size, the host would have to wait for the device to compute it.
+        # Without `output_size`, the host would have to wait for the device to compute the size.
         return self._requests.repeat_interleave(self.counts + 1, output_size=self.num_rows)
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """int64 [batch, max_drafts + 1], each request's rows; any valid row beyond its last one."""
+        """int64 [batch, max_drafts + 1], each request's rows, then any valid rows as padding."""
         rows = self.first_row.unsqueeze(1) + self._places
         return rows.clamp_(max=self.num_rows - 1)
 
     @cached_property
     def is_draft(self) -> torch.Tensor:
-        """Whether each request has a draft token at each place, bool [batch, max_drafts]."""
+        """Whether each request has an n-th draft token, bool [batch, max_drafts]."""
         return self._places[:-1] < self.counts.unsqueeze(1)
 
     def spread(self, drafts: torch.Tensor, fill: int | float) -> torch.Tensor:
-        """Spread a flat [num_drafts] tensor to [batch, max_drafts], filled up with ``fill``."""
+        """Spread a flat [num_drafts] tensor to [batch, max_drafts], padded with ``fill``."""
         if not self.num_drafts:
             return drafts.new_full((self.batch, self.max_drafts), fill)
         index = self.first_draft.unsqueeze(1) + self._places[:-1]
@@ -63,7 +63,7 @@ class DraftLayout:
         return spread.masked_fill(~self.is_draft, fill)
 
     def keep(self, tokens: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
-        """Keep each request's accepted tokens and the one after them, and clear the rest.
+        """Keep each request's accepted tokens and the token after them, and clear the rest.
 
         Args:
             tokens: Integer [batch, max_drafts + 1].

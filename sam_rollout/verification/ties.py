@@ -1,8 +1,8 @@
-"""Whether rounding explains that two texts with the same random numbers differ.
+"""Tests whether rounding explains that two texts with the same random numbers differ.
 
 If only rounding differs, two such texts first differ at a position where their shared random number
-makes two tokens tie, up to rounding. The distribution at that place shows how far from a tie the
-place is.
+makes two tokens tie, up to rounding. The distribution at that position shows the distance from a
+tie.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from sam_rollout.verification.gumbel import gumbel_noise
 from sam_rollout.verification.uniforms import keyed_bits
 
-# The largest distance that counts as rounding: between two tokens' log-probabilities with the
-# position's noise; by inversion, from the random number to the boundary between them.
+# The largest distance that counts as rounding. It is the difference of two log-probabilities with
+# the position's noise. By inversion, it is the random number's distance from the tokens' boundary.
 TIE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
-RANDOM_BITS = 44  # of a position's 64 bits, those that decide its token by inversion
+RANDOM_BITS = 44  # how many of a position's 64 bits decide its token by inversion
 GREEDY, GUMBEL, INVERSION = "greedy", "gumbel", "inversion"  # ways to draw
 
 
@@ -33,18 +33,19 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 def distance_from_tie(
     tokens: Sequence[int | None], logprobs: np.ndarray, way: str, key: int, position: int
 ) -> float:
-    """Return how far a place is from a tie of two tokens, in the terms of ``TIE``.
+    """Return how far a position is from a tie of two tokens; compare the result with ``TIE``.
 
-    Greedy and with Gumbel noise, this is the distance of the less likely token from the likeliest
-    one, after the noise is added. By inversion, it is how far the position's random number would
-    have to move to draw both.
+    For ``GREEDY`` and ``GUMBEL``, this is how far the log-probability of the less likely token is
+    below the highest one, after noise is added. For ``INVERSION``, it is how far the position's
+    random number would have to move to draw the one and the other token.
 
     Args:
-        tokens: The two texts' tokens there; with None, for an ended text, the result is infinite.
-        logprobs: [vocabulary], of the distribution that is sampled from.
+        tokens: The tokens of both texts at the position; None if a text has ended, and then the
+            result is infinite.
+        logprobs: [vocabulary], log-probabilities of the distribution that is sampled from.
         way: ``GREEDY``, ``GUMBEL`` or ``INVERSION``.
         key: The key of the request's random numbers.
-        position: Place in the text, its prompt included.
+        position: Index in the text, its prompt included.
     """
     if way == INVERSION:
         return distance_of_draw(np.exp(logprobs), uniform_of(key, position), tokens)
@@ -59,8 +60,8 @@ def distance_of_draw(
 ) -> float:
     """Return the largest distance that ``uniform`` would have to move to draw each of ``tokens``.
 
-    ``probabilities``, [vocabulary], are in the order of token ids. None, for a response that has
-    ended, cannot be drawn: the distance is infinite.
+    ``probabilities``, [vocabulary], are in the order of token ids. A token is None if a response
+    has ended; then the distance is infinite.
     """
     cumulative = np.cumsum(probabilities / probabilities.sum())
     farthest = 0.0
@@ -77,7 +78,7 @@ def _bits(key: int, position: int) -> torch.Tensor:
 
 
 def uniform_of(key: int, position: int) -> float:
-    """Return the number in [0, 1) that draws a token of the text by inversion."""
+    """Return the number in [0, 1) that draws the token at a position by inversion."""
     bits = int(_bits(key, position)[0]) & ((1 << 64) - 1)
     return (bits >> (64 - RANDOM_BITS)) / 2**RANDOM_BITS
 

@@ -1,9 +1,9 @@
 """Verification of draft trees with a coupled sampler.
 
-Every row of a request is a node: the request's last known token first, then its draft tokens. Each
-node draws the token after it, with the random number of that position in the text. A draft token is
-right if its parent drew it, and accepted if all tokens before it on its path are right, too. So at
-most one path is accepted, and its tokens are those that would have been sampled without drafts.
+Every row of a request is a node: the request's last known token first, then its draft tokens. At
+each node, the token after it is drawn with the random number of that position in the text. A draft
+token is right if it was drawn at its parent. It is accepted if all tokens before it on its path are
+right, too. So at most one path is accepted; without drafts, the same tokens would be sampled.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from sam_rollout.verification.layout import DraftLayout
 
 
 class TreeShapes(NamedTuple):
-    """The trees of a step's draft tokens, one row per request; N is the most draft tokens of a row.
+    """The trees of a step's draft tokens, one per row; a row has N draft tokens at most.
 
     Columns without a draft token are ancestors of themselves alone.
     """
 
     parents: torch.Tensor  # int64 [B, N], the node before each token; 0 is the last known token
-    depths: torch.Tensor  # int64 [B, N], 1 for a token that follows the last known one
+    depths: torch.Tensor  # int64 [B, N], 1 for a child of the last known token
     ancestors: torch.Tensor  # bool [B, N, N], whether [:, i, j] token j is i or an ancestor of i
 
 
 def verify_tree(
     layout: DraftLayout, draft_ids: torch.Tensor, target_ids: torch.Tensor, shapes: TreeShapes
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept the path of draft tokens that their parents drew, without a wait for the device.
+    """Accept the path of draft tokens that were drawn at their parents; do not wait for the device.
 
     Args:
         layout: Rows of this step.
         draft_ids: Integer [num_drafts].
-        target_ids: int64 [num_rows], the token that every node drew.
+        target_ids: int64 [num_rows], the token drawn at every node.
         shapes: The shapes of the trees.
 
     Returns:
-        The result of ``DraftLayout.keep``, and int64 [batch, N + 1], the node at each depth of the
-        path, 0 beyond its end.
+        The result of ``DraftLayout.keep``, and the node at each depth of the path, int64
+        [batch, N + 1], 0 beyond the end of the path.
     """
     first = layout.first_row.unsqueeze(1)
     drafts = layout.spread(draft_ids.to(torch.int64), fill=-1)

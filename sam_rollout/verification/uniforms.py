@@ -1,8 +1,8 @@
 """Random bits as a pure function of a response's key and a token's position.
 
-A generator with state would give a response other random numbers as soon as a neighbour finishes
-earlier or a draft is one token longer. SplitMix64 needs no state (Steele, Lea, Flood, "Fast
-splittable pseudorandom number generators", OOPSLA 2014): its n-th output is a hash of
+A generator with state would change a response's random numbers if another response of the batch
+finished earlier or a draft were one token longer. SplitMix64 needs no state (Steele, Lea, Flood,
+"Fast splittable pseudorandom number generators", OOPSLA 2014): its n-th output is a hash of
 ``key + n * GOLDEN``. One call serves a whole batch and uses integer arithmetic only, so every
 device computes the same bits.
 """
@@ -19,7 +19,7 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def keyed_bits(keys: torch.Tensor, positions: torch.Tensor, stream: int = 0) -> torch.Tensor:
-    """Return 64 random bits, int64 [rows], for each (key, position), the sign bit included.
+    """Return 64 random bits per (key, position), int64 [rows]; the sign bit is random, too.
 
     Args:
         keys: int64 [rows], the key of each row's response.

@@ -1,8 +1,8 @@
-"""The ended responses of a run from which its next automaton is made.
+"""Keeps the ended responses of a run, from which its next automaton is made.
 
-The newest responses stay in memory, 4 bytes per token. Responses of the previous run come from disk
-(`responses.py`), and a corpus fills the remaining room. Responses of validation are not kept,
-because they would take the place of those that training drafts from.
+The newest responses stay in memory and take 4 bytes per token. Responses of the previous run are
+read from disk (`responses.py`), and texts of a corpus fill the remaining memory. Responses of
+validation are not kept, because they would displace responses that training drafts from.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SHARE = 1 / 40
 
 
 class Room(NamedTuple):
-    """Limits on the text that an automaton may be made of; a limit of 0 or less allows none."""
+    """Limits on the texts of a new automaton; a limit of 0 or less allows no text."""
 
     tokens: int
-    places: int  # of the automaton
-    nbytes: int  # of the automaton
+    places: int  # in the automaton
+    nbytes: int  # size of the automaton
 
 
 class KeptTexts:
@@ -38,12 +38,12 @@ class KeptTexts:
 
     def __init__(self, max_bytes: int) -> None:
         self.most_tokens = min(int(max_bytes * _SHARE) // 4, LARGEST_AUTOMATON // 4)
-        # Most texts of an automaton: each takes at least one block, 16 bytes per place.
+        # The number of texts that fill an automaton with one block each; a place takes 16 bytes.
         most_places = min(max_bytes // 2 // 16, LARGEST_AUTOMATON // 4)
         self._most_texts = most_places // places_of(1)
         self._kept: deque[Int32Array] = deque()  # responses of training, oldest first
         self._corpus: list[Int32Array] = []  # newest first
-        self._tokens = 0  # of both
+        self._tokens = 0  # in `_kept` and `_corpus` together
         self.added = 0  # texts that this run's requests have written so far
 
     @property
@@ -60,10 +60,10 @@ class KeptTexts:
         self._shorten()
 
     def keep_older(self, texts: list[Int32Array]) -> bool:
-        """Keep texts of the previous run, oldest first, as far as newer ones leave room.
+        """Keep texts of the previous run, oldest first, as far as newer texts leave room.
 
         Returns:
-            Whether any of them was kept.
+            Whether any of `texts` was kept.
         """
         newer = len(self._kept)
         texts = texts[-self._most_texts :]
@@ -73,7 +73,7 @@ class KeptTexts:
         return len(self._kept) > newer
 
     def keep_corpus(self, texts: list[Int32Array]) -> None:
-        """Keep texts that count as older than all that the run writes, oldest first."""
+        """Keep texts of a corpus, oldest first; they count as older than every response."""
         self._corpus = texts[::-1]
         self._tokens += sum(map(len, texts))
         self._shorten()
@@ -87,9 +87,9 @@ class KeptTexts:
         """Return the newest texts that fit into the room, oldest first.
 
         Args:
-            room: limits on all of them together.
-            nbytes_of: maps the texts' lengths in tokens to their bytes in the automaton,
-                int64[texts] both.
+            room: limits on all returned texts together.
+            nbytes_of: maps lengths of texts in tokens, int64[texts], to their bytes in the
+                automaton, int64[texts].
             most_texts: only this many of the newest texts are considered.
         """
         texts = list(islice(chain(reversed(self._kept), self._corpus), most_texts))
@@ -99,7 +99,7 @@ class KeptTexts:
         return texts[: int(fits.sum())][::-1]  # `needed` grows, so the texts that fit come first
 
     def _shorten(self) -> None:
-        """Drop the oldest texts until the rest fits."""
+        """Drop the oldest texts until the limits on tokens and texts hold."""
         while (
             self._tokens > self.most_tokens
             or len(self._kept) + len(self._corpus) > self._most_texts

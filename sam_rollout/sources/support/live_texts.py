@@ -11,18 +11,18 @@ from sam_rollout.core.identity import GroupKey
 from sam_rollout.sources.contract import Limits, Source, Usage
 
 NO_SLOT = -1
-# Estimates before there is an automaton: its bytes per token, and the most tokens it can hold.
+# Estimates for an automaton that is not made yet: bytes per token, and most tokens it can hold.
 LIVE_BYTES_PER_TOKEN = 60
 MOST_SHARED_TOKENS = LARGEST_AUTOMATON
 
 
 def number_of(key: GroupKey) -> int:
-    """Return a number below 2**31 that siblings have in common and other prompts hardly share."""
+    """Return a number below 2**31: equal for siblings, hardly ever equal for two prompts."""
     return zlib.crc32("{}/{}/{}".format(*key).encode()) >> 1
 
 
 class LiveTexts(Source):
-    """A pool of automata, and the map from rows of the batch to its slots."""
+    """A pool of automata, and the map from rows of the batch to slots of the pool."""
 
     def __init__(self, limits: Limits) -> None:
         from sam_rollout.automaton.pool import AutomatonPool  # compiles
@@ -30,12 +30,12 @@ class LiveTexts(Source):
         self.pool = AutomatonPool()
         self.evictions = 0  # automata given up so far
         max_rows = limits.max_rows
-        self._slots = np.full(max_rows, NO_SLOT, np.int32)  # [max_rows], the bound requests' slots
-        self._active = self._slots  # [B], slots in the last call; NO_SLOT where not eligible
+        self._slots = np.full(max_rows, NO_SLOT, np.int32)  # [max_rows], slots of bound requests
+        self._active = self._slots  # [B], slots in the last call; NO_SLOT if not eligible
         self._rows = np.arange(max_rows, dtype=np.int32)  # [max_rows]
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Let automata read the rows' new tokens; raise as `AutomatonPool.extend`."""
+        """Let automata read the rows' new tokens; raise the errors of `AutomatonPool.extend`."""
         batch = len(num_tokens)
         self._active = np.where(eligible, self._slots[:batch], NO_SLOT)
         self.pool.extend(self._active, self._rows[:batch], token_ids, num_tokens)
@@ -47,7 +47,7 @@ class LiveTexts(Source):
         eligible: np.ndarray,
         out_places: Int64Array,
     ) -> None:
-        """Read the rows' new tokens, then write where each row's text stands."""
+        """Read the rows' new tokens, then write each text's place in its automaton."""
         self.catch_up(token_ids, num_tokens, eligible)
         self.pool.place_rows(self._active, out_places)
 

@@ -1,7 +1,7 @@
 """Pieces of responses that travel between engines.
 
 A response is sent in pieces while it is sampled, so that siblings on other engines draft from it at
-once. No engine waits for a piece, and no piece is sent twice. A lost piece costs acceptance only.
+once. No engine waits for a piece, and no piece is sent twice. A lost piece only lowers acceptance.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DTYPE = np.dtype("<i4")  # of `Piece.tokens`
 
 
 class BadPieceError(ValueError):
-    """The received value is no piece, or a piece that this engine cannot read."""
+    """A received value is not a piece, or this engine cannot read the piece."""
 
 
 def to_bytes(tokens: Int32Array) -> bytes:
@@ -31,9 +31,9 @@ def to_bytes(tokens: Int32Array) -> bytes:
 def whole_response(
     identity: RequestIdentity, name: str, prompt_ids: Sequence[int], response_ids: Sequence[int]
 ) -> Piece:
-    """Make the piece that carries a whole response, with the end of its prompt, to other folders.
+    """Make a piece of a whole response and the end of its prompt.
 
-    `name` is a unique name of the response.
+    Engines that write to other folders keep it. `name` is a unique name of the response.
     """
     from sam_rollout.automaton.recorder import CONTEXT  # compiles
 

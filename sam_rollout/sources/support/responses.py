@@ -1,10 +1,10 @@
-"""The record of an engine's responses: in memory while they run, on disk when they have ended.
+"""Records an engine's responses: in memory while they are sampled, on disk after they have ended.
 
 One recorder and one folder serve all sources. The folder keeps responses of training steps, for
 later steps, later epochs and resumed runs (`text_store.py`). Responses of validation are not kept,
-because they would take the place of texts that training drafts from.
+because they would displace texts that training drafts from.
 
-A thread of its own does all disk work, so no engine step waits for it. When the disk fails, nothing
+A separate thread does all disk work, so no engine step waits for it. When the disk fails, nothing
 is read or written any more, and drafting goes on with the texts that the engine samples.
 """
 
@@ -68,14 +68,14 @@ class TextsConfig(Section):
 
 
 class Ended(NamedTuple):
-    """An ended response, with the end of its prompt before it."""
+    """An ended response; `text` begins with the end of its prompt."""
 
     identity: RequestIdentity
     text: Int32Array
 
 
 class Responses:
-    """Records the responses of a batch, and keeps the ended ones."""
+    """Records the responses of a batch, and keeps them after they have ended."""
 
     def __init__(self, limits: Limits, config: TextsConfig) -> None:
         self._limits = limits
@@ -85,28 +85,28 @@ class Responses:
         if config.path:
             folder, most = Path(config.path).expanduser(), config.max_responses_per_prompt
             self._store = TextStore(folder, config.max_bytes, most, limits.vocab_size)
-        self._live: dict[str, tuple[RequestIdentity, int]] = {}  # identity and recorder's slot
-        self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)  # [max_rows], bound requests
-        # Disk tasks in order, each with the bytes that it is to write (0 when it reads).
+        self._live: dict[str, tuple[RequestIdentity, int]] = {}  # identity, slot in the recorder
+        self._slots = np.full(limits.max_rows, _NO_SLOT, np.int32)  # slots by row, [max_rows]
+        # Disk tasks in order, each with the number of bytes that it writes (0 if it reads).
         self._waiting: deque[tuple[Future[Any], int]] = deque()
         self._waiting_bytes = 0
         self._is_wanted = self._off = False
-        self.ended: dict[str, Ended] = {}  # ended in the last call of `finish`, by request
-        # The group of each response that goes on in later steps, by the response's key. A request
-        # that continues a response has the whole text, so nothing is kept when the first one ends.
+        self.ended: dict[str, Ended] = {}  # request -> its text; of the last `finish`
+        # Key of each response that a request of a later step continues -> its group. The later
+        # request has the whole text, so nothing is kept when the earlier request ends.
         self.interrupted: Mapping[int, GroupKey] = {}
-        self.failures = 0  # disk errors; at most one, since the disk is left alone after it
+        self.failures = 0  # disk errors; at most one, because the disk is not used afterwards
         self.dropped = 0  # responses that were not kept because the disk was too slow
         self.heard = 0  # responses of other engines that were kept
 
     @property
     def keeps(self) -> bool:
-        """Whether ended responses go to a folder."""
+        """Whether ended responses are written to a folder."""
         return self._store is not None and self._is_wanted and not self._off
 
     @property
     def nbytes(self) -> int:
-        """Memory of live responses and of those that wait for the disk."""
+        """Bytes of live responses and of responses that wait to be written to disk."""
         return self._recorder.nbytes + self._waiting_bytes
 
     @property
@@ -121,7 +121,7 @@ class Responses:
     def bind(
         self, request_ids: Sequence[str], identities: Sequence[RequestIdentity | None]
     ) -> None:
-        """Learn which request is in which row; arguments as in `Source.bind`."""
+        """Note which request is in which row; see `Source.bind` for the arguments."""
         for row, (request_id, identity) in enumerate(zip(request_ids, identities, strict=True)):
             if request_id not in self._live and identity is not None:
                 slot = self._recorder.open(identity.prompt_tokens)
@@ -129,7 +129,7 @@ class Responses:
             _, self._slots[row] = self._live.get(request_id, (None, _NO_SLOT))
 
     def record(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Copy each bound row's new tokens; arguments as in `Source.catch_up`."""
+        """Copy each bound row's new tokens; see `Source.catch_up` for the arguments."""
         self._recorder.record(self._slots[: len(num_tokens)], token_ids, num_tokens, eligible)
 
     def live(self) -> Iterator[tuple[str, RequestIdentity]]:
@@ -137,12 +137,12 @@ class Responses:
         return ((request_id, identity) for request_id, (identity, _) in self._live.items())
 
     def peek(self, request_id: str, start: int) -> Int32Array:
-        """Return what a live request wrote from token `start` on, int32[n]."""
+        """Return the tokens of a live request's text from index `start` on, int32[n]."""
         _, slot = self._live.get(request_id, (None, _NO_SLOT))
         return _NOTHING if slot == _NO_SLOT else self._recorder.peek(slot, start)
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Move requests that ended to `ended`; the folder keeps those of training."""
+        """Move the texts of ended requests to `ended`, and store texts of training on disk."""
         self.ended = {}
         for request_id in request_ids:
             identity, slot = self._live.pop(request_id, (None, _NO_SLOT))
@@ -156,7 +156,7 @@ class Responses:
                     self._keep(identity.group, identity.step, text)
 
     def end_step(self) -> None:
-        """Give the recorder's memory back at the end of a training step, if no request is live."""
+        """Free the recorder's memory at the end of a training step, if no request is live."""
         if not self._live:
             self._recorder = self._new_recorder()
 
@@ -165,15 +165,15 @@ class Responses:
         self.heard += self._keep(group, step, text)
 
     def read_earlier(self, group: str, step: int, max_tokens: int) -> Future[Seed | None]:
-        """Begin to make an automaton of a prompt's responses of steps before `step`.
+        """Begin to make an automaton of the responses to a prompt from steps before `step`.
 
-        At most `max_tokens` tokens are read, of the newest responses. The result is None if there
-        are none.
+        It reads the newest responses, at most `max_tokens` tokens together. The result is None if
+        there is no such response.
         """
         return self._submit(0, _read_earlier, self._store, group, step, max_tokens)
 
     def read_newest(self, step: int, max_tokens: int) -> Future[list[Int32Array]]:
-        """Begin to read the newest responses of steps before `step`, to any prompt."""
+        """Begin to read the newest responses to all prompts from steps before `step`."""
         return self._submit(0, TextStore.read, self._store, None, step, max_tokens)
 
     def wait(self) -> None:
@@ -186,7 +186,7 @@ class Responses:
         while self._waiting and self._waiting[0][0].done():
             future, nbytes = self._waiting.popleft()
             self._waiting_bytes -= nbytes
-            # The caller of a read has its future, and sees its error there.
+            # An error of a read is raised by the future that the read's caller holds.
             if nbytes and (error := future.exception()) is not None:
                 self.fail(error)
 
@@ -208,7 +208,7 @@ class Responses:
     def _new_recorder(self) -> TextRecorder:
         from sam_rollout.automaton.recorder import TextRecorder  # compiles
 
-        # There is room for preempted requests, too. Responses beyond it are not recorded.
+        # Preempted requests need slots, too. Responses for which no slot is free are not recorded.
         return TextRecorder(2 * self._limits.max_rows + 16, self._limits.max_model_len)
 
     def _keep(self, group: str, step: int, text: Int32Array) -> bool:
@@ -243,5 +243,5 @@ def _read_earlier(store: TextStore, group: str, step: int, max_tokens: int) -> S
 
 
 def is_of_training(identity: RequestIdentity | None) -> bool:
-    """Whether a request belongs to a training step; an engine's warm-up does not."""
+    """Whether a request belongs to a training step; an engine's warm-up requests do not."""
     return identity is not None and identity.split == TRAIN_SPLIT and identity.step >= 0

@@ -1,4 +1,4 @@
-"""Automata that a thread makes of ended texts, each in a pool of its own."""
+"""Makes automata of ended texts in a thread, each in a pool of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Seed(NamedTuple):
-    """An automaton of ended texts that live requests will share; it is alone in its pool."""
+    """An automaton of ended texts that live requests will share; nothing else is in its pool."""
 
     pool: AutomatonPool
     automaton: int  # its number in the pool
@@ -30,7 +30,7 @@ def empty_seed() -> Seed:
 
 
 def read_texts(seed: Seed, texts: Iterable[Int32Array]) -> Seed:
-    """Let an automaton read ended texts, mostly without the GIL; return its new seed."""
+    """Let a seed's automaton read ended texts, mostly without the GIL; return the new seed."""
     pool, automaton, tokens = seed
     first = np.zeros(1, np.int32)
     for text in texts:

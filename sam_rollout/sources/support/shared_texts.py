@@ -1,10 +1,9 @@
 """The exchange of siblings' texts with other engines.
 
-This engine hands out its own texts and takes in those of the others. In each engine step it reads a
-few tokens of the other engines into the automata of its own siblings. Each direction has room for a
-fixed number of texts, within the memory for siblings, and drops texts when that room is full. If
-memory is short, other engines' texts are not read, and waiting ones are dropped before any group is
-given up.
+This engine hands out its own texts and receives the texts of other engines. In each engine step,
+its automata of siblings read a few of the received tokens. In each direction, a fixed number of
+texts may wait, within the memory for siblings; texts beyond that number are dropped. If memory is
+short, received texts are not read, and waiting texts are dropped before any automaton is given up.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ logger = logging.getLogger(__name__)
 
 Place = tuple[Hashable, int | None]  # a group, and its automaton once it has one
 
-# Tokens of other engines read per engine step. Drafting pays while few requests run, and then even
-# 15 siblings of each request on other engines write fewer tokens than this per step.
+# Most tokens of other engines that are read per engine step. Drafting pays while few requests run.
+# Even if each has 15 siblings on other engines, they write fewer tokens per step than this limit.
 TOKENS_PER_STEP = 512
-# Texts of other engines that may wait to be read or continued.
+# Most texts of other engines that may wait to be read or continued.
 MOST_TEXTS = 1024
-# A text that was read is dropped after this many exchanges without a new piece, at least some 5 s.
-# Its last piece was lost, or did not come because this engine's group was over.
+# A text of which all tokens were read is dropped after this many exchanges without a new piece of
+# it (5 s or more). Its last piece was lost, or not taken because this engine's group was over.
 SILENT_TURNS = 100
-# Shares of the memory for siblings. The waiting texts of one direction may take the first one.
-# Other engines' texts are not read while they and all automata together take more than the second
-# one.
+# Shares of the memory for siblings. The waiting texts of one direction take `_WAITING_SHARE` at
+# most. Other engines' texts are not read while they and all automata together take more than
+# `_READING_SHARE`.
 _WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
 _NEVER = np.iinfo(np.int64).max
 
@@ -49,14 +48,14 @@ class OwnTexts:
 
     def __init__(self, responses: Responses) -> None:
         self._responses = responses
-        self.room = 0  # ended texts that may wait; beyond it the oldest is dropped
-        self._sent: dict[str, tuple[str, int]] = {}  # request -> name, and tokens handed out
+        self.room = 0  # most ended texts that wait; beyond it the oldest is dropped
+        self._sent: dict[str, tuple[str, int]] = {}  # request -> response's name, tokens sent
         self._ended: deque[Piece] = deque()  # last pieces of ended texts, not yet handed out
         self._made = 0
         self.nbytes = 0  # memory of these texts
 
     def _name_and_start(self, request_id: str) -> tuple[str, int]:
-        """Return the response's name and the place of its next piece."""
+        """Return the response's name, and the index of the next token to hand out."""
         if request_id not in self._sent:
             self._made += 1
             self._sent[request_id] = str(self._made), 0
@@ -78,12 +77,12 @@ class OwnTexts:
             self._sent.pop(request_id, None)
 
     def forget_ended(self) -> None:
-        """Drop the last pieces that wait."""
+        """Drop the last pieces of ended texts that were not handed out."""
         self._ended.clear()
         self.nbytes = 0
 
     def pieces(self, origin: str) -> list[Piece]:
-        """Return the pieces since the last call; responses' names begin with the engine's name."""
+        """Return the pieces since the last call; a response is named `<origin>/<number>`."""
         pieces = list(self._ended)
         self.forget_ended()
         for request_id, identity in self._responses.live() if self.room else ():
@@ -101,10 +100,10 @@ class SharedTexts:
 
     Args:
         pool: the pool of the automata that read other engines' texts.
-        limits: of the engine.
+        limits: the limits of the engine.
         max_bytes: memory for all texts of siblings, from this engine and others.
         responses: the record of the engine's responses; it also keeps whole responses of others.
-        place_of: maps a piece to its group and automaton, or to None if it is not wanted.
+        place_of: maps a piece to its group and automaton, or to None if the piece is not wanted.
         keep_ended: called with the group and tokens of a text that has ended and was read.
     """
 
@@ -135,11 +134,11 @@ class SharedTexts:
         self._texts = np.zeros((rows, self._limits.max_model_len), np.int32)
         self._touched = np.zeros(rows, np.int32)  # most tokens that the row has ever held
         self._known = np.zeros(rows, np.int32)  # tokens that the row holds
-        self._done = np.zeros(rows, np.int32)  # how many of them were read
-        self._slots = np.full(rows, NO_SLOT, np.int32)  # in the pool, once there is an automaton
-        self._starts = np.zeros(rows, np.int32)  # tokens of the response before the row's first
+        self._done = np.zeros(rows, np.int32)  # number of the row's tokens that were read
+        self._slots = np.full(rows, NO_SLOT, np.int32)  # NO_SLOT without automaton
+        self._starts = np.zeros(rows, np.int32)  # index in the response of the row's first token
         self._ended = np.zeros(rows, bool)
-        self._heard = np.full(rows, _NEVER)  # the exchange in which the last piece came
+        self._heard = np.full(rows, _NEVER)  # the exchange that brought the row's latest piece
         self._numbers = np.zeros(rows, np.int64)  # the group's number, see `number_of`
         self._free = list(range(rows - 1, -1, -1))
         self._place: dict[str, tuple[Hashable, int]] = {}  # response -> its group and row
@@ -151,11 +150,11 @@ class SharedTexts:
 
     @property
     def nbytes(self) -> int:
-        """Memory that waiting texts take or took, in both directions."""
+        """Bytes of waiting texts in both directions, and of rows that earlier texts have filled."""
         return self.own.nbytes + self._touched_tokens * 4
 
     def counters(self) -> dict[str, int]:
-        """Count what became of other engines' texts."""
+        """Count other engines' tokens that were read or missed, and refused pieces."""
         return {
             "shared_tokens": self._tokens_read,
             "shared_missed_tokens": self._tokens_missed,
@@ -208,11 +207,11 @@ class SharedTexts:
     ) -> None:
         """Keep a piece until it is read.
 
-        A piece that does not continue the kept tokens, because one before it was lost, begins a
-        text of its own. `automaton` is the group's, None if the group has none yet.
+        If an earlier piece was lost, this piece does not continue the kept tokens and begins a new
+        text. `automaton` is the automaton of the group, None if it is not made yet.
         """
         place, row = self._place.get(piece.response, (group, -1))
-        if place != group:  # a name that was given twice
+        if place != group:  # two groups use this name
             self._forget(piece.response)
             row = -1
         if row < 0:
@@ -240,14 +239,14 @@ class SharedTexts:
             self._forget(piece.response)
 
     def attach(self, group: Hashable, automaton: int) -> None:
-        """Give a group's texts their automaton."""
+        """Let a group's automaton read the texts of the group from now on."""
         for response in self._members.get(group, ()):
             row = self._place[response][1]
             if self._slots[row] == NO_SLOT:
                 self._slots[row] = self._pool.open(automaton, int(self._numbers[row]))
 
     def detach(self, group: Hashable) -> None:
-        """Take a group's automaton away; its texts wait to be read anew from their start."""
+        """Detach a group's texts from its automaton; they wait to be read again from the start."""
         for response in self._members.get(group, ()):
             row = self._place[response][1]
             if self._slots[row] != NO_SLOT:
@@ -262,7 +261,7 @@ class SharedTexts:
             self._forget(response)
 
     def forget_all(self) -> None:
-        """Drop all texts and give their memory back."""
+        """Drop all texts and free their memory."""
         for response in list(self._place):
             self._forget(response)
         self._texts = np.zeros(self._texts.shape, np.int32)
@@ -274,13 +273,13 @@ class SharedTexts:
         self.forget_all()
 
     def _end_turn(self) -> None:
-        """End an exchange; free the rows of texts that have fallen silent."""
+        """End an exchange; drop read texts without a new piece for `SILENT_TURNS` exchanges."""
         self._turn += 1
         is_silent = (self._turn - self._heard > SILENT_TURNS) & (self._done == self._known)
         self._forget_rows(np.flatnonzero(is_silent))
 
     def read(self) -> None:
-        """Read waiting texts, at most `TOKENS_PER_STEP` tokens; raise as `AutomatonPool.extend`."""
+        """Read at most `TOKENS_PER_STEP` waiting tokens; raise errors of `AutomatonPool.extend`."""
         most_bytes = int(self._max_bytes * _READING_SHARE)
         if not self._unread or self._pool.nbytes + 4 * self._touched_tokens > most_bytes:
             return
@@ -308,7 +307,7 @@ class SharedTexts:
             self._slots[row] = self._pool.open(automaton, int(self._numbers[row]))
 
     def _end(self, row: int) -> None:
-        """Close a row's text; its unread tokens are missed."""
+        """Close a row's text, and count its unread tokens as missed."""
         unread = int(self._known[row] - self._done[row])
         self._unread -= unread
         self._tokens_missed += unread

@@ -1,8 +1,9 @@
 """Live texts that move from one automaton to another.
 
-A text that moves is read anew. All texts together read a bounded number of tokens per engine step,
-so that no step is held up. Until a text has caught up, its request drafts from the old automaton.
-A text that ends on the way is still read to its end, so that other requests find it.
+When a text moves, its new automaton reads it from the start. Per engine step, a bounded number of
+tokens of all moving texts is read, so that no step is delayed. Until the whole text is read, its
+request drafts from the old automaton. If a text ends while it moves, the new automaton still reads
+all of it, so that other requests draft from this text.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# Most tokens read per engine step from live texts, and as many from ended ones; a batch samples
-# fewer. `sam-rollout bench drafter` measures what a token costs ("catching up").
+# Most tokens that are read per engine step from live texts, and again from ended texts. A batch
+# samples fewer tokens. `sam-rollout bench drafter` measures the cost of a token ("catching up").
 TOKENS_PER_STEP = 2048
 
 
 class MovingTexts:
-    """Second slots of moving requests, until they have read as much as the first slots."""
+    """The slots of moving requests in new automata, until these have read the whole texts."""
 
     def __init__(self, pool: AutomatonPool) -> None:
         self._pool = pool
@@ -48,7 +49,7 @@ class MovingTexts:
             self.read_to_end(text, automaton, group)
 
     def read_to_end(self, text: Int32Array, automaton: int, group: int = 0) -> None:
-        """Let an automaton read a text that has ended, int32[length]."""
+        """Queue a text that has ended, int32[length], for an automaton to read."""
         self._ended.append((text, self._pool.open(automaton, group), automaton))
 
     def drop_all_to(self, automaton: int) -> None:
@@ -70,11 +71,11 @@ class MovingTexts:
         """Read more of the moving texts, beginning with those that have the fewest tokens left.
 
         Args:
-            request_ids: B ids in row order.
+            request_ids: the request of each of the B rows.
             token_ids, num_tokens, eligible: see `Source.catch_up`.
 
         Returns:
-            Row, new slot and automaton of each request that has caught up and moves no more.
+            Row, new slot and new automaton of each request whose text has been read to its end.
         """
         if self._ended:
             self._read_ended()
@@ -100,7 +101,7 @@ class MovingTexts:
         return [(row, *self._slots.pop(request_ids[row])) for row in rows[done].tolist()]
 
     def _read_ended(self) -> None:
-        """Read more of the ended texts, in order; each read counts as whole blocks."""
+        """Read more of the ended texts, in order; the tokens of a read are rounded up to blocks."""
         room = TOKENS_PER_STEP
         while self._ended and room > 0:
             text, slot, _ = self._ended[0]

@@ -1,12 +1,12 @@
-"""Ended responses on disk, written and read by all engines that see a folder.
+"""Ended responses on disk, written and read by all engines that share a folder.
 
 The folder holds segments. Every writer appends to a segment of its own and holds a lock on it,
 which the system releases when the writer dies. A segment is called `*.open` while it is written and
-`*.closed` afterwards. A record carries its length and a checksum, so a record torn by a crash ends
-its segment and costs nothing else. When the folder is full, whole closed segments are deleted,
-oldest first, under the folder's lock. Nothing is ever rewritten.
+`*.closed` afterwards. A record has its length and a checksum, so readers notice a record
+torn by a crash and lose only that record. When the folder is full, whole closed segments are
+deleted, oldest first, under the folder's lock. Nothing is ever rewritten.
 
-All methods may block on the disk, so they belong in a thread of their own.
+All methods may block on the disk, so a separate thread should call them.
 """
 
 import bisect
@@ -33,13 +33,13 @@ from sam_rollout.sources.support.vocabulary import is_known
 
 logger = logging.getLogger(__name__)
 
-# A full folder loses one segment at a time, one of this many parts of its responses.
+# A full folder has this many segments, and loses one of them at a time.
 SEGMENTS = 256
 BYTES_PER_TOKEN = 4
 
 OPEN, CLOSED = ".open", ".closed"
 _MAGIC = b"SAMH"
-# The header: magic, CRC-32 of the rest, number of tokens, step, group. The tokens follow, int32.
+# A record's header: magic, CRC-32 of the rest, number of tokens, step, group. Tokens follow, int32.
 # All is little-endian.
 _RECORD = struct.Struct("<4sIIi8s")
 _CHECKED_FROM = 8
@@ -58,18 +58,18 @@ class _Place:
 
 
 class TextStore:
-    """Responses by prompt and training step, bounded in bytes.
+    """Stores responses by prompt and training step, in a bounded number of bytes.
 
     Args:
-        folder: made when needed. It has to support `flock` if engines on several machines share it.
+        folder: made when needed; must support `flock` if engines on several machines share it.
         max_bytes: size of all segments, those of other writers included. Each writer needs a
-            segment of its own, a 256th of it.
-        max_responses: the most responses that are remembered per group, the newest ones: this many
-            of the newest step, and this many of the steps before it.
-        vocab_size: the reading model's number of tokens; a response with other ids is left out.
+            segment of its own, a 256th of this size.
+        max_responses: of each group, the store remembers this many of the newest step's responses,
+            and this many of the newest responses of earlier steps.
+        vocab_size: size of the reading model's vocabulary; a response with other ids is left out.
 
     Attributes:
-        refused: number of responses that were left out, and of segments whose rest cannot be read.
+        refused: number of responses that were left out, plus number of damaged segments.
 
     Raises:
         OSError: by every method, if the folder cannot be read or written.
@@ -80,7 +80,7 @@ class TextStore:
         self._max_bytes = max_bytes
         self._segment_bytes = max_bytes // SEGMENTS
         self._max_responses = max_responses
-        self._groups: dict[bytes, list[_Place]] = {}  # in order of step
+        self._groups: dict[bytes, list[_Place]] = {}  # lists in order of step
         self._read_up_to: dict[str, int] = {}  # segment -> bytes indexed
         self._segment: BinaryIO | None = None
         self._written = 0  # bytes of the own segment
@@ -90,10 +90,10 @@ class TextStore:
         self._step = -1  # `before_step` of the last read
 
     def append(self, group: str, step: int, tokens: Int32Array) -> None:
-        """Add a response, or the end of one that is longer than a segment.
+        """Add a response; if it is longer than a segment, only its end is added.
 
-        The record survives the end of this process at once, and a crash of the machine as soon as
-        the system has written it out.
+        From then on the record survives the end of this process. It survives a crash of the machine
+        once the system has written it to the disk.
         """
         longest = (self._segment_bytes - _RECORD.size) // BYTES_PER_TOKEN
         record = _pack(_key(group), step, np.ascontiguousarray(tokens[-longest:], "<i4").tobytes())
@@ -107,13 +107,13 @@ class TextStore:
         self._written += len(record)
 
     def read(self, group: str | None, before_step: int, max_tokens: int) -> list[Int32Array]:
-        """Return the newest responses of earlier steps, oldest first.
+        """Return the newest responses of steps before `before_step`, oldest first.
 
         Args:
-            group: the prompt's; None for all prompts, then without a limit on their number.
+            group: the group of the prompt. None means all prompts, and any number of responses.
             before_step: responses of this step and later ones are left out. When it changes, the
-                folder is indexed again, because all responses of earlier steps are there by then.
-            max_tokens: the oldest responses beyond this total are left out.
+                folder is indexed again, because it has all responses of earlier steps by then.
+            max_tokens: limit on all responses together; the oldest responses are left out.
         """
         if before_step != self._step:
             self.refresh()
@@ -135,7 +135,7 @@ class TextStore:
         return responses[::-1]
 
     def refresh(self) -> None:
-        """Index what all writers have added, and forget what they have deleted."""
+        """Index the records that writers have added, and forget the records that they deleted."""
         self.folder.mkdir(parents=True, exist_ok=True)
         segments = self._segments()
         gone = self._read_up_to.keys() - segments.keys()
@@ -159,7 +159,8 @@ class TextStore:
     def _segments(self) -> dict[str, Path]:
         """Return the path of each segment by its stem, oldest first.
 
-        On a shared file system some may be gone, because a machine may see an old list.
+        On a shared file system some of these files may be gone, because a machine may see an old
+        list of files.
         """
         paths = [p for p in self.folder.iterdir() if p.suffix in (OPEN, CLOSED)]
         return {path.stem: path for path in sorted(paths)}
@@ -173,7 +174,7 @@ class TextStore:
             self._close_orphans()
             self._make_room()
             stem = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
-            # Unbuffered, so that appended records are the system's and survive this process.
+            # Unbuffered: an appended record is with the operating system and survives this process.
             segment = open(self.folder / f"{stem}{OPEN}", "xb", buffering=0)  # noqa: SIM115
             fcntl.flock(segment, fcntl.LOCK_EX)
         self._segment, self._written = segment, 0
@@ -190,14 +191,14 @@ class TextStore:
             if path.suffix != OPEN:
                 continue
             # NFS grants an exclusive lock only on a file that was opened for writing. Another
-            # user's segment cannot be opened so, and stays as it is.
+            # user's segment cannot be opened for writing, and stays as it is.
             not_ours = suppress(FileNotFoundError, BlockingIOError, PermissionError)
             with not_ours, open(path, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.rename(path.with_suffix(CLOSED))
 
     def _make_room(self) -> None:
-        """Delete closed segments until another one fits; open ones count as full."""
+        """Delete closed segments until a new segment fits; open segments count as full."""
         sizes = {}
         for path in self._segments().values():
             with suppress(FileNotFoundError):
@@ -215,11 +216,11 @@ class TextStore:
     # --- reading ---
 
     def _index(self, stem: str, path: Path) -> None:
-        """Note the records that were added to a segment since the last time."""
+        """Note the records that were added to a segment since the last call."""
         offset = self._read_up_to.get(stem, 0)
         with self._opened(stem, path) as file:
             size = 0 if file is None else os.fstat(file.fileno()).st_size
-            # A mapping of the file would fault when another machine deletes it.
+            # The file is not memory-mapped: access would fault if another machine deleted the file.
             while file is not None and offset + _RECORD.size <= size:
                 header = os.pread(file.fileno(), _RECORD.size, offset)
                 if len(header) < _RECORD.size:
@@ -237,7 +238,7 @@ class TextStore:
         self._read_up_to[stem] = offset
 
     def _note(self, group: bytes, place: _Place) -> None:
-        """Remember the newest records of the newest step, and of the steps before it."""
+        """Add a record to its group, and drop the oldest ones beyond `max_responses`."""
         places = self._groups.setdefault(group, [])
         bisect.insort(places, place, key=_step_of)
         newest = bisect.bisect_left(places, _step_of(places[-1]), key=_step_of)
@@ -264,10 +265,10 @@ class TextStore:
     def _opened(self, stem: str, path: Path) -> Iterator[BinaryIO | None]:
         """Open a segment under either of its names; None if it is gone.
 
-        If another machine deletes it meanwhile, the body of the `with` ends there without an error.
+        If another machine deletes the segment, the body of the `with` ends early without an error.
         """
         file = None
-        # A segment may be renamed from open to closed between two attempts, so closed comes last.
+        # A segment may be renamed to closed between two attempts, so the closed name comes last.
         for candidate in (path, self.folder / f"{stem}{OPEN}", self.folder / f"{stem}{CLOSED}"):
             with suppress(FileNotFoundError):
                 file = open(candidate, "rb")  # noqa: SIM115 - closed below
@@ -275,14 +276,14 @@ class TextStore:
         try:
             yield file
         except OSError as error:
-            if error.errno != errno.ESTALE:  # what NFS says of a file that is gone
+            if error.errno != errno.ESTALE:  # NFS's error for a deleted file
                 raise
         finally:
             if file is not None:
                 file.close()
 
     def _is_known(self, tokens: Int32Array) -> bool:
-        """Whether the model has the text's token ids."""
+        """Whether all tokens are in the model's vocabulary; count the text as refused if not."""
         if is_known(tokens, self._vocab_size):
             return True
         ids = f"token ids from {tokens.min()} to {tokens.max()}, the model has {self._vocab_size}"
@@ -316,7 +317,7 @@ def name_of(folder: Path) -> str:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
-        # A link appears together with its content, on a network's file system, too.
+        # A symbolic link and its content appear together, on a network file system, too.
         os.symlink(uuid.uuid4().hex, folder / "name")
     return os.readlink(folder / "name")
 
