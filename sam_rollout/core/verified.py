@@ -20,7 +20,7 @@ class Verified(NamedTuple):
     drafted: Int32Array  # Draft tokens that were verified.
     accepted: Int32Array  # Draft tokens that were accepted.
     filling: Int32Array  # Padding tokens, verified only to keep the step's shape.
-    source: Int32Array  # Number of the source that voted most for the draft, -1 for none.
+    source: Int32Array  # Number of the source with the heaviest votes for a draft; -1 without any.
     # The sampled text also shows whether draft tokens that were not verified are right.
     judged: Int32Array  # Draft tokens known to be right or wrong.
     right: Int32Array  # Length of the draft's longest prefix that the text continues with.

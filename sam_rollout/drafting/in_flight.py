@@ -29,7 +29,7 @@ class DraftBatch:
     verified, too. The rest of `tokens[i]` has no meaning.
 
     Args:
-        limits: of the engine.
+        limits: the engine's limits.
 
     Attributes:
         tokens: int32[max_rows, k].
@@ -52,7 +52,8 @@ class DraftBatch:
         self.parents = np.empty((max_rows, limits.k), np.int32)
         self.has_trees = True
         self.make_chains()
-        # One array, because each argument makes a call of compiled code a microsecond longer.
+        # The five are rows of one array, because each argument makes a call of compiled code a
+        # microsecond longer.
         self.columns = np.zeros((5, max_rows), np.int32)
         self.counts, self.held_back, self.filling, self.source, self.length = self.columns
         self.source.fill(NO_SOURCE)

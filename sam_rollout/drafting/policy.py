@@ -25,10 +25,11 @@ have been right. So the policy also learns about tokens whose chances are too lo
 A token's chance is a product with one factor for each position of the draft up to the token. A
 factor is the share of right tokens in a class. The tokens of a class have about the same sum of
 votes and the same position, and about as many tokens of their request's previous draft were
-accepted. A class with few tokens borrows from the class of all tokens with this sum. That class
-starts as if all tokens were right, so a new engine drafts like the policy `fixed`. A factor counts
-only drafts that were right up to its position. So drafts that the policy cut short do not distort
-the product (it is the product-limit estimate of Kaplan and Meier, 1958).
+accepted. If a class has few tokens, its share is mixed with the share of a wider class, which has
+all tokens with this sum. The wider class starts as if all tokens were right, so a new engine drafts
+like the policy `fixed`. A factor counts only drafts that were right up to its position. So drafts
+that the policy cut short do not distort the product (it is the product-limit estimate of Kaplan and
+Meier, 1958).
 
 Only the initial weights are built in. The policy learns everything else about texts and models from
 the drafts that this engine verified. On responses of real models (greedy replay, all sources, three
@@ -125,7 +126,8 @@ class DraftPolicy:
         """Draft for every row; return the number of drafted tokens, without those held back.
 
         Args:
-            places: int64[sources, max_rows, PLACE_WIDTH], where the texts stand in each source.
+            places: int64[sources, max_rows, PLACE_WIDTH], the place of each row's text in each
+                source (`Source.locate`).
             budget: int32[B], most tokens to draft.
             batch: filled with tokens, the numbers of drafted and held-back ones, and the source
                 whose votes for the first token weighed most (NO_SOURCE without votes).
@@ -220,9 +222,9 @@ def _draft(
 ):  # fmt: skip
     """See `DraftPolicy.draft`; return the numbers of drafted and of unknown tokens.
 
-    A lane is the place that a row's draft has reached in a source. Row `first` + r has the lanes
-    from r * sources on. The arrays are separate arguments, because numba takes microseconds to
-    read a tuple from Python.
+    A lane holds the place in a source's texts that a row's draft has reached. Row `first` + r has
+    the lanes from r * sources on. The arrays are separate arguments, because numba takes
+    microseconds to read a tuple from Python.
     """
     sources = places.shape[0]
     lanes, tasks = np.int64(lanes_of.ctypes.data), np.int64(tasks_of.ctypes.data)

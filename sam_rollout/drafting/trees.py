@@ -95,8 +95,9 @@ class TreePolicy(DraftPolicy):
     """Drafts trees by vote, and learns from trees that were verified.
 
     Args:
-        config, sources, limits, votes: as for `DraftPolicy`; `limits.k` is the most tokens of a
-            request, and `config.step_budget` is the most tokens of a step, over all rows.
+        config, sources, limits, votes: as for `DraftPolicy`; `limits.k` is the largest number of
+            tokens for a request, and `config.step_budget` is the largest number for a step, over
+            all rows.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class Votes:
 
     Args:
         sources: number of sources.
-        max_rows: most requests of the engine.
+        max_rows: the largest number of requests in the engine.
 
     Attributes:
         shares: float64[2, classes], the number of votes of each class, and the number of right

@@ -28,9 +28,9 @@ from sam_rollout.core.verified import CHANCES, Offered
 LEVELS = len(CHANCES) + 1  # level 0: no draft; level n: tokens with at least chance CHANCES[n - 1]
 _ROWS = 256  # latest requests whose offers count; a request counts in each of its steps
 _STEPS = 16  # latest steps whose offers count, if they have more than _ROWS requests
-_JUDGED = 2048  # number of judged tokens of a class at which its counts are halved
-_BELIEVED = 16.0  # number of judged tokens as which the drafter's own estimate counts
-_LOOKED_AT = 32  # number of tokens judged in a closed gate's looks at which counts are halved
+_JUDGED = 2048  # when a class has this many judged tokens, its counts are halved
+_BELIEVED = 16.0  # the drafter's own estimate counts like this number of judged tokens
+_LOOKED_AT = 32  # when a closed gate's looks have this many judged tokens, counts are halved
 # A class is learned anew from a closed gate's looks (steps in which drafts are found but not handed
 # over) if they found more right tokens than expected, by _DEVIATIONS standard deviations plus _MORE
 # tokens.
@@ -120,7 +120,7 @@ class Supply:
             spread[i] += weight * ((1 - weight) * rows * total * total - spread[i])
 
     def heir(self) -> Supply:
-        """Return a supply for another octave, which begins with these offers and changes fast."""
+        """Return a supply for another octave, which begins with these offers and adapts fast."""
         heir = Supply(self._calibration)
         heir._tokens, heir._spread = self._tokens.copy(), self._spread.copy()
         heir.rows = min(self.rows, _ROWS / 4)

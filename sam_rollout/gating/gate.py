@@ -42,7 +42,8 @@ class Gate(Protocol):
         Args:
             rows: requests running in this engine.
             whole: whether the engine's graphs only allow 0 or k draft tokens per request.
-            room: whether the next step can verify drafts. If not, the budget is only a wish.
+            room: whether the next step can verify drafts. If not, the budget only says what would
+                be drafted.
         """
         ...
 

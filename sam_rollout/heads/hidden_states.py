@@ -53,7 +53,7 @@ def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int
 class Policy:
     """A causal language model of transformers, and the two matrices that its head shares.
 
-    Both matrices are on one device. Layers of the model may be on others.
+    Both matrices are on one device. Layers of the model may be on other devices.
     """
 
     model: Any

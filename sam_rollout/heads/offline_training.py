@@ -50,7 +50,7 @@ class HeadRequest:
 def train_head(request: HeadRequest, console: Console) -> None:
     """Train a head, write it, and print its acceptance on held-out texts.
 
-    Processes started by torchrun train one head together. Only the first one prints and writes.
+    Processes started by torchrun train one head together. Only the first process prints and writes.
 
     Raises:
         ConfigError: The model, or a number among the arguments, cannot be used.

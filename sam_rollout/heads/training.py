@@ -41,7 +41,7 @@ class TrainingSettings:
 class Step:
     """One draft step, at the positions of a batch where the text still has the token to draft."""
 
-    number: int  # From 0 on.
+    number: int  # Counted from 0.
     logits: Tensor  # [positions, draft vocabulary], the head's logits.
     target: Tensor  # [positions, vocabulary], the policy's probabilities.
     tokens: Tensor  # [positions], the text's tokens.
