@@ -1,6 +1,6 @@
 """Decides whether a drafting model is worth its forward passes; drafts from texts cost little.
 
-The gate's levels only weigh the cost of verifying tokens. But a model that drafts also costs
+The gate's levels differ only in the tokens that are verified. But a model that drafts also costs
 forward passes before anything is verified, for all requests at once. So there are two ways to
 draft, with the model and with texts alone. The tokens per second of steps with drafts are measured
 for both, by octave of the number of running requests (`draft_supply.py`). The faster way is used.
