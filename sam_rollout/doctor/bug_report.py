@@ -1,4 +1,4 @@
-"""One text for a bug report: versions, what the doctor found, settings and the end of a log.
+"""Writes the text of a bug report: versions, the doctor's findings, settings, the end of a log.
 
 Secrets, addresses, names of hosts and users, and home folders are left out. Other text of a log is
 shown as it is, so a user should still read the text before posting it.
@@ -24,14 +24,14 @@ from sam_rollout.telemetry.records import RunFolder
 
 LOG_LINES = 80
 SECRET, ADDRESS, USER, HOST = "<secret>", "<address>", "<user>", "<host>"
-# The last word of a key whose value is a secret. max_draft_tokens does not match.
+# If a key's last word matches, its value is a secret. max_draft_tokens does not match.
 _SECRET_WORD = (
     r"(?:(?<!per_)token|secret|passw(?:or)?d|passphrase|credentials?|authorization|auth"
     r"|(?:api|access|secret|private|license)[_-]?key)"
 )
 _SECRET_KEY = re.compile(rf"(?:^|[\W_]){_SECRET_WORD}$", re.IGNORECASE)
 _RULES = (
-    # name=value, name: value, "name": "value", JSON inside a string, --name value
+    # Matches name=value, name: value, "name": "value", JSON inside a string, and --name value.
     (
         re.compile(
             rf"""((?:\b|_){_SECRET_WORD}\b\\*["']?\s*[=:]\s*)(?:(?:Bearer|Basic|Token)\s+)?"""
@@ -110,7 +110,7 @@ def redact(text: str, hosts: Iterable[str] = ()) -> str:
     names = {socket.gethostname(), *hosts, *(os.environ.get(name, "") for name in _ADDRESSES)}
     names |= {name.partition(":")[0] for name in names} | {name.split(".")[0] for name in names}
     text = _without(text, names - {"localhost", "auto"}, HOST)
-    with suppress(OSError, KeyError):  # the process belongs to no known user
+    with suppress(OSError, KeyError):  # raised if the process belongs to no known user
         text = _without(text, {getpass.getuser()} - {"root"}, USER)
     return text
 

@@ -32,11 +32,11 @@ TORCH_PROGRAMS = {
     "ascend_910c": ASK_TORCH.format(imports="import torch_npu", kind="npu"),
     "cuda": ASK_TORCH.format(imports="", kind="cuda"),
 }
-CPU_RUN_GIB = 10  # need of the tiny experiment, as in README.md
+CPU_RUN_GIB = 10  # memory that the tiny experiment needs, as in README.md
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_SHARED_GIB = 1.0  # need without an experiment; a container gets 64 MiB by default
+LEAST_SHARED_GIB = 1.0  # needed if no experiment is named; a container gets 64 MiB by default
 BIGGER_SHM = "mount -o remount,size=... /dev/shm; for a container docker run --shm-size=..."
-OPEN_FILES = 32768  # verl's instructions for several nodes; Ray needs a socket for each peer
+OPEN_FILES = 32768  # as in verl's guide for several nodes; Ray needs a socket for each peer
 WARM_UP = """
 import dataclasses, json
 from sam_rollout.automaton import kernels
@@ -45,13 +45,13 @@ print(json.dumps(dataclasses.asdict(kernels.warm_up())))
 
 
 def count_devices() -> int:
-    """Count the accelerators of this machine or container, visible or not."""
+    """Count the accelerators of this machine or container, including hidden ones (`VISIBLE`)."""
     names = (path.name for path in DEVICE_FILES.iterdir())
     return sum(re.fullmatch(r"(davinci|nvidia)\d+", name) is not None for name in names)
 
 
 def check_cpu(_question: Question) -> Iterator[Line]:
-    """Check the memory of the machine, which is the device of the CPU profile."""
+    """Check the machine's memory; in the CPU profile, the machine itself is the device."""
     memory, cores = psutil.virtual_memory(), len(os.sched_getaffinity(0))
     found = f"{cores} cores; {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB are free"
     fix = f"a run of tiny_cpu needs about {CPU_RUN_GIB} GB over all its processes"
@@ -96,7 +96,7 @@ def check_kernels(_question: Question) -> Iterator[Line]:
 
 
 def check_interfaces(question: Question) -> Iterator[Line]:
-    """Check that the interfaces named by the variables exist and are up."""
+    """Check that the network interfaces named by `INTERFACE_VARIABLES` exist and are up."""
     up = sorted(name for name, state in psutil.net_if_stats().items() if state.isup)
     for name in INTERFACE_VARIABLES[question.device]:
         given = question.environment.get(name, "")

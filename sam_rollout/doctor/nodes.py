@@ -30,7 +30,7 @@ INSTALL = "install the same version of sam_rollout there, for the Python that ru
 SOURCES = ("**/*.py", "configs/**/*.yaml")
 CONNECT_LIMIT_S = 10
 CHECKS_LIMIT_S = 900  # The checks start Python twice, perhaps from a slow file system.
-# Without this, Ray hides all devices from a task that asks for none.
+# Without this variable, Ray hides all devices from a task that asks for none.
 RUNTIME_ENV = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 Facts = Mapping[str, str]  # name -> value that should be equal on all nodes
 
@@ -40,9 +40,9 @@ def facts(question: Question, marker: str = "") -> Facts:
 
     Args:
         question: The device and the experiment.
-        marker: A file that the first node created in the folder of checkpoints; empty for none.
-            Every training rank writes its part there, and needs all parts to resume, so the folder
-            has to be shared.
+        marker: A file that the doctor created in the folder of checkpoints; empty if it created
+            none. Every training rank writes its part of a checkpoint into this folder. To resume,
+            it needs all parts, so the nodes have to share the folder.
     """
     digest = hashlib.sha256()
     package = Path(sam_rollout.__file__).resolve().parent
@@ -57,7 +57,7 @@ def facts(question: Question, marker: str = "") -> Facts:
         "machine": platform.machine(),
         "devices": str(count_devices()),
         "code and configs": digest.hexdigest()[:12],
-        # Configurations name reward and model by path.
+        # A configuration refers to its reward and its model by their paths.
         "path of the package": str(package),
         **shared,
     }
@@ -94,7 +94,7 @@ def examine_cluster(
 
 
 def _try_port(address: str) -> None:
-    """Connect to the port of an address once; Ray would try for ten minutes.
+    """Try once to connect to an address; Ray itself would try for ten minutes.
 
     Raises:
         OSError: Nothing listens there.
@@ -131,7 +131,7 @@ def _examine_connected(question: Question, progress: Callable[[str], None]) -> I
             progress(f"cluster: waiting for {name}")
             try:
                 findings, known[name] = ray.get(answer, timeout=max(0, ends_s - time.monotonic()))
-            except Exception as error:  # our package is missing there, say, or the node died
+            except Exception as error:  # for example: the node died, or lacks our package
                 yield Finding(GROUP, fail("checks", _cause(error), INSTALL), name)
                 continue
             yield from (dataclasses.replace(finding, node=name) for finding in findings)

@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Finding:
-    """A line with the group of its check and its node; an empty node is this machine."""
+    """A line with its check's group and with its node; an empty node means this machine."""
 
     group: str
     line: Line
@@ -90,7 +90,7 @@ def to_text(about: str, findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings that all nodes share once, followed by the findings of single nodes."""
+    """Merge findings that are equal on all nodes; the findings of single nodes follow."""
     nodes = {finding.node for finding in findings if finding.node}
     if len(nodes) < 2:
         return list(findings)

@@ -24,9 +24,10 @@ def run_python(program: str, limit_s: float = LIMIT_S) -> str:
     """Run a program in a fresh interpreter of this environment; return the last line it prints.
 
     Raises:
-        ProbeError: It fails, prints nothing or takes longer than `limit_s` seconds.
+        ProbeError: The program fails, prints nothing or takes longer than `limit_s` seconds.
     """
-    # With -P, Python does not import from the working directory. A run's workers do not, either.
+    # With -P, Python does not import from the working directory. This is how a run's workers
+    # import.
     command = [sys.executable, "-P", "-c", program]
     try:
         done = subprocess.run(

@@ -18,7 +18,7 @@ EXPERIMENT = "experiment="  # the override that names an experiment
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """The run for which a machine is checked; it is also sent to the nodes of a cluster."""
+    """The run for which machines are checked; the nodes of a cluster receive a copy."""
 
     device: str  # A key of DEVICES.
     config: Mapping[str, Any] | None = None  # The composed experiment as nested, resolved dicts.
@@ -42,7 +42,7 @@ class Question:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables of the run's processes; the shell's win over the experiment's."""
+        """The environment variables of the run; the shell's values replace the experiment's."""
         given = self.setting("environment", {})
         return {**{k: str(v) for k, v in given.items() if v is not None}, **os.environ}
 
@@ -59,12 +59,12 @@ def likely_device() -> str:
 def ask(
     device: str | None, overrides: Sequence[str], cluster: bool
 ) -> tuple[Question, list[Finding]]:
-    """Turn the command's arguments into a question, and return first findings with it.
+    """Turn the command's arguments into a question; return it with findings about the experiment.
 
-    Without a device, the experiment's is taken. Without overrides, no run is checked.
+    If no device is given, the experiment's device is taken. Without overrides, no run is checked.
 
     Raises:
-        UnknownExperimentError: The experiment does not exist; lists the existing ones.
+        UnknownExperimentError: The experiment does not exist; the message lists the existing ones.
     """
     if not overrides:
         return Question(device or likely_device(), cluster=cluster), []

@@ -1,1 +1,1 @@
-"""The choice of draft tokens, and what is learned from their verification."""
+"""Chooses draft tokens, and learns from their verification."""

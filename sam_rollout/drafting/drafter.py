@@ -1,7 +1,8 @@
 """The drafter of an engine: once per engine step it drafts tokens for each request.
 
-Sources own texts and know where a request's text stands in them (`sam_rollout/sources/`). The
-policy drafts the tokens that they vote for (`policy.py`). The drafter brings both together.
+Each source owns texts, in which it looks up the end of a request's text (`sam_rollout/sources/`).
+The sources vote for the next tokens, and the policy chooses the draft tokens by these votes
+(`policy.py`). The drafter brings both together.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,10 +33,10 @@ class SamDrafter:
     `settle`, in this order.
 
     Args:
-        config: validated, with speculation enabled.
-        limits: of the engine.
-        shapes: shapes of drafts that the caller may ask for, `chain` or `tree`; empty for the one
-            that `sam.draft_shape` names (`auto` then means a chain).
+        config: the validated configuration, which must enable speculation.
+        limits: the engine's limits.
+        shapes: the draft shapes that the caller may ask for (`chain`, `tree`). If empty, this is
+            only the shape that `sam.draft_shape` names (`auto` then means a chain).
 
     Raises:
         ValueError: the config does not enable speculation, or a size is out of range.
@@ -75,21 +76,21 @@ class SamDrafter:
         return any(source.needs_identity for source in self.sources)
 
     def hear(self, scored: Scored) -> None:
-        """Hand the scored positions to all sources, see `Source.hear`."""
+        """Pass the positions that the model scored to all sources, see `Source.hear`."""
         for source in self.sources:
             source.hear(scored)
 
     def receive(self, tokens: Int32Array, chances: np.ndarray | None) -> None:
-        """Hand another drafter's drafts to all sources, see `Source.receive`; before `draft`."""
+        """Pass another drafter's drafts to all sources, before `draft`; see `Source.receive`."""
         for source in self.sources:
             source.receive(tokens, chances)
 
     def admit(self, request_id: str, identity: RequestIdentity) -> None:
-        """Register a request's identity, before its first step; without one it has no siblings."""
+        """Register a request's identity before its first step; otherwise it has no siblings."""
         self._identities[request_id] = identity
 
     def bind(self, request_ids: Sequence[str]) -> None:
-        """Follow a changed batch, drafts in flight included; an unchanged one costs a comparison.
+        """Rearrange all rows, drafts in flight included, if the batch has changed.
 
         Raises:
             ValueError: more than `max_rows` ids, or an id twice.
@@ -120,7 +121,7 @@ class SamDrafter:
 
         Args:
             token_ids, num_tokens: as for `draft`.
-            sampled: int32[B], tokens that each row gained, bonus token included; 0 for none.
+            sampled: int32[B], number of tokens that each row gained, bonus token included.
         """
         if not num_tokens.shape == sampled.shape == (len(self._bound),):
             raise ValueError(
@@ -133,7 +134,7 @@ class SamDrafter:
         return verified
 
     def offered(self, verified: Verified) -> Offered | None:
-        """Return the tokens that the last `draft` found for this batch; None if no gate asks."""
+        """Return counts of the tokens that the last `draft` found; None if no gate needs them."""
         return self._policy.offered(verified)
 
     def draft(
@@ -149,15 +150,16 @@ class SamDrafter:
     ) -> DraftBatch:
         """Read each eligible row's new tokens and, if the gate is open, draft for the row.
 
-        With the gate closed, the new tokens are read, too. So the first drafts after it opens are
-        as good as later ones, and siblings can draft from the tokens sampled meanwhile.
+        If the gate is closed, the new tokens are read all the same. So the first drafts after it
+        opens are as good as later ones. Siblings can also draft from tokens that were sampled while
+        it was closed.
 
         Args:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
-            num_tokens: int32[B], known tokens of each row.
+            num_tokens: int32[B], number of known tokens of each row.
             eligible: bool[B], False for rows to leave alone (prompts that are still computed).
-            max_tokens: most tokens to draft, one number or int[B]. Drafts also end at
-                `sam.max_draft_tokens` and at the engine's longest text.
+            max_tokens: most tokens to draft for a request, as one number or int[B]. Drafts also end
+                at `sam.max_draft_tokens` and at the engine's largest text length.
             gate_open: whether to draft.
             least_chance: drafts end before tokens that are less likely to be accepted.
             shape: index of the drafts' shape in `shapes`.
@@ -166,7 +168,8 @@ class SamDrafter:
             `batch`, filled anew.
 
         Raises:
-            TypeError, IndexError, ValueError: as `AutomatonPool.extend`, or shapes disagree.
+            TypeError, IndexError, ValueError: as for `AutomatonPool.extend`, or the arrays' shapes
+                disagree.
         """
         rows = len(self._bound)
         if num_tokens.shape != (rows,) or eligible.shape != (rows,):
@@ -203,7 +206,7 @@ class SamDrafter:
         np.subtract(self._limits.max_model_len, num_tokens, out=budget)
         np.minimum(budget, max_tokens, out=budget)
         np.minimum(budget, self._limits.k, out=budget)
-        batch.pending = True  # first, so that drafts of a policy that fails are cleared, too
+        batch.pending = True  # set first, so that drafts are cleared even if the policy fails
         batch.make_chains()
         self._drafted_tokens += self._policy.draft(self._places, budget, batch, least_chance)
         batch.length[:rows] = num_tokens
@@ -220,7 +223,7 @@ class SamDrafter:
         self._bound = [None if request_id in ended else request_id for request_id in self._bound]
 
     def end_step(self) -> None:
-        """End a training step; texts that its requests share are freed when the last one ends."""
+        """End a training step; texts that its requests share are freed after the last request."""
         self.responses.end_step()
         for source in self.sources:
             source.end_step()
@@ -230,12 +233,12 @@ class SamDrafter:
         return [piece for source in self.sources for piece in source.exchange(origin, pieces)]
 
     def wait(self) -> None:
-        """Wait for the sources' background work, for replays."""
+        """Wait until the sources' background work is done, which replays need."""
         for source in self.sources:
             source.wait()
 
     def usage(self) -> Usage:
-        """Add up the usage of all sources and texts; take the largest of their `live_requests`."""
+        """Return the summed usage of all sources and texts, with the largest `live_requests`."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
         return total._replace(
@@ -244,7 +247,7 @@ class SamDrafter:
         )
 
     def counters(self) -> dict[str, int]:
-        """Return all counts since the drafter was made, by metric without `sam/`."""
+        """Return all counts since the drafter was made, by metric name without `sam/`."""
         usage = self.usage()
         own = {
             "drafter_steps": self._steps,
@@ -264,7 +267,7 @@ class SamDrafter:
         return {f"draft/{name}": value for name, value in own.items()}
 
     def levels(self) -> dict[str, int]:
-        """Return the present figures, such as bytes, by metric without `sam/`."""
+        """Return the present figures, such as bytes, by metric name without `sam/`."""
         usage = self.usage()
         own = {"live_requests": usage.live_requests, "bytes": usage.bytes}
         for source in self.sources:

@@ -1,11 +1,11 @@
-"""Drafts in flight: the tokens that were handed over, and which of them were accepted.
+"""Drafts in flight: the tokens that the engine received, and which of them were accepted.
 
 The number of accepted draft tokens follows from the text alone: it is the longest prefix of the
-draft with which the text continues. It is computed here and nowhere else.
+draft with which the text continues. Only this module computes it.
 
-Tokens that are held back are chosen like draft tokens but not handed over. The token that the model
-samples after the draft still shows whether the first of them would have been right. So chances are
-also learned where nothing is drafted.
+Tokens that are held back are chosen like draft tokens, but the engine does not receive them. The
+token that the model samples after the draft still shows whether the first held-back token would
+have been right. So chances of acceptance are also learned where nothing is drafted.
 """
 
 import numpy as np
@@ -18,30 +18,30 @@ from sam_rollout.core.verified import Verified
 
 NO_SOURCE = -1
 COUNTS, HELD_BACK, FILLING, SOURCE, LENGTH = range(5)
-_SOURCE = Verified._fields.index("source") - 1  # its place among the columns of `_verify`
+_SOURCE = Verified._fields.index("source") - 1  # index of this field in the output of `_verify`
 
 
 class DraftBatch:
-    """The drafts of one engine step; its memory is used again for the next ones.
+    """The drafts of one engine step; the next step reuses their memory.
 
-    Row i holds `counts[i]` draft tokens, then `held_back[i]` tokens that are not handed over.
-    `filling[i]` tokens after the draft, the held-back ones first, are verified only to keep the
-    step's shape. The rest of `tokens[i]` has no meaning.
+    Row i holds `counts[i]` draft tokens, then `held_back[i]` tokens that were held back. If the
+    step needs padding, the first `filling[i]` entries after the draft, held-back or not, are
+    verified, too. The rest of `tokens[i]` has no meaning.
 
     Args:
-        limits: of the engine.
+        limits: the engine's limits.
 
     Attributes:
         tokens: int32[max_rows, k].
-        parents: int32[max_rows, k], index in the row of the token that each token follows, -1 for
-            the text's last token. Parents come before their children.
+        parents: int32[max_rows, k], for each token, the index in the row of the token before it, or
+            -1 if it follows the text's last token. Parents come before their children.
         has_trees: whether rows may hold trees; if not, all are chains.
         counts, held_back, filling: int32[max_rows].
         source: int32[max_rows], number of the source whose votes for the first token weighed most,
             NO_SOURCE without votes.
         length: int32[max_rows], length of the text when the draft was made.
         columns: int32[5, max_rows], the five arrays above in the order COUNTS, HELD_BACK, ...
-        rows: requests in the batch.
+        rows: number of requests in the batch.
         pending: whether there are draft or padding tokens to verify.
     """
 
@@ -52,7 +52,8 @@ class DraftBatch:
         self.parents = np.empty((max_rows, limits.k), np.int32)
         self.has_trees = True
         self.make_chains()
-        # One array, because each argument makes a call of compiled code a microsecond longer.
+        # The five are rows of one array, because each argument makes a call of compiled code a
+        # microsecond longer.
         self.columns = np.zeros((5, max_rows), np.int32)
         self.counts, self.held_back, self.filling, self.source, self.length = self.columns
         self.source.fill(NO_SOURCE)
@@ -61,13 +62,13 @@ class DraftBatch:
         self._verified = np.zeros((6, max_rows), np.int32)
 
     def make_chains(self) -> None:
-        """Let every token follow the one before it."""
+        """Make every row a chain, in which each token follows the one before it."""
         if self.has_trees:
             self.parents[:] = np.arange(-1, self.parents.shape[1] - 1)
             self.has_trees = False
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Follow a changed batch: `rows`, int[B], is each row's former place, -1 for none."""
+        """Move the rows of a changed batch: `rows`, int[B], has their old numbers, -1 if new."""
         if self.pending:
             known = rows >= 0
             self.tokens[: len(rows)] = self.tokens[rows]
@@ -85,7 +86,7 @@ class DraftBatch:
 
         Args:
             token_ids: int32[R >= B, L], row i begins with the text of request i.
-            num_tokens: int32[B], known tokens of each row, gained ones included.
+            num_tokens: int32[B], number of known tokens of each row, including gained ones.
             sampled: int32[B], tokens gained in this step, 0 where the row was not verified.
         """
         found = self._verified
@@ -105,7 +106,7 @@ class DraftBatch:
             self.pending = False
 
     def to_lists(self) -> list[list[int]]:
-        """Return the tokens that a step verifies, with padding, as vLLM takes them."""
+        """Return the tokens that a step verifies, padding included, as lists for vLLM."""
         if not self.pending:
             return [[]] * self.rows
         lengths = self.counts[: self.rows] + self.filling[: self.rows]
@@ -135,14 +136,16 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         out[:, i] = 0
         out_source[i] = NO_SOURCE
         gained, start, end = sampled[i], length[i], num_tokens[i]
-        # If the lengths disagree, the engine ran a step without our drafts in between.
+        # If the lengths disagree, the engine has run a step without our drafts since they were
+        # made.
         known = counts[i] + held_back[i]
         if gained < 1 or known + filling[i] == 0 or end - start != gained:
             continue
         if i >= token_ids.shape[0] or end > token_ids.shape[1]:
             continue
         drafted = counts[i]
-        # The last new token is the engine's own, whether it equals a drafted one or not.
+        # The last new token is the engine's own. It never counts as accepted, even if it equals a
+        # draft token.
         right = accepted = node = 0
         while right < gained:
             child = next_node(tokens[i], parents[i], known, node, token_ids[i, start + right])
@@ -156,7 +159,7 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         out_drafted[i] = drafted
         out_accepted[i] = min(accepted, gained - 1)
         out_filling[i] = filling[i]
-        out_judged[i] = right if right == gained else known  # after a wrong token all are wrong
+        out_judged[i] = right if right == gained else known  # tokens after a wrong one are wrong
         out_right[i] = right
         if known > 0:  # otherwise no token had a vote
             out_source[i] = source[i]

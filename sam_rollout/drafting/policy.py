@@ -1,39 +1,40 @@
-"""The choice of the tokens of chains, and what is learned from their verification.
+"""Chooses the tokens of draft chains, and learns from their verification.
 
-The tokens of a draft are chosen by votes. Each source looks up where the text and its draft so far
-stand in the source's own texts (`automaton/continuations.py`). It votes for tokens that came next
-there: the most frequent and the latest token after the longest suffix, and those after the next
-shorter one. Votes of one kind form a class. If a share p of a class's votes was right, each vote of
-the class has the weight -log(1 - p). The weights of votes for the same token are added up, as if
-these votes failed independently (a noisy or). The token with the largest sum is drafted. So the
-sources need no order of precedence.
+The tokens of a draft are chosen by votes. Each source looks for suffixes of the text with its draft
+so far in the source's own texts (`automaton/continuations.py`). It votes for tokens that followed
+them: the most frequent and the latest token after the longest suffix found, and likewise after the
+next shorter one. Votes of one kind, such as those after equally long suffixes, form a class. If a
+share p of a class's votes was right, each vote of the class has the weight -log(1 - p). The weights
+of votes for the same token are added up, as if these votes failed independently (a noisy or). The
+token with the largest sum is drafted. So the sources need no order of precedence.
 
 Votes of texts are often wrong together, because texts copy the same passages. Their sum would
-outvote the draft of a model, even if that is right more often. So if a model drafts too, all texts
-together have one vote, for the token with their largest sum. The class of this vote depends on the
-sum, and on whether the model names the same token. The class of the model's vote tells whether its
-token is the first choice of the texts, is another token that they name, or is named by no text. On
-responses of real models, drafts of emulated heads (2 to 3.6 tokens a step) lost nothing when they
-were joined with texts in this way.
+outvote the draft of a model, even if the model is right more often. So if a model drafts too, all
+texts together have one vote, for the token with their largest sum. The class of this vote depends
+on the sum, and on whether the model names the same token. The class of the model's vote depends on
+whether its token is the first choice of the texts, is another token with their votes, or has no
+vote of a text. On responses of real models, drafts of emulated heads (2 to 3.6 tokens a step) lost
+nothing when they were joined with texts in this way.
 
-A draft goes on while the next token's chance to be accepted is large enough. The gate sets the
-bound (`auto` knows what a token costs), and the policy `confidence` adds the bound
+A draft goes on while the next token's chance to be accepted reaches a bound. The gate sets this
+bound (`auto` knows what a token costs), and the policy `confidence` adds a second one,
 `sam.min_confidence`. A row whose first token misses the bound gets no draft. The first token that
 misses the bound is held back. The token that the model samples in its place shows whether it would
-have been right. So the policy also learns chances that are too low to draft.
+have been right. So the policy also learns about tokens whose chances are too low to draft.
 
 A token's chance is a product with one factor for each position of the draft up to the token. A
-factor is the share of right tokens in a class: tokens with about the same sum and position, whose
-request had about as many tokens of its previous draft accepted. A class with few tokens borrows
-from the class of all tokens with this sum. That class starts as if all tokens were right, so a new
-engine drafts like the policy `fixed`. A factor counts only drafts that were right up to its
-position. So drafts that the policy cut short do not distort the product (it is the product-limit
-estimate of Kaplan and Meier, 1958).
+factor is the share of right tokens in a class. The tokens of a class have about the same sum of
+votes and the same position, and about as many tokens of their request's previous draft were
+accepted. If a class has few tokens, its share is mixed with the share of a wider class, which has
+all tokens with this sum. The wider class starts as if all tokens were right, so a new engine drafts
+like the policy `fixed`. A factor counts only drafts that were right up to its position. So drafts
+that the policy cut short do not distort the product (it is the product-limit estimate of Kaplan and
+Meier, 1958).
 
-Only the first weights are built in. The policy learns everything else about texts and models from
-the drafts that this engine verified. On responses of real models (greedy replay, all sources,
-k = 3) each rule above adds up to 1.4 % to the tokens per verify step. The most valuable one
-tells votes apart by how often their suffix was continued.
+Only the initial weights are built in. The policy learns everything else about texts and models from
+the drafts that this engine verified. On responses of real models (greedy replay, all sources, three
+draft tokens) each rule above increases the tokens per verify step by at most 1.4 %. The most
+valuable rule separates votes by how often their suffix was continued.
 """
 
 import logging
@@ -95,7 +96,7 @@ class DraftPolicy:
         most_votes = max(sources, 1) * continuations.LEVELS * continuations.VOTES_PER_LEVEL
         self._votes = np.zeros((max_rows, limits.k, _VOTES + 2 * most_votes), np.int32)
         self._chances = np.zeros((max_rows, limits.k), np.float32)  # of being accepted
-        self._offered = np.zeros(max_rows, np.int32)  # tokens found, -1 where none are allowed
+        self._offered = np.zeros(max_rows, np.int32)  # tokens found, -1 if drafts are not allowed
         self._tokens = np.zeros((4, len(CHANCES)))  # see `Offered`
         # Scratch space.
         lanes = _ROWS_AT_ONCE * max(sources, 1)
@@ -105,14 +106,14 @@ class DraftPolicy:
         self._reached = np.zeros(_ROWS_AT_ONCE)  # chance of each row's draft so far
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Follow a changed batch: `rows`, int[B], is each row's former place, -1 for none.
+        """Move the rows of a changed batch: `rows`, int[B], has their old numbers, -1 if new.
 
         It is called only while drafts wait to be judged.
         """
-        self._votes[: len(rows)] = self._votes[rows]  # a row without a draft is not judged
+        self._votes[: len(rows)] = self._votes[rows]  # without a draft, a row's votes are unused
 
     def learn(self, verified: Verified, token_ids: Int32Array, batch: DraftBatch) -> None:
-        """Learn which of the last drafts' tokens were right; arguments as in `SamDrafter.draft`."""
+        """Learn which of the last drafts' tokens were right; `token_ids` has the texts."""
         _learn(
             verified.judged, verified.right, verified.source, token_ids,
             batch.length[: len(verified.sampled)], self._votes,
@@ -125,7 +126,8 @@ class DraftPolicy:
         """Draft for every row; return the number of drafted tokens, without those held back.
 
         Args:
-            places: int64[sources, max_rows, PLACE_WIDTH], where the texts stand in each source.
+            places: int64[sources, max_rows, PLACE_WIDTH], the place of each row's text in each
+                source (`Source.locate`).
             budget: int32[B], most tokens to draft.
             batch: filled with tokens, the numbers of drafted and held-back ones, and the source
                 whose votes for the first token weighed most (NO_SOURCE without votes).
@@ -153,7 +155,7 @@ class DraftPolicy:
             self.unknown_tokens += unknown
 
     def offered(self, verified: Verified) -> Offered | None:
-        """Return the tokens that the last call of `draft` found; None if no gate asks."""
+        """Return counts of the tokens that the last `draft` found; None if no gate needs them."""
         if not self._tells:
             return None
         rows = _sum_up(
@@ -165,7 +167,7 @@ class DraftPolicy:
 
 @njit(nogil=True)
 def _wider(number):
-    """Return the wider class of class `number`: that of all tokens with the same sum."""
+    """Return the wider class that contains class `number`: all tokens with the same sum."""
     return _CHANCE_CLASSES + number // (_POSITIONS * _BEFORE)
 
 
@@ -179,7 +181,7 @@ def _share(table, number):
 
 @_inlined
 def _unite(tokens, classes, origin, weights, texts, count):
-    """Append one joint vote of all texts, whose `texts` votes come first; return the new count."""
+    """Append one joint vote of the texts, from the first `texts` votes; return the new count."""
     best, most = voting.heaviest_token(tokens, classes, weights, 0, texts)
     for n in range(texts, count):
         voting.tell_agreement(tokens, classes, weights, texts, n)
@@ -203,7 +205,7 @@ def _keep_votes(votes, i, j, tokens, classes, count):
 
 @_inlined
 def _class_of_chance(most, j, accepted):
-    """Return the class of a token; `accepted` counts the request's previous draft."""
+    """Return a token's class; `accepted` tokens of its request's previous draft were accepted."""
     number = np.int64(min(most / voting.SUM_WIDTH, voting.SUMS - 1))
     number = number * _POSITIONS + min(j, _POSITIONS - 1)
     return number * _BEFORE + min(accepted, _BEFORE - 1)
@@ -218,11 +220,11 @@ def _draft(
     places, budget, vocab_size, least_offered, least, out_tokens, columns, votes, chances, offered,
     accepted, weights, chances_of, lanes_of, tasks_of, lists, reached,
 ):  # fmt: skip
-    """See `DraftPolicy.draft`; return the numbers of drafted tokens and of unknown ones.
+    """See `DraftPolicy.draft`; return the numbers of drafted and of unknown tokens.
 
-    A lane is the place that a row's draft has reached in a source. Row `first` + r has the lanes
-    from r * sources on. The arrays are separate arguments, because numba takes microseconds to
-    read a tuple from Python.
+    A lane holds the place in a source's texts that a row's draft has reached. Row `first` + r has
+    the lanes from r * sources on. The arrays are separate arguments, because numba takes
+    microseconds to read a tuple from Python.
     """
     sources = places.shape[0]
     lanes, tasks = np.int64(lanes_of.ctypes.data), np.int64(tasks_of.ctypes.data)
@@ -316,7 +318,7 @@ def _learn(
 
 @kernel(GIVEN_INT32, INT32, INT32, written(types.float32, 2), INT32, _TABLE)
 def _sum_up(sampled, judged, right, chances, offered, tokens):
-    """Fill `tokens` as in `Offered`; return the number of requests."""
+    """Write `Offered.tokens` to `tokens`; return `Offered.rows`."""
     rows = 0
     tokens[:] = 0
     for i in range(sampled.size):

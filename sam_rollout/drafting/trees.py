@@ -4,7 +4,7 @@ A chain drafts the likeliest next token alone. The votes name other tokens, too,
 can score several continuations of one text. A tree takes the tokens that most likely continue the
 text. All rows of a step share one budget of tokens. A token's chance is estimated as for chains
 (`policy.py`): from the sum of its votes, its depth, and how many tokens of the request's previous
-draft were accepted. Here the token's rank among those that the votes name counts, too. The
+draft were accepted. For trees, the token's rank among all tokens with votes counts, too. The
 estimate is multiplied by the chance of the token before it in the tree.
 
 The weights of votes are learned at those positions of the final text for which the tree had looked
@@ -76,15 +76,15 @@ _INT32_3D = written(types.int32, 3)
 # A token's chance depends on its votes' sum, its rank, its depth, and the previous draft's outcome.
 _RANKS, _DEPTHS, _BEFORE = 4, 4, 3
 _CHANCE_CLASSES = SUMS * _RANKS * _DEPTHS * _BEFORE
-_ASSUMED_OF_OTHERS = 0.15  # chance of a token that is not the likeliest, before any was seen
+_ASSUMED_OF_OTHERS = 0.15  # assumed chance of a token that is not the likeliest
 _LEAST = 1e-3  # least chance of a token that is worth a look-up
 _CHILDREN = 8  # most candidates that follow one token
 # A tree branches only after a token with at least this chance, divided by k. After a less likely
-# one, other continuations than the most frequent and the latest would hardly be among the tree's k
-# tokens.
+# token, continuations other than the most frequent and the latest one would hardly be among the
+# tree's k tokens.
 _BRANCHES = 0.8
 # Up to _AT_ONCE tokens' followers are looked up together, so that their waits for memory overlap.
-# None of these tokens has less than _NEAR times the chance of the first.
+# Each of these tokens has at least _NEAR times the chance of the first one.
 _AT_ONCE, _NEAR = 8, 0.5
 _UNKNOWN, _WRONG = -1, -2  # for a token that the text does not judge yet, and for a wrong one
 # Columns of a candidate.
@@ -95,8 +95,9 @@ class TreePolicy(DraftPolicy):
     """Drafts trees by vote, and learns from trees that were verified.
 
     Args:
-        config, sources, limits, votes: as for `DraftPolicy`; `limits.k` is the most tokens of a
-            request, and `config.step_budget` is the most tokens of a step, over all rows.
+        config, sources, limits, votes: as for `DraftPolicy`; `limits.k` is the largest number of
+            tokens for a request, and `config.step_budget` is the largest number for a step, over
+            all rows.
     """
 
     def __init__(
@@ -109,8 +110,9 @@ class TreePolicy(DraftPolicy):
         sources, rows = max(sources, 1), limits.max_rows
         lookups = rows + min(self._step_budget, rows * limits.k)
         most_votes = sources * LEVELS * (VOTES_PER_LEVEL + OTHER_VOTES)
-        # For each row of the trees in flight, for the text and each of its draft tokens: number of
-        # the look-up of its followers (-1 without one), and its depth.
+        # For each row in flight and each node of its tree (the text or a draft token): number of
+        # the look-up that found the votes for the next token (-1 without a look-up), and the node's
+        # depth.
         self._nodes = np.full((rows, 2, limits.k + 1), -1, np.int32)
         # For each look-up: the tokens and classes of its votes.
         self._votes = np.zeros((lookups, 2, most_votes), np.int32)
@@ -126,14 +128,14 @@ class TreePolicy(DraftPolicy):
         self._heap_chances = np.zeros(_CHILDREN * lookups)
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Follow a changed batch, as `DraftPolicy.rearrange`."""
+        """Move the rows of a changed batch, as `DraftPolicy.rearrange` does."""
         count = len(rows)
         self._nodes[:count] = self._nodes[rows]
         self._nodes[:count][rows < 0] = -1
         self._chances[:count] = self._chances[rows]
 
     def learn(self, verified: Verified, token_ids: Int32Array, batch: DraftBatch) -> None:
-        """Learn which tokens of the last trees were right, as `DraftPolicy.learn`."""
+        """Learn which tokens of the last trees were right; arguments as for `DraftPolicy.learn`."""
         self._judged_rows = _learn_paths(
             token_ids, verified.sampled, verified.source, batch.tokens, batch.parents,
             batch.columns, self._nodes, self._chances, self.votes.accepted, self._votes,
@@ -148,7 +150,7 @@ class TreePolicy(DraftPolicy):
         batch: DraftBatch,
         least_chance: float = 0.0,
     ) -> int:
-        """Grow a tree for every row, as `DraftPolicy.draft`; parents come before their children."""
+        """Grow a tree for every row, parents before children; see `DraftPolicy.draft`."""
         batch.has_trees = True
         drafted, unknown = _grow(
             places, budget, self._vocab_size, self._step_budget, self._least,
@@ -161,7 +163,7 @@ class TreePolicy(DraftPolicy):
         return drafted
 
     def offered(self, verified: Verified) -> Offered | None:
-        """Return the tokens that were found for the last trees; `learn` works them out."""
+        """Return counts of the tokens that were found for the last trees, made by `learn`."""
         return Offered(self._judged_rows, self._tokens) if self._tells else None
 
 
@@ -191,7 +193,7 @@ def _chance(table, number, rank, total):
 def _rank(tokens, classes, weights, count, sums):
     """Sum each token's votes; put distinct tokens to the front, heaviest first; return how many.
 
-    `tokens` is overwritten from the front, after the overwritten part was read.
+    `tokens` is overwritten in place. Every entry is read before it is overwritten.
     """
     distinct = 0
     for n in range(count):
@@ -227,7 +229,7 @@ def _push(heap, chances, size, chance, row, parent, lookup, token):
 
 @_inlined
 def _drop_first(heap, chances, size):
-    """Take the likeliest candidate out; return how many are left."""
+    """Remove the likeliest candidate from the heap; return how many are left."""
     size -= 1
     chance, at = chances[size], 0
     while 2 * at + 1 < size:
@@ -321,9 +323,9 @@ def _grow(
             i, parent, number, token = heap[0, 0], heap[0, 1], heap[0, 2], heap[0, 3]
             size = _drop_first(heap, heap_chances, size)
             grown = counts[i] + held_back[i]
-            # A row with draft tokens ends at its first token that is held back (less likely than
-            # `least`). A row without any holds all its tokens back; they are only recorded, so
-            # that chances are learned.
+            # After a row's draft tokens, at most one token is held back (less likely than `least`).
+            # In a row without draft tokens, all tokens that are found are held back; they are only
+            # recorded, so that chances are learned.
             if grown >= budget[i] or (counts[i] > 0 and held_back[i] > 0):
                 continue
             if not 0 <= token < vocab_size:
@@ -333,7 +335,7 @@ def _grow(
             out_tokens[i, node - 1], out_parents[i, node - 1] = token, parent - 1
             chances[i, node - 1] = chance
             nodes[i, 1, node] = nodes[i, 1, parent] + 1
-            # Tokens that are handed over come first, in the order of the row.
+            # In a row, draft tokens come before tokens that are held back.
             is_drafted = held_back[i] == 0 and chance >= least
             counts[i] += is_drafted
             held_back[i] += not is_drafted
@@ -361,7 +363,7 @@ def _copy_lanes(lanes_of, tasks_of, source, target, count):
 
 @_inlined
 def _named(i, number, places, lanes, tasks, tokens, classes, origin, weights, branches):
-    """Gather the votes of a look-up, those for branches only if `branches`; return how many."""
+    """Gather a look-up's votes, and further ones if the tree may branch; return how many."""
     sources = places.shape[0]
     texts, count = collect(i, i - number, places, lanes, tasks, tokens, classes, origin, weights)
     for n in range(texts, count):
@@ -384,7 +386,7 @@ def _learn_paths(
     token_ids, sampled, source, tokens, parents, columns, nodes, chances, accepted, votes,
     num_votes, sums, lists, shares, weights, chances_of, offered,
 ):  # fmt: skip
-    """See `TreePolicy.learn`; chances come first, because they need the weights of the drafting."""
+    """See `TreePolicy.learn`; chances are learned first, with the weights used for drafting."""
     ranked, classes = lists[2], lists[3]
     rows = 0
     offered[:] = 0
@@ -436,10 +438,11 @@ def _chance_class(chance):
 
 @_inlined
 def _judge(i, text, gained, tokens, parents, count, state, chances, offered):
-    """Add a row's tokens to `offered`, and whether they are right as far as the text shows it.
+    """Count a row's tokens in `offered`, and the right ones as far as the text shows them.
 
     Args:
-        text: int32, the continuation of the row's text; `gained` tokens of it are known.
+        text: int32, the continuation of the row's text, of which the first `gained` tokens are
+            known.
         state: int64, scratch space: each node's depth if it is right, else _WRONG or _UNKNOWN.
     """
     state[0] = 0

@@ -39,12 +39,13 @@ from sam_rollout.automaton.kernels import _inlined
 from sam_rollout.drafting.in_flight import NO_SOURCE
 
 # The assumed share of right votes in a class that was never seen. For votes from texts it rises
-# with the suffix's length. For drafts of a model it is the chance that they state themselves.
+# with the suffix's length. For drafts of a model it is the probability that the model itself gave
+# the token.
 _FIRST_SHARES = np.linspace(0.35, 0.8, LENGTH_CLASSES)
 _SAID = np.convolve([0.0, *SHARES, 1.0], [0.5, 0.5], "valid")
 _FIRST_WEIGHT = 4.0  # number of votes that the assumed share counts as
 _LARGEST_SHARE = 0.995
-_CHANGED = -1.0  # for a weight that is to be worked out again; weights are not negative
+_CHANGED = -1.0  # marks a weight that is to be worked out again; weights are not negative
 _SHARE_MEMORY = 1 << 12  # counts are halved at this number, to follow a policy in training
 
 # Chances of drafted tokens are learned by the sum of their votes.
@@ -52,8 +53,8 @@ SUMS = 32
 SUM_WIDTH = 0.25
 # Classes of the joint vote of all texts; they follow the classes of the sources.
 TOGETHER = 2 * SUMS
-BORROWED = 8.0  # tokens that an estimate of a chance borrows from the wider class
-ASSUMED = 4.0  # tokens that the wider class begins with
+BORROWED = 8.0  # weight of the wider class's share in an estimate, in tokens
+ASSUMED = 4.0  # tokens that the wider class is assumed to have at first
 CHANCE_MEMORY = 1 << 14
 
 
@@ -62,11 +63,11 @@ class Votes:
 
     Args:
         sources: number of sources.
-        max_rows: most requests of the engine.
+        max_rows: the largest number of requests in the engine.
 
     Attributes:
-        shares: float64[2, classes], how many votes of each class there were, and how many of them
-            were right.
+        shares: float64[2, classes], the number of votes of each class, and the number of right
+            ones.
         weights: float64[classes], what a vote weighs.
         accepted: int32[max_rows], tokens accepted of each request's last draft.
     """
@@ -82,13 +83,13 @@ class Votes:
         self.accepted = np.zeros(max_rows, np.int32)
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Follow a changed batch: `rows`, int[B], is each row's former place, -1 for none."""
+        """Move the rows of a changed batch: `rows`, int[B], has their old numbers, -1 if new."""
         self.accepted[: len(rows)] = np.where(rows >= 0, self.accepted[rows], 0)
 
 
 @njit(nogil=True)
 def count_in(table, number, is_right, memory):
-    """Count a token or vote of a class, right or wrong; halve the counts at `memory`."""
+    """Count a token or vote in its class, and whether it is right; halve the counts at `memory`."""
     table[0, number] += 1
     table[1, number] += is_right
     if table[0, number] >= memory:
@@ -128,9 +129,11 @@ def heaviest_token(tokens, classes, weights, first, stop):
 
 @_inlined
 def tell_agreement(tokens, classes, weights, texts, other):
-    """Add to the class of vote `other` 1 if texts vote for its token, 2 if it is their heaviest.
+    """Increase the class of a vote (`other`) by the texts' agreement with its token.
 
-    In the classes of texts' votes, the writer has this place. The votes of texts come first.
+    It is increased by 1 if texts vote for the token, and by 2 if it is their heaviest token.
+    Votes of texts have the writer in this last part of their class (`continuations.WRITERS`). The
+    first `texts` votes are those of texts.
     """
     best, _ = heaviest_token(tokens, classes, weights, 0, texts)
     is_named = False
@@ -141,7 +144,7 @@ def tell_agreement(tokens, classes, weights, texts, other):
 
 @_inlined
 def put_lanes(i, slot, places, lanes):
-    """Put a row's lanes, of which `slot` is the first, where its text stands in each source."""
+    """Set a row's lanes, from number `slot` on, to the places of its text in the sources."""
     for s in range(places.shape[0]):
         if places[s, i, PLACE_KIND] != NOWHERE:
             lane = lane_at(lanes, slot + s)
@@ -208,7 +211,7 @@ def origin_of(token, sources, tokens, classes, origin, weights, count):
 
 @_inlined
 def follow_token(i, first, token, places, lanes, tasks):
-    """Let a row's lanes follow the token that was drafted."""
+    """Move a row's lanes along the token that was drafted."""
     sources = places.shape[0]
     for s in range(sources):
         kind, slot = places[s, i, PLACE_KIND], (i - first) * sources + s

@@ -1,4 +1,4 @@
-"""Whether to draft at this step, and how much."""
+"""Decides whether to draft in an engine step, and how much."""
 
 from sam_rollout.gating.agreement import Exchange
 from sam_rollout.gating.gate import Gate, ScheduleGate, hands_over

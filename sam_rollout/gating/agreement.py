@@ -3,8 +3,9 @@
 Engines that share experts (data parallelism of a mixture of experts) compute every layer together.
 An engine that drafts alone makes all others wait for its longer step, so they decide together. Once
 a step, each engine reports to the others its load and the budget of draft tokens that it proposes.
-The proposal of the busiest engine holds for all. Its step is the longest, and gates that decide by
-the number of requests let it draft the least. Engines without requests report nothing.
+The proposal of the busiest engine holds for all. The busiest engine's step is the longest, and
+gates that decide by the number of requests let it draft the least. Engines without requests report
+nothing.
 
 All engines decide from the same reports of the same step, and from nothing else, so they cannot
 disagree. A decision after step t follows from reports that were made after step t - 1 and exchanged
@@ -28,9 +29,9 @@ _UNKNOWN = StepLoad(0, 0, 0, 0, steady=False)
 
 
 class Report(NamedTuple):
-    """An engine's report to the others after a step, in numbers that travel as int32."""
+    """An engine's report to the others after a step, which is sent as int32 numbers."""
 
-    # The next five are the fields of `StepLoad`; all are 0 for an engine that takes no part.
+    # The first five fields are those of `StepLoad`; all are 0 for an engine that takes no part.
     rows: int
     tokens: int
     draft_tokens: int
@@ -59,13 +60,13 @@ class Exchange(Protocol):
 
 
 def busiest(reports: np.ndarray) -> Report | None:
-    """Return the report with the most requests, the first of several; None if all are idle."""
+    """Return the first report with the most requests; None if all engines are idle."""
     rows = reports[:, _ROWS]
     return Report(*reports[rows.argmax()].tolist()) if rows.any() else None
 
 
 def all_steady(reports: np.ndarray) -> bool:
-    """Whether all engines with requests did nothing but go on decoding them."""
+    """Whether all engines with requests only continued to decode them."""
     return bool(reports[reports[:, _ROWS] > 0, _STEADY].all())
 
 
@@ -73,10 +74,10 @@ class AgreedGate:
     """A gate whose decisions count only if its engine is the busiest one.
 
     Args:
-        gate: makes the proposals. It sees each step with the busiest engine's load, and so one step
-            late, when the reports about that step are there.
-        fallback: decides if nothing was exchanged.
-        exchange: between the engines of the group.
+        gate: makes the proposals. It observes each step with the busiest engine's load. The reports
+            about a step arrive one step later, so it observes the step then.
+        fallback: the gate that decides if nothing was exchanged.
+        exchange: carries the reports between the engines of the group.
         k: most draft tokens of a request.
     """
 
@@ -92,7 +93,7 @@ class AgreedGate:
         self._fresh = False  # whether there was an exchange for the step just observed
         self._leader: Report | None = None
         self._load = _UNKNOWN  # of this engine, in the step just observed
-        # A step that waits for the others' reports about it, and what was decided for it.
+        # The last step, which waits for the other engines' reports about it, and its decision.
         self._waiting: tuple[EngineStep, tuple[int, bool]] | None = None
         self._decision = 0, False  # of the step under way: its budget, and whether it is a trial
         self.least_chance = 0.0
@@ -115,7 +116,7 @@ class AgreedGate:
             before, decision = self._waiting
             self._gate.observe(before._replace(group=DecidedStep(load, *decision)))
         self._load = self._meter.load(step)
-        # The next step overwrites these arrays.
+        # The next step overwrites the arrays, so copies are kept.
         kept = step._replace(verified=step.verified.copy(), num_tokens=step.num_tokens.copy())
         if step.offered is not None:
             kept = kept._replace(offered=step.offered.copy())
@@ -155,7 +156,7 @@ class AgreedGate:
         return self._fallback.budget(rows, whole=whole)
 
     def drain(self) -> dict[str, float]:
-        """Return the gate's report, with the group's decisions in place of its own proposals."""
+        """Return the gate's counts, with the group's decisions in place of its own proposals."""
         report = self._gate.drain()
         if "gate/trials" in report:
             opened = sum(self._steps_with[1:])

@@ -1,10 +1,10 @@
 """The gate `auto`: it measures which drafts yield the most tokens per second on this engine.
 
-The time of a step is the time between two calls of the proposer. A call is made for every step,
-once its tokens are on the host, so the measurement waits for nothing. This time contains all costs
-of drafts, that of finding them included. A step counts only if it decoded the same requests as the
-step before. So steps with prompts, with requests that joined or left, and steps after which the
-engine did not call the proposer are left out.
+The time of a step is the time between two calls of the proposer, which finds the drafts. The engine
+calls it for every step, once the step's tokens are on the host, so the measurement waits for
+nothing. The time contains all costs of drafts, including the cost of finding them. A step counts
+only if it decoded the same requests as the step before. So steps with prompts, with requests that
+joined or left, and steps after which the engine did not call the proposer are left out.
 
 The gate decides on a level. A level says whether to draft and, if so, the least chance of a draft
 token (the price of its time). Then each request gets as many draft tokens as are worth their time,
@@ -13,19 +13,20 @@ time. The level with the highest rate replaces the present one if it leads by `_
 needs this lead over not drafting, too. A level's offers are the tokens that could be drafted at it.
 Now and then the gate tries another level, if it does not (or no longer) know the time of that
 level's steps or its offers. The time that trials lose is kept below `exploration` of all step time;
-a few steps are given in advance.
+the time of a few steps may be lost in advance.
 
 If drafts may be chains or trees, each shape has its own levels, and the level with the highest rate
 decides the shape, too. Offers, their shares of right tokens, and step times are learned separately
 for each shape. The shape that is not in use has to lead by `_SHAPE_LEADS`. It is tried now and then
-(`shape_trials.py`), as long as that is affordable. If not every request may have drafts of a shape,
-the gate learns the shape's offers from the requests that may, and expects them of these alone.
+(`shape_trials.py`), as long as its trials are affordable. If only some requests may have drafts of
+a shape, the gate learns the shape's offers from these requests, and expects such offers from them
+alone.
 
 If engines decide together (``agreement.py``), each learns times from the busiest engine's load, and
 offers from its own requests.
 
 Nothing here is random. Decisions follow from measured times, so they are not repeatable. With the
-coupled sampler the texts do not depend on them.
+coupled sampler the texts do not depend on the decisions.
 """
 
 import math
@@ -42,20 +43,20 @@ from sam_rollout.gating.step import DecidedStep, EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
 
 _LEAD = 1.01
-_ADVANCE = 4  # steps that may be lost before any exploration was earned
-_DECIDE_EVERY = 4  # steps, as long as no request joins or leaves
+_ADVANCE = 4  # steps whose time may be lost before any exploration was earned
+_DECIDE_EVERY = 4  # steps from one decision to the next, as long as no request joins or leaves
 _ENOUGH = 4  # measured steps after which a cell (see `step_times.py`) is known
 _STALE = 512  # steps after which a cell has to be measured again
 # Steps after which a closed gate tries the most promising drafts again, since offers may have
 # changed. The number doubles with each trial, up to _ASK_AT_LEAST_EVERY, until the gate opens.
-# After a step whose offers would pay, the gate drafts them from its next decision on.
+# After a step whose offers would pay, the gate tries drafts at its next decision.
 _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
 # Factors by which a chain has to lead to replace a tree, and a tree to replace a chain. Where both
 # are equally good, drafts are chains.
 _SHAPE_LEADS = 1.01, 1.05
 # Learning from a step takes microseconds (benchmarks/gate.py), most of them because other code has
-# emptied the caches since the step before. So the gate learns from one in _LOOK_EVERY familiar
-# steps; with few requests it learns from more.
+# emptied the caches since the step before. So of each _LOOK_EVERY familiar steps, the gate learns
+# from only one; with few requests it learns from more of them.
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # measured steps after which a cell's steps are familiar
 _COUNTED = (
@@ -71,7 +72,7 @@ class AutoGate:
     """Chooses levels by measured rates; see the module.
 
     Args:
-        limits: of the engine.
+        limits: the engine's limits.
         exploration: share of step time that trials may lose.
         shapes: how many shapes of drafts it chooses from. Level 1 + s * len(CHANCES) + n drafts
             shape s with a least chance of CHANCES[n].
@@ -92,30 +93,30 @@ class AutoGate:
         self._supplies = self._octaves[self._octave] = list(map(Supply, self._calibrations))
         self._levels = 1 + shapes * _CLASSES
         self._all = tuple(range(self._levels))
-        # Expected at the last decision: a step's draft tokens and seconds, and the seconds per
-        # token.
+        # Expected at the last decision, for each level: a step's draft tokens, its seconds, and its
+        # seconds per token of a request.
         self._draft_tokens = [0.0] * self._levels
         self._expected = [0.0] * self._levels
         self._fair = [0.0] * self._levels
-        self._best_shape = 0  # shape of the level chosen, or of the last level that drafted
+        self._best_shape = 0  # shape of the last chosen level that drafts
         self._shape_trials = [ShapeTrials() for _ in self._octaves]
         # Share of requests that may have drafts of each shape: now, and at the last decision.
         self._may_draft = self._decided_may_draft = (1.0,) * shapes
-        self._filling = 0.0  # tokens per request that fill up a step without drafts
+        self._filling = 0.0  # padding tokens per request in a step without drafts
         self._seen = [[-_STALE] * self._times.loads for _ in range(self._times.bins)]
         self._steps = 0
         self._asked_at = 0  # step in which a closed gate last tried drafts
         self._ask_again = _ASK_AGAIN
         self._last_ns = 0
         self._context = 0  # tokens of all requests after the last step that was learned from
-        self._unseen = self._to_skip = 0  # steps skipped since that one, and steps yet to skip
+        self._unseen = self._to_skip = 0  # steps skipped since then, and steps yet to skip
         self._passed_s = 0.0  # time of all steps, without interruptions
         self._meter = LoadMeter()
         self._whole = False  # whether steps have k draft or padding tokens per request, or none
         self._best = 0  # the level chosen
         self._decided_for = 0  # number of requests at the last decision
         self._budget = 0
-        self._postponed = 0  # level of a trial that lacked room, else 0
+        self._postponed = 0  # level of a trial that the next step has no room for, else 0
         self.least_chance = 0.0
         self.shape = 0
         self.is_trial = False
@@ -129,7 +130,7 @@ class AutoGate:
         """Learn the cost and the yield of the previous step."""
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         self._may_draft = step.may_draft or self._may_draft
-        if step.wasted:  # it is no measure of steps without drafts, but part of a trial's cost
+        if step.wasted:  # its time only shows the cost of a trial
             self._unseen += 1
             self._lose(seconds - self._expected[self._best])
             self._counts["left_out_steps"] += 1
@@ -152,7 +153,7 @@ class AutoGate:
             return
         self._counts["left_out_steps"] += 1
         self._passed_s += min(seconds, self._expected[self._best])
-        if made.trial and made.load.rows:  # not measured, but its expected time counts as lost
+        if made.trial and made.load.rows:  # not measured, so its loss is estimated
             expected = self._expect(made, context)
             self._lost_s += max(0.0, expected - gained * self._fair_s_per_token)
 
@@ -181,7 +182,8 @@ class AutoGate:
             made: the step's load, and the decision that was made for it.
             context: tokens of all requests together, before the step.
             seconds: the step's time.
-            stands_for: number of steps that it stands for, itself and skipped ones.
+            stands_for: number of steps that the measurement represents: the step and the skipped
+                steps before it.
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
@@ -204,7 +206,7 @@ class AutoGate:
         self._counts["measured_tokens"] += made.load.tokens
 
     def _lose(self, seconds: float) -> None:
-        """Count the time that a step lost, with a bound in case a pause interrupted the step."""
+        """Count the time that a step lost, up to a bound: a pause may have interrupted the step."""
         self._lost_s += min(max(0.0, seconds), self._k * self._expected[self._best])
 
     def _expect(self, made: DecidedStep, context: int) -> float:
@@ -279,18 +281,18 @@ class AutoGate:
 
     def _use(self, shape: int) -> None:
         self._best_shape = shape
-        for trials in self._shape_trials:  # of all octaves: they try the other shape from now on
+        for trials in self._shape_trials:  # all octaves try the other shape from now on
             trials.changed(self._steps)
 
     def _work_out(
         self, rows: int, context: int, by_shape: Sequence[Levels], first: int = 0
     ) -> tuple[list[float], list[float], list[float]]:
-        """Return what is expected by level: a step's draft tokens, its seconds, seconds per token.
+        """Return each level's expected draft tokens of a step, its seconds, and seconds per token.
 
         Args:
             rows: requests.
             context: tokens of all requests together.
-            by_shape: the offers to a request, of each shape.
+            by_shape: for each shape, the offers to a request.
             first: shape that `by_shape` begins with.
         """
         tokens, weights = [self._filling * rows], []
@@ -328,14 +330,14 @@ class AutoGate:
         return min(s_per_token) * _LEAD < s_per_token[0]
 
     def _enter(self, octave: int) -> None:
-        """Change to the offers of another octave of running requests."""
+        """Change to the offers of another octave of running requests (`draft_supply.py`)."""
         known = self._octaves[octave]
         if known is None:
             known = self._octaves[octave] = [supply.heir() for supply in self._supplies]
         self._supplies, self._octave = known, octave
 
     def _trial(self, rows: int, drafting: int, choices: tuple[int, ...]) -> int:
-        """Return a level of which too little is known, if its trial is affordable; or the best."""
+        """Return a level that is worth an affordable trial; if there is none, the best level."""
         best, expected = self._best, self._expected
         room = self._exploration * self._passed_s + _ADVANCE * expected[best] - self._lost_s
         if (other := self._other_shape(choices, room)) != best:
@@ -372,12 +374,12 @@ class AutoGate:
         return best
 
     def _other_shape(self, choices: tuple[int, ...], room: float) -> int:
-        """Return the level of another shape, if its trial is due and affordable; or the best.
+        """Return a level of the other shape if its trial is due and affordable; else the best.
 
-        A trial that is expected to lose no time needs no `room`, because trials of other levels,
-        which all lose time, would leave none for it. A new series of trials replaces what the
-        previous series showed: the least chance limits which tokens are offered, and it may have
-        changed since.
+        `room` is the time that trials may still lose. A trial that is expected to lose no time
+        needs none, because other levels' trials, which all lose time, would leave none for it. A
+        new series of trials replaces the results of the previous one, because the least chance,
+        which limits the offered tokens, may have changed since.
         """
         best = self._best
         if self._levels == LEVELS or not best or len(choices) < self._levels:
@@ -389,7 +391,7 @@ class AutoGate:
             return best
         level = 1 + shape * _CLASSES + (best - 1) % _CLASSES
         accepted = self._accepted(level)
-        if shape:  # where trees are allowed, a tree holds the chain with the same least chance
+        if shape:  # where trees are allowed, a tree contains the chain with the same least chance
             share = self._may_draft[shape] / (self._may_draft[1 - shape] or 1.0)
             accepted = max(accepted, share * self._accepted(best))
         gained_s = self._decided_for * (1 + accepted) * self._fair_s_per_token
@@ -430,7 +432,7 @@ class AutoGate:
         return {f"gate/{name}": value for name, value in counts.items()}
 
     def _no_counts(self) -> dict[str, float]:
-        """Return zeros for all counts, by metric without `gate/`."""
+        """Return zeros for all counts, by metric name without `gate/`."""
         budgets = [f"steps_with_k_{k}" for k in range(self._k + 1)]
         trees = ["tree_steps"] if self._levels > LEVELS else []
         return dict.fromkeys([*budgets, *_COUNTED, *trees], 0)

@@ -1,17 +1,17 @@
-"""How many draft tokens, and right ones, each least chance yields, learned from past steps.
+"""Learns from past steps how many draft tokens, and how many right ones, a least chance yields.
 
 In every step in which the drafter looks for drafts, it reports the tokens that it could have
-drafted (`verified.Offered`). They are counted by class of their chance to be accepted, with the
-outcome of those that the text has judged. With a given least chance, the tokens of all classes at
-or above it are drafted. The share of right tokens is that seen in their class; in a class with few
-tokens, the drafter's own estimate counts more.
+drafted (`verified.Offered`). They are counted by class of their chance to be accepted, and so are
+the right ones among the tokens that the text has judged. With a given least chance, the tokens of
+all classes at or above it are drafted. Their share of right tokens is estimated from the outcomes
+in their class; in a class with few tokens, the drafter's own estimate counts more.
 
 The tokens offered in a step depend on how far the text moved on in the step before, and so on the
 least chance in use. So the figures for other least chances are not exact.
 
 The requests of the long tail are no fair sample of all requests, so each octave of the number of
-running requests (from one power of two to the next) has figures of its own. How well the drafter's
-chances hold is learned from all octaves together.
+running requests (from one power of two to the next) has figures of its own. The shares of right
+tokens by class are learned from all octaves together.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import numpy as np
 
 from sam_rollout.core.verified import CHANCES, Offered
 
-LEVELS = len(CHANCES) + 1  # level 0: no draft; level n: tokens from a chance of CHANCES[n - 1] on
+LEVELS = len(CHANCES) + 1  # level 0: no draft; level n: tokens with at least chance CHANCES[n - 1]
 _ROWS = 256  # latest requests whose offers count; a request counts in each of its steps
 _STEPS = 16  # latest steps whose offers count, if they have more than _ROWS requests
-_JUDGED = 2048  # judged tokens of a class at which its counts are halved
-_BELIEVED = 16.0  # judged tokens that the drafter's own estimate counts as
-_LOOKED_AT = 32  # judged tokens of a closed gate's looks at which counts are halved
+_JUDGED = 2048  # when a class has this many judged tokens, its counts are halved
+_BELIEVED = 16.0  # the drafter's own estimate counts like this number of judged tokens
+_LOOKED_AT = 32  # when a closed gate's looks have this many judged tokens, counts are halved
 # A class is learned anew from a closed gate's looks (steps in which drafts are found but not handed
 # over) if they found more right tokens than expected, by _DEVIATIONS standard deviations plus _MORE
 # tokens.
@@ -46,8 +46,9 @@ class Calibration:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._judged = np.zeros((3, len(CHANCES)))  # tokens, right ones, sum of their chances
-        self._looks = np.zeros_like(self._judged)  # the same of a closed gate's looks
+        # The number of judged tokens, the number of right ones, and the sum of all judged chances.
+        self._judged = np.zeros((3, len(CHANCES)))
+        self._looks = np.zeros_like(self._judged)  # the same for a closed gate's looks
         self._usual = [(a + b) / 2 for a, b in zip(CHANCES, (1.0, *CHANCES[:-1]), strict=True)]
 
     def observe(self, offered: Offered) -> None:
@@ -58,7 +59,7 @@ class Calibration:
             self._judged[:, self._judged[0] > _JUDGED] /= 2
 
     def look(self, offered: Offered) -> None:
-        """Learn from a closed gate's look, after `observe`; learn classes anew that became better.
+        """Learn from a closed gate's look, after `observe`; replace the counts of improved classes.
 
         Looks are rare. Without this method, earlier wrong drafts would outweigh them for long.
         """
@@ -84,14 +85,15 @@ class Levels(NamedTuple):
 
     offered: list[float]  # draft tokens
     accepted: list[float]  # draft tokens that are expected to be accepted
-    spread: list[float]  # standard deviation of `offered`; in a mean of n requests, 1/sqrt(n) of it
+    # Standard deviation of `offered`; a mean of n requests has 1/sqrt(n) of this deviation.
+    spread: list[float]
 
 
 class Supply:
     """The tokens that are offered to a request in a step, for one octave of running requests.
 
     Attributes:
-        rows: number of latest requests that it was learned from.
+        rows: number of recent requests that it was learned from.
     """
 
     def __init__(self, calibration: Calibration) -> None:
@@ -118,7 +120,7 @@ class Supply:
             spread[i] += weight * ((1 - weight) * rows * total * total - spread[i])
 
     def heir(self) -> Supply:
-        """Return a supply for another octave, which begins with these offers and changes fast."""
+        """Return a supply for another octave, which begins with these offers and adapts fast."""
         heir = Supply(self._calibration)
         heir._tokens, heir._spread = self._tokens.copy(), self._spread.copy()
         heir.rows = min(self.rows, _ROWS / 4)

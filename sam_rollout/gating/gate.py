@@ -1,6 +1,6 @@
-"""Gates: how many tokens each request may draft in this engine step, decided for the whole batch.
+"""Gates decide, for the whole batch, how many tokens each request may draft in an engine step.
 
-With many requests running the engine is bound by compute, and scoring draft tokens costs more than
+With many running requests, the engine is bound by compute, and scoring draft tokens costs more than
 the accepted ones save. In the long tail the engine is bound by memory traffic, and draft tokens are
 nearly free. A gate sees only the state of the engine, not where drafts come from.
 """
@@ -11,11 +11,11 @@ from typing import Protocol
 
 from sam_rollout.gating.step import EngineStep
 
-LOOK = 2.0  # a least chance that no token has: drafts are found, but none is handed over
+LOOK = 2.0  # a least chance that no token has: drafts are found, but none is verified
 
 
 def hands_over(budget: int, least_chance: float) -> bool:
-    """Whether a decision lets drafts be verified; a look only shows which tokens were found."""
+    """Whether drafts are verified under a decision; after a look, found tokens are only counted."""
     return budget > 0 and least_chance < LOOK
 
 
@@ -33,16 +33,17 @@ class Gate(Protocol):
     shape: int
 
     def observe(self, step: EngineStep) -> None:
-        """See the previous step; called once per step, before `budget`."""
+        """Take in the previous step; called once per step, before `budget`."""
         ...
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """Return the most tokens that each request may draft now; 0 for none.
+        """Return the largest number of tokens that each request may draft now.
 
         Args:
             rows: requests running in this engine.
-            whole: whether graphs allow only steps without drafts and steps with the full k.
-            room: whether the next step can verify drafts. If not, the budget is only a wish.
+            whole: whether the engine's graphs only allow 0 or k draft tokens per request.
+            room: whether the next step can verify drafts. If not, the budget only says what would
+                be drafted.
         """
         ...
 
@@ -55,8 +56,8 @@ class ScheduleGate:
     """A budget that depends only on the number of running requests.
 
     Args:
-        schedule: most requests -> draft tokens. The smallest bound that is not exceeded decides;
-            above the largest bound nothing is drafted.
+        schedule: bound on the number of requests -> draft tokens. The smallest bound that is not
+            exceeded decides; above the largest bound nothing is drafted.
         k: most draft tokens of a request.
     """
 
@@ -73,7 +74,7 @@ class ScheduleGate:
         """Do nothing, because a schedule learns nothing."""
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """Return the budget of the smallest bound >= rows; with `whole`, k instead of a part."""
+        """Return the budget of the smallest bound >= `rows`; with `whole`, return 0 or k."""
         if rows < 1:
             return 0
         budget = self._budgets[bisect.bisect_left(self._bounds, rows)]

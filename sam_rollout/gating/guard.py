@@ -1,4 +1,4 @@
-"""A gate that cannot end a rollout, made from a configuration."""
+"""A gate whose errors do not end a rollout, made from a configuration."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class GuardedGate:
-    """Wraps a gate. If it fails, a closed one takes its place, and the rollout goes on."""
+    """Wraps a gate. If the gate fails, a closed gate replaces it, and the rollout goes on."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -70,8 +70,9 @@ def make_gate(
 
     Args:
         config: the configuration.
-        limits: of the engine.
-        exchange: with the engines that wait for this one; None if it runs alone.
+        limits: the engine's limits.
+        exchange: carries reports between engines that wait for each other; None if this one is
+            alone.
         shapes: number of shapes of drafts that `auto` may choose from.
     """
     fixed = ScheduleGate(config.budgets(limits.k), limits.k)

@@ -1,12 +1,13 @@
-"""Whether a model's drafts are worth its forward passes, where texts give drafts nearly for free.
+"""Decides whether a drafting model is worth its forward passes; drafts from texts cost little.
 
-The gate's levels count the tokens that are verified. But a model that drafts costs forward passes
-before anything is verified, for all requests at once. So steps with drafts are measured in two
-ways, with the model and with texts alone: their tokens per second, by octave of running requests.
-The faster way is used. The slower one is tried again for a few steps now and then, half as often
-after each trial that it loses. If the run trains a model that lost, the model's trials become as
-frequent as at first after each training step. If the gate stays closed while the model drafts,
-texts alone are tried.
+The gate's levels differ only in the tokens that are verified. But a model that drafts also costs
+forward passes before anything is verified, for all requests at once. So there are two ways to
+draft, with the model and with texts alone. The tokens per second of steps with drafts are measured
+for both, by octave of the number of running requests (`draft_supply.py`). The faster way is used.
+The slower way is tried again for a few steps now and then, half as often after each trial that it
+loses. If the run trains the model, then after each training step, the trials of a model that lost
+become as frequent as at first. If the gate stays closed while the model drafts, texts alone are
+tried.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import math
 from sam_rollout.core.limits import Limits
 from sam_rollout.gating.step import EngineStep
 
-_LEAD = 1.02  # a way replaces the other if it is faster by this factor
+_LEAD = 1.02  # a way to draft replaces the other one if it is faster by this factor
 _TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # least steps of a trial, and least rows summed over them
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between trials
-# Steps after a change that count for neither way. An engine that schedules a step ahead follows the
-# change in the third step, and verifies that step's drafts in the next one.
+# Number of steps after a change of the way that count for neither way. An engine that schedules a
+# step ahead follows the change in the third step, and verifies that step's drafts in the next one.
 _SETTLING = 3
 _FORGOTTEN = 1 / 512  # share of the earlier measurements that a new step replaces
 _PAUSE = 4.0  # a step that takes this many times as long as usual is left out
-_CLOSED = 256  # closed steps in a row after which texts alone are tried
+_CLOSED = 256  # number of successive steps with a closed gate after which texts alone are tried
 
 TEXTS, MODEL = 0, 1
 
@@ -53,7 +54,7 @@ class ModelPrice:
         self._last_ns = 0
         self._since_change = 0  # steps
         self._trial = [0, 0]  # steps and rows that are left of a trial
-        self._closed = 0  # closed steps in a row
+        self._closed = 0  # successive steps with a closed gate
 
     def observe(self, step: EngineStep, *, is_open: bool) -> None:
         """Learn from a step, and choose for the next one.
@@ -115,7 +116,7 @@ class ModelPrice:
         octave.waited += 1
         if octave.waited >= octave.wait:
             tried = 1 - octave.best
-            octave.spent[tried] = [0.0, 0.0]  # the policy and its texts have changed since
+            octave.spent[tried] = [0.0, 0.0]  # policy and texts have changed since the last trial
             self._trial = [_TRIAL_STEPS, _TRIAL_ROWS]
             self._choose(tried)
 

@@ -1,18 +1,19 @@
 """Trials of the draft shape that is not in use: when they are due, and the offers that they found.
 
 A series of trials is over when it has found the offers to enough requests. Until then, the offers
-known before it hold. A series is also over when twice as many requests took part in its trials: in
-a batch that changes in every step, no trial reports offers. The next series waits twice as long as
-the one before, as long as no series changes the shape in use.
+that were known before are used. A series is also over when twice as many requests took part in its
+trials. In a batch that changes in every step, trials report no offers, so the series would not end
+otherwise. Each series waits twice as long as the previous one, until a series changes the shape in
+use.
 """
 
 from __future__ import annotations
 
 from sam_rollout.gating.draft_supply import Supply
 
-LOOK_ROWS = 64  # requests whose offers were found before the offers count as known
-_MOST_ROWS = 2 * LOOK_ROWS  # requests in the trials of a series
-_AGAIN, _AT_LEAST_EVERY = 32, 512  # steps from one series to the next
+LOOK_ROWS = 64  # offers count as known when they were found for this number of requests
+_MOST_ROWS = 2 * LOOK_ROWS  # largest number of requests in the trials of a series
+_AGAIN, _AT_LEAST_EVERY = 32, 512  # steps from one series to the next: at first, and at most
 
 
 class ShapeTrials:
@@ -29,7 +30,7 @@ class ShapeTrials:
         self.fresh: Supply | None = None
 
     def is_over(self, known: Supply) -> bool:
-        """Whether no series is under way; `known` are the offers known before it."""
+        """Whether no series is under way; `known` are the offers in use."""
         told = self.fresh or known
         return told.rows >= LOOK_ROWS or self._rows >= _MOST_ROWS
 
@@ -38,7 +39,7 @@ class ShapeTrials:
         return step - self._begun_at >= self._again
 
     def begin(self, step: int, fresh: Supply | None) -> None:
-        """Begin a series; it adds to the known offers unless it has a `fresh` supply of its own."""
+        """Begin a series, which fills `fresh`, or adds to the known offers if `fresh` is None."""
         self._begun_at, self._rows, self.fresh = step, 0, fresh
         self._again = min(2 * self._again, _AT_LEAST_EVERY)
 
@@ -47,5 +48,5 @@ class ShapeTrials:
         self._rows += rows
 
     def changed(self, step: int) -> None:
-        """Wait from here on, since the shape in use has changed."""
+        """Begin to wait anew, because the shape in use has changed."""
         self._begun_at, self._again, self.fresh = step, _AGAIN, None

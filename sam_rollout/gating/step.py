@@ -16,7 +16,7 @@ class StepLoad(NamedTuple):
 
     rows: int  # requests
     tokens: int  # gained
-    draft_tokens: int  # tokens to verify, with those that fill the step up
+    draft_tokens: int  # tokens to verify, padding included
     context: int  # known tokens, gained ones included
     steady: bool  # whether it decoded the requests of the step before, and did nothing else
 
@@ -24,22 +24,23 @@ class StepLoad(NamedTuple):
 class DecidedStep(NamedTuple):
     """A step's load, and the decision that was made for it."""
 
-    load: StepLoad  # that of the busiest engine, if several wait for each other; steady if all were
+    # If several engines wait for each other: the busiest engine's load, steady if all were steady.
+    load: StepLoad
     budget: int
     trial: bool  # whether the decision was a trial
     shape: int = 0  # shape of its drafts, see `Gate.shape`
 
 
 class EngineStep(NamedTuple):
-    """An engine step, as seen when the engine asks for the next drafts; B rows."""
+    """An engine step with B rows, as seen when the engine asks for the next drafts."""
 
-    now_ns: int  # time.perf_counter_ns() at that call
+    now_ns: int  # time.perf_counter_ns() when the engine asks
     verified: Verified  # the outcome of the step's drafts
     num_tokens: np.ndarray  # int32[B], known tokens of each row
     same_batch: bool  # whether the rows are those of the step before
     offered: Offered | None = None  # None if no drafts were looked for, or the batch has changed
-    wasted: bool = False  # whether it was filled up although the gate had closed meanwhile
-    group: DecidedStep | None = None  # given where the engine decides together with others
+    wasted: bool = False  # whether the step was padded although the gate closed later
+    group: DecidedStep | None = None  # set if several engines decide together (`agreement.py`)
     # For each shape, the share of rows that may have drafts of it; empty if all rows may.
     may_draft: tuple[float, ...] = ()
 

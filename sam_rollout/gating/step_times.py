@@ -4,13 +4,15 @@ The expected time of a step is `speed * base * correction`:
 
 * `base` is linear in requests, scored tokens and context. It carries measurements over to batches
   that were not measured. It is fitted by least squares with forgetting. Residuals count relative to
-  the time of their step, because otherwise large batches would hide the long tail.
-* `correction` is how far a cell (number of requests, draft tokens per request) was measured to lie
-  above or below that line. It is 1 for an empty cell without measured neighbours.
+  the time of their step, because otherwise large batches would outweigh the small ones of the long
+  tail.
+* `correction` is the ratio of measured times to `base` in a cell. A cell holds the steps with about
+  the same number of requests and of draft tokens per request. The correction of an empty cell
+  without measured neighbours is 1.
 * `speed` follows causes that slow all steps down, such as another program on the machine. So drafts
-  are not blamed for the moment at which they were tried. `speed` is drawn back to 1 just as
-  strongly, because otherwise it and `base` could drift apart without end. `base` follows lasting
-  changes.
+  are not blamed for a slow moment at which they were tried. `speed` is also pulled back to 1, as
+  strongly as it follows a new step, because otherwise it and `base` could drift apart without end.
+  `base` follows lasting changes.
 
 A step far outside the expectation (garbage collection, a pause for weights) is left out. After
 `_PATIENCE` such steps in a row the expectation must be wrong, and everything learned is forgotten.
@@ -28,21 +30,21 @@ _RIDGE = (1e-6, 1e-6, 1e-3, 1e-6)
 _MEMORY = 2000  # steps that the line remembers
 _CELL_MEMORY = 64  # steps that a cell remembers
 _FIT_EVERY = 64
-_FIRST_FITS = (8, 16, 32)  # steps after which the line is fitted at first
-_WARM_UP = _FIRST_FITS[0]  # steps before which nothing is expected, and nothing is an outlier
-_OUTLIER = 2.0  # factor between the times of a step and of an outlier
-_KNOWN = 4  # steps after which a cell is known; others may lie far from the expectation
+_FIRST_FITS = (8, 16, 32)  # numbers of steps after which the first fits are made
+_WARM_UP = _FIRST_FITS[0]  # before this number of steps, there are no expectations and no outliers
+_OUTLIER = 2.0  # a step whose time differs from the expected one by this factor is an outlier
+_KNOWN = 4  # steps after which a cell is known; an unknown cell may lie far from the expectation
 # After this many steps outside a cell, the cell's earlier steps count as at most `_KNOWN`. The line
 # may have moved since; for example, it may explain costlier trees by longer texts.
 _OLD = 256
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
-# Steps that a cell borrows from all cells with its number of requests and its shape, and that those
-# cells borrow from the line.
+# A cell's ratio is mixed with the ratio of all cells with its number of requests and its shape,
+# which counts as this number of steps. That ratio is mixed with the line in the same way.
 _BORROWED = 2.0
-_FARTHEST = 8.0  # most that a cell may lie from the line, as a factor
+_FARTHEST = 8.0  # largest factor by which a cell may differ from the line
 _COLUMNS = 2  # cells for each draft token per request
-_ROWS_APART = 9 / 8  # ratio of numbers of requests that share a cell, in large batches
+_ROWS_APART = 9 / 8  # largest ratio of the numbers of requests that share a cell, in large batches
 
 
 class StepTimes:
@@ -65,7 +67,8 @@ class StepTimes:
         self._cells = [
             [[0.0] * (1 + _FEATURES) for _ in range(self.loads)] for _ in range(self.bins)
         ]
-        # The same sums over all cells with a number of requests; with several shapes also by shape.
+        # The same sums for each number of requests, over all its cells; with several shapes, also
+        # over its cells of each shape.
         self._of_bin = [
             [[0.0] * (1 + _FEATURES) for _ in range(1 + (self._shapes > 1) * self._shapes)]
             for _ in range(self.bins)
@@ -73,7 +76,7 @@ class StepTimes:
         self._line = [0.0] * _FEATURES
         self._gram = np.zeros((_FEATURES, _FEATURES))
         self._moment = np.zeros(_FEATURES)
-        self._recent: list[tuple[float, ...]] = []  # features and seconds that are in no sum yet
+        self._recent: list[tuple[float, ...]] = []  # features and seconds that `_gram` lacks
         self._steps = 0
         self._strays = 0
         self._speed = 1.0
@@ -109,8 +112,8 @@ class StepTimes:
         Args:
             rows: requests.
             context: tokens of all requests together.
-            draft_tokens: of each step; the gate is closed in the first one.
-            shapes: of each step's drafts; None if there is one shape.
+            draft_tokens: draft tokens of each step; in the first one the gate is closed.
+            shapes: shape of each step's drafts; None if there is only one shape.
         """
         a, b, c, d = self._line
         bin_ = self.bin_of[rows]
@@ -132,7 +135,7 @@ class StepTimes:
         return times
 
     def _above_line(self, sums: list[float], borrowed: float) -> float:
-        """Return the ratio of a cell's times to the line; few steps are mixed with `borrowed`."""
+        """Return the ratio of a cell's times to the line, mixed with the ratio `borrowed`."""
         n, seconds, scored, drafted, read = sums
         if not n:
             return borrowed
@@ -199,25 +202,25 @@ class StepTimes:
         moment = keep * self._moment + features.sum(axis=0)
         if len(fresh) == _FIT_EVERY:
             self._gram, self._moment, self._recent = gram, moment, []
-        # If the data do not tell features apart, the ridge divides the time between them. The
-        # slope of draft tokens is only the cost of a draft token beyond that of any other scored
-        # token. It is zero until it is measured.
+        # If the data do not tell features apart, the ridge divides the time between them. The slope
+        # of draft tokens is only the additional cost of a draft token compared with other scored
+        # tokens. It is zero until it is measured.
         scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
         ridged = gram / np.outer(scale, scale) + np.diag(_RIDGE)
         a, b, c, d = np.linalg.solve(ridged, moment / scale) / scale
         b, d = max(b, 0.0), max(d, 0.0)
         c = max(c, -b)
-        # Where a slope was bounded, the constant term has to follow.
+        # If a slope was bounded, the constant term has to be computed again.
         a = (moment[0] - gram[0, 1] * b - gram[0, 2] * c - gram[0, 3] * d) / gram[0, 0]
         if a < 0:  # no time is negative, however small the batch
             a = 0.0
             b = max((moment[1] - gram[1, 2] * c - gram[1, 3] * d) / gram[1, 1], 0.0)
-            c = max(c, -b)  # the time of another token is not negative either
+            c = max(c, -b)  # the time of a further token is not negative either
         self._line = [float(a), float(b), float(c), float(d)]
 
 
 def _bins(max_rows: int) -> list[int]:
-    """Map numbers of requests to cells: one each up to 8, then more and more per cell."""
+    """Map numbers of requests to cells: up to 8, one number per cell, then more and more."""
     bins, bound, number = [0], 1.0, 0
     for rows in range(1, max_rows + 1):
         if rows > bound:

@@ -2,7 +2,7 @@
 
 Two formats can be read: the format of the speculators library, in which this package writes heads,
 and the format of Hugging Face llamas (`LlamaForCausalLMEagle3`). Sizes and shapes are checked
-before an engine starts. The engine would fail later, or draft nonsense without any error.
+before an engine starts, because the engine would fail later, or draft nonsense without any error.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class HeadShape:
     Attributes:
         aux_hidden_size: Length of the policy's hidden states.
         draft_vocabulary: Number of tokens that the head can draft, at most `vocabulary`.
-        target_layers: After how many of the policy's layers hidden states are taken, as vLLM
-            counts; empty means vLLM's default.
-        norm_before_residual: Whether the layer's output is added to the normalised hidden state
-            instead of the hidden state.
+        target_layers: Hidden states are taken after these layers of the policy, as vLLM counts
+            them; empty means vLLM's default.
+        norm_before_residual: Whether the layer's output is added to the normalised hidden state,
+            and not to the hidden state itself.
     """
 
     architecture: str
@@ -94,17 +94,19 @@ class Head:
     path: str
     shape: HeadShape
     parameters: int  # Number of parameters in its files, with its own embeddings if it has any.
-    # The policy's matrices that its files contain. They become outdated when the policy is trained.
+    # Names of the policy's matrices in its files. These copies become outdated when the policy is
+    # trained.
     own_policy_weights: tuple[str, ...]
-    # BASE_KEYS in the configuration of the policy that the head was trained for; may be empty.
+    # The values of BASE_KEYS for the policy that the head was trained for; may be empty.
     base_model: Mapping[str, Any]
 
 
 def default_layers(layers: int) -> tuple[int, int, int]:
     """Return the layers after which vLLM takes hidden states by default.
 
-    For fewer than seven layers, vLLM's default would name a layer twice or would not ascend, and
-    vLLM 0.31 sorts the layers and drops repeated ones. Three adjacent layers are used then.
+    With fewer than seven layers, vLLM's default would name a layer twice or would not ascend, and
+    vLLM 0.31 sorts the layers and drops repeated ones. For such a policy, three adjacent layers are
+    used instead.
 
     Raises:
         ConfigError: The policy has fewer than three layers.
@@ -121,8 +123,8 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
     """Read a head's configuration and the shapes of its weights.
 
     Raises:
-        ConfigError: The folder does not exist, has another kind of drafter, or has weights of other
-            shapes than its configuration says.
+        ConfigError: The folder does not exist, contains another kind of drafter, or contains
+            weights whose shapes differ from its configuration.
     """
     folder = Path(folder)
     config = read_json(folder / CONFIG, field, str(folder))

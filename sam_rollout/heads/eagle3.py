@@ -2,8 +2,8 @@
 
 The head computes the same as vLLM's `Eagle3LlamaForCausalLM` and `Eagle3Qwen3ForCausalLM` (arXiv
 2503.01840). At position t it reads the policy's hidden states of token t and the embedding of token
-t + 1, and proposes token t + 2. For token t + 3 the policy's hidden states do not exist yet, so it
-reads its own output instead. Embeddings and output matrix are the policy's.
+t + 1, and proposes token t + 2. To propose token t + 3 it needs hidden states that the policy has
+not computed yet, so it reads its own output instead. Embeddings and output matrix are the policy's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Attention of the unrolled head, over the text and the row's own earlier drafts."""
+    """Attention of the unrolled head: each row attends to the text and its own earlier drafts."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -51,8 +51,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, cache: list[KeysAndValues]) -> Tensor:
         """Attend, and append this step's keys and values to `cache`.
 
-        Row t of step j drafts after the text up to t. It sees the first step's keys up to t, and in
-        later steps only row t.
+        Row t of step j drafts after the text up to t. It attends to the first step's rows up to t,
+        and to row t alone in each later step.
 
         Args:
             x: [batch, length, 2 * hidden].
@@ -134,14 +134,15 @@ class Eagle3Head(nn.Module):
         self.layers = nn.ModuleList([Layer(shape)])
         self.norm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         for matrix in (p for p in self.parameters() if p.ndim == 2):
-            # Muon's updates have a fixed size (`HeadOptimizer`) and soon outweigh these values.
+            # Muon's updates have a fixed size (`HeadOptimizer`) and soon outweigh these initial
+            # values.
             nn.init.normal_(matrix, std=0.05 / math.sqrt(shape.hidden_size))
 
     def unroll(self, embedded: Tensor, states: Tensor, steps: int) -> list[Tensor]:
         """Draft `steps` tokens at every position at once (EAGLE-3's training-time test).
 
-        Row t of step j is the head's output in an engine for draft token j + 1 after the text up to
-        token t + 1, given that draft tokens 1 to j are the text's next tokens.
+        Row t of step j is what the head would output in an engine for draft token j + 1, if the
+        text ended with token t + 1 and draft tokens 1 to j were the text's next tokens.
 
         Args:
             embedded: Embeddings of the text's tokens, [batch, length, hidden].
@@ -149,8 +150,8 @@ class Eagle3Head(nn.Module):
             steps: Number of draft tokens.
 
         Returns:
-            One normalised output per step, [batch, length, hidden], for the output matrix. Only the
-            first length - 1 - j positions of step j are meaningful.
+            One normalised output per step, [batch, length, hidden], the input of the output matrix.
+            Only the first length - 1 - j positions of step j are meaningful.
         """
         length = embedded.shape[1]
         positions = torch.arange(length, device=embedded.device)

@@ -17,13 +17,13 @@ from sam_rollout.heads.training import Learner
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The acceptance of greedy drafts at temperature 1.
+    """The acceptance of greedily chosen drafts, if the policy samples at temperature 1.
 
     Attributes:
         per_position: For each draft position, the policy's mean probability of the draft token,
             given the text before it, over all positions of the responses.
-        length: Acceptance length with the bonus token, from a replay of the texts as an engine with
-            these drafts would have sampled them.
+        length: Tokens per verify step, bonus token included, in a replay of the texts as an engine
+            with these drafts would have sampled them.
         positions: Number of positions in responses.
     """
 
@@ -49,7 +49,7 @@ class Acceptance:
 
 
 def tokens_per_step(accepted: Sequence[int]) -> tuple[int, int]:
-    """Replay a response by the accepted tokens at each position; return tokens and verify steps."""
+    """Replay a response with the drafts' accepted lengths; return tokens and verify steps."""
     place = steps = 0
     while place < len(accepted):
         place += accepted[place] + 1
@@ -64,7 +64,7 @@ def acceptance(learner: Learner, samples: Sequence[Sample], peers: Peers = ALONE
 
 @torch.no_grad()
 def count_accepted(learner: Learner, samples: Sequence[Sample]) -> Tensor:
-    """Draft at every position of every text, and count; counts may be summed over processes.
+    """Draft at every position of every text; return counts, to be summed over processes.
 
     Returns:
         [2 * steps + 2]: the sum of probabilities for each draft position, the number of positions

@@ -53,7 +53,7 @@ def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int
 class Policy:
     """A causal language model of transformers, and the two matrices that its head shares.
 
-    Both matrices are on one device. Layers of the model may be on others.
+    Both matrices are on one device. Layers of the model may be on other devices.
     """
 
     model: Any
@@ -62,7 +62,7 @@ class Policy:
 
     @classmethod
     def load(cls, folder: str, device: torch.device, spread: bool = False) -> Policy:
-        """Load a checkpoint, in float32 on a CPU and in its own type on other devices."""
+        """Load a checkpoint, in float32 on a CPU and in the checkpoint's type on other devices."""
         from transformers import AutoModelForCausalLM
 
         dtype = torch.float32 if device.type == "cpu" else "auto"
@@ -90,7 +90,7 @@ class Policy:
         samples: dict[int, Sample] = {}
         for part in _batches(texts):
             ids = torch.nn.utils.rnn.pad_sequence([texts[i] for i in part], batch_first=True)
-            # Padding is on the right. A causal model does not see it, so it needs no mask.
+            # Padding is on the right, where a causal model does not see it, so no mask is needed.
             out = self.model(
                 input_ids=ids.to(self.embeddings.device), output_hidden_states=True,
                 use_cache=False, logits_to_keep=1,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HELD_OUT = 0.05  # share of the prompts that are held out
 LEAST_HELD_OUT = 4
 EVALUATIONS = 10  # Evaluations during the training.
-LOGGED = 100  # Losses in training.json; each is the mean over one hundredth of the training.
+LOGGED = 100  # Number of losses in training.json, each the mean over one hundredth of the training.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +50,10 @@ class HeadRequest:
 def train_head(request: HeadRequest, console: Console) -> None:
     """Train a head, write it, and print its acceptance on held-out texts.
 
-    Processes started by torchrun train one head together. Only the first one prints and writes.
+    Processes started by torchrun train one head together. Only the first process prints and writes.
 
     Raises:
-        ConfigError: The model or a number cannot be used.
+        ConfigError: The model, or a number among the arguments, cannot be used.
         TraceError, OSError: Texts cannot be read.
     """
     with joined() as (device, peers):
@@ -107,7 +107,7 @@ def _begin(request: HeadRequest, model_config: dict[str, Any]) -> TrainableHead:
 
 
 def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
-    """Split traces into those to learn from and held-out ones, by prompt.
+    """Split traces by prompt into traces to learn from and held-out traces.
 
     The split depends on the texts only, so heads trained on the same texts are tested on the same
     held-out texts.

@@ -1,4 +1,4 @@
-"""Trains a head while its policy is trained, within a share of the time.
+"""Trains a head while its policy is trained, within a share of each training step's time.
 
 The head learns from windows of the policy's newest responses, with the hidden states that the
 policy's training computes anyway. It drafts for these windows before it learns from them, so its
@@ -29,7 +29,7 @@ from sam_rollout.sources.model import HeadTrainingConfig
 
 logger = logging.getLogger(__name__)
 
-SHARE_OF_BUFFER = 0.25  # A training step may replace this share, so windows of several steps stay.
+SHARE_OF_BUFFER = 0.25  # Most that one training step replaces, so windows of several steps stay.
 _WARM_UP = 20  # Updates.
 # A new head starts with 10 times the learning rate, which falls to the usual one in 1000 updates.
 _EAGER, _EAGER_UPDATES = 10.0, 1000
@@ -59,13 +59,13 @@ class SampleBuffer:
 
 
 class OnlineHead:
-    """One process's part in training a head.
+    """Trains a head in one process, together with the other processes (`Peers`).
 
-    Between two calls of `learn`, everything is in host memory: other work needs the device.
+    Between two calls of `learn`, everything is in host memory, because other work needs the device.
 
     Args:
-        trainable: The head to begin with; all processes take the first one's weights.
-        steps: Draft tokens in a row to train, the engine's `num_speculative_tokens`.
+        trainable: The head to begin with; all processes use the first process's weights.
+        steps: Number of successive draft tokens to train, the engine's `num_speculative_tokens`.
         settings: The settings `sam.sources.model.train`.
         peers: The processes that train the head together.
         known: Whether the head was trained before. Its acceptance is then measured for comparison.
@@ -74,7 +74,8 @@ class OnlineHead:
     Attributes:
         failed: Whether the training has failed and ended; the head is then the last good one.
         updates: Number of weight updates, including those before a resume.
-        problem: An error of this process outside of `learn`, which then fails in all processes.
+        problem: An error of this process outside of `learn`; the next `learn` then fails in all
+            processes.
     """
 
     def __init__(
@@ -110,8 +111,8 @@ class OnlineHead:
                 step.
 
         Returns:
-            Metrics by their names without `sam/head_training/`. Acceptance is missing without new
-            windows.
+            Metrics by their names without `sam/head_training/`. Without new windows, they have no
+            acceptance.
         """
         if self.failed:
             return self._costs({})
@@ -175,7 +176,7 @@ class OnlineHead:
         """Measure the acceptance of drafts for windows that the head has not learned from."""
         fresh = [s for s in self.buffer.take_fresh() if len(s.tokens) > s.prompt + 1]
         most = _TESTED * self.settings.batch
-        # Windows arrive sorted by length, so the tested ones are evenly spread.
+        # Windows arrive sorted by length, so the tested ones are spread evenly over all of them.
         tested = fresh[:: max(1, len(fresh) // most)][:most]
         own = self._accepted(learner, tested)
         if not own.positions:
@@ -233,7 +234,8 @@ class OnlineHead:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict`.
 
-        It has no windows, unused time or failure, so a resumed training starts without them.
+        It contains no windows, no unused time and no failure, so a resumed training starts without
+        them.
         """
         return {
             "head": self.trainable.head.state_dict(),

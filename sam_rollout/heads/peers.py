@@ -51,14 +51,15 @@ class Peers:
             raise problem
 
     def agree(self, mine: bool, problem: Exception | None, device: torch.device) -> bool:
-        """Return whether `mine` is true in all processes, after `check`."""
+        """Call `check`, then return whether `mine` is true in all processes."""
         self.check(problem, device)
         return not self.sum(torch.tensor([float(not mine)], device=device)).item()
 
     def attempt(self, work: Callable[[], T], device: torch.device) -> T:
         """Call a function in every process; raise in all processes if it fails in one.
 
-        If the function uses other groups, all processes must use them in the same order.
+        If the function uses other groups of processes, all processes must use them in the same
+        order.
         """
         problem, found = None, None
         try:

@@ -1,4 +1,4 @@
-"""Trains a head with soft cross entropy against the policy, over several of its draft steps."""
+"""Trains a head with soft cross entropy against its policy, over several draft steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LARGEST = 1 << 28  # most elements of the distributions that are in memory at on
 class TrainingSettings:
     """The settings of a head's training."""
 
-    steps: int = 3  # Draft tokens in a row to train, the engine's `num_speculative_tokens`.
+    steps: int = 3  # Successive draft tokens to train, the engine's `num_speculative_tokens`.
     updates: int = 1500  # Number of weight updates.
     # Learning rate of the matrices after the warm-up; falls as a cosine.
     learning_rate: float = 0.05
@@ -39,9 +39,9 @@ class TrainingSettings:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One draft step at all positions of a batch that have it."""
+    """One draft step, at the positions of a batch where the text still has the token to draft."""
 
-    number: int  # From 0 on.
+    number: int  # Counted from 0.
     logits: Tensor  # [positions, draft vocabulary], the head's logits.
     target: Tensor  # [positions, vocabulary], the policy's probabilities.
     tokens: Tensor  # [positions], the text's tokens.
@@ -55,8 +55,8 @@ class Learner:
         policy: The policy's matrices.
         steps: Number of draft steps.
         vocabulary: Tokens that the head can draft, ascending, [draft vocabulary]; all by default.
-        output: The head's own output matrix, [draft vocabulary, hidden]; by default the policy's
-            rows.
+        output: The head's own output matrix, [draft vocabulary, hidden]; by default these tokens'
+            rows of the policy's matrix.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Learner:
             yield Step(number, logits, target, tokens)
 
     def likeliest(self, logits: Tensor) -> Tensor:
-        """Return the likeliest tokens by the head's logits, [positions]."""
+        """Return the likeliest tokens according to the head's logits, [positions]."""
         drafts = logits.argmax(-1)
         return drafts if self._chosen is None else self._chosen[drafts]
 
@@ -92,8 +92,8 @@ class Learner:
         The policy's probability of tokens outside a reduced vocabulary is ignored.
         """
         losses = []
-        # To save memory, distributions over a large vocabulary are computed in parts, and again for
-        # the gradient.
+        # To save memory, distributions over a large vocabulary are computed in parts, and computed
+        # again for the gradient.
         part = max(1, LARGEST // len(self.policy.output))
         for _, hidden, last, _ in self._hidden(samples):
             if len(hidden) <= part:
@@ -125,7 +125,8 @@ class Learner:
         place = torch.arange(ids.shape[1], device=device)
         embedded = self.policy.embeddings[ids]
         for number, hidden in enumerate(self.head.unroll(embedded, states, self.steps)):
-            # Row t drafts token t + 2 + number. The policy predicts that token at the one before.
+            # Row t drafts token t + 2 + number. The policy predicts that token at token t + 1 +
+            # number.
             drafts = (place + 1 >= prompts) & (place + 2 + number < lengths)
             yield (
                 number, hidden[drafts], shifted(last, number + 1)[drafts],
@@ -184,8 +185,8 @@ class HeadOptimizer:
             The mean loss over all processes.
 
         Raises:
-            NoNumberError: The loss or a gradient is not finite, or `find_loss` failed, in one of
-                several processes. All processes raise.
+            NoNumberError: The loss or a gradient is not finite, or one of several processes failed
+                in `find_loss`. All processes raise the error.
         """
         cause = None
         try:

@@ -43,8 +43,8 @@ class TrainableHead(NamedTuple):
 
     head: Eagle3Head  # the head
     shape: HeadShape
-    vocabulary: Tensor | None  # The tokens it can draft, ascending; None means all.
-    # Its own output matrix, [draft vocabulary, hidden]; None means the policy's.
+    vocabulary: Tensor | None  # The tokens that the head can draft, ascending; None means all.
+    # The head's own output matrix, [draft vocabulary, hidden]; None means the policy's.
     output: Tensor | None
 
 
@@ -138,7 +138,7 @@ def fresh_head(
 
 
 def load_head(folder: Path, model_config: Mapping[str, Any], field: str = "head") -> TrainableHead:
-    """Load a head for a policy, in float32, without its own embeddings."""
+    """Load a head for a policy, in float32; the head's own embeddings are left out."""
     shape, place = check_trainable(folder, model_config, field), f"{field}: {folder}"
     weights: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -174,7 +174,7 @@ def check_trainable(
 def _check_computed(
     shape: HeadShape, config: Mapping[str, Any], model_config: Mapping[str, Any], place: str
 ) -> None:
-    """Refuse settings that `Eagle3Head` does not support, and states that transformers lacks."""
+    """Refuse settings that `Eagle3Head` lacks, and layers whose states transformers lacks."""
     parts = (config.get("transformer_layer_config"), config, config.get("eagle_config"))
     given = {key: value for part in parts for key, value in (part or {}).items()}
     for key, computed in _COMPUTED.items():

@@ -63,8 +63,8 @@ class Installation:
         if self._profile == "ascend":
             self._install_for_ascend(lines)
         else:
-            # The file lists every package, and leaves some dependencies out on purpose
-            # (constraints/*.overrides.txt).
+            # The file lists every package to install. Dependencies are not added, because some were
+            # left out on purpose (constraints/*.overrides.txt).
             self._add("--no-deps", "-r", str(self._constraints))
         self._finish()
         stamp.write_text(wanted)
@@ -85,9 +85,10 @@ class Installation:
     def _install_for_ascend(self, lines: list[str]) -> None:
         """Install the pins, with vLLM built from its source.
 
-        vLLM's wheel holds CUDA kernels. Its source built for the device "empty" holds only Python
-        code, which vllm-ascend extends. It is built with the torch installed before it, because an
-        isolated build would fetch the CUDA torch that vLLM's build requirements name.
+        vLLM's wheel holds CUDA kernels. If its source is built for the device "empty", the result
+        holds only Python code, which vllm-ascend extends. The build uses the torch that was
+        installed before, because an isolated build would fetch the CUDA torch that vLLM's build
+        requirements name.
         """
         (vllm,) = (line for line in lines if line.startswith("vllm=="))
         with tempfile.TemporaryDirectory() as folder:
@@ -194,7 +195,7 @@ def venv_of(checkout: Path) -> str:
 
 
 def main(words: list[str]) -> None:
-    """Install what was asked for; exit with one line where that is impossible."""
+    """Install the requested profile; exit with one line if that is impossible."""
     parser = argparse.ArgumentParser(
         prog="sam-rollout install",
         description=__doc__,
