@@ -4,11 +4,11 @@ Random numbers are keyed by a name and by position in the text. Two requests of 
 a name only if they draw at different positions, that is, if one continues the other's text.
 
 An agent loop with one request at a time keeps one name. A shorter prompt (a chat template that
-drops earlier thoughts) would draw at positions that were used, so it begins another name.
+drops earlier thoughts) would draw at used positions again, so it begins another name.
 
 An agent loop with several requests at once (best of n, tree search, sub-agents) gets names from its
-prompts. The order in which requests end cannot give names: it depends on timing, and timing depends
-on drafts.
+prompts. The order in which requests end cannot determine names, because it depends on timing, and
+timing depends on drafts.
 
 * A prompt that extends the text of an ended request continues that request's name, unless another
   request has continued it already.
@@ -80,15 +80,15 @@ class RequestKeys:
     def _extended(self, prompt_ids: Sequence[int]) -> _Chain | None:
         """Return the chain whose text the prompt extends, if any.
 
-        The longest text wins; among equal lengths, the first. A chain with a running request does
-        not count, because that request draws at the positions after the chain's text.
+        If several chains qualify, the first of the longest ones is returned. A chain with a running
+        request is skipped, because that request draws at the positions after the chain's text.
         """
         found = None
         for chain in self._chains:
             length = len(chain.text)
             if chain.running or not length or (found and length <= len(found.text)):
                 continue
-            # Comparing the last token first avoids a copy of the prompt for most chains.
+            # Comparing the chain's last token first avoids a copy of the prompt for most chains.
             ends_alike = length <= len(prompt_ids) and prompt_ids[length - 1] == chain.text[-1]
             if ends_alike and list(prompt_ids[:length]) == chain.text:
                 found = chain
