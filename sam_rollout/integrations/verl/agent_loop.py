@@ -5,8 +5,8 @@ token ids exist only where the agent loop calls the LLM client. The worker there
 split and session number in a context variable of the response's task. A thin client adds the
 prompt, and sends the identity with each request.
 
-A data set may hold a prompt several times (AIME's 30 problems are often stored 32 times over, to
-sample each 32 times). The agent-loop manager counts these copies. Without the count, all copies
+A data set may hold a prompt several times (AIME's 30 problems are often stored 32 times, to sample
+32 responses to each). The agent-loop manager counts these copies. Without the count, all copies
 would draw the same random numbers.
 """
 
@@ -83,7 +83,7 @@ class IdentityClient:
         sampling_params: dict[str, Any],
         **kwargs: Any,
     ) -> Any:
-        """Fill in ``extra_args["sam"]`` and call verl's client."""
+        """Put the request's identity into ``extra_args["sam"]``, and call verl's client."""
         response = _current_response.get()
         response.first_prompt_ids = response.first_prompt_ids or tuple(prompt_ids)
         chain = response.keys.begin(prompt_ids)
@@ -177,7 +177,7 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
 
 class CopyCounter:
-    """Numbers responses over all copies of a prompt; starts anew with each step of a split."""
+    """Numbers responses over all copies of a prompt, from 0 in each training step of a split."""
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}

@@ -64,7 +64,7 @@ class RunCheck:
 
 
 def settled(config: DictConfig) -> RunConfig:
-    """Read our settings, compare them with verl's, and decide the settings that are left open.
+    """Read our settings, compare them with verl's, and decide the settings that users left open.
 
     Raises:
         ConfigError: A setting is wrong; the error names the field, its value and what is allowed.
@@ -77,7 +77,7 @@ def settled(config: DictConfig) -> RunConfig:
 
 
 def _check_source_files(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
-    """Read the texts that enabled sources draft from."""
+    """Read the files from which enabled sources draft."""
     source, model = run.sam.sources.run, run.sam.sources.model
     if run.sam.enabled:
         if is_missing(run.sam):
@@ -171,7 +171,7 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
     tokens = rollout.max_num_batched_tokens
     # vLLM (`_input_fits_in_drafter`, read in 0.28) proposes no drafts in a step if the scored text
     # of one request, including its k drafts, ends less than k tokens before max_model_len. The
-    # longest text is scored without its last token, which this scoring samples.
+    # longest text is scored without its last token, because this scoring samples that token.
     needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
     long_enough = (
         f"must be at least {needed} = max_prompt {data.max_prompt_length} + max_response "

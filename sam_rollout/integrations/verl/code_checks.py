@@ -26,7 +26,7 @@ LIMIT_S = 60
 REWARD = "reward.custom_reward_function"
 FILTER_METRIC = "algorithm.filter_groups.metric"
 AGENT = "actor_rollout_ref.rollout.agent"
-# Settings that name a file or module, each with the setting that names the object in it.
+# Pairs of settings: the first names a file or module, the second (if any) an object in that module.
 _OTHER_CODE = (
     ("data.custom_cls.path", "data.custom_cls.name"),
     ("data.sampler.class_path", "data.sampler.class_name"),

@@ -2,8 +2,8 @@
 
 The engines sample some responses of a training step again without drafts, before they release
 their weights. Random numbers are keyed by response and position, so both texts draw the same
-numbers at the same positions. The repeated responses are not used for training. Meanwhile the draft
-session is paused, so that they do not enter its automata, gate and records.
+numbers at the same positions. The repeated responses are not used for training. The draft session
+is paused meanwhile, so that its automata, gate and records do not include the repeated responses.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from sam_rollout.sources.model import IN_TEXT
 
 
 def needs_probe(sam: SamConfig) -> bool:
-    """Return whether the run drafts with a model, not by search in texts, and does not train it."""
+    """Return whether the run has a drafting model (not a search in texts) and does not train it."""
     model = sam.sources.model
     return sam.drafts_with_model and model.method not in IN_TEXT and not model.trains
 

@@ -34,7 +34,7 @@ def environment_notes(config: DictConfig) -> list[str]:
 def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
     """Return the variables of every process of the run, on every node.
 
-    Values from the shell take precedence. verl's list of external modules gets our plugin, too.
+    Values from the shell take precedence. Our plugin is appended to verl's external modules.
     """
     run_dir = Path(config.run_dir).absolute()
     variables = {

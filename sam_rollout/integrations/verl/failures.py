@@ -73,7 +73,7 @@ class Failure:
     kind: tuple[str, str]  # Type of the error, and "file:line" where it was raised.
     text: str  # Type and message of the first error.
     trace: str  # Traceback of the first error.
-    first_s: float  # Wall-clock time on its machine.
+    first_s: float  # Time of the first error, by its machine's clock.
     fatal: bool
     count: int = 1
 

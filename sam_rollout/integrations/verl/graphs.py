@@ -16,7 +16,7 @@ from sam_rollout.config import SamConfig
 MODE = "actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode"
 SIZES = "actor_rollout_ref.rollout.cudagraph_capture_sizes"
 VERLS_MODE = "FULL_AND_PIECEWISE"  # verl's default.
-# Only decoding steps have full graphs, and there are no piecewise graphs.
+# A mode with full graphs for decoding steps only; all other steps run without graphs.
 DECODE_ONLY = "FULL_DECODE_ONLY"
 ENGINES_LARGEST = 512  # tokens; the engine's largest graph if no sizes are given
 
@@ -56,9 +56,9 @@ def covered_requests(config: DictConfig, sam: SamConfig) -> int:
 
 
 def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Return up to how many requests a step gets k drafts per request despite a closed gate.
+    """Return the most requests that a step pads to k drafts each, even if the gate is closed.
 
-    The proposer decides at run time whether it pads drafts, by the engine's captured graphs
+    The proposer decides at run time, from the engine's captured graphs, whether a step is padded
     (``padding_by_rows``). This function applies the same rule for a plan, before any graph exists.
     """
     if not sam.enabled:

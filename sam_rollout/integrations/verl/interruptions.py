@@ -1,9 +1,9 @@
 """Responses that verl's asynchronous trainer interrupts at a weight update.
 
-verl aborts all running requests. For each, it later sends a new request, whose prompt is the old
-prompt followed by the tokens sampled until then. vLLM takes this for a new response. Random numbers
-do not change, because they are keyed by position in the text. But rules that read the response's
-tokens would see only the tokens after the interruption:
+verl aborts all running requests. For each of them, verl later sends a new request, whose prompt is
+the old prompt followed by the tokens sampled until then. vLLM treats this as a new response. Random
+numbers do not change, because they are keyed by position in the text. But rules that depend on the
+response's tokens would ignore the tokens before the interruption:
 
 * `continued` therefore reduces ``min_tokens`` by the number of tokens sampled before.
 * The other rules (`BEGIN_ANEW`) are refused, when the run is checked and again with each request.

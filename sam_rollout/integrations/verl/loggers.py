@@ -1,4 +1,4 @@
-"""Adds to verl's loggers: tags and groups of wandb runs, TensorBoard's layout, guards, pictures.
+"""Extends verl's loggers: wandb's tags and groups, TensorBoard's layout, pictures, error handling.
 
 verl's ``Tracking`` creates a wandb run with a project, a name and the configuration, and lets every
 error of wandb end the training. `start_wandb` creates the run first, with the same arguments and
@@ -145,7 +145,7 @@ def start_wandb(config: DictConfig, run: RunConfig, info: RunInfo) -> None:
 
 
 def define_metrics(run: Any) -> None:
-    """Set the training step as the axis of all metrics, and choose the ones shown as means."""
+    """Make the training step the axis of all metrics; summarise some metrics by their mean."""
     run.define_metric(STEP_AXIS)
     run.define_metric("*", step_metric=STEP_AXIS)
     for name in MEAN_IN_SUMMARY:

@@ -140,8 +140,8 @@ def this_device() -> torch.device:
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
     """Allocate memory for gathering: every matrix, and a copy of one matrix in another dtype.
 
-    Processes try this before they start to gather. So if one process lacks the memory, the others
-    do not start to gather and wait for it in vain.
+    Processes try this before they start to gather. So if one process lacks the memory, no other
+    process waits for it while gathering.
     """
     count = 2 if tied else 3
     return [torch.empty(shape, dtype=torch.float32, device=this_device()) for _ in range(count)]

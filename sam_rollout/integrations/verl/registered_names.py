@@ -4,7 +4,7 @@ ROLLOUT_NAME = "sam_vllm"
 TRAINER_NAME, ASYNC_TRAINER_NAME = "sam_sync", "sam_colocate_async"
 # Name of each of our trainers -> the mode of verl's trainer that it extends.
 TRAINER_MODES = {TRAINER_NAME: "sync", ASYNC_TRAINER_NAME: "colocate_async"}
-# Sampling parameters that look at a response's own tokens, so an interruption would reset them.
+# Sampling parameters that depend on a response's own tokens, so an interruption would reset them.
 BEGIN_ANEW = (
     "presence_penalty",
     "frequency_penalty",

@@ -1,14 +1,14 @@
-"""Chooses the name that keys the random numbers of each request of a response.
+"""Chooses a name for each request of a response; the name keys the request's random numbers.
 
 Random numbers are keyed by a name and by position in the text. Two requests of a response may share
 a name only if they draw at different positions, that is, if one continues the other's text.
 
-An agent loop with one request at a time keeps one name. A shorter prompt (a chat template that
-drops earlier thoughts) would draw at used positions again, so it begins another name.
+An agent loop with one request at a time keeps one name. A request with a shorter prompt (a chat
+template drops earlier thoughts) would draw at used positions again, so it begins another name.
 
-An agent loop with several requests at once (best of n, tree search, sub-agents) gets names from its
-prompts. The order in which requests end cannot determine names, because it depends on timing, and
-timing depends on drafts.
+If an agent loop has several requests at once (best of n, tree search, sub-agents), their prompts
+determine the names. The order in which requests end cannot determine names, because it depends on
+timing, and timing depends on drafts.
 
 * A prompt that extends the text of an ended request continues that request's name, unless another
   request has continued it already.

@@ -2,8 +2,8 @@
 
 ``trainer.resume_mode=auto`` loads any checkpoint in ``trainer.default_local_dir``. For example, the
 second run of a comparison, started by mistake with the first run's ``run_dir``, would continue the
-first run's training. If a setting changed that may change between starts, such as a learning rate,
-there is only a note.
+first run's training. Other changes of the configuration, such as another learning rate, are allowed
+and only cause a note.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
         # Another version of this project may lack the setting.
         if value is not None and here.get(path, value) != value
     }
-    # The settings as typed are compared: derived settings may change with, for example, the number
-    # of epochs. Runs of older versions kept only the derived settings. If one of the two runs does
-    # not draft, the other settings of the group `sam` have no effect.
+    # Settings are compared as the user typed them, because derived settings may change with, for
+    # example, the number of epochs. Runs of older versions kept only the derived settings. If one
+    # of the two runs does not draft, the other settings of the group `sam` have no effect.
     sam = ASKED_SAM if value_at(writer.config, ASKED_SAM) else "sam"
     both_draft = there.get(f"{sam}.enabled") and here[f"{sam}.enabled"]
     identity = (*IDENTITY, sam if both_draft else f"{sam}.enabled")

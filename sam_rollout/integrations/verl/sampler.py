@@ -1,11 +1,11 @@
 """DAPO's dynamic sampling, by rounds or by refill, with metrics for a fair comparison.
 
-verl 0.9.1's V1 trainer replaces a prompt as soon as its group turns out to have no signal, that is,
-the same filter metric in all responses (refill). Timing then decides which prompts a step trains
-on, and two runs of one seed drift apart. The published DAPO setups use rounds instead: generate
-``gen_batch_size`` prompts, wait for all, drop groups without signal, and keep the first
-``train_batch_size`` in dataset order. If too few are left, generate another round. Users can choose
-rounds or refill.
+verl 0.9.1's V1 trainer uses refill: it replaces a prompt as soon as its group turns out to have no
+signal, that is, the same filter metric in all responses. Timing then decides which prompts a step
+trains on, and two runs with the same seed drift apart. The published DAPO setups use rounds: they
+sample responses to ``gen_batch_size`` prompts, wait for all, drop groups without signal, and keep
+the first ``train_batch_size`` groups in dataset order. If too few groups are left, another round
+follows. Users can choose rounds or refill.
 
 With rounds and with refill, the metrics include the accuracy before filtering. The reward after
 filtering does not measure the policy, because the filter also drops groups of right answers only.
@@ -58,7 +58,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self.round_size: int = sampler_kwargs.gen_batch_size
         self.max_rounds: int = sampler_kwargs.max_rounds
         self.max_failed_share: float = sampler_kwargs.max_failed_share
-        # Failures are checked once this many groups exist; a batch may be below LEAST_GROUPS.
+        # Failures are checked once this many groups exist. Small batches lack LEAST_GROUPS groups.
         self._least_groups = min(LEAST_GROUPS, sampler_kwargs.train_batch_size)
         self.failures = FailureWatch([])  # the trainer replaces this once it has agent loops
         self.failed_validation_responses = 0  # the trainer resets this count

@@ -67,7 +67,7 @@ ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 
 
 def worker_extension(device: str) -> str:
-    """Return the path of the class that extends the engine's workers."""
+    """Return the import path of the class that extends the engine's workers."""
     if device == "npu":
         module = "sam_rollout.integrations.verl.worker_extension_ascend"
         return f"{module}.SamColocateAscendWorkerExtension"
@@ -319,7 +319,7 @@ class SamHttpServer(vLLMHttpServer):
     async def drain_records(
         self, step: int, split: str, keep: bool = False
     ) -> list[ReplicaRecords]:
-        """Return each engine's records since the last call; `keep` prepares for `check_drafts`."""
+        """Return each engine's records since the last call; `keep` permits `check_drafts` next."""
         asked_s = time.monotonic()
         going_on = [*self._interrupted, *self._under_way.values()]
         self._interrupted = []
@@ -344,8 +344,8 @@ class SamHttpServer(vLLMHttpServer):
             )
         ]
         self._proof.candidates = candidates(shares, records) if keep else []
-        # The sentinel reports engines without a draft session, which it finds by empty counters. So
-        # their counters must stay empty.
+        # The sentinel finds engines without a draft session by their empty counters. So these
+        # counters must stay empty.
         counting = next((one for one in records if one.drafter_counters), None)
         if self._sharing is not None and counting is not None:
             counting.drafter_counters |= self._sharing.take_counters()

@@ -69,7 +69,7 @@ class _Peer:
     server: Any
     folder: str = ""  # The name of the folder that it announced; empty if it has none.
     runs: frozenset[GroupKey] = frozenset()  # The groups that it last announced.
-    knows: frozenset[GroupKey] | None = None  # Our groups as last announced to it.
+    knows: frozenset[GroupKey] | None = None  # This server's groups, as last announced to it.
     waiting: PieceQueue = dataclasses.field(default_factory=_queue)
     sending: asyncio.Task | None = None
     has_failed: bool = False
@@ -119,7 +119,7 @@ class TextSharing:
         """Begin to share; do nothing if there is no other engine."""
         if self._peers or len(self._arrived) > 1:
             nothing: list[list[tuple]] = [[] for _ in self._arrived]
-            await self._exchange(nothing)  # From now on engines keep what they sample.
+            await self._exchange(nothing)  # From now on engines store the pieces that they sample.
             self._task = asyncio.create_task(self._run())
 
     @contextlib.contextmanager
@@ -198,7 +198,7 @@ class TextSharing:
                 peer.sending = asyncio.create_task(self._send(peer, runs))
 
     async def _ask_engines(self) -> int:
-        """Send engines the arrived pieces, and queue their new pieces; return the sum of both."""
+        """Send engines the arrived pieces, queue their new pieces; return the number of pieces."""
         is_wanted = self._running and (
             len(self._arrived) > 1
             or any(not peer.runs.isdisjoint(self._running) for peer in self._peers.values())

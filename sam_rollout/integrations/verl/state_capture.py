@@ -83,7 +83,7 @@ class StateCapture:
 
     @contextlib.contextmanager
     def running(self, responses: int) -> Iterator[None]:
-        """Return a context in which forward passes are captured."""
+        """Return a context that captures hidden states from verl's forward passes."""
         self.taken, self.spent_s, self.problem = [], 0.0, None
         self._expected = max(1, responses)
         hooks = []

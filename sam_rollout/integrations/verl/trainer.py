@@ -113,7 +113,7 @@ class _RecordingTrainer(PPOTrainer):
         self._adopt_loggers()
 
     def _adopt_loggers(self) -> None:
-        """Guard verl's loggers, which exist when the first of the hooks within `fit` runs."""
+        """Guard verl's loggers, which exist once `fit` calls its first hook."""
         if self._curve_logger is not None:
             return
         loggers = self.logger.logger
@@ -270,7 +270,7 @@ class SamTrainerColocateAsync(_RecordingTrainer, PPOTrainerColocateAsync):
     """
 
     def get_llm_client(self) -> LLMServerClient:
-        """Return a client that continues interrupted responses and counts each weights' tokens."""
+        """Return an `InterruptedClient`, which continues interrupted responses."""
         return self.llm_server_manager.get_client(client_cls=InterruptedClient)
 
     def on_sample_end(self) -> None:
