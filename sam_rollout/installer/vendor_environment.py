@@ -5,7 +5,7 @@
 Without a checkout the second argument is empty, and the installed package's metadata is read.
 ``requirements`` lists what this project needs besides the engine. ``overrides`` lists every
 installed distribution with its version, so the resolver can add packages but replace none. If the
-profile does not support a version, the program prints one line per problem and exits with 1.
+profile does not support a version, the program prints one line per problem and exits with status 1.
 """
 
 import sys

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 # With fewer groups, the share of failed groups is not meaningful.
 LEAST_GROUPS = 8
-# Most kinds of errors that a worker stores between two calls of `take`; errors of further kinds are
-# counted with the last stored kind.
+# Number of kinds of errors that a worker can store between two calls of `take`. Errors of further
+# kinds are counted with the last stored kind.
 MOST_KINDS = 20
 MOST_CHARACTERS = 500
 LOOK_S = 1.0  # Time between two questions to agent-loop workers.

@@ -56,10 +56,11 @@ def covered_requests(config: DictConfig, sam: SamConfig) -> int:
 
 
 def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Return the most requests that a step pads to k drafts each, even if the gate is closed.
+    """Return the largest number of requests for which a step is padded despite a closed gate.
 
-    The proposer decides at run time, from the engine's captured graphs, whether a step is padded
-    (``padding_by_rows``). This function applies the same rule for a plan, before any graph exists.
+    A padded step has k drafts for each request. The proposer decides at run time, from the engine's
+    captured graphs, whether to pad (``padding_by_rows``). This function applies the same rule for a
+    plan, before any graph exists.
     """
     if not sam.enabled:
         return 0

@@ -1,6 +1,6 @@
-"""The policy's files: where they are, the model's sizes, and whether the engine can run it.
+"""Finds the policy's files, reads the model's sizes, and checks that the engine can run the model.
 
-Files are read as JSON and as headers of safetensors, so nothing heavy is imported.
+Only JSON files and the headers of safetensors are read, so nothing heavy is imported.
 """
 
 from __future__ import annotations

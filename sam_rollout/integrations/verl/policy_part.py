@@ -31,8 +31,8 @@ class PolicyPart(Protocol):
 
     Attributes:
         hidden: Length of a hidden state.
-        sharers: Groups of processes to sum states over, one after the other. After the last sum,
-            every process has the states of all processes that share its texts.
+        sharers: Groups of processes. States are summed over one group after the other. After the
+            last sum, every process has the states of all processes that share its texts.
         share: Number of processes that share the same texts.
         rank: This process's rank among the processes that share its texts.
     """

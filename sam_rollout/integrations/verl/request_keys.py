@@ -26,7 +26,7 @@ from sam_rollout.core.identity import group_of
 
 @dataclass
 class _Chain:
-    """Requests under one name; each continues the text of the one before it."""
+    """Requests with the same name; each continues the text of the previous request."""
 
     name: str
     text: list[int] = field(default_factory=list)  # prompt and response of the last ended request
@@ -36,7 +36,8 @@ class _Chain:
 class RequestKeys:
     """The names of one response's requests; the first request's name is empty.
 
-    The caller calls `begin` for each request, then `end` with its tokens, or `abandon` if it fails.
+    The caller calls `begin` for each request, then `end` with the request's tokens, or `abandon` if
+    the request fails.
     """
 
     def __init__(self) -> None:

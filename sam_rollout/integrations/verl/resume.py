@@ -106,7 +106,7 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
         return
     step = tracker.read_text(encoding="utf-8").strip()
     if not (checkpoints / f"global_step_{step}").exists():
-        return  # verl begins at the first step.
+        return  # Without this folder, verl begins at the first step.
     try:
         writer = _writer(RunFolder(config.run_dir), tracker.stat().st_mtime)
     except RunFolderError as error:

@@ -145,9 +145,9 @@ class SamHttpServer(vLLMHttpServer):
         self._finished: list[FinishedRequest] = []
         self.engine.add_request = self._landing_noted(self.engine.add_request)
         self._under_way: dict[object, RequestIdentity | None] = {}  # running requests
-        self._admitted_s: dict[str, float] = {}  # when each request came to the engine
+        self._admitted_s: dict[str, float] = {}  # when each request was admitted
         self._landing: set[str] = set()  # admitted requests that the engine has not received yet
-        self._interrupted: list[RequestIdentity | None] = []  # interrupted since the last drain
+        self._interrupted: list[RequestIdentity | None] = []  # requests, since the last drain
         self._recorders = EngineRecorders(len(bound))
         self._proof = DraftProof(self.engine, settings.sampler, self._recorders)
         if needs_probe(settings.sam):

@@ -15,7 +15,7 @@ among those that announced the folder's name (`find_name`). Every folder then ha
 all replicas have the same folder, no response is sent.
 
 No request waits for sharing. A separate task sends each message. While a message is on its way to a
-server, further pieces for it are collected up to a limit. Pieces are lost if a server dies, a
+server, more pieces for this server are collected up to a limit. Pieces are lost if a server dies, a
 message is malformed or an engine cannot be asked. Lost pieces are counted. They only reduce
 acceptance: the piece after a gap begins a new text.
 """
@@ -49,7 +49,7 @@ INTERVAL_S = 0.05
 # Turns come less often with many servers, which all send to each other, and with many pieces.
 MESSAGES_PER_S = 64
 PIECES_PER_S = 1000
-# Most bytes that wait for one server or engine, and most bytes of a message (some thousand pieces).
+# Limits for the pieces waiting for one server or engine, and for a message (thousands of pieces).
 MOST_WAITING_BYTES = 16 << 20
 MESSAGE_BYTES = 2 << 20
 

@@ -49,8 +49,8 @@ class StateCapture:
     Args:
         part: This process's part of the policy.
         layers: The numbers of layers after which states are taken; 0 means the embeddings.
-        window: Most tokens of a window.
-        windows: Most windows that each process keeps in a pass.
+        window: Largest number of tokens in a window.
+        windows: Largest number of windows that each process keeps in a pass.
         rng: Draws the token at which a window begins. Processes that share texts need equal
             generators.
 
