@@ -2,8 +2,8 @@
 
 ``trainer.resume_mode=auto`` loads any checkpoint in ``trainer.default_local_dir``. For example, the
 second run of a comparison, started by mistake with the first run's ``run_dir``, would continue the
-first run's training. Other changes of the configuration, such as another learning rate, are allowed
-and only cause a note.
+first run's training. Changes that do not make it another run, such as another learning rate, only
+cause a note.
 """
 
 from __future__ import annotations

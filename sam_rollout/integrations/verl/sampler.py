@@ -58,7 +58,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self.round_size: int = sampler_kwargs.gen_batch_size
         self.max_rounds: int = sampler_kwargs.max_rounds
         self.max_failed_share: float = sampler_kwargs.max_failed_share
-        # Failures are checked once this many groups exist. Small batches lack LEAST_GROUPS groups.
+        # Failures are checked once this many groups exist: LEAST_GROUPS, or a smaller whole batch.
         self._least_groups = min(LEAST_GROUPS, sampler_kwargs.train_batch_size)
         self.failures = FailureWatch([])  # the trainer replaces this once it has agent loops
         self.failed_validation_responses = 0  # the trainer resets this count

@@ -147,7 +147,7 @@ class SamHttpServer(vLLMHttpServer):
         self._under_way: dict[object, RequestIdentity | None] = {}  # running requests
         self._admitted_s: dict[str, float] = {}  # when each request was admitted
         self._landing: set[str] = set()  # admitted requests that the engine has not received yet
-        self._interrupted: list[RequestIdentity | None] = []  # requests, since the last drain
+        self._interrupted: list[RequestIdentity | None] = []  # requests interrupted since a drain
         self._recorders = EngineRecorders(len(bound))
         self._proof = DraftProof(self.engine, settings.sampler, self._recorders)
         if needs_probe(settings.sam):
@@ -319,7 +319,7 @@ class SamHttpServer(vLLMHttpServer):
     async def drain_records(
         self, step: int, split: str, keep: bool = False
     ) -> list[ReplicaRecords]:
-        """Return each engine's records since the last call; `keep` permits `check_drafts` next."""
+        """Return each engine's records since the last call; `check_drafts` needs `keep` here."""
         asked_s = time.monotonic()
         going_on = [*self._interrupted, *self._under_way.values()]
         self._interrupted = []
