@@ -1,14 +1,14 @@
-"""Run uv with pip's settings: the uv on PATH, the one fetched earlier, or a fresh one.
+"""Run uv with pip's settings, and fetch uv with pip if the machine has none.
 
     python run_uv.py [--cache FOLDER] pip install ...
 
-Without uv on PATH, pip fetches it into the folder, so no environment is changed. uv does not read
-pip's variables:
+pip fetches uv into FOLDER (by default a temporary one), so no environment is changed. uv does not
+read pip's variables, so this program translates them:
 
 * PIP_INDEX_URL becomes UV_DEFAULT_INDEX, and PIP_FIND_LINKS becomes UV_FIND_LINKS.
 * The wheels of PIP_FIND_LINKS include the CPU build of torch. Without that variable, and with
-  CPU_TORCH=1, uv takes this build from PyTorch's own index. The pin ends in +cpu, which the plain
-  registry does not have, so no CUDA build can be installed.
+  CPU_TORCH=1, uv takes this build from PyTorch's own index. The pinned version of torch ends in
+  +cpu, and the plain registry lacks this version, so no CUDA build can be installed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CPU_TORCH = "CPU_TORCH"
 
 
 def find_uv(folder: Path) -> str:
-    """Return a usable uv; without one, fetch it into a folder."""
+    """Return the path of uv; fetch uv into a folder if neither PATH nor the folder has it."""
     found = shutil.which("uv") or shutil.which("uv", path=str(folder / "bin"))
     if found:
         return found
     print(f"==> fetching uv into {folder}", file=sys.stderr)
-    # A virtual environment made by uv has no pip. Then the interpreter on PATH fetches uv.
+    # A virtual environment made by uv has no pip. Then the pip of a Python on PATH fetches uv.
     for python in (sys.executable, f"python{PYTHON_VERSION}", "python3"):
         pip = [python, "-m", "pip"]
         if not shutil.which(python) or subprocess.run([*pip, "-V"], capture_output=True).returncode:
@@ -49,12 +49,12 @@ def settings(given: Mapping[str, str]) -> dict[str, str]:
     if index := given.get("PIP_INDEX_URL"):
         variables.setdefault("UV_DEFAULT_INDEX", index)
     if links := given.get("PIP_FIND_LINKS"):
-        # pip separates several places by spaces, uv by commas
+        # pip separates several links by spaces, uv by commas
         variables.setdefault("UV_FIND_LINKS", ",".join(links.split()))
     elif given.get(CPU_TORCH):
         variables.setdefault("UV_TORCH_BACKEND", "cpu")
-    # Images often forbid Python to keep compiled files. Then each process of a run, about ten on a
-    # node, compiles its imports anew, which takes longer than the rest of its start.
+    # Container images often forbid Python to write compiled files. Then each process of a run,
+    # about ten on a node, compiles its imports anew, which takes longer than the rest of its start.
     if given.get("PYTHONDONTWRITEBYTECODE"):
         variables["UV_COMPILE_BYTECODE"] = "1"
     return variables

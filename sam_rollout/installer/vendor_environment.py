@@ -4,8 +4,8 @@
 
 Without a checkout the second argument is empty, and the installed package's metadata is read.
 ``requirements`` lists what this project needs besides the engine. ``overrides`` lists every
-installed distribution with its version, so the resolver can add packages but replace none. If a
-version is outside what the profile supports, the program exits with 1 and one line per problem.
+installed distribution with its version, so the resolver can add packages but replace none. If the
+profile does not support a version, the program prints one line per problem and exits with status 1.
 """
 
 import sys
@@ -16,7 +16,7 @@ from pathlib import Path
 try:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
-except ModuleNotFoundError:  # an image may have nothing but pip, which carries a copy
+except ModuleNotFoundError:  # an image may have only pip, which contains a copy of packaging
     from pip._vendor.packaging.requirements import Requirement  # type: ignore[assignment]
     from pip._vendor.packaging.utils import canonicalize_name  # type: ignore[assignment]
 
@@ -32,17 +32,17 @@ def installed_version(name: str) -> str | None:
 
 
 def declared(pyproject: str, profile: str) -> tuple[list, list]:
-    """Return the project's requirements for every profile, and those of a profile's own extra."""
+    """Return the requirements that all profiles share, and the requirements of one profile."""
     if pyproject:
         project = tomllib.loads(Path(pyproject).read_text())["project"]
         extras = project["optional-dependencies"]
         always = [Requirement(line) for line in project["dependencies"]]
         named = [Requirement(line) for line in extras[profile]]
-        # A reference to our own extras, sam_rollout[train].
+        # References to our own extras, such as sam_rollout[train].
         ours = [one for one in named if canonicalize_name(one.name) == canonicalize_name(PROJECT)]
         always += [Requirement(line) for one in ours for e in one.extras for line in extras[e]]
         return always, [one for one in named if one not in ours]
-    # In the metadata, references to our own extras are written out.
+    # Metadata lists the requirements of our own extras instead of a reference to the extras.
     found: dict[str, list] = {"": [], "train": [], profile: []}
     for one in map(Requirement, requires(PROJECT) or []):
         marker, one.marker = one.marker, None

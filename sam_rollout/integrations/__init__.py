@@ -1,1 +1,1 @@
-"""The only place that names vLLM, verl or vllm-ascend: an upstream change touches one folder."""
+"""All rollout code that imports vLLM, verl or vllm-ascend: upstream changes affect this folder."""

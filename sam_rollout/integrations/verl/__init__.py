@@ -1,1 +1,1 @@
-"""The ``sam_vllm`` rollout of verl: server, trainer hooks, prompt rounds, CPU platform."""
+"""The rollout backend ``sam_vllm`` of verl: server, trainers, dynamic sampling, CPU platform."""

@@ -1,13 +1,13 @@
-"""Gives every generation request of verl its identity.
+"""Gives every generation request of verl an identity: step, split, prompt and sibling number.
 
 verl's agent-loop worker knows the step, the split and the session (sibling) number. The prompt's
 token ids exist only where the agent loop calls the LLM client. The worker therefore stores step,
 split and session number in a context variable of the response's task. A thin client adds the
 prompt, and sends the identity with each request.
 
-A data set may hold a prompt several times (AIME's 30 problems are often stored 32 times over, to
-sample each 32 times). The manager counts these copies. Without the count, all copies would draw
-the same random numbers.
+A data set may hold a prompt several times (AIME's 30 problems are often stored 32 times, to sample
+32 responses to each). The agent-loop manager counts these copies. Without the count, all copies
+would draw the same random numbers.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class _Response:
     step: int
     split: str
     sibling: int
-    # Set by the first turn, because later turns' prompts contain this sibling's own answers.
+    # The first turn's prompt, because later turns' prompts contain this sibling's own answers.
     first_prompt_ids: Sequence[int] = ()
     keys: RequestKeys = field(default_factory=RequestKeys)
 
 
-# Column of a batch of prompts: how many responses earlier copies of the prompt asked for.
+# Column of a batch of prompts: the number of responses to earlier copies of the prompt.
 FIRST_SIBLING_COLUMN = "sam_first_sibling"
-# verl's column: how many responses each prompt asks for, if the numbers differ between prompts.
+# verl's column: the number of responses to each prompt, if the prompts have different numbers.
 OWN_NUMBER_COLUMN = "__rollout_n__"
 
 _current_response: contextvars.ContextVar[_Response] = contextvars.ContextVar("sam_response")
@@ -64,8 +64,8 @@ class IdentityClient:
     """An LLM client that sends each request's identity in its sampling parameters.
 
     Args:
-        client: verl's ``LLMServerClient``. Other attributes than `generate` are passed through.
-        seed: The rollout's seed, a part of the key of all random numbers.
+        client: verl's ``LLMServerClient``, which provides all attributes except `generate`.
+        seed: The rollout's seed. The keys of all random numbers depend on it.
     """
 
     def __init__(self, client: Any, seed: int) -> None:
@@ -83,7 +83,7 @@ class IdentityClient:
         sampling_params: dict[str, Any],
         **kwargs: Any,
     ) -> Any:
-        """Fill in ``extra_args["sam"]`` and call verl's client."""
+        """Put the request's identity into ``extra_args["sam"]``, and call verl's client."""
         response = _current_response.get()
         response.first_prompt_ids = response.first_prompt_ids or tuple(prompt_ids)
         chain = response.keys.begin(prompt_ids)
@@ -105,7 +105,7 @@ class IdentityClient:
         return output
 
     def _identity_of(self, response: _Response, name: str, seed: int | None) -> RequestIdentity:
-        """Identify a request by its response, its name in this response, and the user's seed."""
+        """Return the identity of a response's request; its key depends on `name` and `seed`."""
         identity = identify(
             response.first_prompt_ids,
             seed=self._seed,
@@ -121,7 +121,7 @@ class IdentityClient:
 
 
 class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
-    """verl's TransferQueue agent-loop worker with identities."""
+    """verl's agent-loop worker for the TransferQueue, which also gives requests identities."""
 
     def __init__(self, config: Any, llm_client: Any, *args: Any, **kwargs: Any) -> None:
         rollout = config.actor_rollout_ref.rollout
@@ -133,7 +133,7 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         super().__init__(config, client, *args, **kwargs)
 
     async def take_failures(self) -> list[Failure]:
-        """Return the errors of responses since the last call, and forget them."""
+        """Return and forget the errors of responses that failed since the last call."""
         return self._failures.take()
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict) -> None:
@@ -177,7 +177,7 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
 
 class CopyCounter:
-    """Numbers the responses to copies of a prompt within a training step, per split."""
+    """Numbers responses over all copies of a prompt, from 0 in each training step of a split."""
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
@@ -186,7 +186,7 @@ class CopyCounter:
     def first_siblings(
         self, prompts: Iterable[Any], numbers: Iterable[int], *, step: int, split: str
     ) -> list[int]:
-        """Return the number of responses that earlier copies of each prompt asked for."""
+        """Return, for each prompt, the number of responses to earlier copies of this prompt."""
         if self._steps.get(split) != step:
             self._steps[split], self._asked[split] = step, Counter()
         asked = self._asked[split]
@@ -198,7 +198,7 @@ class CopyCounter:
 
 
 class SamAgentLoopManager(AgentLoopManagerTQ):
-    """verl's agent-loop manager, which numbers the responses to copies of a prompt.
+    """verl's agent-loop manager, which also numbers responses over all copies of a prompt.
 
     ``rollout.agent.agent_loop_manager_class`` names this class.
     """
@@ -209,7 +209,7 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         self._copies = CopyCounter()
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Number the responses to copies of each prompt, then dispatch as verl does."""
+        """Number the responses over all copies of each prompt, then dispatch as verl does."""
         # .get() would return a wrapper, which is always true.
         validate = bool(prompts["validate"]) if "validate" in prompts else False
         texts = list(prompts["raw_prompt"])
@@ -223,7 +223,7 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         super().generate_sequences(prompts)
 
     def _numbers(self, prompts: TensorDict, rows: int, *, validate: bool) -> list[int]:
-        """Return how many responses each prompt asks for: in its own column, or as configured."""
+        """Return the number of responses to each prompt, from the batch's column or the config."""
         if OWN_NUMBER_COLUMN in prompts:
             own = prompts[OWN_NUMBER_COLUMN]
             return [int(n) for n in own] if hasattr(own, "__len__") else [int(own)] * rows

@@ -1,4 +1,4 @@
-"""Checks before a model loads whether a run can use batch-invariant kernels."""
+"""Checks whether a run can use batch-invariant kernels, before it loads a model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sam_rollout.integrations.verl.environment import experiment_variables
 from sam_rollout.integrations.verl.upstream_keys import ROLLOUT
 from sam_rollout.integrations.vllm.batch_invariance import BACKENDS, BATCH_INVARIANT_ENV
 
-_DTYPES = ("bfloat16", "float16", "float32")  # types of vLLM's batch-invariant matrix products
+_DTYPES = ("bfloat16", "float16", "float32")  # vLLM's batch-invariant matrix products support these
 _BACKEND_KEYS = ("attention_backend", "attention_config.backend")
 
 
 def check_batch_invariance(config: DictConfig, run: RunConfig) -> None:
-    """Check the setting against its environment variable, device, attention backend and dtype."""
+    """Check `batch_invariant` against vLLM's variable, the device, attention backend and dtype."""
     field, wanted = f"{run.sampler.PATH}.batch_invariant", run.sampler.batch_invariant
     given = {**experiment_variables(config), **os.environ}.get(BATCH_INVARIANT_ENV)
     agrees = given is None or (given != "0") == wanted

@@ -1,7 +1,7 @@
-"""The results of a check of a run: a fact, a note, or an error.
+"""The possible results of a check of a run's configuration: a fact, a note, or an error.
 
-An error is a `ConfigError`. Data or a model that is not on this machine raises a `NotHereError`: a
-run cannot start without it, but a plan (``--dry-run``) can be made without it.
+An error is a `ConfigError`. If data or a model is not on this machine, the check raises a
+`NotHereError`: the run cannot start, but a plan (``--dry-run``) can still be made.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ Rule = tuple[str, Any, bool, str]  # field, value, whether the value is right, w
 
 @dataclass(frozen=True)
 class Fact:
-    """A finding that is as it should be; plans and the doctor show it."""
+    """A result that needs no attention; plans and the doctor show it."""
 
     text: str
 
@@ -37,7 +37,7 @@ def hold(rules: Iterable[Rule]) -> None:
     """Check rules in order.
 
     Raises:
-        ConfigError: The first rule that does not hold, with its field, value and what is allowed.
+        ConfigError: A rule does not hold; the error names its field, value and what is allowed.
     """
     for field, value, right, allowed in rules:
         if not right:

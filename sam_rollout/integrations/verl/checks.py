@@ -1,8 +1,8 @@
-"""The checks of a run: settings, data, model, code, and the checkpoint that it resumes.
+"""Checks a run's settings, data, model and code, and the checkpoint from which it resumes.
 
-The run itself, ``--check-only``, ``--dry-run`` and the doctor all run this one list. A typo
+The run itself, ``--check-only``, ``--dry-run`` and the doctor all run this list of checks. A typo
 therefore ends a run within seconds and not after the model is loaded. verl's own checks import
-verl, and the check of data imports `datasets`. The others import nothing heavy.
+verl, and the check of data imports `datasets`. The other checks import nothing heavy.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ Said = Iterable[Fact | Note]
 
 @dataclass(frozen=True)
 class RunCheck:
-    """One check: its subject, and a function of the configuration and our parsed settings.
+    """One check: its subject, and the function that checks it.
 
-    The function yields facts and notes. It raises `ConfigError` if the run cannot work.
+    The function gets the configuration and our parsed settings, and yields facts and notes. It
+    raises `ConfigError` if the run cannot work.
     """
 
     what: str
@@ -63,10 +64,10 @@ class RunCheck:
 
 
 def settled(config: DictConfig) -> RunConfig:
-    """Read our settings, compare them with verl's, and decide the settings that are left open.
+    """Read our settings, compare them with verl's, and decide the settings that users left open.
 
     Raises:
-        ConfigError: A setting is wrong; names the field, its value and what is allowed.
+        ConfigError: A setting is wrong; the error names the field, its value and what is allowed.
     """
     run = read_run_config(config)
     layout = check_layout(config)
@@ -76,7 +77,7 @@ def settled(config: DictConfig) -> RunConfig:
 
 
 def _check_source_files(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
-    """Read the texts that enabled sources draft from."""
+    """Read the files from which enabled sources draft."""
     source, model = run.sam.sources.run, run.sam.sources.model
     if run.sam.enabled:
         if is_missing(run.sam):
@@ -90,7 +91,7 @@ def _check_source_files(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
 
 
 def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    """Check how settings go together; yield a note for each that is allowed but may surprise."""
+    """Check combinations of settings; yield a note for each that works but may surprise."""
     yield from _check_engine_limits(config, run)
     sampling, train_batch = run.sampling, config.data.train_batch_size
     if sampling.kind == "none" and sampling.gen_batch_size != train_batch:
@@ -118,7 +119,7 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
 
 
 def _check_proof(config: DictConfig, run: RunConfig) -> None:
-    """Check that texts with and without drafts can be compared, and differences be explained."""
+    """Check the settings that a comparison of texts with and without drafts needs."""
     every, mode = run.telemetry.proof.every, config.actor_rollout_ref.rollout.logprobs_mode
     if every and run.sam.enabled:
         coupled = (
@@ -168,9 +169,9 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
         return
     rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
     tokens = rollout.max_num_batched_tokens
-    # vLLM (read in 0.28, `_input_fits_in_drafter`) skips the proposer for all rows of a step when
-    # one row's scored text, including its k drafts, comes within k tokens of max_model_len. The
-    # longest text is scored before its last token is known.
+    # vLLM (`_input_fits_in_drafter`, read in 0.28) proposes no drafts in a step if the scored text
+    # of one request, including its k drafts, ends less than k tokens before max_model_len. The
+    # longest text is scored without its last token, because this scoring samples that token.
     needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
     long_enough = (
         f"must be at least {needed} = max_prompt {data.max_prompt_length} + max_response "
@@ -192,8 +193,8 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
         )
 
 
-# Checks run in this order, the cheap ones first. The first list is about the command and the
-# machine where it is typed, the second about the files and the code that every node must have.
+# Checks run in this order, the cheap ones first. `SETTINGS` check the command and the machine where
+# the user types it; `FILES` check the files and the code that every node must have.
 SETTINGS = (
     RunCheck("settings", lambda config, run: map(Note, _notes(config, run))),
     RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),
@@ -211,7 +212,7 @@ FILES = (
     RunCheck("data", lambda config, _run: check_data(config)),
 )
 RUN_CHECKS = (*SETTINGS, *FILES)
-# A run validates with verl after it has set its environment variables, so it leaves this check out.
+# A run skips this check, because it calls verl's checks after setting its environment variables.
 ALL_CHECKS = (*RUN_CHECKS, RunCheck("verl's own checks", check_with_verl))
 
 

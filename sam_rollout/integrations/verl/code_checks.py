@@ -1,7 +1,7 @@
-"""Checks that the code which a configuration names can be loaded: reward, agent loops and others.
+"""Checks that the user's code in a configuration can be loaded: reward, agent loops and others.
 
-verl loads such code in its workers, after models and engines have started. These checks load it
-beforehand, in a separate interpreter, so that imports of user code do not affect this process.
+verl loads such code in its workers, after models and engines have started. These checks load the
+code earlier, in a separate interpreter, so that the code's imports do not affect this process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIMIT_S = 60
 REWARD = "reward.custom_reward_function"
 FILTER_METRIC = "algorithm.filter_groups.metric"
 AGENT = "actor_rollout_ref.rollout.agent"
-# Settings that name a file or module, each with the setting that names the object in it.
+# Pairs of settings: the first names a file or module, the second (if any) an object in that module.
 _OTHER_CODE = (
     ("data.custom_cls.path", "data.custom_cls.name"),
     ("data.sampler.class_path", "data.sampler.class_name"),
@@ -40,12 +40,12 @@ _OTHER_FILES = (
 )
 _OWN_MANAGERS = {"dapo", "gdpo", "naive", "rate_limited", "remote"}  # verl 0.9.1 registers them
 _OWN_LOOPS = {"single_turn_agent", "tool_agent"}
-# verl's key for the reward itself; every response has it.
+# verl's key of the reward's score, which every response has.
 _CANONICAL_REWARD = "reward"
 
-# This program loads one object as verl does (verl.utils.import_utils.load_extern_object) and prints
-# one line of JSON: what is wrong with the object's name, the reward's figures that its module
-# declares (`FIGURES`), and the module's file.
+# This program loads one object as verl does (verl.utils.import_utils.load_extern_object). It prints
+# one line of JSON: an error about the object's name (or ""), the names of the numbers that a reward
+# returns (its module lists them in `FIGURES`), and the module's file.
 _LOAD = """
 import importlib, importlib.util, json, os, sys
 where, name = json.loads(sys.argv[1])
@@ -114,9 +114,9 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
 
 
 def _check_interruptions(field: str, file: str) -> None:
-    """Refuse an agent loop whose file sets a sampling parameter that would begin anew.
+    """Refuse an agent loop whose file sets a sampling parameter that an interruption would reset.
 
-    Compiled modules are not looked at; each request is checked again.
+    Compiled modules are not read here, but each of their requests is checked later.
     """
     if not file.endswith(".py"):
         return
@@ -130,7 +130,7 @@ def _check_interruptions(field: str, file: str) -> None:
 
 
 def _settings(source: bytes) -> Iterator[tuple[Any, ast.expr]]:
-    """Yield names and values of all keywords, dictionaries' entries and assignments to a key."""
+    """Yield name and value of each keyword, dictionary entry and assignment to a key."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword):
             yield node.arg, node.value
@@ -144,7 +144,7 @@ def _settings(source: bytes) -> Iterator[tuple[Any, ast.expr]]:
 
 
 def _is_off(value: ast.expr) -> bool:
-    """Return whether a value is a literal like 0.0, None or []."""
+    """Return whether an expression is a literal that counts as false, such as 0.0, None or []."""
     try:
         return not ast.literal_eval(value)
     except (ValueError, TypeError):
@@ -167,10 +167,10 @@ def check_other_code(config: DictConfig) -> Iterator[Fact]:
 def _load(
     config: DictConfig, where: str, path: str | None, field: str, name: str | None
 ) -> dict[str, Any] | None:
-    """Load one object in a fresh interpreter; return the output of `_LOAD`, None after `LIMIT_S` s.
+    """Load an object in a fresh interpreter; return `_LOAD`'s output, or None after `LIMIT_S` s.
 
-    The setting `where` names the file or module `path`, and the setting `field` the object `name`
-    in it. If `name` is None, only the module is loaded.
+    `path` is a file or module, the value of the setting `where`. `name` is an object in the module,
+    the value of the setting `field`. If `name` is None, only the module is loaded.
     """
     file = (path or "").removeprefix("file://")
     is_file = file.endswith(".py") and not file.startswith("pkg://")

@@ -1,7 +1,7 @@
 """Checks that the data files hold what a run needs.
 
 verl notices missing, empty or short files only after all processes have started. These checks read
-rows as verl does, with its filters, until one training batch has passed.
+and filter rows as verl does, until enough rows for one training batch have passed the filters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 
 
 def check_data(config: DictConfig) -> Iterator[Fact | Note]:
-    """Check the training files for one batch of usable rows, the validation files for one row."""
+    """Check that training files have usable rows for one batch, and validation files one row."""
     fits = _length_filter(config)
     for key, wanted in (("train", config.data.train_batch_size), ("val", 1)):
         field = f"data.{key}_files"
@@ -114,10 +114,10 @@ def _column_rules(config: DictConfig, field: str, given: Any, row: Row) -> Itera
 
 
 def _length_filter(config: DictConfig) -> Callable[[Row], bool]:
-    """Return verl's filter of long prompts: a function that says whether a row passes.
+    """Return verl's filter of long prompts: a function that returns whether a row passes.
 
-    All rows pass if the filter is off or cannot be computed here: the model's tokenizer may be on
-    another machine, and tools change the prompt.
+    All rows pass if the filter is off, if the tokenizer is not on this machine, or if the run has
+    tools, which change the prompt.
     """
     model, data = config.actor_rollout_ref.model, config.data
     path = model.get("tokenizer_path") or model.path

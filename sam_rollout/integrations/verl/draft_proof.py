@@ -2,8 +2,8 @@
 
 The engines sample some responses of a training step again without drafts, before they release
 their weights. Random numbers are keyed by response and position, so both texts draw the same
-numbers at the same positions. These samples are not used for training. The session is paused
-meanwhile, so that its automata, gate and records do not see them.
+numbers at the same positions. The repeated responses are not used for training. The draft session
+is paused meanwhile, so that its automata, gate and records do not include the repeated responses.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from sam_rollout.integrations.vllm.serving.engine_group import (
 from sam_rollout.telemetry.proof import Compared
 from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
 
-# If a request has only these parameters, vLLM can be asked for the distribution after a text. With
-# other parameters (penalties, least lengths, grammars) the distribution also depends on where the
-# response began.
+# With these sampling parameters the next token's distribution depends only on the text before it,
+# so vLLM can compute the distribution again from the text. With other parameters (penalties, least
+# lengths, grammars) it also depends on where the response began.
 _PLAIN = {
     "temperature", "top_p", "top_k", "repetition_penalty", "seed", "extra_args", "logprobs",
     "output_kind", "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output",
@@ -36,7 +36,7 @@ _PLAIN = {
 
 
 class Candidate(NamedTuple):
-    """A request with verified drafts, and the data to sample it again."""
+    """A finished request that had drafts, and the data for sampling it again."""
 
     request_id: str
     key: int  # key of its random numbers
@@ -51,8 +51,8 @@ def candidates(
     """Return the requests that can be sampled again and compared.
 
     Args:
-        shares: Requests of each engine, in the order of its records.
-        records: Records of each engine.
+        shares: For each engine its finished requests, in the order of the rows of its records.
+        records: The records of each engine.
     """
     drafted = [n for one in records for n in one.requests["drafted_tokens"].to_pylist()]
     finished = [request for share in shares for request in share]
@@ -74,13 +74,12 @@ def pick(found: Sequence[Candidate], count: int, seed: int) -> list[Candidate]:
 
 
 class DraftProof:
-    """Compares texts of a replica's engines with and without drafts.
+    """Compares texts that a replica's engines sampled with and without drafts.
 
     Args:
         engine: An ``AsyncLLM`` whose ``max_logprobs`` is -1.
         sampler: The settings of the engine's sampler.
-        recorders: The recorders of the engine's steps; the steps of this comparison are dropped
-            from them.
+        recorders: The recorders of the engine's steps; they forget the steps of the comparison.
 
     Attributes:
         candidates: The requests to choose from.
@@ -93,7 +92,7 @@ class DraftProof:
         self.candidates: list[Candidate] = []
 
     async def compare(self, count: int, seed: int) -> list[Compared]:
-        """Sample `count` of the candidates again and compare; forget all candidates.
+        """Sample `count` candidates again, compare the texts, and forget all candidates.
 
         No request may run meanwhile.
 
@@ -123,7 +122,7 @@ class DraftProof:
         await ask_engines(self._engine, "sam_pause", [(paused,)] * engine_count(self._engine))
 
     async def _ask(self, request: Candidate, text: list[int], **changes: Any) -> Any:
-        """Sample the continuation of a text, with a request's identity and changed parameters."""
+        """Continue a text with a request's identity and parameters, some of them changed."""
         sampling = SamplingParams(**{**request.sampling, **changes})
         prompt = TokensPrompt(prompt_token_ids=text)
         name = f"sam-proof-{request.request_id}-{len(text)}"
@@ -140,7 +139,7 @@ class DraftProof:
             return Compared(len(response), place)
         tokens = [text[place] if place < len(text) else None for text in (response, other)]
         before = [*request.prompt_ids, *response[:place]]
-        # vLLM wants detokenized text for stop strings, which one token does not need.
+        # A single token needs no stop strings, and therefore no detokenized text.
         changes = {"detokenize": False, "stop": None, "include_stop_str_in_output": False}
         answer = await self._ask(request, before, max_tokens=1, logprobs=-1, **changes)
         logprobs = np.full(max(answer.logprobs[0]) + 1, -np.inf)
@@ -149,7 +148,7 @@ class DraftProof:
         sampling = request.sampling
         cuts = sampling.get("top_p", 1.0) < 1 or sampling.get("top_k", -1) > 0
         if cuts and any(token is not None and np.isneginf(logprobs[token]) for token in tokens):
-            return Compared(len(response), place)  # rounding may decide what top-k and top-p keep
+            return Compared(len(response), place)  # rounding may change the cut of top-k or top-p
         way = self._sampler.coupling if sampling.get("temperature", 1.0) else GREEDY
         distance = distance_from_tie(tokens, logprobs, way, request.key, len(before))
         tie = distance <= TIE[str(self._engine.model_config.dtype).removeprefix("torch.")]

@@ -28,7 +28,7 @@ from sam_rollout.sources.model import IN_TEXT
 
 
 def needs_probe(sam: SamConfig) -> bool:
-    """Return whether the run drafts with a trained model that it does not train itself."""
+    """Return whether the run has a drafting model (not a search in texts) and does not train it."""
     model = sam.sources.model
     return sam.drafts_with_model and model.method not in IN_TEXT and not model.trains
 
@@ -46,7 +46,7 @@ class DrafterProbe:
         """Probe the engines on the first call; later calls wait for that result.
 
         Raises:
-            DeadDrafterError: The model's drafts were no better than chance, or there were none.
+            DeadDrafterError: The model's drafts were no better than chance, or it made none.
         """
         async with self._asking:
             if self._dead is not None:
@@ -82,5 +82,5 @@ class DrafterProbe:
                 pass
         for workers in await ask_engines(self._engine, "sam_probe", [(False,)] * engines):
             print(check_alive(workers, self._sam), flush=True)
-        await ask_engines(self._engine, "sam_drain")  # The probe belongs to no rollout.
+        await ask_engines(self._engine, "sam_drain")  # The probe's records belong to no rollout.
         self._recorders.forget()

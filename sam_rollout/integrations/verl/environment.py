@@ -22,7 +22,7 @@ def experiment_variables(config: DictConfig) -> dict[str, str]:
 
 
 def environment_notes(config: DictConfig) -> list[str]:
-    """Name each variable that the shell (often a container's image) sets to another value."""
+    """Return a note for each variable that shell and experiment set to different values."""
     return [
         f"{name}={os.environ[name]} is set in the shell and wins; the experiment says {value} "
         f"(unset {name} to use that)"
@@ -34,7 +34,7 @@ def environment_notes(config: DictConfig) -> list[str]:
 def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
     """Return the variables of every process of the run, on every node.
 
-    A variable that the shell has set wins. Our plugin is added to the shell's list of modules.
+    Values from the shell take precedence. Our plugin is appended to verl's external modules.
     """
     run_dir = Path(config.run_dir).absolute()
     variables = {

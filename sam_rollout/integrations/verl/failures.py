@@ -1,8 +1,8 @@
 """Records of failed responses: agent-loop workers note them, and the trainer collects them.
 
-verl marks the group of a failed response and logs a traceback for each. Here a worker keeps every
-kind of error once, with a count. The trainer names each kind once and counts all errors. It ends
-the run with the first error if too many responses fail.
+verl logs a traceback for each failed response and marks the response's group. Here a worker stores
+every kind of error once, with a count. The trainer logs each kind once and counts all errors. It
+ends the run with the first error if too many responses fail.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 logger = logging.getLogger(__name__)
 
-# Below this number of groups, the share of failed groups says little.
+# With fewer groups, the share of failed groups is not meaningful.
 LEAST_GROUPS = 8
-# Kinds of errors that a worker keeps between two calls; further kinds are counted with the last
-# kind.
+# Number of kinds of errors that a worker can store between two calls of `take`. Errors of further
+# kinds are counted with the last stored kind.
 MOST_KINDS = 20
 MOST_CHARACTERS = 500
 LOOK_S = 1.0  # Time between two questions to agent-loop workers.
@@ -44,7 +44,7 @@ class RolloutFailedError(RuntimeError):
     """Too many responses failed, and the run ends; the message names the first error."""
 
 
-# Errors that every other response would meet, too.
+# Errors that would make every other response fail, too.
 FATAL = (DeadPartError, FilterMetricError)
 
 
@@ -73,7 +73,7 @@ class Failure:
     kind: tuple[str, str]  # Type of the error, and "file:line" where it was raised.
     text: str  # Type and message of the first error.
     trace: str  # Traceback of the first error.
-    first_s: float  # Wall-clock time on its machine.
+    first_s: float  # Time of the first error, by its machine's clock.
     fatal: bool
     count: int = 1
 
@@ -93,7 +93,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 class FailureBook:
-    """The failures of one process since they were last taken, by kind."""
+    """The failures of one process since the last call of `take`, by kind."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], Failure] = {}
@@ -139,12 +139,12 @@ class Groups(NamedTuple):
 
     submitted: int
     failed: int
-    empty: bool  # whether the failed groups brought no response at all
+    empty: bool  # whether the failed groups have no response at all
 
     def too_many_failed(self, limit: float) -> bool:
-        """Return whether a larger share than `limit` failed.
+        """Return whether a larger share of the groups than `limit` failed.
 
-        Fewer than `LEAST_GROUPS` groups are too many only if all of them failed without any
+        With fewer than `LEAST_GROUPS` groups, return whether all of them failed without any
         response.
         """
         if self.submitted < LEAST_GROUPS:
@@ -153,7 +153,7 @@ class Groups(NamedTuple):
 
 
 class OnlyKeptErrors(logging.Filter):
-    """A filter for verl's logger that drops tracebacks which a `FailureBook` has noted."""
+    """A filter for verl's logger that drops the errors which a `FailureBook` has counted."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether verl may log this record."""
@@ -172,14 +172,14 @@ class FailureWatch:
         self.book = FailureBook()  # failures of the current step or validation
 
     def begin(self) -> None:
-        """Forget all failures: a step or validation begins."""
+        """Forget all failures when a step or validation begins."""
         self.book = FailureBook()
 
     def look(self) -> None:
         """Ask the workers for failures without waiting for the answer.
 
         Raises:
-            RolloutFailedError: A worker met an error that every response would meet.
+            RolloutFailedError: A worker reported an error that would make every response fail.
             DeadPartError: A worker has died.
         """
         if self._asked:
@@ -191,7 +191,7 @@ class FailureWatch:
 
     def settle(self) -> None:
         """Ask the workers for failures and wait for the answer."""
-        if self._asked:  # an earlier question is still open
+        if self._asked:  # an earlier question has no answer yet
             self._take(SETTLE_S)
         self._ask()
         self._take(SETTLE_S)
@@ -231,14 +231,14 @@ class FailureWatch:
                 )
 
     def first_error(self) -> str:
-        """Return the type and message of the first error, or a sentence that none is known."""
+        """Return the type and message of the first error, or a sentence if there was no error."""
         return next((one.text for one in self.book.failures), "no agent-loop worker reported one")
 
     def check(self, where: str, groups: Groups, limit: float) -> None:
         """End the run if more groups failed than allowed.
 
         Raises:
-            RolloutFailedError: Too many groups failed; names the first error.
+            RolloutFailedError: Too many groups failed; the message names the first error.
         """
         if not groups.too_many_failed(limit):
             return

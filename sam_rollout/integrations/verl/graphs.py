@@ -1,10 +1,10 @@
 """The captured graphs (CUDA or ACL graphs) that a rollout decodes with.
 
 Sizes of graphs (``cudagraph_capture_sizes``) count tokens. An engine with drafts decodes 1 + k
-tokens per request, so sizes chosen for 128 requests would cover 32 with k = 3. With drafts, each
-size is therefore captured 1 + k times as large, too. Runs with and without drafts then have graphs
-for the same number of requests. The smaller graphs remain for the tail, and for steps without
-drafts in piecewise graphs.
+tokens per request, so sizes chosen for 128 requests would cover 32 with k = 3. With drafts, graphs
+are therefore captured for each size and also for 1 + k times that size. Runs with and without
+drafts then have graphs for the same number of requests. The smaller graphs serve steps with few
+requests, and, as piecewise graphs, steps without drafts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sam_rollout.config import SamConfig
 MODE = "actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode"
 SIZES = "actor_rollout_ref.rollout.cudagraph_capture_sizes"
 VERLS_MODE = "FULL_AND_PIECEWISE"  # verl's default.
-# Only decoding steps have full graphs, and there are no piecewise graphs.
+# A mode with full graphs for decoding steps only; all other steps run without graphs.
 DECODE_ONLY = "FULL_DECODE_ONLY"
 ENGINES_LARGEST = 512  # tokens; the engine's largest graph if no sizes are given
 
@@ -37,8 +37,8 @@ def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:
     """Return the sizes to capture, in tokens; empty if the engine chooses them or captures none."""
     rollout = config.actor_rollout_ref.rollout
     given = [] if rollout.enforce_eager else list(rollout.cudagraph_capture_sizes or ())
-    # Without full graphs no larger sizes are needed if only a few of a step's requests have drafts:
-    # such a step fits the given sizes. A drafting model drafts for all requests.
+    # Piecewise graphs also serve steps where only a few requests have drafts, and such steps fit
+    # the given sizes. A drafting model drafts for all requests, so its steps need larger sizes.
     if "FULL" not in graph_mode(config) and not sam.drafts_with_model:
         return given
     each = tokens_per_request(sam)
@@ -48,7 +48,7 @@ def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:
 
 
 def covered_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Return the most requests whose decoding step, with drafts, fits a graph; 0 in eager mode."""
+    """Return how many requests with drafts fit into the largest graph; 0 in eager mode."""
     if graph_mode(config) == "NONE":
         return 0
     largest = max(capture_sizes(config, sam), default=ENGINES_LARGEST)
@@ -56,10 +56,11 @@ def covered_requests(config: DictConfig, sam: SamConfig) -> int:
 
 
 def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Return the most requests of a step that is padded to k drafts even with a closed gate.
+    """Return the largest number of requests for which a step is padded despite a closed gate.
 
-    The proposer decides this at run time by the engine's captured graphs (``padding_by_rows``).
-    This function applies the same rule for a plan, before any graph exists.
+    A padded step has k drafts for each request. The proposer decides at run time, from the engine's
+    captured graphs, whether to pad (``padding_by_rows``). This function applies the same rule for a
+    plan, before any graph exists.
     """
     if not sam.enabled:
         return 0

@@ -48,7 +48,7 @@ class HeadTraining:
         self._model_path = str(worker.config.model.path)
         self._model_config = engine.model_config.hf_config.to_dict()
         settings, path = self._source.train, Path(self._source.path).expanduser()
-        with torch.random.fork_rng(devices=[]):  # the policy's training uses the global generator
+        with torch.random.fork_rng(devices=[]):  # the policy's training draws from the global RNG
             head = load_head(path, self._model_config)
         group = torch.distributed.group.WORLD
         peers = self._peers = Peers(group if torch.distributed.get_world_size() > 1 else None)
@@ -102,7 +102,7 @@ class HeadTraining:
 
 
 def _part_of(engine: Any, strategy: str) -> PolicyPart:
-    """Return this process's part of the policy; its training engine must be initialised."""
+    """Return this process's part of the policy, which verl's `engine` has already loaded."""
     if strategy != "megatron":
         return FsdpPart(engine)
     # Megatron is installed only where a run trains with it.

@@ -1,12 +1,13 @@
 """Responses that verl's asynchronous trainer interrupts at a weight update.
 
-verl aborts all running requests, and sends each prompt with its response so far as the prompt of
-another request. To vLLM the response then begins anew. Random numbers do not change, because they
-are keyed by position in the text. Rules that look at the response's own tokens would change:
+verl aborts all running requests. For each of them, verl later sends a new request, whose prompt is
+the old prompt followed by the tokens sampled until then. vLLM treats this as a new response. Random
+numbers do not change, because they are keyed by position in the text. But rules that depend on the
+response's tokens would ignore the tokens before the interruption:
 
-* ``min_tokens`` counts from the response's beginning (`continued`).
+* `continued` therefore reduces ``min_tokens`` by the number of tokens sampled before.
 * The other rules (`BEGIN_ANEW`) are refused, when the run is checked and again with each request.
-  Stop strings and bad words are among them, because they may lie on both sides of an interruption.
+  They include stop strings and bad words, which may begin before an interruption and end after it.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServer
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINER_NAME, BEGIN_ANEW
 
-INTERRUPTED = "aborted"  # verl's word for why an output ended
+INTERRUPTED = "aborted"  # verl's stop reason of an interrupted output
 # Number of tokens of the current response, by the training step whose weights sampled them.
 tokens_by_weights: ContextVar[Counter[int]] = ContextVar("sam_tokens_by_weights")
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:
-    """Refuse sampling parameters that would begin anew after an interruption.
+    """Refuse sampling parameters that an interruption would reset.
 
     Raises:
         ConfigError: A request has such a parameter.
@@ -43,7 +44,7 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
 
 
 def continued(sampling: Mapping[str, Any], resumed: int) -> dict[str, Any]:
-    """Return the parameters of a request whose prompt ends with `resumed` response tokens."""
+    """Return sampling parameters for a request whose prompt ends with `resumed` response tokens."""
     if not (least := sampling.get("min_tokens")):
         return dict(sampling)
     return {**sampling, "min_tokens": max(least - resumed, 0)}
@@ -61,8 +62,7 @@ class _CountingClient(LLMServerClient):
 
 
 class InterruptedClient(FullyAsyncLLMServerClient, _CountingClient):
-    """verl's client that continues interrupted responses; counts tokens by weights.
+    """Continues interrupted responses, and counts tokens by the weights that sampled them.
 
-    For every request of a response, verl's class calls the next class in the order of resolution,
-    `_CountingClient`.
+    For every request of a response, verl's class calls `_CountingClient.generate` with ``super()``.
     """

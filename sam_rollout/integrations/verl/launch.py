@@ -43,7 +43,7 @@ def validate(config: DictConfig) -> None:
             use_reference_policy=need_reference_policy(config),
             use_critic=need_critic(config),
         )
-        # verl builds this dataclass in its workers, after the model is loaded.
+        # verl itself builds this dataclass only in its workers, after the model is loaded.
         omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     except (AssertionError, InstantiationException, NotImplementedError, ValueError) as error:
         cause = error.__cause__ if isinstance(error, InstantiationException) else None
@@ -53,8 +53,8 @@ def validate(config: DictConfig) -> None:
 def check_with_verl(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     """Let verl check a translated copy of the configuration; yield its warnings as notes.
 
-    This imports verl, which then decides on a device, so a process that starts a run must not call
-    it.
+    A process that starts a run must not call this function: it imports verl, which chooses its
+    device when it is imported.
     """
     copy = deepcopy(config)
     translate(copy, run)
@@ -70,7 +70,7 @@ def check_with_verl(config: DictConfig, run: RunConfig) -> Iterator[Note]:
 
 
 def leave_to_running_cluster(config: DictConfig) -> None:
-    """Drop the arguments that start a Ray cluster if the run joins a running cluster."""
+    """If the run joins a running Ray cluster, drop the arguments that would start a cluster."""
     ray_init = config.ray_kwargs.ray_init
     address = ray_init.get("address") or os.environ.get("RAY_ADDRESS")
     if address and address != "local":

@@ -1,7 +1,7 @@
-"""Reads and checks the fields that say how a run is spread over devices.
+"""Reads and checks the settings that divide a run among devices.
 
 verl and the engines assert most of these rules themselves, but only minutes into a start, on some
-rank, and without the name of the field. These checks need only the composed configuration.
+rank, and without the name of the setting. These checks need only the composed configuration.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def check_layout(config: DictConfig) -> RunLayout:
 
 
 def _positive(config: DictConfig) -> Iterator[Rule]:
-    """Yield rules that other rules rely on (sizes are positive), and other numbers' ranges."""
+    """Yield the rules that sizes are positive, and that some other numbers are in range."""
     fields = [
         *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "total_epochs")),
         *(f"{ROLLOUT}.{axis}_parallel_size" for axis in ("tensor_model", "data", "expert")),

@@ -1,4 +1,4 @@
-"""Adds to verl's loggers: tags and groups of wandb runs, TensorBoard's layout, guards, pictures.
+"""Extends verl's loggers: wandb's tags and groups, TensorBoard's layout, pictures, error handling.
 
 verl's ``Tracking`` creates a wandb run with a project, a name and the configuration, and lets every
 error of wandb end the training. `start_wandb` creates the run first, with the same arguments and
@@ -45,7 +45,7 @@ PACKAGES = {
     "wandb": "wandb",
 }
 INSTALLS = {"rl_insight": "rl-insight", "volcengine_ml_platform": "volcengine-ml-platform"}
-STEP_AXIS = "training/global_step"  # verl logs it with every training step, not with validation.
+STEP_AXIS = "training/global_step"  # verl logs it in every training step, not in validations.
 MAX_TAG = 64  # Characters, wandb's limit.
 # The table of runs shows the mean of these metrics, and the last value of all others.
 MEAN_IN_SUMMARY = (
@@ -104,7 +104,7 @@ def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[s
     described = {name: getattr(info, name) for name in names}
     return {
         "project": config.trainer.project_name,
-        # The folder tells the runs of one experiment apart: base-1, sam-1, ...
+        # Folder names distinguish the runs of one experiment: base-1, sam-1, ...
         "name": experiment if folder == experiment else f"{experiment} {folder}",
         "entity": os.environ.get("WANDB_ENTITY"),
         "config": encode({**info.config, "sam_run": described}),
@@ -145,7 +145,7 @@ def start_wandb(config: DictConfig, run: RunConfig, info: RunInfo) -> None:
 
 
 def define_metrics(run: Any) -> None:
-    """Make the training step every metric's axis, and choose the metrics summarised by a mean."""
+    """Make the training step the axis of all metrics; summarise some metrics by their mean."""
     run.define_metric(STEP_AXIS)
     run.define_metric("*", step_metric=STEP_AXIS)
     for name in MEAN_IN_SUMMARY:
@@ -153,7 +153,7 @@ def define_metrics(run: Any) -> None:
 
 
 class OnceWarning:
-    """Runs calls and logs only the first error, after the words `what`."""
+    """Runs calls; logs only their first error, in a warning that begins with `what`."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -177,7 +177,7 @@ class GuardedWandb:
         self._guard = OnceWarning("wandb takes no more metrics")
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
-        """Log metrics with the training step's number, which verl's first validation lacks."""
+        """Log metrics, with the training step's number if verl left it out (first validation)."""
         self._guard(lambda: self._wandb.log(data={STEP_AXIS: step, **data}, step=step))
 
     def alert(self, title: str, text: str) -> None:
@@ -221,7 +221,7 @@ def tensorboard_layout() -> dict[str, dict[str, list]]:
 
 
 class CurveLogger:
-    """Draws each rollout's running requests for wandb and TensorBoard, and lays out TensorBoard."""
+    """Draws each rollout's running requests for wandb and TensorBoard; sets the latter's layout."""
 
     def __init__(self, loggers: Mapping[str, Any], tail_threshold: int) -> None:
         self._loggers = loggers

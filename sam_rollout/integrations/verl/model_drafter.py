@@ -50,8 +50,9 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
     """Refuse to train a head if the policy's hidden states cannot be captured.
 
     Raises:
-        ConfigError: A setting prevents it (names `sam.sources.model.train.enabled`), or the head's
-            folder is missing or of a kind that cannot be trained (names its path).
+        ConfigError: A setting prevents the capture (the error names
+            `sam.sources.model.train.enabled`), or the head's folder is missing or has a head that
+            cannot be trained (the error names the path).
     """
     model, strategy = sam.sources.model, config.actor_rollout_ref.actor.strategy
     if not (sam.enabled and model.trains):
@@ -84,10 +85,10 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
 
 
 def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
-    """Yield each condition of a head's training on Megatron's settings, and whether it holds."""
+    """Yield each rule for Megatron's settings in a run that trains a head, and whether it holds."""
     for name in (
         "dynamic_context_parallel", "use_megatron_fsdp",
-        # A replayed graph runs no hooks.
+        # Replaying a CUDA graph runs no hooks.
         "override_transformer_config.cuda_graph_impl",
         "override_transformer_config.enable_cuda_graph",
         "override_transformer_config.external_cuda_graph",
@@ -98,7 +99,7 @@ def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
 
 
 def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[str, bool]]:
-    """Yield each condition of a head's training on the policy's weights, and whether it holds.
+    """Yield each rule for the policy's weights in a run that trains a head, and whether it holds.
 
     The policy must be a text model, and its weights must not be quantised.
     """
@@ -117,7 +118,7 @@ def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[
 
 
 def begins_with_nothing(sam: SamConfig) -> bool:
-    """Return whether the run trains a new head with random weights."""
+    """Return whether the run trains a new head, which begins with random weights."""
     return sam.enabled and sam.sources.model.trains and not sam.sources.model.path
 
 
@@ -155,7 +156,7 @@ def _policy_configs(config: DictConfig, shape: ModelShape) -> Iterator[Mapping[s
 
 
 def _config_of(shape: ModelShape) -> dict[str, int]:
-    """Return the sizes under the names of `config.json`."""
+    """Return a model's sizes under the names that `config.json` has for them."""
     return {
         "num_hidden_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -167,7 +168,7 @@ def _config_of(shape: ModelShape) -> dict[str, int]:
 
 
 def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
-    """Yield notes on settings with which this drafter runs, but worse than it could."""
+    """Yield notes on settings that work with this drafter, but reduce its benefit."""
     if not sam.drafts_with_model:
         return
     model, rollout = sam.sources.model, config.actor_rollout_ref.rollout
@@ -186,7 +187,7 @@ def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
 
 
 def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
-    """Return the drafter's memory on one device, and a phrase that says how it is known."""
+    """Return the drafter's memory on one device, and a phrase on the source of this number."""
     model = sam.sources.model
     tensor = model.options.get("draft_tensor_parallel_size") or layout.rollout.tensor
     if sam.drafts_with_model:
@@ -200,7 +201,7 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
         if model.method == "eagle3":
             head = read_head(model.folder, f"{model.PATH}.path")
             # The head uses the policy's embedding. It also uses the policy's output layer if it
-            # drafts from the whole vocabulary and its files have none.
+            # drafts from the whole vocabulary and its files have no output layer.
             own = head.shape.vocabulary * head.shape.hidden_size
             whole = head.shape.draft_vocabulary == head.shape.vocabulary
             output = own if whole and "lm_head.weight" in head.own_policy_weights else 0

@@ -9,7 +9,7 @@ PIECE_BYTES = 400
 
 
 class PieceQueue:
-    """A queue of pieces that drops the oldest ones beyond `most_bytes`.
+    """A queue of pieces, which drops its oldest pieces when it has more than `most_bytes`.
 
     A message has at most `message_bytes`; a larger piece is a message by itself.
     """
@@ -23,7 +23,7 @@ class PieceQueue:
         return len(self._pieces)
 
     def put(self, piece: tuple) -> int:
-        """Append the fields of a `Piece`; return how many pieces were dropped.
+        """Append a piece, given as a tuple of its fields; return how many pieces were dropped.
 
         Raises:
             TypeError: The piece is not a sequence that ends with bytes.

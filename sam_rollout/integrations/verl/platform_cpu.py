@@ -38,7 +38,7 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
 
 
 def _device_module() -> types.ModuleType:
-    """Build the CPU's counterpart of ``torch.cuda``; other names come from ``torch.cpu``."""
+    """Build the CPU's counterpart of ``torch.cuda``; missing names come from ``torch.cpu``."""
     module = types.ModuleType("sam_rollout_cpu_device")
     members: dict[str, Any] = {
         "memory_allocated": _resident_bytes,
@@ -82,7 +82,7 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        # Every CUDA machine has a CPU, too, so only the variable chooses this platform.
+        # Every CUDA machine has a CPU, too, so only the environment variable chooses this platform.
         return os.environ.get(PLATFORM_ENV) == "cpu"
 
     def current_device(self) -> torch.device:
@@ -111,7 +111,7 @@ class PlatformCPU(PlatformBase):
         yield
 
     def ray_resource_name(self) -> str:
-        return "GPU"  # verl accepts no other name; Ray only counts it
+        return "GPU"  # verl accepts no other name; Ray only counts this resource
 
     def ray_noset_envvars(self) -> list[str]:
         return []
@@ -125,7 +125,7 @@ class PlatformCPU(PlatformBase):
 
 
 def use_single_gloo_backend() -> None:
-    """Make verl's process group ask for ``cpu:gloo`` once.
+    """Make verl name the backend ``cpu:gloo`` only once when it creates its process group.
 
     verl 0.9.1 joins "<device>:<backend>" and "cpu:gloo". On a CPU the result names the device
     twice, and torch refuses it. A test in ``tests/integration/test_verl_workarounds.py`` fails when

@@ -29,7 +29,7 @@ _ROLLOUT_REGISTRY[ROLLOUT_NAME, "async"] = (
 )
 
 # vLLM's API server imports model_hosting_container_standards, which sets the root logger and its
-# handlers to this variable's level. Its default, ERROR, would hide all our warnings.
+# handlers to the level in the variable below. The default, ERROR, would hide all our warnings.
 if "LOG_LEVEL" not in os.environ:
     os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", "WARNING")
 

@@ -1,6 +1,6 @@
-"""The policy's files: where they are, the model's sizes, and whether the engine can run it.
+"""Finds the policy's files, reads the model's sizes, and checks that the engine can run the model.
 
-Files are read as JSON and as headers of safetensors, so nothing heavy is imported.
+Only JSON files and the headers of safetensors are read, so nothing heavy is imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOKENIZER_FILES = (
 )
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 DOWNLOAD = "copy or download it again"
-# Head sizes of vLLM's attention on CPUs (CPUAttentionBackend.get_supported_head_sizes in 0.31).
+# Head sizes that vLLM supports on CPUs (CPUAttentionBackend.get_supported_head_sizes in 0.31).
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # Kinds of rotary embedding for which max_position_embeddings limits the text's length.
 PLAIN_ROPE = (None, "default", "mrope", "llama3")
@@ -107,7 +107,7 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
         _check_tokenizer(config, folder)
         weights = _describe_weights(folder)
     except (OSError, ValueError) as error:
-        if folder != Path(path).expanduser():  # The hub's client will download the rest.
+        if folder != Path(path).expanduser():  # The hub's client will download the other files.
             yield _elsewhere(path, environment)
             return
         raise ConfigError(PATH, path, f"{_said(error)}; {DOWNLOAD}") from None
@@ -115,7 +115,7 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
 
 
 def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
-    """Return a note that a missing model will be downloaded."""
+    """Return a note that a missing model will be downloaded; raise an error if it cannot be."""
     if not is_hub_name(path):
         raise NotHereError(PATH, path, "there is no such folder")
     where = f"is not complete in {hub_cache(environment)}"
@@ -128,10 +128,10 @@ def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
 def _lora_rules(config: DictConfig) -> Iterator[Rule]:
     """Refuse LoRA unless its matrices are merged into the weights before they are sent.
 
-    verl 0.9.1 first sends the base model under the names of its wrapper (``base_layer``). vLLM 0.31
-    does not find tied weights under these names. For a model without tied weights, verl calls a
-    method that vLLM 0.31 lacks (``get_unstacked_mapper``). In both cases the engine ends, with and
-    without drafts.
+    verl 0.9.1 first sends the base model's weights under LoRA's names for them (``base_layer``).
+    vLLM 0.31 does not find tied weights under these names. For a model without tied weights, verl
+    calls a method that vLLM 0.31 lacks (``get_unstacked_mapper``). In both cases the engine fails,
+    with and without drafts.
     """
     model = config.actor_rollout_ref.model
     lora = model.get("lora") or {}
@@ -148,7 +148,7 @@ def _lora_rules(config: DictConfig) -> Iterator[Rule]:
 def _size_rules(
     config: DictConfig, own: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Iterator[Rule]:
-    """Yield the limits on the longest text (vLLM's own rule) and on the head size on CPUs."""
+    """Yield rules for the longest text, as vLLM has them, and for the head size on CPUs."""
     path, rollout = config.actor_rollout_ref.model.path, config.actor_rollout_ref.rollout
     text = own.get("text_config") or own
     most = text.get("max_position_embeddings")

@@ -1,7 +1,8 @@
 """The part of a policy that one of verl's training processes holds with FSDP2.
 
-`policy_part_megatron.py` is the counterpart for Megatron. Both find the modules that output hidden
-states and the token of each state. `state_capture.py` puts the states together.
+`policy_part_megatron.py` is the counterpart for Megatron. Both find the modules whose outputs are
+hidden states, and the token to which each state belongs. `state_capture.py` puts the states of a
+text together.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class PolicyPart(Protocol):
 
     Attributes:
         hidden: Length of a hidden state.
-        sharers: Groups of processes to sum states over, one after the other. After the last sum,
-            every process has the states of all processes that share its texts.
+        sharers: Groups of processes. States are summed over one group after the other. After the
+            last sum, every process has the states of all processes that share its texts.
         share: Number of processes that share the same texts.
         rank: This process's rank among the processes that share its texts.
     """
@@ -48,8 +49,8 @@ class PolicyPart(Protocol):
             layers: The numbers of layers after which states are taken; 0 means the embeddings.
 
         Returns:
-            The modules by index in `layers`. Index `len(layers)` is the module whose output the
-            output matrix is applied to.
+            The modules by index in `layers`. Index `len(layers)` is the final norm, whose output is
+            multiplied by the output matrix.
         """
 
     def watched(self, step: Step) -> AbstractContextManager[None]:
@@ -71,11 +72,11 @@ class PolicyPart(Protocol):
         """
 
     def matrices(self, peers: Peers) -> Policy:
-        """Gather the policy's float32 matrices on this device; all `peers` succeed, or all fail."""
+        """Gather the policy's matrices here, as float32; either all `peers` succeed or all fail."""
 
 
 class FsdpPart:
-    """The part with FSDP2: every process runs all layers, on whole texts or (Ulysses) on parts."""
+    """A process's part with FSDP2: all layers, for whole texts or (Ulysses) for parts of texts."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -104,7 +105,7 @@ class FsdpPart:
     def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
         offsets = micro_batch["input_ids"].offsets().tolist()
         rows, total = output.shape[1], offsets[-1]
-        # Texts are padded to the longest one, except with Ulysses, which divides packed texts.
+        # Texts are padded to the longest text, except with Ulysses, which divides packed texts.
         if self.share == 1 and len(output) == len(offsets) - 1 and rows < total:
             texts = itertools.pairwise(offsets)
             return torch.cat([padded_tokens(begin, end - begin, rows) for begin, end in texts])
@@ -137,10 +138,10 @@ def this_device() -> torch.device:
 
 
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
-    """Allocate the memory that gathering takes: each matrix, and one matrix's copy in another type.
+    """Allocate memory for gathering: every matrix, and a copy of one matrix in another dtype.
 
-    Processes try this before they start to gather. If one process lacks the memory, no process
-    waits for it.
+    Processes try this before they start to gather. So if one process lacks the memory, no other
+    process waits for it while gathering.
     """
     count = 2 if tied else 3
     return [torch.empty(shape, dtype=torch.float32, device=this_device()) for _ in range(count)]

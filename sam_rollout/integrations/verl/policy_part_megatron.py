@@ -1,9 +1,9 @@
 """The part of a policy that one of verl's training processes holds with Megatron.
 
 Pipeline parallelism divides the layers; with virtual stages, a process holds several chunks of
-them. Context and sequence parallelism divide a text's tokens. Tensor parallelism divides the rows
-of the embedding matrix in the first stage and of the output matrix in the last one. Megatron comes
-with a vendor's image.
+layers. Context and sequence parallelism divide a text's tokens. Tensor parallelism divides the rows
+of the embedding matrix in the first stage, and the rows of the output matrix in the last stage.
+Megatron is part of vendors' images, not of this project's installation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sam_rollout.integrations.verl.policy_part import (
 
 
 class MegatronPart:
-    """The part with Megatron on CUDA, or with MindSpeed on NPUs."""
+    """A process's part with Megatron on CUDA, or with MindSpeed on NPUs."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -55,7 +55,7 @@ class MegatronPart:
             if chunk.pre_process:
                 mine[0] = chunk.embedding
             found |= {index: mine[layer] for index, layer in enumerate(layers) if layer in mine}
-            if chunk.decoder.final_layernorm is not None:  # only the last stage has one
+            if chunk.decoder.final_layernorm is not None:  # only the last stage has this norm
                 found[len(layers)] = chunk.decoder.final_layernorm
         # Without sequence parallelism, all tensor-parallel processes have the same states.
         return found if self._divides_rows or self._tensor.rank == 0 else {}
@@ -101,7 +101,7 @@ class MegatronPart:
         return tokens.flatten()
 
     def _own_share(self, tokens: Tensor) -> Tensor:
-        """Return the tokens of a text that context parallelism gives this process.
+        """Return the tokens of a text that context parallelism assigns to this process.
 
         A text is cut into twice as many pieces as there are processes. Process r gets piece r from
         the front, and piece r from the end.
@@ -130,7 +130,7 @@ class MegatronPart:
         return Policy(None, embeddings, outputs)
 
     def _whole(self, rows: Tensor | None) -> Tensor:
-        """Assemble a matrix from the rows of all processes; None means that this one has none."""
+        """Assemble a matrix from all processes' rows; `rows` is None if this process has none."""
         dtype, device = self._engine.param_dtype, this_device()
         whole = torch.zeros(self._shape, dtype=dtype, device=device)
         if rows is not None:

@@ -2,9 +2,9 @@
 
 ROLLOUT_NAME = "sam_vllm"
 TRAINER_NAME, ASYNC_TRAINER_NAME = "sam_sync", "sam_colocate_async"
-# Name of our trainer -> verl's mode that it is built on.
+# Name of each of our trainers -> the mode of verl's trainer that it extends.
 TRAINER_MODES = {TRAINER_NAME: "sync", ASYNC_TRAINER_NAME: "colocate_async"}
-# Sampling parameters that look at a response's own tokens, so an interruption would reset them.
+# Sampling parameters that depend on a response's own tokens, so an interruption would reset them.
 BEGIN_ANEW = (
     "presence_penalty",
     "frequency_penalty",
@@ -16,8 +16,8 @@ BEGIN_ANEW = (
     "bad_words",
 )
 AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManager"
-# Extra field of a response: pairs of a training step and the number of tokens that its weights
-# sampled.
+# Extra field of a response: pairs of a training step and the number of tokens that this step's
+# weights sampled.
 TOKENS_BY_WEIGHTS = "sam_tokens_by_weights"
 SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
 # Folders beside the checkpoints, which all nodes see: the trained head, and the head of random

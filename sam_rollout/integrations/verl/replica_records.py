@@ -15,7 +15,7 @@ from sam_rollout.telemetry.records import RequestRecord, RequestTotals, TraceRec
 
 @dataclass
 class ReplicaRecords:
-    """The records of one engine since the last drain.
+    """The records of one engine since its records were last collected.
 
     With data parallelism a server has several engines. `replica` numbers all engines of a rollout.
     """
@@ -46,8 +46,8 @@ class FinishedRequest:
     start_s: float
     end_s: float
     finish_reason: str
-    resumed_tokens: int = 0  # tokens of an interrupted response, at the prompt's end
-    weights: int | None = None  # the training step that made the engine's weights
+    resumed_tokens: int = 0  # how many of the prompt's last tokens are an interrupted response
+    weights: int | None = None  # the training step whose update made the engine's weights
     # Arguments of vLLM's SamplingParams without max_tokens; None if the response cannot be sampled
     # again.
     sampling: dict[str, Any] | None = None
@@ -61,7 +61,7 @@ class FinishedRequest:
         }
 
     def _place(self, place: Place) -> dict[str, Any]:
-        """Return the place's columns, but the request's split: validation may overlap training."""
+        """Return the columns of `place`, with this request's own split, which may differ."""
         split = self.identity.split if self.identity else place.split
         return {**place._asdict(), "split": split}
 
@@ -102,7 +102,7 @@ def join_records(
     Args:
         place: Training step, split and engine of the records.
         recorder: The engine's step recorder.
-        workers: The workers' answers to `sam_drain`. One rank has a draft session, the others none.
+        workers: The workers' answers to `sam_drain`; None from workers without a draft session.
         asked_s: When the workers were asked, by this process's monotonic clock.
         finished: The responses that this engine finished.
         traced: Whether token ids are kept.

@@ -1,14 +1,14 @@
-"""Chooses the name that keys the random numbers of each request of a response.
+"""Chooses a name for each request of a response; the name keys the request's random numbers.
 
 Random numbers are keyed by a name and by position in the text. Two requests of a response may share
 a name only if they draw at different positions, that is, if one continues the other's text.
 
-An agent loop with one request at a time keeps one name. A shorter prompt (a chat template that
-drops earlier thoughts) would draw at positions that were used, so it begins another name.
+An agent loop with one request at a time keeps one name. A request with a shorter prompt (a chat
+template drops earlier thoughts) would draw at used positions again, so it begins another name.
 
-An agent loop with several requests at once (best of n, tree search, sub-agents) gets names from its
-prompts. The order in which requests end cannot give names: it depends on timing, and timing depends
-on drafts.
+If an agent loop has several requests at once (best of n, tree search, sub-agents), their prompts
+determine the names. The order in which requests end cannot determine names, because it depends on
+timing, and timing depends on drafts.
 
 * A prompt that extends the text of an ended request continues that request's name, unless another
   request has continued it already.
@@ -26,7 +26,7 @@ from sam_rollout.core.identity import group_of
 
 @dataclass
 class _Chain:
-    """Requests under one name; each continues the text of the one before it."""
+    """Requests with the same name; each continues the text of the previous request."""
 
     name: str
     text: list[int] = field(default_factory=list)  # prompt and response of the last ended request
@@ -36,7 +36,8 @@ class _Chain:
 class RequestKeys:
     """The names of one response's requests; the first request's name is empty.
 
-    The caller calls `begin` for each request, then `end` with its tokens, or `abandon` if it fails.
+    The caller calls `begin` for each request, then `end` with the request's tokens, or `abandon` if
+    the request fails.
     """
 
     def __init__(self) -> None:
@@ -80,15 +81,15 @@ class RequestKeys:
     def _extended(self, prompt_ids: Sequence[int]) -> _Chain | None:
         """Return the chain whose text the prompt extends, if any.
 
-        The longest text wins; among equal lengths, the first. A chain with a running request does
-        not count, because that request draws at the positions after the chain's text.
+        If several chains qualify, the first of the longest ones is returned. A chain with a running
+        request is skipped, because that request draws at the positions after the chain's text.
         """
         found = None
         for chain in self._chains:
             length = len(chain.text)
             if chain.running or not length or (found and length <= len(found.text)):
                 continue
-            # Comparing the last token first avoids a copy of the prompt for most chains.
+            # Comparing the chain's last token first avoids a copy of the prompt for most chains.
             ends_alike = length <= len(prompt_ids) and prompt_ids[length - 1] == chain.text[-1]
             if ends_alike and list(prompt_ids[:length]) == chain.text:
                 found = chain

@@ -1,9 +1,9 @@
 """Refuses to resume from the checkpoints of another run.
 
-``trainer.resume_mode=auto`` loads any checkpoint in ``trainer.default_local_dir``. The second side
-of a comparison, started with the first side's ``run_dir``, would continue the first side's
-training. A change of a setting that may change between starts, such as a learning rate, causes a
-note.
+``trainer.resume_mode=auto`` loads any checkpoint in ``trainer.default_local_dir``. For example, the
+second run of a comparison, started by mistake with the first run's ``run_dir``, would continue the
+first run's training. Changes that do not make it another run, such as another learning rate, only
+cause a note.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sam_rollout.telemetry.records import (
     value_at,
 )
 
-# Settings that belong to a run's identity: if one differs, it is another run.
+# Settings that identify a run: if one of them differs, the checkpoint belongs to another run.
 IDENTITY = (
     "data.seed",
     "actor_rollout_ref.rollout.seed",
@@ -44,7 +44,7 @@ IDENTITY = (
     "coupling",
 )
 MODE = "trainer.v1.trainer_mode"  # the one setting of trainer.v1 that changes the training
-# Settings that do not change the training: places, clusters, and values that other settings decide.
+# Settings that do not change the training: folders, clusters, values that other settings determine.
 NOT_TRAINING = (
     "run_dir",
     "sam",
@@ -62,7 +62,7 @@ NOT_TRAINING = (
 )
 MOST_NAMED = 12
 RESUME_MODES = ("auto", "disable", "resume_path")
-TRACKER = "latest_checkpointed_iteration.txt"  # verl writes it last, and reads it first
+TRACKER = "latest_checkpointed_iteration.txt"  # verl writes this file last, and reads it first
 _ON_PURPOSE = (
     "move the checkpoints away to begin at the first step (trainer.resume_mode=resume_path and "
     "trainer.resume_from_path go on from them on purpose)"
@@ -73,7 +73,7 @@ def check_run_folder(config: DictConfig) -> Iterator[Fact]:
     """Check that the run's folders are writable and that the checkpoint to resume exists."""
     for field in ("run_dir", "trainer.default_local_dir"):
         folder = Path(OmegaConf.select(config, field)).absolute()
-        # `Path.exists` raises below a folder without permission to enter it.
+        # `Path.exists` raises an error if a parent folder may not be entered.
         there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
             raise ConfigError(field, str(folder), f"{there} is no writable folder")
@@ -94,11 +94,11 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     """Compare the configuration with the run that wrote the latest checkpoint.
 
     Yields:
-        One note that names the settings which have changed since.
+        One note that names the settings which have changed since that run.
 
     Raises:
-        ConfigError: The checkpoint is another run's (the ``sam`` group or a setting of `IDENTITY`
-            differs), or the run folder does not say which configuration wrote it.
+        ConfigError: Another run wrote the checkpoint (the ``sam`` group or a setting of `IDENTITY`
+            differs), or the run folder does not have the configuration that wrote it.
     """
     checkpoints = Path(config.trainer.default_local_dir).absolute()
     tracker = checkpoints / TRACKER
@@ -106,7 +106,7 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
         return
     step = tracker.read_text(encoding="utf-8").strip()
     if not (checkpoints / f"global_step_{step}").exists():
-        return  # verl begins at the first step.
+        return  # Without this folder, verl begins at the first step.
     try:
         writer = _writer(RunFolder(config.run_dir), tracker.stat().st_mtime)
     except RunFolderError as error:
@@ -124,12 +124,12 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     changed = {
         path: f"{path.removeprefix(f'{ASKED}.')}: {value} there, {here[path]} here"
         for path, value in there.items()
-        # Another version may lack the setting.
+        # Another version of this project may lack the setting.
         if value is not None and here.get(path, value) != value
     }
-    # The settings as typed are compared: derived settings may change with, for example, the number
-    # of epochs. Runs of older versions kept only the derived settings. If one of the two runs does
-    # not draft, the other settings of the group `sam` have no effect.
+    # Settings are compared as the user typed them, because derived settings may change with, for
+    # example, the number of epochs. Runs of older versions kept only the derived settings. If one
+    # of the two runs does not draft, the other settings of the group `sam` have no effect.
     sam = ASKED_SAM if value_at(writer.config, ASKED_SAM) else "sam"
     both_draft = there.get(f"{sam}.enabled") and here[f"{sam}.enabled"]
     identity = (*IDENTITY, sam if both_draft else f"{sam}.enabled")
@@ -150,9 +150,10 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
 
 
 def _writer(folder: RunFolder, written_at: float) -> RunInfo:
-    """Return the start that wrote a file at `written_at` seconds since the epoch.
+    """Return the start of the run that wrote a file at `written_at` seconds since the epoch.
 
-    The last start may have ended before its first checkpoint, so an earlier one may be the writer.
+    The last start may have ended before its first checkpoint, so an earlier start may have written
+    the file.
     """
     for start in reversed(list(folder.read_starts())):
         if datetime.fromisoformat(start.started_at).timestamp() <= written_at:
@@ -172,11 +173,11 @@ def _settings(config: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
 
 def changes_training(path: str, there: Any, here: Any) -> bool:
     """Return whether two values of a setting make two trainings different."""
-    if path == MODE:  # A run records verl's name for it.
+    if path == MODE:  # A run records verl's name of the mode.
         return TRAINER_MODES.get(there, there) != TRAINER_MODES.get(here, here)
     return not is_below(path, NOT_TRAINING)
 
 
 def is_below(path: str, names: Iterable[str]) -> bool:
-    """Return whether a setting is one of `names`, or lies in a group that is one of them."""
+    """Return whether a setting is in `names`, or belongs to a group in `names`."""
     return any(f"{path}.".startswith(f"{name}.") for name in names)

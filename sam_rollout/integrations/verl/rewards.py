@@ -15,7 +15,7 @@ from sam_rollout.integrations.verl.failures import FilterMetricError
 
 # Entry of the reward's extra info that is 1 for a right answer. The filter may use another metric.
 ACCURACY = "acc"
-ANSWER = "pred"  # The entry that verl takes a majority vote of.
+ANSWER = "pred"  # Entry of the extra info, by which verl takes a majority vote.
 SCORE = "reward"  # verl's name of the score, which exists for every response.
 METRIC_FIELD = "algorithm.filter_groups.metric"
 
@@ -34,10 +34,10 @@ def figure(value: Any) -> float | None:
 
 
 def check_reward(score: Any, extra: Mapping[str, Any], metric: str | None) -> None:
-    """Refuse a reward whose score, or filter `metric` among its `extra` entries, is no number.
+    """Refuse a reward if its score, or the filter's `metric` in `extra`, is not a number.
 
     Raises:
-        UnjudgedError: This response has no such number; others may have one.
+        UnjudgedError: The score or metric of this response is not a number.
         FilterMetricError: The reward never returns the metric.
     """
     if figure(score) is None:
@@ -60,7 +60,7 @@ def check_reward(score: Any, extra: Mapping[str, Any], metric: str | None) -> No
 def computable(columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """Return a validation's columns with values that verl's metrics can use.
 
-    verl skips None, and whole columns that begin with text. All other values must be numbers.
+    verl skips None, and skips a column if its first value is text. Other values must be numbers.
     """
     clean: dict[str, list[Any]] = {}
     for name, values in columns.items():

@@ -18,7 +18,7 @@ def read_run_config(config: DictConfig) -> RunConfig:
     """Parse our groups, and make their paths absolute: engines run in other working directories.
 
     Raises:
-        ConfigError: A setting is wrong; names the field, its value and what is allowed.
+        ConfigError: A setting is wrong; the error names the field, its value and what is allowed.
     """
     groups = {name: plain(config[name]) for name in RunConfig.groups() if name in config}
     run = RunConfig.from_mapping(groups)
@@ -38,7 +38,7 @@ def plain(node: DictConfig) -> dict[str, Any]:
 def _with_absolute_paths(sam: SamConfig, run_dir: Path) -> SamConfig:
     """Make paths of enabled sources absolute; texts of responses go to the run folder by default.
 
-    Names on the hub stay as they are. Unused paths stay, too, because vLLM compiles again when its
+    Names on the hub stay unchanged. So do unused paths, because vLLM compiles again when its
     configuration changes.
     """
     sources: Any = sam.sources  # it has a field for each registered source

@@ -1,16 +1,16 @@
 """DAPO's dynamic sampling, by rounds or by refill, with metrics for a fair comparison.
 
-verl 0.9.1's V1 trainer replaces a prompt as soon as its group turns out to have no signal, that is,
-the same filter metric in all responses (refill). Timing then decides which prompts a step trains
-on, and two runs of one seed drift apart. The published DAPO setups use rounds instead: generate
-``gen_batch_size`` prompts, wait for all, drop groups without signal, and keep the first
-``train_batch_size`` in dataset order. If too few are left, generate another round. Users can choose
-rounds or refill.
+verl 0.9.1's V1 trainer uses refill: it replaces a prompt as soon as its group turns out to have no
+signal, that is, the same filter metric in all responses. Timing then decides which prompts a step
+trains on, and two runs with the same seed drift apart. The published DAPO setups use rounds: they
+sample responses to ``gen_batch_size`` prompts, wait for all, drop groups without signal, and keep
+the first ``train_batch_size`` groups in dataset order. If too few groups are left, another round
+follows. Users can choose rounds or refill.
 
-Both ways report accuracy before filtering. A step's filtered reward says little about the policy,
-because the filter also drops groups whose answers are all right.
+With rounds and with refill, the metrics include the accuracy before filtering. The reward after
+filtering does not measure the policy, because the filter also drops groups of right answers only.
 
-verl loads the classes through ``trainer.v1.sampler.custom_sampler``.
+verl loads this module's classes by the setting ``trainer.v1.sampler.custom_sampler``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self.round_size: int = sampler_kwargs.gen_batch_size
         self.max_rounds: int = sampler_kwargs.max_rounds
         self.max_failed_share: float = sampler_kwargs.max_failed_share
-        # Below LEAST_GROUPS, the share of failed groups says little; but a batch may be smaller.
+        # Failures are checked once this many groups exist: LEAST_GROUPS, or a smaller whole batch.
         self._least_groups = min(LEAST_GROUPS, sampler_kwargs.train_batch_size)
         self.failures = FailureWatch([])  # the trainer replaces this once it has agent loops
         self.failed_validation_responses = 0  # the trainer resets this count
@@ -67,7 +67,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self._counted: set[str] = set()  # groups of earlier steps that wait for training
         self._outcomes: dict[str, list[float]] = {}
         # Response that waits for training -> pairs of a training step and the number of tokens that
-        # its weights sampled. Only an asynchronous trainer's client counts them.
+        # this step's weights sampled. Only an asynchronous trainer's client counts such tokens.
         self._tokens_by_weights: dict[str, list[tuple[int, int]]] = {}
         self._filtered: set[str] = set()
         self._failed: set[str] = set()
@@ -116,10 +116,10 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return Groups(submitted, len(failed), empty=not failed & came)
 
     def _check_failures(self, partition_id: str) -> None:
-        """End the run if too many of the step's groups failed so far.
+        """End the run if too many of the step's groups have failed by now.
 
-        The share is taken of all submitted groups, because failures often come before the first
-        response ends.
+        The share of failed groups is taken of all submitted groups, not of the ended ones, because
+        failures often occur before the first response ends.
         """
         if len(self._order) >= self._least_groups:
             # With `refill`, groups of the previous step may end in this step.
@@ -266,7 +266,7 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
 
 
 class RoundsReplayBuffer(_ObservedReplayBuffer):
-    """Dynamic sampling by rounds of ``gen_batch_size`` prompts; repeatable under a seed."""
+    """Dynamic sampling by rounds of ``gen_batch_size`` prompts, which a seed makes repeatable."""
 
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
@@ -304,7 +304,7 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
             self.refill_fn(self.round_size)
         selected, snapshot, _steps = self._select_prompt_uids(partition_id, usable, batch_size)
         metrics = self._step_metrics(round_times_s)
-        # All other groups of the step are cleared: dropped, failed and surplus ones.
+        # All other groups of the step are cleared: filtered, failed and surplus groups.
         leftover = (self.finished_keys[partition_id] | failed) - set(selected)
         self._clear_groups(partition_id, leftover)
         return self._materialize_batch(partition_id, selected, snapshot), metrics

@@ -1,7 +1,7 @@
 """verl's vLLM server, which also checks the drafter, records steps and shares texts.
 
 The baseline uses this server, too, so runs with and without drafts are measured in the same way.
-They differ in the engine's ``speculative_config``.
+The two kinds of runs differ in the engine's ``speculative_config``.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ from sam_rollout.telemetry.proof import Compared
 
 WARM_UP_TOKENS = 16
 ABORTED_WITHIN_S = 5.0  # longest wait for the last outputs of aborted requests
-# Arguments of `generate` for prompts that have more than tokens.
+# Arguments of `generate` that add images or other data to a prompt's tokens.
 MEDIA = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "kv_transfer_params")
 ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 
 
 def worker_extension(device: str) -> str:
-    """Return the path of the class that extends the engine's workers."""
+    """Return the import path of the class that extends the engine's workers."""
     if device == "npu":
         module = "sam_rollout.integrations.verl.worker_extension_ascend"
         return f"{module}.SamColocateAscendWorkerExtension"
@@ -105,7 +105,7 @@ class SamHttpServer(vLLMHttpServer):
             os.environ["OMP_NUM_THREADS"] = threads
         answer_or_die()  # in case entry points are not installed
         with tempfile.NamedTemporaryFile(prefix="sam-engine-", suffix=".txt") as file:
-            os.environ[CAUSE_ENV] = file.name  # a dying engine creates the file again
+            os.environ[CAUSE_ENV] = file.name  # deleted here; a dying engine creates it again
         try:
             await super().launch_server(*args, **kwargs)
         except Exception as error:
@@ -117,7 +117,7 @@ class SamHttpServer(vLLMHttpServer):
         return f"the engine of replica {self.replica_rank} died: {cause_of_death()}"
 
     async def trouble(self) -> str:
-        """Return the error that ended this replica's engine or a weight sync; empty without one."""
+        """Return the error that ended this replica's engine or a weight sync; empty if none did."""
         engine = getattr(self, "engine", None)
         if engine is not None and engine.errored:
             return self._engine_died()
@@ -145,14 +145,14 @@ class SamHttpServer(vLLMHttpServer):
         self._finished: list[FinishedRequest] = []
         self.engine.add_request = self._landing_noted(self.engine.add_request)
         self._under_way: dict[object, RequestIdentity | None] = {}  # running requests
-        self._admitted_s: dict[str, float] = {}  # when each request came to the engine
-        self._landing: set[str] = set()  # admitted requests that the engine does not know yet
-        self._interrupted: list[RequestIdentity | None] = []  # interrupted since the last drain
+        self._admitted_s: dict[str, float] = {}  # when each request was admitted
+        self._landing: set[str] = set()  # admitted requests that the engine has not received yet
+        self._interrupted: list[RequestIdentity | None] = []  # requests interrupted since a drain
         self._recorders = EngineRecorders(len(bound))
         self._proof = DraftProof(self.engine, settings.sampler, self._recorders)
         if needs_probe(settings.sam):
             self._probe = DrafterProbe(self.engine, settings.sam, self._recorders)
-        await ask_engines(self.engine, "sam_drain")  # The warm-up belongs to no rollout.
+        await ask_engines(self.engine, "sam_drain")  # The warm-up's records belong to no rollout.
         if self.engine.logger_manager is None:
             raise RuntimeError(
                 "rollout.disable_log_stats=True leaves no per-step statistics to record: "
@@ -239,7 +239,7 @@ class SamHttpServer(vLLMHttpServer):
         return output
 
     async def _park_until_admitted(self, request_id: str) -> TokenOutput | None:
-        """Wait as verl does while generation is interrupted; the request's time begins then."""
+        """Wait as verl does while generation is interrupted; then begin the request's time."""
         rejected = await super()._park_until_admitted(request_id)
         self._admitted_s[request_id] = time.time()
         if rejected is None:
@@ -252,8 +252,8 @@ class SamHttpServer(vLLMHttpServer):
         """Number of requests on their way to the engine; verl's interruption waits for them.
 
         verl's own count includes a request until its first output. But a waiting request has no
-        output, and our requests have only one, at their end. So verl would wait until all requests
-        have ended, and interrupt nothing.
+        output, and our requests have a single output, at their end. With its own count, verl would
+        wait until all requests have ended, and interrupt nothing.
         """
         return len(self._landing)
 
@@ -262,7 +262,7 @@ class SamHttpServer(vLLMHttpServer):
         pass  # verl sets its own count
 
     def _landing_noted(self, add_request: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the engine's `add_request`, after which the engine knows a request."""
+        """Wrap the engine's `add_request`, after which a request is in the engine."""
 
         @functools.wraps(add_request)
         async def add(request_id: str, *args: Any, **kwargs: Any) -> Any:
@@ -319,7 +319,7 @@ class SamHttpServer(vLLMHttpServer):
     async def drain_records(
         self, step: int, split: str, keep: bool = False
     ) -> list[ReplicaRecords]:
-        """Return each engine's records since the last call; `keep` prepares for `check_drafts`."""
+        """Return each engine's records since the last call; `check_drafts` needs `keep` here."""
         asked_s = time.monotonic()
         going_on = [*self._interrupted, *self._under_way.values()]
         self._interrupted = []
@@ -344,15 +344,15 @@ class SamHttpServer(vLLMHttpServer):
             )
         ]
         self._proof.candidates = candidates(shares, records) if keep else []
-        # Engines without a session keep their empty counters, because the sentinel reports such
-        # engines.
+        # The sentinel finds engines without a draft session by their empty counters. So these
+        # counters must stay empty.
         counting = next((one for one in records if one.drafter_counters), None)
         if self._sharing is not None and counting is not None:
             counting.drafter_counters |= self._sharing.take_counters()
         return records
 
     async def check_drafts(self, count: int, seed: int) -> list[Compared]:
-        """Sample `count` of the just drained requests once more, without drafts, and compare.
+        """Sample `count` of the last collected requests again without drafts, and compare texts.
 
         Raises:
             RuntimeError: Requests are running, which would lose their drafts.

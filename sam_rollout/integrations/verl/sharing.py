@@ -1,23 +1,23 @@
 """Shares the texts of siblings between the servers of a rollout.
 
 The responses to a prompt run on several replicas, and draft best from the texts of all siblings.
-Many times per second each server asks its engines for newly sampled pieces of text. It sends them
-to the servers that run siblings; every server announces which prompts it runs. Servers call each
-other directly as Ray actors, which needs no further process, port or file. If there is only one
-engine, nothing is shared. Sharing works nearly as well as siblings on one replica: of four replicas
-of the tiny model, the slowest took 307 engine steps with sharing, 299 with all siblings on one
-replica, and 368 with siblings on different replicas without sharing (16 responses per prompt, k =
-8).
+Many times per second each server asks its engines for newly sampled pieces of text. The server
+sends these pieces to the servers that run siblings; every server announces which prompts it runs.
+Servers call each other directly as Ray actors, which needs no further process, port or file. If
+there is only one engine, nothing is shared. Sharing works nearly as well as running all siblings on
+one replica. With four replicas of the tiny model, 16 responses per prompt and k = 8, the slowest
+replica took 307 engine steps with sharing. It took 299 steps if all siblings ran on one replica,
+and 368 if they ran on different replicas without sharing.
 
 A folder keeps ended responses for later steps. If replicas have different folders, each ended
 response is sent whole to one replica of every other folder: the replica with the lowest number
-among those that announced the folder's name (`find_name`). Every folder then has all responses.
-With one folder, no response is sent.
+among those that announced the folder's name (`find_name`). Every folder then has all responses. If
+all replicas have the same folder, no response is sent.
 
 No request waits for sharing. A separate task sends each message. While a message is on its way to a
-server, further pieces for it are collected up to a limit. Pieces are lost if a server dies, a
-message is malformed or an engine cannot be asked. Lost pieces are counted and cost acceptance only:
-the piece after a gap begins a new text.
+server, more pieces for this server are collected up to a limit. Pieces are lost if a server dies, a
+message is malformed or an engine cannot be asked. Lost pieces are counted. They only reduce
+acceptance: the piece after a gap begins a new text.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ logger = logging.getLogger(__name__)
 # Least time between two turns. Early texts help more, because more tokens of the engine's own
 # requests are still to come. But every turn costs the engines time.
 INTERVAL_S = 0.05
-# With many servers, which all send to each other, or many responses, turns come less often.
+# Turns come less often with many servers, which all send to each other, and with many pieces.
 MESSAGES_PER_S = 64
 PIECES_PER_S = 1000
-# Bytes that may wait for one server or engine, and bytes of one message (some thousand pieces).
+# Limits for the pieces waiting for one server or engine, and for a message (thousands of pieces).
 MOST_WAITING_BYTES = 16 << 20
 MESSAGE_BYTES = 2 << 20
 
@@ -69,7 +69,7 @@ class _Peer:
     server: Any
     folder: str = ""  # The name of the folder that it announced; empty if it has none.
     runs: frozenset[GroupKey] = frozenset()  # The groups that it last announced.
-    knows: frozenset[GroupKey] | None = None  # Our groups as last announced to it.
+    knows: frozenset[GroupKey] | None = None  # This server's groups, as last announced to it.
     waiting: PieceQueue = dataclasses.field(default_factory=_queue)
     sending: asyncio.Task | None = None
     has_failed: bool = False
@@ -83,7 +83,7 @@ class TextSharing:
         servers: Replica -> actor handle with a method ``hear_texts``; this replica's handle is
             ignored.
         engines: Number of engines of this server.
-        exchange: Gives every engine its pieces, and returns each engine's new pieces.
+        exchange: A function that sends every engine its pieces and returns its new pieces.
         folder: Name of the folder that keeps ended responses; empty if there is no folder.
 
     Attributes:
@@ -106,25 +106,25 @@ class TextSharing:
         }
         self._exchange = exchange
         self._running: Counter[GroupKey] = Counter()
-        # The groups that each engine runs. With several engines, they follow from the pieces that
-        # each engine has sampled.
+        # The groups that each engine runs. If the server has several engines, it derives an
+        # engine's groups from the pieces that this engine has sampled.
         self._runs: list[set[GroupKey]] = [set() for _ in range(engines)]
         self._arrived = [_queue() for _ in range(engines)]
         self._lost = 0
         self._has_dropped = self._has_failed = False
-        self._task: asyncio.Task | None = None  # asyncio may drop a task without a reference
+        self._task: asyncio.Task | None = None  # asyncio may drop a task that nothing refers to
         self.interval_s = INTERVAL_S
 
     async def start(self) -> None:
         """Begin to share; do nothing if there is no other engine."""
         if self._peers or len(self._arrived) > 1:
             nothing: list[list[tuple]] = [[] for _ in self._arrived]
-            await self._exchange(nothing)  # From now on engines keep what they sample.
+            await self._exchange(nothing)  # From now on engines store the pieces that they sample.
             self._task = asyncio.create_task(self._run())
 
     @contextlib.contextmanager
     def running(self, identity: RequestIdentity | None) -> Iterator[None]:
-        """Return a context for one request, in which its group counts as running here."""
+        """Return a context in which the group of a request counts as running on this server."""
         if identity is None:
             yield
             return
@@ -198,7 +198,7 @@ class TextSharing:
                 peer.sending = asyncio.create_task(self._send(peer, runs))
 
     async def _ask_engines(self) -> int:
-        """Give engines the arrived pieces, and queue their new ones; return the number of all."""
+        """Send engines the arrived pieces, queue their new pieces; return the number of pieces."""
         is_wanted = self._running and (
             len(self._arrived) > 1
             or any(not peer.runs.isdisjoint(self._running) for peer in self._peers.values())
@@ -224,7 +224,7 @@ class TextSharing:
         return moved
 
     def _hand_in(self, pieces: Iterable[tuple], sampled_by: int | None = None) -> None:
-        """Queue pieces for the engines that run their groups, but not for their own engine."""
+        """Queue pieces for engines that run their groups, except for the engine `sampled_by`."""
         for engine, waiting in enumerate(self._arrived):
             if engine == sampled_by:
                 continue
@@ -304,5 +304,5 @@ def has_died(error: Exception) -> bool:
 
 
 def _group_of(piece: Sequence) -> GroupKey:
-    """Return the group of a piece's fields, which some channels turn into a list."""
+    """Return the group of a piece, which some channels turn into a list of its fields."""
     return tuple(piece[:3])

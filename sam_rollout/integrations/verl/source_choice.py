@@ -1,4 +1,4 @@
-"""Decides for a run whether each draft source can help, if the settings leave that open.
+"""Decides which draft sources a run uses, where the settings leave this open.
 
 docs/configuration.md gives the rule of each source and its reasons. The rules need the composed
 configuration, and read the training files if they are on this machine.
@@ -26,17 +26,17 @@ from sam_rollout.sizing.drafting import RolloutRound
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
-# One round may take a quarter of the limit of `run`'s texts. A step may take several rounds, and
-# more than one step has to fit, or the source `run` would hold little that the source `prompt`
-# lacks.
+# The source `run` is used only if the texts of one round take at most a quarter of its limit. A
+# step may have several rounds, and the texts of more than one step have to fit, or the source `run`
+# would hold little that the source `prompt` lacks.
 ROUND_SHARE = 4
-# Limit of the folder if only a resumed run reads it: four times what such a run reads, because
-# the newest steps may be sampled again.
+# Limit of the folder of responses if only a resumed run reads it: more than four times the bytes
+# that a resumed run reads, because the newest steps may be sampled again.
 BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS
 
 
 def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
-    """Make the open decisions about sources, and give each as a line in `RunConfig.decisions`.
+    """Decide the sources' open settings, and list each decision in `RunConfig.decisions`.
 
     The decisions are made for runs without drafts, too, so that compared runs have the same
     settings.
@@ -104,7 +104,7 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
 
 
 def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
-    """Return the reason why no response can help a later step; empty if a response may."""
+    """Return the reason why no response can help a later step; empty if a response can help."""
     if config.sam.texts.path:
         return ""  # The user named a folder, which may hold another run's texts.
     epochs = config.trainer.total_epochs

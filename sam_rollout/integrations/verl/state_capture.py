@@ -1,9 +1,9 @@
 """Captures windows of responses, with their hidden states, in verl's pass over log-probabilities.
 
-That pass (`compute_log_prob`) reads every response of a training step. A window is a row of tokens
-of one response. During the pass, hooks keep the outputs of the layers that a head reads, for
-micro-batches with a chosen window. After the pass, processes that share texts sum their parts of
-each window's states. These processes take turns in keeping the windows.
+That pass (`compute_log_prob`) reads every response of a training step. A window is a sequence of
+consecutive tokens of one prompt and its response. During the pass, hooks keep the outputs of the
+layers that a head reads, if the micro-batch has a window. After the pass, processes that share
+texts sum their parts of each window's states. These processes take turns in keeping the windows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sam_rollout.integrations.verl.policy_part import PolicyPart, this_device
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """A row of tokens of one response, whose hidden states are captured."""
+    """Consecutive tokens of a prompt and its response, whose hidden states are captured."""
 
     begin: int  # The first token's number in the micro-batch.
     tokens: Tensor  # Token ids, on the host.
@@ -49,14 +49,14 @@ class StateCapture:
     Args:
         part: This process's part of the policy.
         layers: The numbers of layers after which states are taken; 0 means the embeddings.
-        window: Most tokens of a window.
-        windows: Most windows that each process keeps in a pass.
-        rng: Draws where in a response its window begins. Processes that share texts need equal
+        window: Largest number of tokens in a window.
+        windows: Largest number of windows that each process keeps in a pass.
+        rng: Draws the token at which a window begins. Processes that share texts need equal
             generators.
 
     Attributes:
         taken: Windows kept since `running` began.
-        spent_s: Host time of the capture, without the time that it waited for passes to end.
+        spent_s: Host time of the capture, without the time spent on waiting for passes to end.
         problem: The error that prevented the capture; None if there was none.
     """
 
@@ -83,7 +83,7 @@ class StateCapture:
 
     @contextlib.contextmanager
     def running(self, responses: int) -> Iterator[None]:
-        """Return a context in which forward passes are captured."""
+        """Return a context that captures hidden states from verl's forward passes."""
         self.taken, self.spent_s, self.problem = [], 0.0, None
         self._expected = max(1, responses)
         hooks = []
@@ -213,11 +213,11 @@ class StateCapture:
                 states = whole[..., :-1]  # without the column that counts contributions
                 before, last = states[:, :-1].flatten(1).contiguous(), states[:, -1].clone()
                 self.taken.append(Sample(window.tokens, before, last, window.prompt))
-        if not complete:  # An error before the last sum would leave other processes waiting.
+        if not complete:  # An error before the last sum would leave the other processes waiting.
             raise RuntimeError("no process, or more than one, has the states of some tokens")
 
     def _room_for_all(self) -> Tensor | None:
-        """Allocate the buffer in which processes that share texts sum windows; None if unshared.
+        """Allocate the buffer in which processes sum windows; return None if they share no texts.
 
         Raises:
             PeerError: Another process failed to capture its states. The call raises in all

@@ -2,7 +2,8 @@
 
 The driver, the program that the user started, draws the line. Actors cannot redraw a line, because
 their output reaches the driver line by line and late. The driver finds the rollout's servers by
-their names and asks them for their progress. It skips answers that fail or come late.
+their names and asks them for their progress. If any server fails to answer in time, the driver
+does not change the line.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 SERVER_PREFIX = f"{ROLLOUT_NAME}_server_"
 POLL_S = 1.0
 ANSWER_WITHIN_S = 0.5
-PLAIN_LINE_EVERY_S = 10.0  # on outputs that cannot redraw a line
+PLAIN_LINE_EVERY_S = 10.0  # if the output is a file, where no line can be redrawn
 STOP_WITHIN_S = 5.0
 
 

@@ -1,6 +1,6 @@
 """Writes the records of training steps, and adds our metrics to verl's.
 
-No error here may end a training run: a part that fails is left out with a warning.
+No error here may end a training run: if a part fails, it is left out and a warning is logged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StepRecords:
         sentinel = run.telemetry.sentinel
         self._sentinel = Sentinel(sentinel) if run.sam.enabled and sentinel.enabled else None
         self._reports: list[ReplicaRecords] = []  # records of the current training step
-        self._since_s = self._drained_s = -math.inf  # when `_reports` and the next records begin
+        self._since_s = self._drained_s = -math.inf  # start of `_reports` and of the next records
 
     def collect(
         self, step: int, split: str, drain: Callable[[], Iterable[ReplicaRecords]]
@@ -93,7 +93,7 @@ class StepRecords:
     ) -> None:
         """Add the baseline's and the sentinel's metrics to a training step's metrics, in place.
 
-        `alert` gets title and text of each of the sentinel's findings.
+        `alert` is called with a title and a text for each of the sentinel's findings.
         """
         if (baseline := self._baseline) is not None:
             metrics |= _attempt(
@@ -136,7 +136,7 @@ def _earlier_steps(folder: RunFolder) -> Mapping[int, dict[str, float]]:
 
 
 def _attempt(measure: Callable[[], dict[str, float]], lost: str) -> dict[str, float]:
-    """Return the metrics of a call; if it fails, log the warning `lost` and return none."""
+    """Return the metrics of a call; if it fails, log the warning `lost` and return no metrics."""
     try:
         return measure()
     except Exception:

@@ -1,8 +1,8 @@
 """verl's trainers with rollout telemetry and DAPO's generation rounds.
 
 The trainer uses verl's own hooks (``on_sample_end``, ``prepare_step``, ``_validate`` ...) and does
-not change the algorithm. Only its process writes records into the run folder. Replicas on other
-nodes send their records to this process, so no shared file system is needed.
+not change the algorithm. Only the trainer's process writes records into the run folder. Replicas on
+other nodes send their records to this process, so no shared file system is needed.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _RecordingTrainer(PPOTrainer):
         self._adopt_loggers()
 
     def _adopt_loggers(self) -> None:
-        """Guard verl's loggers, which exist from the first hook after `fit` began."""
+        """Guard verl's loggers, which exist once `fit` calls its first hook."""
         if self._curve_logger is not None:
             return
         loggers = self.logger.logger
@@ -126,7 +126,7 @@ class _RecordingTrainer(PPOTrainer):
             self._curve_logger.warm_up()
 
     def prepare_step(self) -> dict:
-        """Submit the step's first prompts: a round of ours, or verl's training batch."""
+        """Submit the step's first prompts: one generation round, or (refill) verl's own batch."""
         if isinstance(self.replay_buffer, RoundsReplayBuffer):
             self._add_prompts_to_generate(self.replay_buffer.round_size)
             return {}
@@ -145,8 +145,8 @@ class _RecordingTrainer(PPOTrainer):
         batch = super()._compute_old_log_prob(batch, metrics)
         if self._trains_head:
             with marked_timer("train_head", self.timing_raw):
-                # The first step has no previous one. The time so far stands for the whole step's
-                # time, because the rollout is most of it.
+                # In the first step, the time until now is used instead of the previous step's time;
+                # it is close to the whole step's time, because the rollout takes most of it.
                 step_s = self._step_s or time.perf_counter() - self._step_began_s
                 seconds = self._run.sam.sources.model.train.budget * step_s
                 results = self.actor_rollout_wg.train_head(seconds)
@@ -183,7 +183,7 @@ class _RecordingTrainer(PPOTrainer):
         super().on_sample_end()
 
     def _validate(self) -> dict[str, float]:
-        """Validate as verl does, and record the validation's rollout under its split."""
+        """Validate as verl does, and record the rollout under the split of validation."""
         self.replay_buffer.failed_validation_responses = 0
         metrics = super()._validate()
         failed = self.replay_buffer.failed_validation_responses
@@ -229,7 +229,7 @@ class _RecordingTrainer(PPOTrainer):
             backend.alert(title, text)
 
     def _log_curve(self) -> None:
-        """Draw and log the step's rollout; the step's timers have stopped by now."""
+        """Draw and log the step's running requests, after the step's timers have stopped."""
         every = self._run.telemetry.curve_every
         if self._curve_logger and every and self.global_steps % every == 0:
             title = f"{self._run_info.label}, training step {self.global_steps}"
@@ -259,18 +259,18 @@ class _RecordingTrainer(PPOTrainer):
 
 @register_trainer(TRAINER_NAME)
 class SamTrainerSync(_RecordingTrainer, PPOTrainerSync):
-    """The trainer that trains on responses of the step's own weights."""
+    """Our synchronous trainer: trains on responses that the step's own weights sampled."""
 
 
 @register_trainer(ASYNC_TRAINER_NAME)
 class SamTrainerColocateAsync(_RecordingTrainer, PPOTrainerColocateAsync):
-    """The trainer that interrupts unneeded responses and continues them after the update.
+    """Our asynchronous trainer: interrupts running responses, and continues them after the update.
 
     An interrupted response keeps its identity, and therefore its random numbers by position.
     """
 
     def get_llm_client(self) -> LLMServerClient:
-        """Return a client that continues interrupted responses and counts tokens by weights."""
+        """Return an `InterruptedClient`, which continues interrupted responses."""
         return self.llm_server_manager.get_client(client_cls=InterruptedClient)
 
     def on_sample_end(self) -> None:
