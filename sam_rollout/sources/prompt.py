@@ -65,10 +65,10 @@ class PromptSourceConfig(Section):
         meaning="Where a rollout has several engines, send each engine what the others sample for "
         "its own prompts, many times per second. Drafts are then almost as good as if one "
         "engine sampled all responses to a prompt. An engine reads at most 512 tokens of other "
-        "engines per step, and none while its texts take more than three quarters of `max_bytes`. "
-        "A text that is lost on its way only lowers acceptance. Where engines do not see the same "
-        "folder of `sam.texts`, each ended response is sent once more, to one engine of every "
-        "other folder. See [many nodes](clusters.md#texts-on-several-nodes).",
+        "engines per step, and none while the source takes more than three quarters of "
+        "`max_bytes`. A text that is lost on its way only lowers acceptance. Where engines do not "
+        "see the same folder of `sam.texts`, each response is sent again when it has ended, to one "
+        "engine of every other folder. See [many nodes](clusters.md#texts-on-several-nodes).",
     )
 
 

@@ -222,8 +222,8 @@ _HEAD_TRAINING = (
 _GATE = (
     Metric("gate/open_share", "1",
            "Engine steps with an open gate / engine steps with a drafter. Steps in which "
-           "sam.gate.kind=auto finds drafts without handing them over count as open. If it is 0 in "
-           "a long tail, compare measured_ms_per_token and predicted_ms_per_token.", MEAN,
+           "sam.gate.kind=auto finds drafts but hands none to the engine count as open. If it is 0 "
+           "in a long tail, compare measured_ms_per_token and predicted_ms_per_token.", MEAN,
            lambda r: ratio(r.gate_open.sum(), r.has_drafter.sum())),
     Metric("gate/failures", "failures",
            "Errors that closed the gate, or that lost its counters. Resume the run to switch it on "
