@@ -55,20 +55,20 @@ class PromptSourceConfig(Section):
         4_000_000_000,
         minimum=1 << 20,
         meaning="Memory of one engine, in addition to that of `own`: about "
-        f"{LIVE_BYTES_PER_TOKEN} bytes per token of this step's and earlier responses. Beyond it, "
-        "earlier responses are dropped first, then prompts whose responses have all ended, then "
-        "prompts without a running request. A dropped prompt's requests draft nothing from this "
-        "source until they end.",
+        f"{LIVE_BYTES_PER_TOKEN} bytes per token of this step's and earlier responses. If that is "
+        "not enough, earlier responses are dropped first, then prompts whose responses have all "
+        "ended, then prompts without a running request. A dropped prompt's requests draft nothing "
+        "from this source until they end.",
     )
     share: bool = setting(
         True,
         meaning="Where a rollout has several engines, send each engine what the others sample for "
-        "its own prompts, many times per second. Then it hardly matters on which engines siblings "
-        "run. An engine reads at most 512 tokens of other engines per step, and none while its "
-        "texts take more than three quarters of `max_bytes`. A lost text costs acceptance, nothing "
-        "else. Where engines do not see the same folder of `sam.texts`, each ended response is "
-        "sent once more, to one engine of every other folder. "
-        "See [many nodes](clusters.md#texts-on-several-nodes).",
+        "its own prompts, many times per second. Drafts are then almost as good as if one "
+        "engine sampled all responses to a prompt. An engine reads at most 512 tokens of other "
+        "engines per step, and none while the source takes more than three quarters of "
+        "`max_bytes`. A text that is lost on its way only lowers acceptance. Where engines do not "
+        "see the same folder of `sam.texts`, each response is sent again when it has ended, to one "
+        "engine of every other folder. See [many nodes](clusters.md#texts-on-several-nodes).",
     )
 
 

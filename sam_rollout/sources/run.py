@@ -57,14 +57,14 @@ class RunSourceConfig(Section):
         True,
         meaning="Draft from all responses that this engine has sampled, to any prompt and in any "
         "step of the run, as far back as `max_bytes` allows. An automaton that becomes too large "
-        "is replaced by one of the newest texts. A resumed run begins with the newest texts in "
-        "`sam.texts.path`. Texts of other engines are left to `prompt`.",
+        "is replaced by a new automaton, which holds the newest texts. A resumed run begins with "
+        "the newest texts in `sam.texts.path`. Texts of other engines are left to `prompt`.",
     )
     when: str = setting(
         "fits",
         choices=("fits", "always"),
-        meaning="`fits` switches the source on only where the responses of several steps fit. That "
-        "is decided when the run starts, and one line of its log says so "
+        meaning="`fits` switches the source on only where the responses of several steps fit. A "
+        "run decides this when it starts, and one line of its log says so "
         "([rule](#when-run-is-on)). In plain vLLM `fits` means off. With a `corpus` the "
         "source is always on.",
     )
@@ -305,8 +305,9 @@ SOURCE = SourceEntry(
         Metric(
             "run_restarts",
             "automata",
-            "Automata that were replaced by one of the newest texts, because they had grown too "
-            "large or an interrupted run's texts were read. No request loses its drafts by that.",
+            "Automata that were replaced by a new one with the newest texts, because they had "
+            "grown too large or an interrupted run's texts were read. No request loses its drafts "
+            "by that.",
         ),
     ),
     check=check_corpus,

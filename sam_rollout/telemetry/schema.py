@@ -35,11 +35,12 @@ GROUPS = {
     "bulk": "Every engine step outside the long tail. bulk + tail = the whole rollout.",
     "gain": "The speed-up by drafts, estimated from the run itself "
     "(`sam_rollout/telemetry/gain.py`). The estimate rebuilds the rollout's steps without drafts. "
-    "Each of them takes as long as the observed steps that computed as many tokens. In "
+    "Each rebuilt step gets the duration of observed steps that computed as many tokens. In "
     "the recorded runs the estimate lies within the 95 % interval of three pairs of runs, and "
-    "differs from its own pair by less than about 20 %. There is no estimate if comparable steps "
-    "were not observed, requests waited in the queue, steps were padded, or a model drafts. A run "
-    "without drafts (`compare.baseline_run`) measures the speed-up instead.",
+    "differs by less than about 20 % from the speed-up of the pair that the run belongs to. There "
+    "is no estimate if comparable steps were not observed, requests waited in the queue, steps "
+    "were padded, or a model drafts. A run without drafts (`compare.baseline_run`) measures the "
+    "speed-up instead.",
     "draft": "Drafts and their verification.",
     "head_training": "The training of the draft head (`sam.sources.model.train`). Acceptance is "
     "that of greedy drafts for new responses, before the head has learned from them.",
@@ -222,8 +223,8 @@ _HEAD_TRAINING = (
 _GATE = (
     Metric("gate/open_share", "1",
            "Engine steps with an open gate / engine steps with a drafter. Steps in which "
-           "sam.gate.kind=auto finds drafts without handing them over count as open. If it is 0 in "
-           "a long tail, compare measured_ms_per_token and predicted_ms_per_token.", MEAN,
+           "sam.gate.kind=auto finds drafts but hands none to the engine count as open. If it is 0 "
+           "in a long tail, compare measured_ms_per_token and predicted_ms_per_token.", MEAN,
            lambda r: ratio(r.gate_open.sum(), r.has_drafter.sum())),
     Metric("gate/failures", "failures",
            "Errors that closed the gate, or that lost its counters. Resume the run to switch it on "

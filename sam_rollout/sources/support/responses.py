@@ -50,8 +50,8 @@ class TextsConfig(Section):
         "",
         allowed="a folder",
         meaning="Folder that keeps ended responses for the sources `prompt` and `run`, 4 bytes per "
-        "token. Empty means `sam/texts` in the run folder; in plain vLLM it means that none are "
-        "kept. Engines may share a folder, and a run may begin with another run's folder.",
+        "token. If empty, it is `sam/texts` in the run folder; plain vLLM then keeps no "
+        "responses. Engines may share a folder, and a run may begin with another run's folder.",
     )
     max_bytes: int = setting(
         8_000_000_000,
