@@ -773,7 +773,7 @@ def _begin_next(header, arena, text, token):
     states = header[STATES]
     last = text[LAST]
     address = _address_of(states, last)
-    if last >= 0 and _int32_pointer(address)[NEXT_TOKEN] == NONE:  # continue the run at its end
+    if last >= 0 and _int32_pointer(address)[NEXT_TOKEN] == NONE:  # the end of its run of blocks
         new = _after(states, last)
         if new == 0:
             new = _add_prefix_block(header, arena, _length_of(states, last) + 1, text[TEXT_WRITER])

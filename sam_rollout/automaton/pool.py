@@ -66,8 +66,9 @@ class AutomatonPool:
 
     Args:
         max_link_updates: suffix links per token along which the text's continuation is noted, at
-            least 1. A larger number finds later occurrences of short suffixes and counts them more
-            completely, but costs as many memory accesses.
+            least 1. With a larger number, the positions noted for short suffixes are more recent
+            and their counts more complete, but each token read costs up to this many memory
+            accesses.
     """
 
     def __init__(self, *, max_link_updates: int = MAX_LINK_UPDATES) -> None:

@@ -26,7 +26,7 @@ class Session:
     """A drafter that drafts for one batch of requests after the other."""
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
-        """Add a new request before its first call."""
+        """Add a new request, before the first call of `propose` that includes it."""
 
     def propose(
         self,

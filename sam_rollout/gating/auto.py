@@ -12,8 +12,8 @@ which may be none. The rate of a level is requests * (1 + expected accepted toke
 time. The level with the highest rate replaces the present one if it leads by `_LEAD`. Drafting
 needs this lead over not drafting, too. A level's offers are the tokens that could be drafted at it.
 Now and then the gate tries another level, if it does not (or no longer) know the time of that
-level's steps or its offers. The time that trials lose is kept below `exploration` of all step time;
-the time of a few steps may be lost in advance.
+level's steps or its offers. Trials may lose the share `exploration` of all step time, and the time
+of a few steps (`_ADVANCE`) on top, so that the first trials need not wait.
 
 If drafts may be chains or trees, each shape has its own levels, and the level with the highest rate
 decides the shape, too. Offers, their shares of right tokens, and step times are learned separately

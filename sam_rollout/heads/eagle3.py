@@ -141,8 +141,9 @@ class Eagle3Head(nn.Module):
     def unroll(self, embedded: Tensor, states: Tensor, steps: int) -> list[Tensor]:
         """Draft `steps` tokens at every position at once (EAGLE-3's training-time test).
 
-        Row t of step j is what the head would output in an engine for draft token j + 1, if the
-        text ended with token t + 1 and draft tokens 1 to j were the text's next tokens.
+        Steps and rows count from 0. Suppose that an engine's text ends with token t + 1, and that
+        the head has drafted j tokens, all equal to the tokens that follow in the recorded text.
+        Then row t of step j is the head's output for its next draft token.
 
         Args:
             embedded: Embeddings of the text's tokens, [batch, length, hidden].

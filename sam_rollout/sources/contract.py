@@ -73,7 +73,7 @@ class Usage(NamedTuple):
 
 
 class Source:
-    """A body of text that requests draft from.
+    """A body of text from which requests draft.
 
     In every engine step the drafter calls `bind` if the batch has changed, then `locate` if the
     gate is open or `catch_up` if it is closed, and last `settle`. Rows keep their meaning from one

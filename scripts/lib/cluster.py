@@ -314,7 +314,7 @@ def is_accepted(part: Part) -> bool:
 
 
 def warn_of_open_cluster() -> None:
-    """Warn if Ray is too old for tokens, unless its package has another name than `ray`."""
+    """Warn if the installed package `ray` is too old for authentication tokens."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version("ray")
         if tuple(int(number) for number in version.split(".")[:2]) < RAY_WITH_TOKEN:

@@ -262,7 +262,7 @@ class SamHttpServer(vLLMHttpServer):
         pass  # verl sets its own count
 
     def _landing_noted(self, add_request: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the engine's `add_request`, after which a request is in the engine."""
+        """Wrap `add_request`, so that a request counts as on its way only until this call ends."""
 
         @functools.wraps(add_request)
         async def add(request_id: str, *args: Any, **kwargs: Any) -> Any:

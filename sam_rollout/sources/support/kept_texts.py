@@ -17,7 +17,8 @@ import numpy as np
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, Int64Array, places_of
 
 # Kept texts may take this share of the source's memory. A token takes 4 bytes here and 60 in an
-# automaton, so the kept texts fill an automaton of 6/16 of the memory.
+# automaton. So an automaton made from all kept texts takes 15 times their memory: 15/40 = 6/16 of
+# the source's memory, the size of a successor (`_SUCCESSOR` in `run.py`).
 _SHARE = 1 / 40
 
 
