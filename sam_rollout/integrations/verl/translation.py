@@ -21,7 +21,7 @@ ASKED_SAM = f"{ASKED}.sam"
 SAMPLER_CLASSES = {
     "rounds": "RoundsReplayBuffer",
     "refill": "RefillReplayBuffer",
-    # Without a filter, a round is a training batch.
+    # Without a filter, every round of prompts gives a whole training batch.
     "none": "RoundsReplayBuffer",
 }
 ASYNC_SAMPLER_CLASS = "AsyncRefillReplayBuffer"
@@ -47,12 +47,13 @@ def translate(config: DictConfig, run: RunConfig) -> None:
 def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     # Without drafts an engine needs no setting of `sam` except `enabled`. The other settings get
-    # their defaults, so all baselines have the same configuration, and vLLM compiles it once.
+    # their defaults, so all baselines have the same configuration, for which vLLM compiles the
+    # model only once.
     sam = with_first_head(config, run.sam) if run.sam.enabled else SamConfig(enabled=False)
     settings = EngineSettings(sam, run.sampler, run.telemetry.record_traces)
     arguments = settings.arguments()
     if run.sam.enabled and run.telemetry.proof.every:
-        arguments["max_logprobs"] = -1  # the proof looks for ties among all tokens
+        arguments["max_logprobs"] = -1  # no limit: the draft proof reads all of them
     rollout.engine_kwargs.vllm = OmegaConf.merge(rollout.engine_kwargs.vllm, arguments)
     if sizes := capture_sizes(config, run.sam):
         asked = sorted(rollout.cudagraph_capture_sizes)

@@ -1,7 +1,7 @@
 """Refuses settings of verl that our classes do not support or that would have no effect.
 
 verl 0.9.1 keeps keys of older trainers that its V1 trainer never reads. Other keys are filled from
-our groups. A user who sets a key of either kind would get another training than the command says.
+our groups. If a user could set a key of either kind, the run would not do what the command says.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
 def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
     """Return rules for settings that verl accepts but our classes do not support.
 
-    A rule consists of a field, whether its value is right, and a text that says what is allowed.
+    A rule has three parts: a field, whether the field's value is allowed, and a text that says
+    which values are allowed.
     """
     rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.trainer_mode
     engine = rollout.engine_kwargs.vllm
@@ -97,7 +98,7 @@ def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
 
 
 def _older(config: DictConfig) -> Iterator[tuple[str, bool, str]]:
-    """Yield a failing rule for each key that is set in groups of older releases."""
+    """For each key that is set in a group of older verl releases, yield a rule that refuses it."""
     for group in ("custom_reward_function", "reward_model", "sandbox_fusion"):
         given = flat(plain(config.get(group) or OmegaConf.create()), f"{group}.")
         for field in (name for name, value in given.items() if value is not None):

@@ -74,7 +74,7 @@ class Watchdog:
         self._asked: dict[str, Any] = {}
 
     def look(self) -> str:
-        """Return what is wrong with the first process in trouble; empty if no trouble is known."""
+        """Return an error text about the first process found in trouble; empty if there is none."""
         for name, ask in self._parts().items():
             if name not in self._asked:
                 self._asked[name] = ask()
@@ -90,7 +90,7 @@ class Watchdog:
                 trouble = ray.get(asked)
             except ActorDiedError as error:
                 return f"{name} died: {describe(error)}"
-            except RayError:  # The next `look` finds out if the process has died.
+            except RayError:  # If the process has died, the next `look` sees it.
                 continue
             if isinstance(trouble, str) and trouble:
                 return trouble

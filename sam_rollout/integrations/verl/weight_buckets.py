@@ -19,9 +19,9 @@ MEGABYTE = 2**20
 
 
 def fit_bucket(config: DictConfig) -> Iterator[str]:
-    """Raise the size of a bucket that is too small, in place; yield a line that says so."""
+    """If the configured bucket is too small, raise its size, in place, and yield a log line."""
     if config.trainer.device == "cuda":
-        return  # On GPUs, verl shares tensors larger than a bucket directly.
+        return  # On GPUs, verl shares a tensor directly if it is larger than a bucket.
     largest = _largest_tensor(config) * _bytes_of_element(config)
     needed, given = math.ceil(largest / MEGABYTE), OmegaConf.select(config, BUCKET)
     if given < needed:

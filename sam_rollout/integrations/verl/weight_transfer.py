@@ -44,7 +44,7 @@ def tell_sender(zmq_handle: str, error: BaseException) -> None:
 
 
 class _WatchedSocket:
-    """The sender's socket, whose waits end with an error if the receiver reports one."""
+    """The sender's socket; a wait on it ends with an error if the receiver reports an error."""
 
     def __init__(self, socket: Any, failures: Any) -> None:
         self._socket, self._failures = socket, failures
@@ -88,7 +88,7 @@ class WatchedSender(BucketedWeightSender):
 def watch_senders() -> None:
     """Make verl's training processes send with a `WatchedSender`; may be called repeatedly."""
     if version("verl") in WAITING_VERSIONS:
-        # verl creates its sender by this name inside a long method.
+        # verl looks its sender's class up by this name, inside a method too long to override.
         vllm_rollout.BucketedWeightSender = WatchedSender
 
 

@@ -33,7 +33,8 @@ class EngineSettings:
     """The settings with which an engine is started; vLLM compiles anew when they change.
 
     Raises:
-        ConfigError: The draft model shall share random numbers with a sampler that cannot do that.
+        ConfigError: ``sam.sources.model.sampled`` is set, but the sampler cannot share its random
+            numbers with a draft model.
     """
 
     sam: SamConfig
@@ -49,7 +50,7 @@ class EngineSettings:
     @classmethod
     @functools.lru_cache(maxsize=8)
     def from_json(cls, text: str) -> EngineSettings:
-        """Read the text of ``to_json``; a process parses it once."""
+        """Read the text of ``to_json``; a process parses the same text only once."""
         settings = json.loads(text)
         return cls(
             SamConfig.from_mapping(settings["sam"]),
@@ -87,7 +88,7 @@ def _speculation_of(model: Any) -> dict[str, Any]:
     if model.path:
         speculation["model"] = model.path
         # A trainer starts the engine with random weights and sends the policy's weights later. The
-        # drafter's weights come only from its file.
+        # drafter reads its weights from its own file.
         speculation["draft_load_config"] = {"load_format": "auto"}
     return speculation | model.options
 
@@ -95,7 +96,7 @@ def _speculation_of(model: Any) -> dict[str, Any]:
 def engine_arguments(
     sam: SamConfig, sampler: RolloutSamplerConfig = ENGINES_OWN_SAMPLER
 ) -> dict[str, Any]:
-    """Return the engine arguments for these settings; the server keeps no token ids."""
+    """Return the engine arguments for these settings, with ``record_traces`` off."""
     return EngineSettings(sam, sampler).arguments()
 
 
@@ -114,7 +115,7 @@ def settings_of(vllm_config: Any) -> EngineSettings:
 
 
 def has_settings(vllm_config: Any) -> bool:
-    """Whether an engine was started with our settings, drafts on or off."""
+    """Whether an engine was started with our settings; drafts may be on or off."""
     return ADDITIONAL_CONFIG_KEY in (vllm_config.additional_config or {})
 
 

@@ -43,7 +43,7 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
         if not _STATE_LAYERS.isdisjoint(layers):
             return True
         if layers and _ATTENTION_LAYERS.issuperset(layers):
-            continue  # like Granite 4 micro: attention only, but with keys of Mamba
+            continue  # Granite 4 micro has only attention layers, but keys of Mamba
         if any(key in _STATE_KEYS or key.startswith("mamba_") for key in part):
             return True
     return False

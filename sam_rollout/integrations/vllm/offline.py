@@ -1,8 +1,8 @@
 """vLLM's offline engine with our drafter and sampler, for programs that measure.
 
 Such a program runs several engines one after the other in one process. As in a training run, each
-engine is connected with our drafter (`sam_bind`) and checked. It frees its memory before the next
-engine starts.
+engine is connected with our drafter (`sam_bind`) and checked. An engine frees its memory before the
+next one starts.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def offline_engine(
         worker_extension = ON_ASCEND.get(worker_extension, worker_extension)
     arguments = {
         "model": model,
-        "generation_config": "vllm",  # the checkpoint's file would change the caller's sampling
+        "generation_config": "vllm",  # the checkpoint's own would change the caller's sampling
         "enable_prefix_caching": False,
         "worker_extension_cls": worker_extension,
         **engine_arguments(sam, sampler),

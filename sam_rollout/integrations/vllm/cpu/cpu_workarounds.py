@@ -67,13 +67,14 @@ def _leave_out_amx() -> None:
     """If the sampler is coupled, avoid kernels whose rounding depends on the number of rows.
 
     With AMX, vLLM computes a small bfloat16 layer by one kernel for up to four rows, and by another
-    for more rows. oneDNN changes its kernel for a larger layer, too, at about 36 rows. A verify
+    for more rows. For larger layers, oneDNN also changes its kernel, at about 36 rows. A verify
     step would then have other logits than plain decoding. The kernels without AMX give a row the
     same bits, whatever the other rows are.
 
-    A layer checks for AMX while it is made, a layer of experts even before it has weights. When an
-    engine with a coupled sampler makes its first layer, this process begins to report that there is
-    no AMX. oneDNN reads its environment variable later, so it can be set at the same time.
+    A layer checks for AMX while it is created; a layer of experts does so even before it has
+    weights. So from the first layer of an engine with a coupled sampler on, torch reports in this
+    process that there is no AMX. oneDNN reads its environment variable only afterwards, so the
+    variable can be set at the same time.
     """
     from vllm.config import get_current_vllm_config_or_none
 
@@ -96,7 +97,7 @@ def _leave_out_amx() -> None:
 
 
 def scan_breaks_on(value: object) -> bool:
-    """Whether vLLM's search through all modules fails when it comes to this value.
+    """Whether vLLM's search through all loaded modules would fail at this value.
 
     Before it makes a worker, vLLM looks for its kernels in all loaded modules, and reads each
     value's ``__dict__``. llvmlite's library object, which numba loads, answers every attribute
@@ -169,9 +170,9 @@ def _expand(
 def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:
     """Whether a rejection kernel may accept the placeholder -1 as a draft token.
 
-    vLLM's scheduler pads drafts with -1. For -1, the C++ fallback reads the probability that
-    precedes the draft's row in memory. That is the last token's probability in the row before,
-    which may belong to another request.
+    vLLM's scheduler pads drafts with -1. For -1, the C++ fallback reads the number that precedes
+    the draft token's row of probabilities in memory. This number is the last one of the previous
+    row, which may belong to another request.
     """
     drafts = torch.tensor([[1, -1]])
     output = torch.full((1, 3), -1)

@@ -52,24 +52,24 @@ PROPOSER_ATTRIBUTE = "sam_rollout_proposer"
 
 
 def is_output_rank() -> bool:
-    """Whether vLLM takes drafts from this process: the first rank of the last pipeline stage."""
+    """Whether this is the first rank of the last pipeline stage, from which vLLM takes drafts."""
     from vllm.distributed import get_pp_group, get_tp_group
 
     return get_tp_group().rank_in_group == 0 and get_pp_group().is_last_rank
 
 
 class RunnerRequests:
-    """The requests of a model runner of vLLM."""
+    """Answers a session's questions about the requests of vLLM's model runner."""
 
     def __init__(self, runner: Any) -> None:
         from vllm.v1.structured_output import StructuredOutputManager
 
         self._runner = runner
-        # A grammar has to see drafts before they are verified. So requests with a grammar get none
-        # if the worker makes the drafts after the step was scheduled (`late_binding.py`). In vLLM
-        # 0.23 and 0.24 a grammar cannot begin in the middle of a step either, so it misses the
-        # tokens after the end of thinking. With these releases, requests with a grammar never get
-        # drafts.
+        # A grammar has to see drafts before they are verified. So requests with a grammar get no
+        # drafts if the worker makes the drafts after the step was scheduled (`late_binding.py`).
+        # Besides, in vLLM 0.23 and 0.24 a grammar cannot begin in the middle of a step. If thinking
+        # ends in a step, such a grammar misses the step's remaining tokens. With these releases,
+        # requests with a grammar never get drafts.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
         ahead = getattr(runner, "use_async_scheduling", False)
         self._no_grammars = ahead or not begins
@@ -198,7 +198,8 @@ class SamProposer:
             self._engine_drafter = pkgutil.resolve_name(self.engine_drafter)(
                 model_runner,
                 self.config.sources.model,
-                # Engines that share experts must all run k passes, even if idle, as in plain vLLM.
+                # Engines that share experts must all run k passes of the model, even if they are
+                # idle, as in plain vLLM.
                 self.config.sources.model.max_tokens
                 if self.exchange is None
                 else self.config.max_draft_tokens,
@@ -252,7 +253,8 @@ class SamProposer:
             hooks["heard"] = self._scored.take
         if self._engine_drafter is not None:
             hooks["made"] = self._engine_drafter.take
-            # If the engine schedules a step ahead, a model's drafts come two steps later.
+            # If the engine schedules a step ahead, a model's drafts come two steps later than
+            # otherwise.
             hooks["made_after"] = 3 if has_places(self._vllm_config) else 1
         requests = RunnerRequests(self._runner)
         if self._trees is not None:
@@ -272,7 +274,7 @@ class SamProposer:
     def propose(
         self,
         sampled_token_ids: list[list[int]],
-        num_tokens_no_spec: np.ndarray,  # int32 [max_num_seqs], lengths with sampled tokens
+        num_tokens_no_spec: np.ndarray,  # int32 [max_num_seqs], the texts' lengths
         token_ids_cpu: np.ndarray,  # int32 [max_num_seqs, max_model_len]
         slot_mappings: Any = None,
         **_ignored: Any,
@@ -312,7 +314,7 @@ class SamProposer:
             self._runner._draft_token_req_ids = batch.req_ids.copy()
 
     def _graph_of(self, num_tokens: int, uniform: bool) -> str:
-        """Return which graph vLLM's dispatcher chooses for a step, as a name of CUDAGraphMode."""
+        """Return the mode of the graph that vLLM chooses for a step, a name in `CUDAGraphMode`."""
         dispatcher = getattr(self._runner, "cudagraph_dispatcher", None)
         if dispatcher is None:
             return NO_GRAPH
@@ -343,7 +345,7 @@ class SamProposer:
         return self._engine_drafter.end_probe()
 
     def pause(self, paused: bool) -> None:
-        """Stop drafting, or go on with it; see ``DraftSession.pause``."""
+        """Stop drafting, or resume it; see ``DraftSession.pause``."""
         if self.session is not None:
             self.session.pause(paused)
 

@@ -1,4 +1,4 @@
-"""The model's tokens at every position that it scored, for the sources `recycling` and `draws`.
+"""Collects likeliest and drawn tokens at scored positions, for sources `recycling` and `draws`.
 
 vLLM's runner hands the logits of a step to `_sample`. Before the samplers change the logits, the
 likeliest token of each row is found on the device. Our sampler then draws a token for each row,
@@ -21,7 +21,7 @@ from sam_rollout.sources.contract import Scored
 
 logger = logging.getLogger(__name__)
 
-_MOST_STEPS = 4  # steps that are kept until they are read
+_MOST_STEPS = 4  # largest number of steps that wait for `take`
 
 
 class _Step(NamedTuple):
@@ -109,7 +109,7 @@ class ScoredPositions:
         self._steps.append(_Step(request_ids, widths, parents, table, there))
 
     def take(self, wanted: bool) -> Scored | None:
-        """Return the positions that have reached the host; note later steps only if `wanted`."""
+        """Return the positions that have reached the host; note further steps only if `wanted`."""
         self._wanted = wanted
         found = []
         while self._steps and (self._steps[0].there is None or self._steps[0].there.query()):

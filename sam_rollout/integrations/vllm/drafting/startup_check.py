@@ -53,9 +53,8 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
         line += f"; chains, not trees: {reason}"
     elif "tree" in (shapes := ours[0]["draft_shapes"]):
         line += "; trees" if len(shapes) == 1 else "; chains or trees, as the gate measures"
-    # Some parts of the line are left out: the number of engines if each decides alone, the padding
-    # if there is none, and with plain vLLM, which knows the method custom_class, the way into
-    # vllm-ascend.
+    # Some parts of the line are optional. The number of engines is named if they decide together,
+    # the padding if there is any, and our way into the engine if it is vllm-ascend's.
     if ours[0]["deciding_engines"] > 1:
         line += f", agreed on by {ours[0]['deciding_engines']} engines"
     if any(report["padding"] != NO_PADDING for report in ours):
@@ -82,7 +81,8 @@ _LEAST_RIGHT = 0.1
 def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) -> str:
     """Check that the draft model fits the model that it drafts for; return a log line.
 
-    ``answers`` has each worker's answer to ``sam_probe``, None if vLLM does not read its drafts.
+    ``answers`` has each worker's answer to ``sam_probe``; a worker whose drafts vLLM does not read
+    answers None.
 
     Raises:
         DeadDrafterError: The drafts were no better than chance, or there were none.

@@ -21,8 +21,8 @@ def check_drafter(
     Args:
         model: settings of an enabled source.
         policy: content of the policy's `config.json`; missing keys are not compared.
-        config: content of the drafter's `config.json`. If None, its folder is read, and the weight
-            sizes of an EAGLE-3 head are compared, too.
+        config: content of the drafter's `config.json`. If None, the drafter's folder is read, and
+            the weight sizes of an EAGLE-3 head are compared, too.
 
     Raises:
         ConfigError: the drafter was made for another model, cannot draft `max_tokens` tokens, or
@@ -52,8 +52,8 @@ def check_drafter(
 def positions_note(model: ModelSourceConfig, positions: int | None, max_model_len: int) -> str:
     """Return a warning if the drafter has fewer positions than texts may have; empty otherwise.
 
-    In a step with a longer text, vLLM lets the drafter draft for no request at all
-    (`_input_fits_in_drafter`, read in 0.24, 0.28 and 0.31).
+    If a text is longer than the drafter's positions, vLLM lets the drafter draft for no request of
+    the step (vLLM's method `_input_fits_in_drafter`, which we read in 0.24, 0.28 and 0.31).
     """
     if positions is None or positions >= max_model_len:
         return ""
@@ -68,13 +68,13 @@ def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     """Compare an engine's drafter with its policy, and warn of texts that are too long for it.
 
     `vllm_config` is the configuration of the engine or of its drafter. A Medusa head is limited to
-    `max_tokens` tokens. Raises the errors of `check_drafter`.
+    drafts of `max_tokens` tokens. Raises the errors of `check_drafter`.
     """
     speculation = vllm_config.speculative_config
     policy, drafter = speculation.target_model_config, speculation.draft_model_config
     if not model.path:  # the method drafts with layers of the policy, or without a model
         return
-    # From the hub, vLLM has fetched only the configuration so far.
+    # vLLM has fetched only the configuration of a model on the hub so far.
     config = drafter.hf_config.to_dict() if model.folder is None else None
     check_drafter(model, policy.hf_text_config.to_dict(), config)
     if model.method == "medusa":

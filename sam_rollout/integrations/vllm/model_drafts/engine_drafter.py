@@ -7,8 +7,8 @@ drafts that the session chooses. The drafter's first pass runs over every token 
 target's true hidden states. So the drafter's cache does not depend on which drafts were verified.
 
 The number of passes is sent with each step's schedule, so it is the same for every rank of an
-engine (`drafts_with_output.py`). With an open gate there are as many passes as tokens that the
-source may draft. With a closed gate only the first pass runs, which keeps the cache right. A
+engine (`drafts_with_output.py`). With an open gate, the drafter makes a pass for each token that
+the source may draft. With a closed gate only the first pass runs, which keeps the cache right. A
 drafter that fails is not run again, and drafts from texts go on. If several processes run the
 drafter together, its failure ends the engine instead.
 
@@ -42,7 +42,7 @@ _ROWS_AT_ONCE = 128
 
 
 class Made(NamedTuple):
-    """The proposals of a step of B rows."""
+    """The drafter's proposals in a step of B rows."""
 
     tokens: torch.Tensor  # [B, passes], -1 where a draft has ended
     chances: torch.Tensor | None  # [B, passes], the drafter's probabilities of the tokens
@@ -81,7 +81,7 @@ class EngineDrafter:
         self._judged = self._right = 0
         self._runner = runner
         self._most, self._passes, self._alone = config.max_tokens, passes, alone
-        # Methods in IN_ONE_GO draft in one pass, always as many tokens as the engine asks for.
+        # Methods in IN_ONE_GO draft all tokens in one pass, always as many as the engine asks for.
         self._whole = config.method in IN_ONE_GO
         self._drafted, self._ahead = drafted, ahead
         self._made: Made | None = None
@@ -123,14 +123,14 @@ class EngineDrafter:
         rows: np.ndarray | None,
         count: int,
     ) -> None:
-        """Keep a step's proposals, which have reached the host, for `take`.
+        """Keep a step's proposals for `take`, now that they have reached the host.
 
         Args:
             made: the step's result of `launched`.
             request_ids: B ids in the step's row order.
             sampled: int32[B], first token that each row sampled; -1 if it sampled none.
-            rows: int[B], each row's index in the present batch, -1 if its request has left; None if
-                the batch has not changed.
+            rows: int[B], each row's index in the present batch, -1 if its request has left the
+                batch; None if the batch has not changed.
             count: rows of the present batch.
         """
         if self.is_probed:
@@ -157,7 +157,7 @@ class EngineDrafter:
         self._told = {}
 
     def end_probe(self) -> tuple[int, int]:
-        """End the probe; return how many first draft tokens were judged, and how many right."""
+        """End the probe; return how many first draft tokens it judged, and how many were right."""
         self.is_probed = False
         return self._judged, self._right
 
@@ -283,5 +283,5 @@ class EngineDrafter:
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Start a copy to the host, which ends before later work of the stream begins."""
+    """Start a copy to the host; the stream's following work begins after the copy has ended."""
     return tensor.to("cpu", non_blocking=True)

@@ -21,7 +21,7 @@ class HeadUpdates:
     device: Any
 
     def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
-        """Receive a sync; layers that compute with copies of their weights then renew them."""
+        """Receive a sync; layers that compute with copies of their weights renew the copies."""
         self._head_came = False
         super().update_weights_from_ipc(*args, **kwargs)  # type: ignore[misc]
         if not self._head_came:

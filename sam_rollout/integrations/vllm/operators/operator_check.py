@@ -4,7 +4,8 @@ Drafts leave the samples unchanged only if the model's operators compute the sam
 Attention over k + 1 queries runs another kernel than attention over one query, or other code of the
 same kernel. If its mask is wrong, other tokens are sampled without any error. The check (section
 2.1 of the article on speculation in RL training) samples texts without drafts, verifies each text
-with the text itself as draft, and compares each token's log-probability by length of context.
+with the text itself as draft, and compares the two log-probabilities of each token. The results are
+grouped by length of context.
 
 Rounding differs even between correct kernels, so the size of a difference decides. To judge a
 difference, compare it with the row "decoded again", with the difference in another dtype, and with
@@ -36,7 +37,8 @@ DECODED_AGAIN = 0  # draft tokens per step when texts are decoded a second time
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
-# The check uses a sampler of rollouts, because on some CPUs the choice of kernels depends on it.
+# The check uses a sampler of rollouts, because on some CPUs the choice of kernels depends on the
+# sampler.
 SAMPLER = RolloutSamplerConfig("coupled")
 
 # A text's columns "logprobs", "top" and "widths", with a value per token: see `TextScores.drain`.
@@ -86,10 +88,10 @@ class OperatorCheck:
 def differences(
     contexts: Sequence[int], reference: Sequence[Scores], verified: Sequence[Scores], width: int
 ) -> list[dict[str, Any]]:
-    """Compare two scorings of the same texts by length of context.
+    """Compare two scorings of the same texts, for each range of context lengths.
 
-    A token counts if ``verified`` scored it in a group of ``width`` tokens. A text's first token
-    does not count, because both sides score it in the prefill.
+    A token is compared if ``verified`` scored it in a group of ``width`` tokens. A text's first
+    token is left out, because both scorings computed it in the prefill.
 
     Args:
         contexts: Tokens of each text's prompt.
@@ -103,7 +105,7 @@ def differences(
         number of positions at which the likeliest tokens differ.
 
     Raises:
-        OperatorCheckError: No token counts.
+        OperatorCheckError: No token can be compared.
     """
     columns = []
     for context, one, other in zip(contexts, reference, verified, strict=True):
@@ -159,24 +161,24 @@ def prompts_of(model: str, count: int) -> list[list[int]]:
 
 
 def run(check: OperatorCheck) -> dict[str, Any]:
-    """Sample the texts, verify them with every number of drafts, and compare.
+    """Sample the texts, verify them with each of ``check.draft_tokens``, and compare.
 
     Returns:
-        ``setting``; ``device`` (vLLM's name); ``texts`` (their number and lengths in tokens);
-        ``rows``, one for each number of draft tokens (``draft_tokens``; 0 means that the texts were
-        decoded again), whose ``by_length`` and ``overall`` have the result of ``differences``; and
-        ``maximum``, the largest difference over all numbers of drafts except 0.
+        A dictionary with ``setting``; ``device`` (its name in vLLM); ``texts`` (their number and
+        lengths in tokens); ``rows``, one for each number of draft tokens (``draft_tokens``; 0 means
+        that the texts were decoded again), whose ``by_length`` and ``overall`` have the result of
+        ``differences``; and ``maximum``, the largest difference over all numbers of drafts except
+        0.
 
     Raises:
-        OperatorCheckError: The engine verified no whole group of drafts.
+        OperatorCheckError: The engine never scored a whole group of draft tokens in one step.
     """
     prepare_environment()
     prompts = prompts_of(check.model, check.prompts)
     contexts = [len(prompt) for prompt in prompts]
     arguments = {
         "dtype": check.dtype,
-        # vLLM stops drafting shortly before this limit, so the limit leaves room for further
-        # drafts.
+        # vLLM stops drafting shortly before this limit, so the limit is higher than the texts need.
         "max_model_len": max(contexts) + check.max_tokens + 2 * max(check.draft_tokens),
         "max_num_seqs": check.prompts,
         "seed": check.seed,

@@ -2,8 +2,8 @@
 
 vLLM's samplers know neither a row's request nor its position in the text. The request is looked up
 when the batch changes, which vLLM reports to logits processors. The position comes from the
-positions that the model was just run with. These positions are right with chunked prompts,
-preemption, drafts and asynchronous scheduling.
+position ids with which the model was just run. They are right with chunked prompts, preemption,
+drafts and asynchronous scheduling.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class RowKeys(LogitsProcessor):
 
     def keys_of(self, request_ids: Sequence[str]) -> list[int]:
         """Return the keys of live requests, and forget those of requests that ended."""
-        live = self._runner.requests  # preempted ones included, which keep their keys
+        live = self._runner.requests  # preempted requests included, which keep their keys
         known = self._key_by_request
         # The same id may be used again for another request.
         for name in [name for name, (request, _) in known.items() if live.get(name) is not request]:
             del known[name]
         joined = set(request_ids).difference(known)
-        if joined:  # in the order of arrival, not in that of the rows
+        if joined:  # in the order of arrival, not of the rows
             for name, request in live.items():
                 if name in joined:
                     known[name] = request, self._key_of(request)
@@ -87,8 +87,8 @@ class RowKeys(LogitsProcessor):
         """Return the key of a request without identity, by its seed or its order of arrival."""
         group = group_of(prompt_ids)
         if seed is not None:
-            # A request without a seed has a sibling number >= 0, so keys differ even if the
-            # engine's seed is `seed`.
+            # A request without a seed has a sibling number >= 0, so the keys differ even if the
+            # engine's seed equals `seed`.
             return key_of(seed, OUTSIDE_TRAINING, group, sibling=-1)
         sibling = self._arrivals.pop(group, 0)
         self._arrivals[group] = sibling + 1
@@ -114,7 +114,7 @@ class KeyedRows:
     def verify_bits(
         self, logits_indices: torch.Tensor, request_of_row: torch.Tensor, stream: int = 0
     ) -> torch.Tensor:
-        """Return the bits of a verify step, int64 [rows]; different streams are independent.
+        """Return a verify step's bits, int64 [rows]; bits of different streams are independent.
 
         ``logits_indices`` are the rows' indices among the step's scheduled tokens.
         """
@@ -126,5 +126,5 @@ class KeyedRows:
         return self._runner.positions[scheduled] + 1
 
     def draft_bits(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the bits that will draw each request's token at its position, int64 [requests]."""
+        """Return the bits that will draw each request's token at `positions`, int64 [requests]."""
         return keyed_bits(self._row_keys.keys[: len(positions)], positions)

@@ -15,8 +15,8 @@ from typing import Any
 class SamplerClock:
     """Times every call of a runner's samplers.
 
-    It wraps `forward`, because PyTorch's hooks take several times as long. A rejection sampler
-    calls the plain sampler for bonus tokens, so only the outermost call counts.
+    It wraps `forward`, because PyTorch's hooks take several times as long as a wrapper. A rejection
+    sampler calls the plain sampler for bonus tokens, so only the outermost call counts.
     """
 
     def __init__(self, model_runner: Any) -> None:

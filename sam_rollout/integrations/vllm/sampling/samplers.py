@@ -280,7 +280,7 @@ class KeyedRejectionSampler(RejectionSampler):
         return verify_coupled(layout, drafts, row_tokens)
 
     def _scratch_for(self, batch: int, probabilities: torch.Tensor) -> torch.Tensor:
-        """Return a buffer for a row of probabilities per request, kept from step to step."""
+        """Return a buffer with a row of probabilities per request, which all steps reuse."""
         if self._scratch is None or len(self._scratch) < batch:
             self._scratch = probabilities.new_empty(batch, probabilities.shape[1])
         return self._scratch
@@ -292,7 +292,7 @@ class KeyedRejectionSampler(RejectionSampler):
         row_tokens: torch.Tensor,  # int64 [rows]
         layout: DraftLayout,
     ) -> LogprobsTensors:
-        """Gather log-probabilities and ranks, one row for each place of [batch, max_drafts + 1]."""
+        """Gather log-probabilities and ranks, a row per token of [batch, max_drafts + 1]."""
         gathered = self.sampler.gather_logprobs(logprobs, count, row_tokens)
         rows = self._kept_rows(layout).flatten()
         return LogprobsTensors(
@@ -322,7 +322,8 @@ class KeyedRejectionSampler(RejectionSampler):
             logits[bonus_rows] = bonus
             logits[draft_rows] = drafts
             if min_tokens is not None:
-                # vLLM's method would not count a bonus token's draft tokens as part of its text.
+                # vLLM's method would not count the draft tokens in front of a bonus token as its
+                # text.
                 places = [count + 1 for count in metadata.num_draft_tokens]
                 logits = min_tokens.apply_with_spec_decode(logits, places)
         if sampling.all_greedy:

@@ -48,7 +48,7 @@ class LateBindingScheduler(AsyncScheduler):
         scheduler_output.num_spec_tokens_to_schedule = self._wants_made * self.num_spec_tokens
         if scheduler_output.has_structured_output_requests:
             # A grammar has to see drafts before they are verified, so requests with a grammar get
-            # none.
+            # no drafts.
             for request_id in scheduler_output.num_scheduled_tokens:
                 request = self.requests[request_id]
                 if request.use_structured_output:
@@ -74,7 +74,7 @@ class LateBindingScheduler(AsyncScheduler):
         num_invalid_spec_tokens: dict[str, int] | None,
         request_id: str,
     ) -> Any:
-        """Leave requests that had places but no draft out of vLLM's statistics."""
+        """Keep vLLM's statistics free of requests that had places but no draft."""
         invalid = num_invalid_spec_tokens or {}
         if invalid.get(request_id, 0) >= num_draft_tokens:
             return spec_decoding_stats

@@ -1,4 +1,4 @@
-"""The exchange of gate reports between engines that share experts, without messages of its own.
+"""Exchanges gate reports between engines that share experts, in messages that vLLM sends anyway.
 
 Before each forward pass the data-parallel ranks of vLLM add up a small tensor of shape [fields,
 ranks]. Each rank has filled its own column with its number of tokens and the graph it would use.
@@ -39,7 +39,7 @@ def steps_in_lockstep(vllm_config: Any) -> bool:
 
 
 class DpExchange:
-    """Exchanges reports between the ``ranks`` data-parallel ranks of an engine group."""
+    """Exchanges reports between all data-parallel ranks of an engine group, ``ranks`` in number."""
 
     def __init__(self, rank: int, ranks: int, dist: Any = torch.distributed) -> None:
         self._rank = rank
@@ -50,7 +50,7 @@ class DpExchange:
         self._exchanges = 0
 
     def publish(self, report: Report) -> None:
-        """Send a report with the next exchange only; without one, this engine counts as idle."""
+        """Send a report with the next exchange only; an engine without a report counts as idle."""
         self._report = Report(*(min(int(value), _LARGEST) for value in report))
 
     def received(self) -> tuple[int, np.ndarray]:
@@ -91,7 +91,7 @@ class _DistWithReports:
 
 
 def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
-    """Let reports travel with the sums of a module that imports ``torch.distributed as dist``.
+    """Add reports to the sums over ranks of a module that imports ``torch.distributed as dist``.
 
     This replaces an earlier exchange of the same module.
     """
@@ -104,7 +104,7 @@ def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
 
 
 def join_group(parallel_config: Any) -> DpExchange:
-    """Make the exchange between this engine and those that share its experts.
+    """Make the exchange between this engine and the engines that share its experts.
 
     If a vLLM release lets ranks agree on their batches in another way, no report is ever exchanged.
     The gate notices that (``AgreedGate``).

@@ -83,8 +83,8 @@ class SyncScheduler(Scheduler):
 
 
 def fetch_only_what_did_not_come() -> None:
-    """Make engines skip the second message if drafts came already; safe to call repeatedly."""
-    from vllm.v1.engine.core import EngineCore  # here, so that workers do not import it
+    """Make engines skip the second message if drafts came with the output; safe to repeat."""
+    from vllm.v1.engine.core import EngineCore  # imported here, because workers do not need it
 
     original = EngineCore.post_step
     if getattr(original, "sam_rollout", False):

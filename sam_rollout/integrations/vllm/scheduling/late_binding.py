@@ -4,7 +4,8 @@ vLLM's scheduler runs one step ahead. It schedules step n + 1 while step n is on
 places for k draft tokens per request or with none (`async_scheduler.py`). The drafts follow from
 the tokens of step n, so they are not known yet. There are three ways to run such a step:
 
-* **No places.** The step is launched at once, and the tokens of step n are read while it runs.
+* **No places.** The step is launched at once, and the tokens of step n are read while step n + 1
+  runs.
 * **Prepared ahead**, while few requests run. Every place gets a token. So the shape of the step is
   known, and the step is prepared while step n runs. Positions are corrected on the device, as vLLM
   does for drafts of a model. Right before the forward pass, the worker waits for the tokens of step
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter, Made
 
 # A step with at most this many scored tokens is prepared ahead, with a token in every place. An
-# accelerator that is limited by its memory scores them in about the time of one token.
+# accelerator whose memory limits its speed scores so few tokens in about the time of one token.
 SCORED_AHEAD = 256
 _PATIENCE_S = 0.1  # longest wait for the next launch
 _NAP_S = 2e-5
@@ -54,13 +55,14 @@ def _take_in(tokens, vocab_size, start, rows, token_ids, is_token_ids, lengths, 
     """Append a step's sampled tokens to the texts of a batch.
 
     Args:
-        tokens: int32[S, most tokens], the step's samples; a row ends at the first invalid token id.
+        tokens: int32[S, most tokens], the samples of the step's S texts; a row ends at the first
+            invalid token id.
         start: int32[S], length of each text before the step.
         rows: int64[S], each text's row in the present batch, -1 if it has none.
         token_ids: int32[R, L], row i begins with the text of request i; written to.
         is_token_ids: bool[R, L], which places hold tokens; written to.
-        lengths, sampled: int32[B], filled with each text's new length, and with its number of new
-            tokens.
+        lengths, sampled: int32[B], for the B texts of the present batch; filled with each text's
+            new length, and with its number of new tokens.
     """
     longest = token_ids.shape[1]
     for i in range(rows.size):
@@ -105,7 +107,8 @@ class Launched:
     def synchronize(self) -> None:
         """Wait for the tokens.
 
-        vLLM's thread that hands them to the scheduler calls this in place of the event's method.
+        The thread of vLLM that hands the tokens to the scheduler calls this in place of the event's
+        method.
 
         While the device idles, that thread waits until the worker has launched the next step,
         because it would compete for the interpreter's lock. The scheduler needs the tokens only for
@@ -122,7 +125,8 @@ class Launched:
     def wait(self, *, urgent: bool = False) -> np.ndarray:
         """Wait for the tokens, int32[B, most]; a row ends at the first invalid token id.
 
-        With `urgent`, the next launch waits for these tokens; call `launched_next` after it.
+        With `urgent`, the next launch waits for these tokens; call `launched_next` after that
+        launch.
         """
         self._urgent = urgent
         if urgent:  # a thread that sleeps until the event would wake up late
@@ -257,8 +261,8 @@ class LateBinding:
             changes = self._bind(step, drafts)
         if before is not None and before.places:
             changes["scheduled_cached_reqs"] = self._with_lengths(step, before)
-        # The worker may hold the same object as the scheduler, in one process, so it changes a
-        # copy.
+        # If worker and scheduler share a process, they may share this object, so the worker changes
+        # a copy.
         return dataclasses.replace(step, **changes) if changes else step
 
     def _can_prepare_ahead(self, step: Any, before: Launched) -> bool:
@@ -282,7 +286,7 @@ class LateBinding:
         return any(name not in scheduled and name not in gone for name in before.request_ids)
 
     def _land(self, before: Launched, *, room: bool) -> Mapping[str, list[int]]:
-        """Write the tokens of the step before into the host's arrays, and draft.
+        """Write the previous step's tokens into the host's arrays, and draft.
 
         `room` says whether drafts can be verified in the next step. Returns the draft tokens by
         request; nothing on ranks that do not draft.
@@ -352,7 +356,7 @@ class LateBinding:
     # --- in a step that is prepared -----------------------------------------------------------
 
     def _fill(self, before: Launched) -> None:
-        """Wait for the tokens of the step before, draft, and write the drafts into the input."""
+        """Wait for the previous step's tokens, draft, and write the drafts into the input."""
         runner, batch, metadata = self._runner, self._runner.input_batch, self._metadata
         # Everything that does not need the tokens comes first.
         request_ids = batch.req_ids
@@ -362,7 +366,7 @@ class LateBinding:
         filled = metadata.draft_token_ids
         host, drafts = self._filling.cpu[: len(filled)], self._filling.np[: len(filled)]
         lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec, urgent=True)
-        drafts.fill(0)  # the step before, which used this buffer, has read it by now
+        drafts.fill(0)  # the previous step has read this buffer by now
         self._lengths = lengths
         # vLLM's lengths lack the accepted tokens. With the right lengths, vLLM puts its placeholder
         # after the text.
@@ -416,7 +420,7 @@ class LateBinding:
     # --- after a step was launched ------------------------------------------------------------
 
     def _after(self, output: Any) -> None:
-        """Keep a step that was launched; read the tokens of the step before, if not done yet."""
+        """Keep a step that was launched; read the previous step's tokens, if not done yet."""
         batch = self._runner.input_batch
         before, rows = self._newest, len(output._model_runner_output.req_ids)
         start = self._lengths

@@ -2,12 +2,12 @@
 
 vLLM lists the methods of speculation that work with asynchronous scheduling, all of which draft on
 the device. It schedules synchronously for every other method. Our drafter drafts on the host and
-binds its drafts late (`late_binding.py`), together with those of a draft model. So its method is
+binds its drafts late (`late_binding.py`), together with a draft model's drafts. So its method is
 added to the list while an engine's configuration is checked. This module can be removed when vLLM
 asks the proposer whether it works with asynchronous scheduling.
 
-If the engine schedules synchronously, and vLLM's release is known to fit, drafts travel with the
-output of a step (`drafts_with_output.py`).
+If the engine schedules synchronously, and vLLM's release is known to fit our scheduler, drafts
+travel with the output of a step (`drafts_with_output.py`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockst
 from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.sources.model import BY_PASSES
 
-# Releases of vLLM that fit the rows of both our schedulers in tests/contracts/contract.py.
+# Releases of vLLM in which both our schedulers work; tests/contracts/contract.py has their rows.
 KNOWN_RELEASES = ((0, 24), (0, 31))
-# Releases that fit the rows of the synchronous scheduler with a draft model.
+# Releases in which our synchronous scheduler also works with a draft model.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
 # A package that extends vLLM -> the name of our `why_synchronous` for it, which is called first.
 RULES_OF = {

@@ -111,7 +111,7 @@ class SamSpeculator(BaseSpeculator):
         return drafts.copy_(torch.from_numpy(tokens))
 
     def _take_draft_token_ids(self) -> DraftTokenIds | None:
-        """Replace the runner's method, which reports k draft tokens for every request."""
+        """Return the last step's drafts; the runner's own method reports k per request."""
         offered, self._offered = self._offered, None
         return offered
 
@@ -193,8 +193,8 @@ class KeyedSampling:
     ) -> torch.Tensor:
         """Draw a token for each row, int64 [rows].
 
-        ``slots`` has the slot of each row's request, ``positions`` the position of the token
-        before.
+        ``slots`` has the slot of each row's request, ``positions`` the text position that precedes
+        the drawn token.
         """
         bits = keyed_bits(self._row_keys.keys[slots], positions + 1)
         tokens = draw_gumbel(logits.to(torch.float32), bits)
@@ -227,7 +227,7 @@ class KeyedSampling:
         places: torch.Tensor,  # int [rows], each row's index among its request's rows
         *others: Any,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Verify drafts; return processed logits, tokens [batch, k + 1], and numbers of tokens."""
+        """Verify drafts; return processed logits, tokens [batch, k + 1] and token counts."""
         logits = self._sampler.apply_sampling_params(
             logits, slots, slots_of_requests, slots_of_requests_np, positions, input_ids, places,
             others[0],
@@ -244,7 +244,7 @@ class KeyedSampling:
 
 
 def _rows_of_drafts(layout: DraftLayout) -> torch.Tensor:
-    """Return the rows of draft tokens, int64 [num_drafts], without a wait for the device."""
+    """Return the indices of draft tokens' rows, int64 [num_drafts]; the host does not wait."""
     requests = torch.arange(layout.batch, device=layout.counts.device)
     request = requests.repeat_interleave(layout.counts, output_size=layout.num_drafts)
     # Each request has one row in front of its draft tokens, for its last token.

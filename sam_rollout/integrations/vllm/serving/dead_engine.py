@@ -1,7 +1,7 @@
 """Ends calls that wait for a dead engine, with the cause of its death.
 
-vLLM notices that an engine's process has died, and refuses later calls. But a call that waits for
-an answer already (a weight sync, a drain) waits forever, and only the engine's own log has the
+vLLM notices that an engine's process has died, and refuses later calls. But a call that already
+waits for an answer (a weight sync, a drain) waits forever, and only the engine's own log has the
 cause. Here such calls end with an error that names the cause.
 """
 
@@ -19,10 +19,10 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-# Environment variable with the file for the cause of death; set by the process that starts an
+# Environment variable that names the file for the cause of death; set by the process that starts an
 # engine.
 CAUSE_ENV = "SAM_ENGINE_CAUSE_FILE"
-# Releases of vLLM, read or run by us, whose calls wait for a dead engine.
+# Releases of vLLM, read or run by us, in which calls wait for a dead engine forever.
 WAITING_VERSIONS = SpecifierSet(">=0.23,<0.32", prereleases=True)
 LOOK_S = 1.0  # time between two checks that the engine lives, while a call waits
 _OURS = "sam_rollout"  # attribute that marks our wrappers
@@ -57,7 +57,7 @@ class _CauseKeeper(logging.Handler):
 
 
 def keep_causes() -> None:
-    """Write down the cause if this is an engine's process and it dies; safe to call repeatedly."""
+    """Make an engine's process write down the cause when it dies; safe to call repeatedly."""
     for name in _SPEAKERS:
         speaker = logging.getLogger(name)
         if not any(isinstance(handler, _CauseKeeper) for handler in speaker.handlers):

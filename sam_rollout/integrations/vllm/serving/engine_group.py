@@ -43,7 +43,7 @@ async def ask_engines(
 
 
 class EngineRecorders(StatLoggerBase):
-    """The one logger that vLLM calls for all engines, with a step recorder for each.
+    """A single logger for all engines of a server, with a step recorder for each engine.
 
     Attach it to a running engine with ``engine.logger_manager.stat_loggers.append(recorders)``; the
     engine must have been started with ``disable_log_stats=False``.
@@ -60,8 +60,8 @@ class EngineRecorders(StatLoggerBase):
     def work_arrived(self) -> None:
         """Start the clocks of idle engines.
 
-        A request's engine is chosen later. An engine that gets its first request later than another
-        counts as busy in between, but a round's requests arrive within milliseconds.
+        It is not known yet which engine gets a request. So an engine counts as busy before its
+        first request arrives, but a round's requests arrive within milliseconds of each other.
         """
         for recorder in self.recorders:
             recorder.work_arrived()
@@ -91,12 +91,12 @@ class EngineRecorders(StatLoggerBase):
         self._engine_of.clear()
 
     def share_out(self, finished: Iterable[Any]) -> list[list[Any]]:
-        """Sort finished requests by their engine; those of unknown engines go to the first."""
+        """Group finished requests by engine; requests of unknown engines go to the first."""
         shares: list[list[Any]] = [[] for _ in self.recorders]
         for request in finished:
             shares[self._engine_of.pop(request.request_id, 0)].append(request)
-        # The next call may name a request that is left. If it does not, the request was interrupted
-        # before its first token.
+        # The next call may name a request that is still in `_engine_of`. If that call does not, the
+        # request was interrupted before its first token.
         for request_id in self._left:
             self._engine_of.pop(request_id, None)
         self._left = set(self._engine_of)

@@ -1,10 +1,10 @@
-"""One record per engine step, taken in the server process, with our drafter or without.
+"""Makes a record of every engine step in the server process, with our drafter or without.
 
 vLLM's own logger prints averages over ten seconds, but the long tail needs every step. The worker
-process notes the session's half of a step (gate, time, verified tokens). The two halves are joined
-here in order. Both processes read the host's monotonic clock, so a step without a note is
-recognised. Recording takes about 5 us per step by itself, and 34 us (0.2 % of the time) in a run of
-the tiny model, where the processor's caches are cold.
+process notes the session's half of a step's record (gate, time, verified tokens). The two halves
+are joined here in order. Both processes read the host's monotonic clock, so a step without a note
+is recognised. Recording takes about 5 us per step by itself, and 34 us (0.2 % of the time) in a run
+of the tiny model, where the processor's caches are cold.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class EngineStepRecorder:
     ) -> pa.Table:
         """Return and reset the records since the last call, joined with the session's notes.
 
-        ``session_steps`` is ``DraftSession.drain()["steps"]``. Without a session (None), vLLM's own
-        counts of another drafter's drafts stay.
+        ``session_steps`` is ``DraftSession.drain()["steps"]``. Without a session (None), another
+        drafter may run, and vLLM's own counts of its drafts are kept.
         """
         records, self._records = self._records, []
         if not records:
@@ -103,7 +103,7 @@ class EngineStepRecorder:
 
 
 def _requests_and_tokens(iteration_stats: Any) -> dict[str, Any]:
-    """Return requests and tokens of a step, all zero where no request got a token."""
+    """Return a step's numbers of requests and tokens, all zero if no request got a token."""
     if iteration_stats is None:
         return {"scheduled": 0}
     # A request that joins or decodes shows up in exactly one of the two lists.
@@ -117,7 +117,7 @@ def _requests_and_tokens(iteration_stats: Any) -> dict[str, Any]:
 
 
 def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
-    """Return the steps of ``DraftSession.drain()`` with times by this process's clock.
+    """Return the steps of ``DraftSession.drain()``, with times converted to this process's clock.
 
     Engines of one server may run on several hosts, each with a clock of its own. ``asked_s`` is
     this process's ``time.monotonic()`` when it called ``drain``. The time that the call took to

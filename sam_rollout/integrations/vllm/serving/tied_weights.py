@@ -1,4 +1,4 @@
-"""Tied weights in a weight sync of several buckets.
+"""Checks that a weight sync of several buckets has loaded tied weights.
 
 A model with tied embeddings has one matrix under two names, and verl sends it under both. vLLM 0.31
 loads the first and skips the second. It raises an error if it skips the second in a call that did

@@ -3,8 +3,8 @@
 The kernel computes texts, not trees. Here every path through a tree becomes a text of its own. All
 paths share the pages of the context. The page in which the tree begins is copied to spare pages at
 the end of the cache, and the path's keys and values are written to these pages. A token is computed
-on one path only. So each token adds up its context in the order of plain decoding, and draws the
-same token.
+on one path only. So attention sums over a token's context in the same order as in plain decoding,
+and the same token is drawn.
 
 Copies cost a page per branch and layer, which is little in a step that reads the whole model. Pages
 are copied whole and filled by vLLM's own operator, so this module does not depend on their layout.
@@ -23,7 +23,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAtte
 
 from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper
 
-_SPARE_PAGES = 64  # per layer; a step that needs more takes several calls of the kernel
+_SPARE_PAGES = 64  # per layer; a step that needs more pages takes several calls of the kernel
 
 
 class _Call(NamedTuple):
@@ -31,7 +31,7 @@ class _Call(NamedTuple):
 
     tokens: torch.Tensor  # int64, indices of the step's tokens, in the call's order
     metadata: CPUAttentionMetadata
-    # Pages to copy from and to; then indices of tokens, and the slots to which they are written.
+    # Pages to copy from and to; then indices of tokens, and the slots for their keys and values.
     from_pages: torch.Tensor
     to_pages: torch.Tensor
     written: torch.Tensor
@@ -114,7 +114,7 @@ class CpuTreeAttention:
             first, count = int(trees.first[row]), int(trees.counts[row])
             tree_tokens += range(first, end)
             parents = trees.parents[row, :count]
-            context = int(lengths[row]) - count  # tokens up to and including the last known one
+            context = int(lengths[row]) - count  # number of tokens up to the last known one
             for path, new in _paths(parents):
                 if new == len(path) and path[0] == 1:  # the path that needs no copies
                     tokens = list(range(begin, first + new + 1))
@@ -262,7 +262,8 @@ def write(layer: Any, key: torch.Tensor, value: torch.Tensor, slots: torch.Tenso
 def _paths(parents: np.ndarray) -> list[tuple[list[int], int]]:
     """Return paths through a tree, each with the number of new nodes at its end.
 
-    Each node is new in exactly one path. The first path has nodes 1, 2, ... that follow each other.
+    Each node is new in exactly one path. The first path has nodes 1, 2, ..., as long as each is the
+    parent of the next.
 
     Args:
         parents: int32[n], the parents of nodes 1, 2, ...; 0 is the last known token.
