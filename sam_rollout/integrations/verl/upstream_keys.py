@@ -1,7 +1,8 @@
 """Refuses settings of verl that our classes do not support or that would have no effect.
 
 verl 0.9.1 keeps keys of older trainers that its V1 trainer never reads. Other keys are filled from
-our groups. If a user could set a key of either kind, the run would not do what the command says.
+our groups of settings. If a user could set a key of either kind, the run would not do what the
+command says.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def _older(config: DictConfig) -> Iterator[tuple[str, bool, str]]:
 
 
 def _ours(config: DictConfig, kind: str) -> list[tuple[str, bool, str]]:
-    """Return rules for settings whose values come from our groups; see `_served` for their form."""
+    """Return rules for keys that are filled from our groups of settings (see `_served`)."""
     groups, sampler = config.algorithm.filter_groups, config.trainer.v1.sampler
     rollout, refills = config.actor_rollout_ref.rollout, kind == "refill"
     own_manager = rollout.agent.agent_loop_manager_class == AGENT_LOOP_MANAGER

@@ -34,7 +34,7 @@ Parts = Mapping[str, Callable[[], Any]]
 
 
 def parts_of(trainer: Any) -> Parts:
-    """Return the processes of a trainer's run that have been started."""
+    """Return all processes of a trainer's run that have started so far."""
     servers = getattr(trainer, "llm_server_manager", None)
     replicas = servers.get_replicas() if servers else []
     queue = (getattr(queue_interface, "_TQ_STORAGE", None) or {}).get("SimpleStorage") or {}

@@ -13,7 +13,7 @@ import sys
 BATCH_INVARIANT_ENV = "VLLM_BATCH_INVARIANT"
 # Attention backends of vLLM that declare `supports_batch_invariance`.
 BACKENDS = ("FLASH_ATTN", "FLASH_ATTN_MLA", "FLEX_ATTENTION", "TRITON_ATTN", "TRITON_MLA")
-# Module -> its variable that is set once a worker's operators have been replaced. vLLM moved the
+# Module -> its variable that is set when a worker's operators have been replaced. vLLM moved the
 # module after 0.24.
 _SWITCHES = {
     "vllm.model_executor.determinism.batch_invariant": "_batch_invariant_MODE",

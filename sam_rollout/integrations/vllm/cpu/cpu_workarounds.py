@@ -20,8 +20,8 @@ from sam_rollout.integrations.vllm.engine_settings import has_settings, settings
 
 logger = logging.getLogger(__name__)
 
-# Releases of vLLM that we have read or run. Newer releases are not patched until the tests were run
-# with them.
+# Releases of vLLM, read or run by us, that have these bugs. A newer release is patched only after
+# the tests have been run with it.
 AFFECTED_VERSIONS = SpecifierSet(">=0.31,<0.32", prereleases=True)
 
 

@@ -306,7 +306,7 @@ class SamProposer:
         return []  # the step's output carries the drafts instead
 
     def _choose_drafts(self, sampled_token_ids: list[list[int]]) -> None:
-        """Choose the next step's drafts after a step in which a model drafted, see `propose`."""
+        """Choose the next step's drafts, like `propose`, after a step in which a model drafted."""
         batch = self._runner.input_batch
         drafts = self.propose(sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu)
         if self._with_output is None:  # vLLM fetches the drafts from these attributes
@@ -322,7 +322,7 @@ class SamProposer:
         return mode.name
 
     def describe(self) -> dict[str, Any]:
-        """Describe the drafter that is really running, for the start-up check."""
+        """Describe the running drafter for the start-up check."""
         return {
             "proposer": f"{type(self).__module__}.{type(self).__qualname__}",
             "sam": self.config.to_mapping(),

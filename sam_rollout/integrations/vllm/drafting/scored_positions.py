@@ -3,8 +3,8 @@
 vLLM's runner hands the logits of a step to `_sample`. Before the samplers change the logits, the
 likeliest token of each row is found on the device. Our sampler then draws a token for each row,
 even for rows after a rejected draft token. The likeliest and the drawn tokens are copied to the
-host after the step, and read once they have arrived, so nothing waits for the copy. While the gate
-is closed, nothing is noted.
+host after the step, and read only after they have arrived, so nothing waits for the copy. While the
+gate is closed, nothing is noted.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def check_drafter(
 
 
 def positions_note(model: ModelSourceConfig, positions: int | None, max_model_len: int) -> str:
-    """Return a warning if the drafter has fewer positions than texts may have; empty otherwise.
+    """Return a warning if a text may have more tokens than the drafter has positions, else "".
 
     If a text is longer than the drafter's positions, vLLM lets the drafter draft for no request of
     the step (vLLM's method `_input_fits_in_drafter`, which we read in 0.24, 0.28 and 0.31).

@@ -15,7 +15,7 @@ from typing import Any
 from sam_rollout.integrations.vllm.engine_settings import has_model
 
 _HEADS = ("eagle", "eagle3")  # methods that use the policy's embedding
-_READ_AGAIN = ("draft_model", "medusa")  # vLLM loads their weights by the policy's load_format
+_READ_AGAIN = ("draft_model", "medusa")  # vLLM loads these with the policy's load_format
 _RANDOM = "dummy"  # load_format of engines that a trainer sends weights to
 
 

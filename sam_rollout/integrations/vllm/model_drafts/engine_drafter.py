@@ -9,8 +9,8 @@ target's true hidden states. So the drafter's cache does not depend on which dra
 The number of passes is sent with each step's schedule, so it is the same for every rank of an
 engine (`drafts_with_output.py`). With an open gate, the drafter makes a pass for each token that
 the source may draft. With a closed gate only the first pass runs, which keeps the cache right. A
-drafter that fails is not run again, and drafts from texts go on. If several processes run the
-drafter together, its failure ends the engine instead.
+drafter that fails is not run again, but the session still drafts from texts. If several processes
+run the drafter together, its failure ends the engine instead.
 
 If the engine schedules a step ahead, nothing waits for the proposals. They are copied to the host
 in the stream that made them, before the sampled tokens are copied. `late_binding.py` waits for the
@@ -232,7 +232,7 @@ class EngineDrafter:
             scheduler_output.num_spec_tokens_to_schedule = asked
 
     def _find_positions(self, sampled: Any, sampling: Any, metadata: Any) -> None:
-        """Compute the first draft tokens' positions in their texts, after the sampled tokens."""
+        """Compute the text positions of the first draft tokens, which follow the sampled tokens."""
         if self._noise is None:
             return
         runner, self._sampling = self._runner, sampling

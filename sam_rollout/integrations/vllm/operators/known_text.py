@@ -23,7 +23,7 @@ def known_text_arguments(
 ) -> dict[str, dict[str, Any]]:
     """Return ``SamplingParams.extra_args`` of a request whose output shall be ``token_ids``.
 
-    The text's scores are kept under ``number``. If ``draft_tokens`` is 0, one token is scored at a
+    The text's scores can be found by ``number``. If ``draft_tokens`` is 0, one token is scored at a
     time.
     """
     known = {"number": number, "token_ids": list(token_ids), "draft_tokens": draft_tokens}
@@ -88,7 +88,7 @@ class TextScores:
         self._by_number: dict[int, dict[str, list]] = {}
 
     def lead(self, logits: torch.Tensor, requests: Sequence[Any], widths: Sequence[int]) -> None:
-        """Store the score of each position's known token, then allow only that token, in place.
+        """Store the score of each position's known token; change logits to allow only that token.
 
         ``logits``, [rows, vocabulary], has ``widths[i]`` rows of request i, request after request.
         """

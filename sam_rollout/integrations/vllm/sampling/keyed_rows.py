@@ -27,9 +27,9 @@ class RowKeys(LogitsProcessor):
     """A logits processor that holds the key of each row's request, and changes no logits.
 
     A request that carries an identity has the identity's key; no other request may carry the same
-    identity (``n = 1``). Without an identity, the key follows from ``SamplingParams.seed`` and the
-    prompt. Without a seed, it follows from the engine's seed, the engine's data-parallel index, the
-    prompt, and the number of earlier requests with this prompt.
+    identity, so ``SamplingParams.n`` has to be 1. Without an identity, the key follows from
+    ``SamplingParams.seed`` and the prompt. Without a seed, it follows from the engine's seed, the
+    engine's data-parallel index, the prompt, and the number of earlier requests with this prompt.
     """
 
     def __init__(self, model_runner: Any) -> None:

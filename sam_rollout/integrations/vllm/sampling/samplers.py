@@ -150,8 +150,8 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     ) -> torch.Tensor:
         """Draw draft tokens from a model's own distribution with the noise of their positions.
 
-        Greedy requests get the likeliest tokens. Penalties are left to verification, because a
-        draft token may be wrong.
+        Greedy requests get the likeliest tokens. Penalties are applied only in verification,
+        because a draft token may be wrong.
 
         Args:
             logits: float32 [requests, vocabulary] of the draft model; overwritten.

@@ -3,9 +3,9 @@
 vLLM's asynchronous scheduler reserves places for k draft tokens in every request, since a draft
 model drafts on the device in every step. Our drafts are made, or chosen, on the host, which has to
 wait for the step before. So the worker reports with each step's output whether it wants drafts
-(`Note`). Places are then reserved for all requests or for none. Whether a draft model runs is
-decided separately, because its drafts are for the places of the following step, and its passes cost
-time of their own.
+(`Note`). Places are then reserved for all requests or for none. Whether a draft model runs in a
+step is decided separately, because its drafts fill the places of the next step, and its passes cost
+time.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ _LARGEST = torch.iinfo(torch.int32).max
 def steps_in_lockstep(vllm_config: Any) -> bool:
     """Whether other engines wait for each step of this engine.
 
-    They do if experts are spread over data-parallel ranks. Engines of a dense model share nothing.
+    They wait if experts are spread over data-parallel ranks. Engines of a dense model share
+    nothing.
     """
     parallel = getattr(vllm_config, "parallel_config", None)
     if parallel is None or parallel.data_parallel_size == 1:

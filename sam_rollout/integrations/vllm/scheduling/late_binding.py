@@ -129,7 +129,7 @@ class Launched:
         launch.
         """
         self._urgent = urgent
-        if urgent:  # a thread that sleeps until the event would wake up late
+        if urgent:  # a thread that waits in `synchronize` wakes up late
             while not self._arrived.query():
                 time.sleep(_NAP_S)
         else:
@@ -166,7 +166,7 @@ class LateBinding:
         # The step that is being prepared:
         self._places: Mapping[str, list[int]] = {}  # its places by request, as scheduled
         self._bound: Mapping[str, int] = {}  # its number of draft tokens by request
-        self._gone: Collection[str] = ()  # requests whose last tokens are not needed
+        self._gone: Collection[str] = ()  # requests whose newest tokens are not needed
         self._ahead: Launched | None = None  # the step before, if this one is prepared ahead
         self._metadata: Any = None  # vLLM's metadata of its drafts
         self._awaited: Launched | None = None  # the step before, if its tokens are waited for

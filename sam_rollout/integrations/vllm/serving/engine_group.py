@@ -1,4 +1,4 @@
-"""The engines behind one front end: one, or several with data parallelism.
+"""Calls and records all engines of a front end: one, or several with data parallelism.
 
 Under data parallelism every rank has a scheduler, a batch and a KV cache of its own; only experts
 are shared. Gate and long tail depend on one scheduler's requests, so each rank counts as an engine.
