@@ -70,7 +70,7 @@ def compare(name: str, found: str | None, pinned: str, supported: str, install: 
 
 
 def supported(profile: str) -> dict[str, str]:
-    """Return the versions that our metadata with a profile's extras allows, by lower-case name."""
+    """Return the versions that our metadata allows for a profile, by lower-case package name."""
     found = {}
     try:
         lines = metadata.requires(PLUGIN) or []
@@ -107,7 +107,7 @@ def check_versions(question: Question) -> Iterator[Line]:
 
 
 def check_cann(question: Question) -> Iterator[Line]:
-    """Check that CANN and ATB were sourced, and CANN's version in the file that verl reads."""
+    """Check that set_env.sh of CANN and of ATB was sourced, and check CANN's version."""
     environment = question.environment
     for what, (names, fix) in TOOLKITS.items():
         home = next((Path(environment[name]) for name in names if environment.get(name)), None)
@@ -127,7 +127,7 @@ def check_cann(question: Question) -> Iterator[Line]:
 
 
 def check_plugins(question: Question) -> Iterator[Line]:
-    """Check our entry points, their modules, and the variable that can disable them in vLLM."""
+    """Check our entry points, their modules, and VLLM_PLUGINS, which can disable them in vLLM."""
     for group in PLUGIN_GROUPS:
         # If there are an editable and a normal install, the entry point is listed twice.
         found = sorted({p.value for p in metadata.entry_points(group=group) if p.name == PLUGIN})

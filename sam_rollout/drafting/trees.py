@@ -7,8 +7,9 @@ text. All rows of a step share one budget of tokens. A token's chance is estimat
 draft were accepted. For trees, the token's rank among all tokens with votes counts, too. The
 estimate is multiplied by the chance of the token before it in the tree.
 
-The weights of votes are learned at those positions of the final text for which the tree had looked
-up votes. There all votes count, also votes for tokens that were not drafted.
+The weights of votes are learned at those positions of the text's continuation for which the tree
+had looked up votes. At these positions all votes count, also votes for tokens that were not
+drafted.
 """
 
 import numpy as np
@@ -83,8 +84,8 @@ _CHILDREN = 8  # most candidates that follow one token
 # token, continuations other than the most frequent and the latest one would hardly be among the
 # tree's k tokens.
 _BRANCHES = 0.8
-# Up to _AT_ONCE tokens' followers are looked up together, so that their waits for memory overlap.
-# Each of these tokens has at least _NEAR times the chance of the first one.
+# The followers of up to _AT_ONCE tokens are looked up together, so that their waits for memory
+# overlap. Each of these tokens has at least _NEAR times the chance of the first of them.
 _AT_ONCE, _NEAR = 8, 0.5
 _UNKNOWN, _WRONG = -1, -2  # for a token that the text does not judge yet, and for a wrong one
 # Columns of a candidate.
@@ -323,7 +324,7 @@ def _grow(
             i, parent, number, token = heap[0, 0], heap[0, 1], heap[0, 2], heap[0, 3]
             size = _drop_first(heap, heap_chances, size)
             grown = counts[i] + held_back[i]
-            # After a row's draft tokens, at most one token is held back (less likely than `least`).
+            # After a row's draft tokens, at most one token (less likely than `least`) is held back.
             # In a row without draft tokens, all tokens that are found are held back; they are only
             # recorded, so that chances are learned.
             if grown >= budget[i] or (counts[i] > 0 and held_back[i] > 0):

@@ -75,7 +75,7 @@ class AgreedGate:
 
     Args:
         gate: makes the proposals. It observes each step with the busiest engine's load. The reports
-            about a step arrive one step later, so it observes the step then.
+            about a step arrive one step later, so the gate observes each step one step later.
         fallback: the gate that decides if nothing was exchanged.
         exchange: carries the reports between the engines of the group.
         k: most draft tokens of a request.
@@ -90,7 +90,7 @@ class AgreedGate:
         self._exchange = exchange
         self._meter = LoadMeter()
         self._exchanges = 0  # exchanges seen so far
-        self._fresh = False  # whether there was an exchange for the step just observed
+        self._fresh = False  # whether reports were exchanged for the step just observed
         self._leader: Report | None = None
         self._load = _UNKNOWN  # of this engine, in the step just observed
         # The last step, which waits for the other engines' reports about it, and its decision.
