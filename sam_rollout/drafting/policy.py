@@ -1,12 +1,13 @@
 """Chooses the tokens of draft chains, and learns from their verification.
 
-The tokens of a draft are chosen by votes. Each source looks up, in the source's own texts, the
-longest suffix of the request's text and draft so far (`automaton/continuations.py`). It votes for
-the most frequent and the latest token that followed this suffix there, and for the same two tokens
-after the next shorter suffix. Votes of one kind, such as those after equally long suffixes, form a
-class. If a share p of a class's votes was right, each vote of the class has the weight -log(1 - p).
-The weights of votes for the same token are added up, as if these votes failed independently (a
-noisy or). The token with the largest sum is drafted. So the sources need no order of precedence.
+The tokens of a draft are chosen by votes. Among the suffixes of the request's text and draft so
+far, each source finds the longest one that occurs in the source's own texts
+(`automaton/continuations.py`). It votes for the most frequent and the latest token that followed
+this suffix there, and for two such tokens that followed the next shorter suffix. Votes of one kind,
+such as those after equally long suffixes, form a class. If a share p of a class's votes was right,
+each vote of the class has the weight -log(1 - p). The weights of votes for the same token are added
+up, as if these votes failed independently (a noisy or). The token with the largest sum is drafted.
+So the sources need no order of precedence.
 
 Votes of texts are often wrong together, because texts copy the same passages. Their sum would
 outvote the draft of a model, even if the model is right more often. So if a model drafts too, all

@@ -80,9 +80,9 @@ _CHANCE_CLASSES = SUMS * _RANKS * _DEPTHS * _BEFORE
 _ASSUMED_OF_OTHERS = 0.15  # assumed chance of a token that is not the likeliest
 _LEAST = 1e-3  # least chance of a token that is worth a look-up
 _CHILDREN = 8  # most candidates that follow one token
-# A tree branches only after a token with at least this chance, divided by k. After a less likely
-# token, continuations other than the most frequent and the latest one would hardly be among the
-# tree's k tokens.
+# A tree branches only after tokens whose chance is at least this number divided by k. After a less
+# likely token, continuations other than the most frequent and the latest one would hardly be among
+# the tree's k tokens.
 _BRANCHES = 0.8
 # The followers of up to _AT_ONCE tokens are looked up together, so that their waits for memory
 # overlap. Each of these tokens has at least _NEAR times the chance of the first of them.
@@ -164,7 +164,7 @@ class TreePolicy(DraftPolicy):
         return drafted
 
     def offered(self, verified: Verified) -> Offered | None:
-        """Return counts of the tokens that were found for the last trees, made by `learn`."""
+        """Return the counts that `learn` made of the tokens found for the last trees."""
         return Offered(self._judged_rows, self._tokens) if self._tells else None
 
 

@@ -211,7 +211,7 @@ def origin_of(token, sources, tokens, classes, origin, weights, count):
 
 @_inlined
 def follow_token(i, first, token, places, lanes, tasks):
-    """Move a row's lanes along the token that was drafted."""
+    """Advance a row's lanes by the token that was drafted."""
     sources = places.shape[0]
     for s in range(sources):
         kind, slot = places[s, i, PLACE_KIND], (i - first) * sources + s

@@ -1,7 +1,7 @@
 """The gate `auto`: it measures which drafts yield the most tokens per second on this engine.
 
 The time of a step is the time between two calls of the proposer, which finds the drafts. The engine
-calls it for every step, once the step's tokens are on the host, so the measurement waits for
+calls it for every step, after the step's tokens have reached the host, so the measurement waits for
 nothing. The time contains all costs of drafts, including the cost of finding them. A step counts
 only if it decoded the same requests as the step before. So steps with prompts, with requests that
 joined or left, and steps after which the engine did not call the proposer are left out.
@@ -57,8 +57,8 @@ _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
 # are equally good, drafts are chains.
 _SHAPE_LEADS = 1.01, 1.05
 # Learning from a step takes microseconds (benchmarks/gate.py), most of them because other code has
-# emptied the caches since the step before. So of each _LOOK_EVERY familiar steps, the gate learns
-# from only one; with few requests it learns from more of them.
+# emptied the caches since the step before. So the gate learns from only one of _LOOK_EVERY
+# familiar steps, or from more of them if there are few requests.
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # measured steps after which a cell's steps are familiar
 _COUNTED = (
@@ -323,7 +323,7 @@ class AutoGate:
         return tokens, expected, [s / (1 + right) for s, right in pairs]
 
     def _would_pay(self, offered: Offered, rows: int, shape: int) -> bool:
-        """Whether drafts would pay with offers like this step's; asked while the gate is closed."""
+        """Whether drafts would pay with offers like this step's; called while the gate is closed."""
         if not self._times.ready:
             return False
         supply = Supply(self._calibrations[shape])
@@ -332,7 +332,7 @@ class AutoGate:
         return min(s_per_token) * _LEAD < s_per_token[0]
 
     def _enter(self, octave: int) -> None:
-        """Change to the offers of another octave of running requests (`draft_supply.py`)."""
+        """Change to the offers for another octave of requests (`draft_supply.py`)."""
         known = self._octaves[octave]
         if known is None:
             known = self._octaves[octave] = [supply.heir() for supply in self._supplies]

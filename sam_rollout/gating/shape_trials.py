@@ -17,7 +17,7 @@ _AGAIN, _AT_LEAST_EVERY = 32, 512  # steps from one series to the next: at first
 
 
 class ShapeTrials:
-    """The trials of one octave of running requests.
+    """The trials of one octave of the number of running requests.
 
     Attributes:
         fresh: the offers that the series under way has found; None in the first series, which has

@@ -1,4 +1,4 @@
-"""The data of an engine step that a gate sees."""
+"""The data that a gate gets about an engine step."""
 
 from __future__ import annotations
 

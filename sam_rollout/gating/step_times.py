@@ -152,7 +152,7 @@ class StepTimes:
         """Learn from a step; return False if it was left out.
 
         Args:
-            rows, load, draft_tokens, context: of the step; `load` is the result of `load_of`.
+            rows, load, draft_tokens, context: figures of the step; `load` comes from `load_of`.
             seconds: its measured time.
             expected: its expected time (`expect`); ignored until `ready`.
         """

@@ -21,7 +21,7 @@ from sam_rollout.core.settings import ConfigError
 CONFIG, TRAINING = "config.json", "training.json"
 LLAMA, QWEN3 = "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"
 _ARCHITECTURES = {"llama": LLAMA, "qwen3": QWEN3}
-#: Keys of a policy's configuration that must not change for its head.
+#: Keys of a policy's configuration. A head fits only policies with the same values.
 BASE_KEYS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings",
@@ -152,7 +152,7 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
 
 
 def is_fresh(folder: Path) -> bool:
-    """Return whether the folder has a head made by this package and not trained since."""
+    """Return whether the folder has a head that this package made and never trained."""
     record = folder / TRAINING
     return record.exists() and read_object(record).get("updates") == 0
 

@@ -72,7 +72,7 @@ class Policy:
 
     @classmethod
     def of(cls, model: Any, device: torch.device) -> Policy:
-        """Take a loaded model, with copies of its matrices in float32 on `device`."""
+        """Make a policy of a loaded model, with float32 copies of its two matrices on `device`."""
         ends = model.get_input_embeddings(), model.get_output_embeddings()
         return cls(model, *(end.weight.detach().to(device, torch.float32) for end in ends))
 

@@ -29,11 +29,11 @@ class TrainingSettings:
 
     steps: int = 3  # Successive draft tokens to train, the engine's `num_speculative_tokens`.
     updates: int = 1500  # Number of weight updates.
-    # Learning rate of the matrices after the warm-up; falls as a cosine.
+    # Learning rate of the matrices after the warm-up; it then falls along a cosine.
     learning_rate: float = 0.05
     batch: int = 8  # Windows per update.
     window: int = 192  # Tokens of a window, which is drawn at random from a text.
-    warmup: int = 20  # Updates in which the learning rate rises.
+    warmup: int = 20  # Number of first updates, in which the learning rate rises.
     seed: int = 0  # Seed of weights and windows.
 
 
@@ -87,7 +87,7 @@ class Learner:
         return drafts if self._chosen is None else self._chosen[drafts]
 
     def loss(self, samples: Sequence[Sample]) -> Tensor:
-        """Return the cross entropy in nats per draft token, as the mean over positions and steps.
+        """Return the mean cross entropy per draft token, in nats, over positions and draft steps.
 
         The policy's probability of tokens outside a reduced vocabulary is ignored.
         """
