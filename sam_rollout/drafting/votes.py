@@ -51,7 +51,7 @@ _SHARE_MEMORY = 1 << 12  # counts are halved at this number, to follow a policy 
 # Chances of drafted tokens are learned by the sum of their votes.
 SUMS = 32
 SUM_WIDTH = 0.25
-# Number of classes of the texts' joint vote, numbered after the classes of the sources.
+# Number of classes of the texts' joint vote; they come after the classes of the sources.
 TOGETHER = 2 * SUMS
 BORROWED = 8.0  # number of tokens that the wider class's share counts as in an estimate
 ASSUMED = 4.0  # tokens that the wider class is assumed to have at first
@@ -132,8 +132,8 @@ def tell_agreement(tokens, classes, weights, texts, other):
     """Increase the class of a vote (`other`) by the texts' agreement with its token.
 
     It is increased by 1 if texts vote for the token, and by 2 if it is their heaviest token.
-    Texts cast the first `texts` votes. The class of a text's vote depends on the writer
-    (`continuations.WRITERS`) where the class of another vote depends on the agreement.
+    Texts cast the first `texts` votes. The last part of a class holds this agreement; in the votes
+    of texts, it holds the writer instead (`continuations.WRITERS`).
     """
     best, _ = heaviest_token(tokens, classes, weights, 0, texts)
     is_named = False

@@ -57,8 +57,8 @@ _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
 # are equally good, drafts are chains.
 _SHAPE_LEADS = 1.01, 1.05
 # Learning from a step takes microseconds (benchmarks/gate.py), most of them because other code has
-# emptied the caches since the step before. So the gate learns from only one of _LOOK_EVERY
-# familiar steps, or from more of them if there are few requests.
+# emptied the caches since the step before. So the gate learns from only one of _LOOK_EVERY familiar
+# steps, or from more of them if there are few requests.
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # measured steps after which a cell's steps are familiar
 _COUNTED = (
@@ -323,7 +323,7 @@ class AutoGate:
         return tokens, expected, [s / (1 + right) for s, right in pairs]
 
     def _would_pay(self, offered: Offered, rows: int, shape: int) -> bool:
-        """Whether drafts would pay with offers like this step's; called while the gate is closed."""
+        """Whether offers like this step's would pay; called while the gate is closed."""
         if not self._times.ready:
             return False
         supply = Supply(self._calibrations[shape])
