@@ -1,4 +1,4 @@
-"""The releases of verl, vLLM and vllm-ascend that this release is made for (`upstream.toml`)."""
+"""The releases of verl, vLLM and vllm-ascend for which sam_rollout is made (`upstream.toml`)."""
 
 import tomllib
 from pathlib import Path

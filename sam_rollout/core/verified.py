@@ -11,38 +11,40 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class Verified(NamedTuple):
-    """The results of one engine step's verification, as int32[B] in the batch's present order.
+    """The results of one engine step's verification, with one number per request in each field.
 
-    The arrays are buffers that the next step overwrites; `copy` returns lasting arrays.
+    The fields are int32[B], in the batch's present order. They are buffers that the next step
+    overwrites; `copy` returns lasting arrays.
     """
 
     sampled: Int32Array  # Tokens gained, bonus token included; 0 for a prompt still being computed.
     drafted: Int32Array  # Draft tokens that were verified.
     accepted: Int32Array  # Draft tokens that were accepted.
     filling: Int32Array  # Padding tokens, verified only to keep the step's shape.
-    source: Int32Array  # Number of the source with the heaviest votes for a draft; -1 without any.
+    source: Int32Array  # Number of the source whose votes for a draft weigh most; -1 without any.
     # The sampled text also shows whether draft tokens that were not verified are right.
     judged: Int32Array  # Draft tokens known to be right or wrong.
-    right: Int32Array  # Length of the draft's longest prefix that the text continues with.
+    right: Int32Array  # Length of the draft's longest prefix with which the text continues.
 
     def copy(self) -> Verified:
         """Return the same numbers in new arrays."""
         return Verified(*(column.copy() for column in self))
 
 
-# The lower bounds of the classes in which draft tokens are counted, by probability of acceptance.
+# Draft tokens are counted in classes by their probability of acceptance, with these lower bounds.
 CHANCES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.42, 0.35, 0.28, 0.22, 0.17, 0.13, 0.1, 0.07, 0.05, 0.03, 0.0)
 
 
 class Offered(NamedTuple):
-    """Counts of the draft tokens found in a step, verified or not, and of the right ones.
+    """Counts of the draft tokens found for a step, including tokens that are not verified.
 
     `tokens` is a buffer that the next step overwrites; `copy` returns a lasting array.
     """
 
     rows: int  # Requests that were allowed drafts and gained tokens in the step.
-    # float64[4, len(CHANCES)]. For each class: the numbers of draft tokens that were found, judged
-    # and right, and the sum of the judged tokens' probabilities.
+    # float64[4, len(CHANCES)]. For each class of `CHANCES`: how many draft tokens were found, how
+    # many of them were judged (known to be right or wrong), how many were right, and the sum of the
+    # judged tokens' probabilities.
     tokens: npt.NDArray[np.float64]
 
     def copy(self) -> Offered:

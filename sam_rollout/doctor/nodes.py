@@ -42,7 +42,7 @@ def facts(question: Question, marker: str = "") -> Facts:
         question: The device and the experiment.
         marker: A file that the doctor created in the folder of checkpoints; empty if it created
             none. Every training rank writes its part of a checkpoint into this folder. To resume,
-            it needs all parts, so the nodes have to share the folder.
+            each rank needs all parts, so the nodes have to share the folder.
     """
     digest = hashlib.sha256()
     package = Path(sam_rollout.__file__).resolve().parent
@@ -57,14 +57,14 @@ def facts(question: Question, marker: str = "") -> Facts:
         "machine": platform.machine(),
         "devices": str(count_devices()),
         "code and configs": digest.hexdigest()[:12],
-        # A configuration refers to its reward and its model by their paths.
+        # A configuration names files of the package by path, such as the reward function's file.
         "path of the package": str(package),
         **shared,
     }
 
 
 def examine_node(question: Question, marker: str) -> tuple[list[Finding], Facts]:
-    """Run all checks on the node of this Ray task."""
+    """Run all checks on the node where this function runs as a Ray task."""
     return list(examine(question, lambda _doing: None)), facts(question, marker)
 
 

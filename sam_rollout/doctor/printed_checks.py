@@ -55,7 +55,7 @@ def warn(what: str, found: object, fix: str) -> Line:
 
 
 def fail(what: str, found: object, fix: str) -> Line:
-    """Return a line for a problem that ends a run."""
+    """Return a line for a problem that would make a run fail."""
     return Line(Status.FAIL, what, str(found), fix)
 
 

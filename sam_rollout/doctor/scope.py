@@ -18,7 +18,7 @@ EXPERIMENT = "experiment="  # the override that names an experiment
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """The run for which machines are checked; the nodes of a cluster receive a copy."""
+    """Describes the run for which machines are checked; every node of a cluster gets a copy."""
 
     device: str  # A key of DEVICES.
     config: Mapping[str, Any] | None = None  # The composed experiment as nested, resolved dicts.
@@ -61,7 +61,8 @@ def ask(
 ) -> tuple[Question, list[Finding]]:
     """Turn the command's arguments into a question; return it with findings about the experiment.
 
-    If no device is given, the experiment's device is taken. Without overrides, no run is checked.
+    If no device is given, the experiment's device is taken. Without overrides, there is no
+    experiment, and only the machine is checked.
 
     Raises:
         UnknownExperimentError: The experiment does not exist; the message lists the existing ones.

@@ -23,7 +23,7 @@ from sam_rollout.sources import make_sources
 from sam_rollout.sources.contract import Piece, Scored, Usage
 from sam_rollout.sources.support.responses import Responses
 
-POLICIES = {"chain": DraftPolicy, "tree": TreePolicy}  # by the shape of their drafts
+POLICIES = {"chain": DraftPolicy, "tree": TreePolicy}  # by the shape of the policies' drafts
 
 
 class SamDrafter:
@@ -35,8 +35,8 @@ class SamDrafter:
     Args:
         config: the validated configuration, which must enable speculation.
         limits: the engine's limits.
-        shapes: the draft shapes that the caller may ask for (`chain`, `tree`). If empty, this is
-            only the shape that `sam.draft_shape` names (`auto` then means a chain).
+        shapes: the draft shapes that the caller may ask for (`chain`, `tree`). If empty, the
+            only shape is the one that `sam.draft_shape` names, or a chain if the setting is `auto`.
 
     Raises:
         ValueError: the config does not enable speculation, or a size is out of range.
@@ -64,7 +64,7 @@ class SamDrafter:
         self._policy = self._policies[0]  # the policy that made the drafts in flight
         self.batch = DraftBatch(limits)
         self._identities: dict[str, RequestIdentity] = {}
-        self._bound: Sequence[str | None] = []  # None where the request has ended
+        self._bound: Sequence[str | None] = []  # each row's request, None if it has ended
         self._places = np.zeros((len(self.sources), limits.max_rows, PLACE_WIDTH), np.int64)
         self._budget = np.zeros(limits.max_rows, np.int32)
         self._steps = 0
@@ -76,7 +76,7 @@ class SamDrafter:
         return any(source.needs_identity for source in self.sources)
 
     def hear(self, scored: Scored) -> None:
-        """Pass the positions that the model scored to all sources, see `Source.hear`."""
+        """Pass to all sources the positions that the model scored, see `Source.hear`."""
         for source in self.sources:
             source.hear(scored)
 
@@ -86,7 +86,10 @@ class SamDrafter:
             source.receive(tokens, chances)
 
     def admit(self, request_id: str, identity: RequestIdentity) -> None:
-        """Register a request's identity before its first step; otherwise it has no siblings."""
+        """Register a request's identity before its first step.
+
+        Without identity, a request cannot draft from other responses to its prompt.
+        """
         self._identities[request_id] = identity
 
     def bind(self, request_ids: Sequence[str]) -> None:
@@ -151,8 +154,8 @@ class SamDrafter:
         """Read each eligible row's new tokens and, if the gate is open, draft for the row.
 
         If the gate is closed, the new tokens are read all the same. So the first drafts after it
-        opens are as good as later ones. Siblings can also draft from tokens that were sampled while
-        it was closed.
+        opens are as good as later ones. Other responses to a row's prompt can also draft from
+        tokens that were sampled while the gate was closed.
 
         Args:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
@@ -200,7 +203,7 @@ class SamDrafter:
     def _draft(
         self, num_tokens: Int32Array, max_tokens: Int32Array | int, least_chance: float
     ) -> None:
-        """Draft the tokens that each row's sources vote for."""
+        """Work out each row's budget, and let the policy draft."""
         rows, batch = len(num_tokens), self.batch
         budget = self._budget[:rows]
         np.subtract(self._limits.max_model_len, num_tokens, out=budget)
@@ -223,7 +226,7 @@ class SamDrafter:
         self._bound = [None if request_id in ended else request_id for request_id in self._bound]
 
     def end_step(self) -> None:
-        """End a training step; texts that its requests share are freed after the last request."""
+        """End a training step; texts shared by its requests are freed when the last one ends."""
         self.responses.end_step()
         for source in self.sources:
             source.end_step()
@@ -238,7 +241,7 @@ class SamDrafter:
             source.wait()
 
     def usage(self) -> Usage:
-        """Return the summed usage of all sources and texts, with the largest `live_requests`."""
+        """Return the usage of all sources and texts as sums, `live_requests` as the maximum."""
         usages = [source.usage() for source in self.sources]
         total = Usage(*map(sum, zip(*usages, strict=True)))
         return total._replace(

@@ -144,8 +144,8 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         if i >= token_ids.shape[0] or end > token_ids.shape[1]:
             continue
         drafted = counts[i]
-        # The last new token is the engine's own. It never counts as accepted, even if it equals a
-        # draft token.
+        # The last gained token is the one that the engine sampled after the accepted tokens. It
+        # never counts as accepted, even if it equals a draft token.
         right = accepted = node = 0
         while right < gained:
             child = next_node(tokens[i], parents[i], known, node, token_ids[i, start + right])
@@ -155,7 +155,7 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
             node = child
             right += 1
         if right == gained and node <= drafted:
-            drafted = node - 1  # the engine cut the draft before this token, which was right
+            drafted = node - 1  # the engine did not verify this token, which was right
         out_drafted[i] = drafted
         out_accepted[i] = min(accepted, gained - 1)
         out_filling[i] = filling[i]

@@ -1,40 +1,42 @@
 """Chooses the tokens of draft chains, and learns from their verification.
 
-The tokens of a draft are chosen by votes. Each source looks for suffixes of the text with its draft
-so far in the source's own texts (`automaton/continuations.py`). It votes for tokens that followed
-them: the most frequent and the latest token after the longest suffix found, and likewise after the
-next shorter one. Votes of one kind, such as those after equally long suffixes, form a class. If a
-share p of a class's votes was right, each vote of the class has the weight -log(1 - p). The weights
-of votes for the same token are added up, as if these votes failed independently (a noisy or). The
-token with the largest sum is drafted. So the sources need no order of precedence.
+The tokens of a draft are chosen by votes. Among the suffixes of the request's text and draft so
+far, each source finds the longest one that occurs in the source's own texts
+(`automaton/continuations.py`). It votes for the most frequent and the latest token that followed
+this suffix there, and for two such tokens that followed the next shorter suffix. Votes of one kind,
+such as those after equally long suffixes, form a class. If a share p of a class's votes was right,
+each vote of the class has the weight -log(1 - p). The weights of votes for the same token are added
+up, as if these votes failed independently (a noisy or). The token with the largest sum is drafted.
+So the sources need no order of precedence.
 
 Votes of texts are often wrong together, because texts copy the same passages. Their sum would
 outvote the draft of a model, even if the model is right more often. So if a model drafts too, all
 texts together have one vote, for the token with their largest sum. The class of this vote depends
 on the sum, and on whether the model names the same token. The class of the model's vote depends on
-whether its token is the first choice of the texts, is another token with their votes, or has no
-vote of a text. On responses of real models, drafts of emulated heads (2 to 3.6 tokens a step) lost
-nothing when they were joined with texts in this way.
+whether its token is the heaviest among the texts' votes, is another token with their votes, or has
+no vote of a text. On responses of real models, drafts of emulated heads, which yield 2 to 3.6
+tokens a step alone, lost nothing when they were joined with texts in this way.
 
 A draft goes on while the next token's chance to be accepted reaches a bound. The gate sets this
-bound (`auto` knows what a token costs), and the policy `confidence` adds a second one,
-`sam.min_confidence`. A row whose first token misses the bound gets no draft. The first token that
-misses the bound is held back. The token that the model samples in its place shows whether it would
-have been right. So the policy also learns about tokens whose chances are too low to draft.
+bound (the gate `auto` derives it from the time that a token costs), and the policy `confidence`
+adds a second one, `sam.min_confidence`. A row whose first token misses the bound gets no draft. The
+first token that misses the bound is held back. The token that the model samples in its place shows
+whether it would have been right. So the policy also learns about tokens whose chances are too low
+to draft.
 
 A token's chance is a product with one factor for each position of the draft up to the token. A
-factor is the share of right tokens in a class. The tokens of a class have about the same sum of
-votes and the same position, and about as many tokens of their request's previous draft were
-accepted. If a class has few tokens, its share is mixed with the share of a wider class, which has
-all tokens with this sum. The wider class starts as if all tokens were right, so a new engine drafts
-like the policy `fixed`. A factor counts only drafts that were right up to its position. So drafts
-that the policy cut short do not distort the product (it is the product-limit estimate of Kaplan and
-Meier, 1958).
+factor is the share of right tokens in a class. The tokens of a class agree, roughly, in three
+things: the sum of their votes, their position, and how many tokens of the request's previous draft
+were accepted. If a class has few tokens, its share is mixed with the share of a wider class, which
+has all tokens with this sum. The wider class starts as if all tokens were right, so a new engine
+drafts like the policy `fixed`. A factor counts only drafts that were right up to its position. So
+drafts that the policy cut short do not distort the product (it is the product-limit estimate of
+Kaplan and Meier, 1958).
 
 Only the initial weights are built in. The policy learns everything else about texts and models from
 the drafts that this engine verified. On responses of real models (greedy replay, all sources, three
 draft tokens) each rule above increases the tokens per verify step by at most 1.4 %. The most
-valuable rule separates votes by how often their suffix was continued.
+valuable rule is that the class of a vote depends on how often its suffix was continued.
 """
 
 import logging
@@ -70,7 +72,7 @@ _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 _POSITIONS, _BEFORE = 4, 3
 _CHANCE_CLASSES = voting.SUMS * _POSITIONS * _BEFORE
 _VOTES = 2  # the first column of votes in `DraftPolicy._votes`
-_ROWS_AT_ONCE = 32  # rows whose waits for memory overlap, see `vote_lanes`
+_ROWS_AT_ONCE = 32  # rows looked up together, so that their waits for memory overlap
 
 
 class DraftPolicy:
@@ -89,7 +91,7 @@ class DraftPolicy:
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
         self._tells = config.gate.kind == "auto"
         self.votes = votes or voting.Votes(sources, max_rows)
-        # How many drafted tokens there were, and how many were right, by class and by sum alone.
+        # Numbers of drafted tokens and of right ones, for each class and then each wider class.
         self._chances_of = np.zeros((2, _CHANCE_CLASSES + voting.SUMS))
         # For each token of the drafts in flight: number of its votes, class of its chance, the
         # tokens of these votes, and their classes.
@@ -181,7 +183,7 @@ def _share(table, number):
 
 @_inlined
 def _unite(tokens, classes, origin, weights, texts, count):
-    """Append one joint vote of the texts, from the first `texts` votes; return the new count."""
+    """Append one joint vote that unites the first `texts` votes; return the number of votes."""
     best, most = voting.heaviest_token(tokens, classes, weights, 0, texts)
     for n in range(texts, count):
         voting.tell_agreement(tokens, classes, weights, texts, n)
@@ -205,7 +207,7 @@ def _keep_votes(votes, i, j, tokens, classes, count):
 
 @_inlined
 def _class_of_chance(most, j, accepted):
-    """Return a token's class; `accepted` tokens of its request's previous draft were accepted."""
+    """Return a token's class; `accepted` is how many tokens of the last draft were accepted."""
     number = np.int64(min(most / voting.SUM_WIDTH, voting.SUMS - 1))
     number = number * _POSITIONS + min(j, _POSITIONS - 1)
     return number * _BEFORE + min(accepted, _BEFORE - 1)

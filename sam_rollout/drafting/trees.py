@@ -7,8 +7,9 @@ text. All rows of a step share one budget of tokens. A token's chance is estimat
 draft were accepted. For trees, the token's rank among all tokens with votes counts, too. The
 estimate is multiplied by the chance of the token before it in the tree.
 
-The weights of votes are learned at those positions of the final text for which the tree had looked
-up votes. There all votes count, also votes for tokens that were not drafted.
+The weights of votes are learned at those positions of the text's continuation for which the tree
+had looked up votes. At these positions all votes count, also votes for tokens that were not
+drafted.
 """
 
 import numpy as np
@@ -79,12 +80,12 @@ _CHANCE_CLASSES = SUMS * _RANKS * _DEPTHS * _BEFORE
 _ASSUMED_OF_OTHERS = 0.15  # assumed chance of a token that is not the likeliest
 _LEAST = 1e-3  # least chance of a token that is worth a look-up
 _CHILDREN = 8  # most candidates that follow one token
-# A tree branches only after a token with at least this chance, divided by k. After a less likely
-# token, continuations other than the most frequent and the latest one would hardly be among the
-# tree's k tokens.
+# A tree branches only after tokens whose chance is at least this number divided by k. After a less
+# likely token, continuations other than the most frequent and the latest one would hardly be among
+# the tree's k tokens.
 _BRANCHES = 0.8
-# Up to _AT_ONCE tokens' followers are looked up together, so that their waits for memory overlap.
-# Each of these tokens has at least _NEAR times the chance of the first one.
+# The followers of up to _AT_ONCE tokens are looked up together, so that their waits for memory
+# overlap. Each of these tokens has at least _NEAR times the chance of the first of them.
 _AT_ONCE, _NEAR = 8, 0.5
 _UNKNOWN, _WRONG = -1, -2  # for a token that the text does not judge yet, and for a wrong one
 # Columns of a candidate.
@@ -163,7 +164,7 @@ class TreePolicy(DraftPolicy):
         return drafted
 
     def offered(self, verified: Verified) -> Offered | None:
-        """Return counts of the tokens that were found for the last trees, made by `learn`."""
+        """Return the counts that `learn` made of the tokens found for the last trees."""
         return Offered(self._judged_rows, self._tokens) if self._tells else None
 
 
@@ -323,7 +324,7 @@ def _grow(
             i, parent, number, token = heap[0, 0], heap[0, 1], heap[0, 2], heap[0, 3]
             size = _drop_first(heap, heap_chances, size)
             grown = counts[i] + held_back[i]
-            # After a row's draft tokens, at most one token is held back (less likely than `least`).
+            # After a row's draft tokens, at most one token (less likely than `least`) is held back.
             # In a row without draft tokens, all tokens that are found are held back; they are only
             # recorded, so that chances are learned.
             if grown >= budget[i] or (counts[i] > 0 and held_back[i] > 0):

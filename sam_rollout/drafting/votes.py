@@ -51,9 +51,9 @@ _SHARE_MEMORY = 1 << 12  # counts are halved at this number, to follow a policy 
 # Chances of drafted tokens are learned by the sum of their votes.
 SUMS = 32
 SUM_WIDTH = 0.25
-# Classes of the joint vote of all texts; they follow the classes of the sources.
+# Number of classes of the texts' joint vote; they come after the classes of the sources.
 TOGETHER = 2 * SUMS
-BORROWED = 8.0  # weight of the wider class's share in an estimate, in tokens
+BORROWED = 8.0  # number of tokens that the wider class's share counts as in an estimate
 ASSUMED = 4.0  # tokens that the wider class is assumed to have at first
 CHANCE_MEMORY = 1 << 14
 
@@ -68,7 +68,7 @@ class Votes:
     Attributes:
         shares: float64[2, classes], the number of votes of each class, and the number of right
             ones.
-        weights: float64[classes], what a vote weighs.
+        weights: float64[classes], the weight of each class's votes.
         accepted: int32[max_rows], tokens accepted of each request's last draft.
     """
 
@@ -132,8 +132,8 @@ def tell_agreement(tokens, classes, weights, texts, other):
     """Increase the class of a vote (`other`) by the texts' agreement with its token.
 
     It is increased by 1 if texts vote for the token, and by 2 if it is their heaviest token.
-    Votes of texts have the writer in this last part of their class (`continuations.WRITERS`). The
-    first `texts` votes are those of texts.
+    Texts cast the first `texts` votes. The last part of a class holds this agreement; in the votes
+    of texts, it holds the writer instead (`continuations.WRITERS`).
     """
     best, _ = heaviest_token(tokens, classes, weights, 0, texts)
     is_named = False
@@ -211,7 +211,7 @@ def origin_of(token, sources, tokens, classes, origin, weights, count):
 
 @_inlined
 def follow_token(i, first, token, places, lanes, tasks):
-    """Move a row's lanes along the token that was drafted."""
+    """Advance a row's lanes by the token that was drafted."""
     sources = places.shape[0]
     for s in range(sources):
         kind, slot = places[s, i, PLACE_KIND], (i - first) * sources + s

@@ -1,11 +1,11 @@
 """One budget for engines that wait for each other in every step.
 
 Engines that share experts (data parallelism of a mixture of experts) compute every layer together.
-An engine that drafts alone makes all others wait for its longer step, so they decide together. Once
-a step, each engine reports to the others its load and the budget of draft tokens that it proposes.
-The proposal of the busiest engine holds for all. The busiest engine's step is the longest, and
-gates that decide by the number of requests let it draft the least. Engines without requests report
-nothing.
+If one engine drafts and others do not, the others wait for its longer step. So all decide together.
+Once a step, each engine reports to the others its load and the budget of draft tokens that it
+proposes. The proposal of the busiest engine holds for all. The busiest engine's step is the
+longest, and gates that decide by the number of requests let it draft the least. Engines without
+requests report nothing.
 
 All engines decide from the same reports of the same step, and from nothing else, so they cannot
 disagree. A decision after step t follows from reports that were made after step t - 1 and exchanged
@@ -75,7 +75,7 @@ class AgreedGate:
 
     Args:
         gate: makes the proposals. It observes each step with the busiest engine's load. The reports
-            about a step arrive one step later, so it observes the step then.
+            about a step arrive one step later, so the gate observes each step one step later.
         fallback: the gate that decides if nothing was exchanged.
         exchange: carries the reports between the engines of the group.
         k: most draft tokens of a request.
@@ -90,7 +90,7 @@ class AgreedGate:
         self._exchange = exchange
         self._meter = LoadMeter()
         self._exchanges = 0  # exchanges seen so far
-        self._fresh = False  # whether there was an exchange for the step just observed
+        self._fresh = False  # whether reports were exchanged for the step just observed
         self._leader: Report | None = None
         self._load = _UNKNOWN  # of this engine, in the step just observed
         # The last step, which waits for the other engines' reports about it, and its decision.

@@ -1,26 +1,28 @@
 """The gate `auto`: it measures which drafts yield the most tokens per second on this engine.
 
 The time of a step is the time between two calls of the proposer, which finds the drafts. The engine
-calls it for every step, once the step's tokens are on the host, so the measurement waits for
+calls it for every step, after the step's tokens have reached the host, so the measurement waits for
 nothing. The time contains all costs of drafts, including the cost of finding them. A step counts
 only if it decoded the same requests as the step before. So steps with prompts, with requests that
 joined or left, and steps after which the engine did not call the proposer are left out.
 
-The gate decides on a level. A level says whether to draft and, if so, the least chance of a draft
-token (the price of its time). Then each request gets as many draft tokens as are worth their time,
-which may be none. The rate of a level is requests * (1 + expected accepted tokens) / expected step
-time. The level with the highest rate replaces the present one if it leads by `_LEAD`. Drafting
-needs this lead over not drafting, too. A level's offers are the tokens that could be drafted at it.
-Now and then the gate tries another level, if it does not (or no longer) know the time of that
-level's steps or its offers. Trials may lose the share `exploration` of all step time, and the time
-of a few steps (`_ADVANCE`) on top, so that the first trials need not wait.
+The gate chooses a level. A level says whether to draft and, if so, which chance of acceptance a
+draft token must have at least to be worth its time. Then each request gets as many draft tokens as
+are worth their time, which may be none. The rate of a level is requests * (1 + expected accepted
+tokens) / expected step time. The level with the highest rate replaces the present one if its rate
+is higher by the factor `_LEAD`. A new level that drafts also needs this lead over not drafting; if
+nothing is drafted at present, it needs the lead twice. A level's offers are the tokens that could
+be drafted at that level. Now and then the gate tries another level, if it does not know the time of
+that level's steps or its offers, or no longer knows them. Trials may lose the share `exploration`
+of all step time. They may also lose the time of `_ADVANCE` steps in advance, so that the first
+trials need not wait.
 
 If drafts may be chains or trees, each shape has its own levels, and the level with the highest rate
 decides the shape, too. Offers, their shares of right tokens, and step times are learned separately
-for each shape. The shape that is not in use has to lead by `_SHAPE_LEADS`. It is tried now and then
-(`shape_trials.py`), as long as its trials are affordable. If only some requests may have drafts of
-a shape, the gate learns the shape's offers from these requests, and expects such offers from them
-alone.
+for each shape. To replace the shape in use, the other shape needs a rate that is higher by a factor
+of `_SHAPE_LEADS`. The other shape is tried now and then (`shape_trials.py`), as long as its trials
+are affordable. If only some requests may have drafts of a shape, the gate learns the shape's offers
+from these requests, and expects such offers from them alone.
 
 If engines decide together (``agreement.py``), each learns times from the busiest engine's load, and
 offers from its own requests.
@@ -43,7 +45,7 @@ from sam_rollout.gating.step import DecidedStep, EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
 
 _LEAD = 1.01
-_ADVANCE = 4  # steps whose time may be lost before any exploration was earned
+_ADVANCE = 4  # trials may lose the time of this many steps in advance
 _DECIDE_EVERY = 4  # steps from one decision to the next, as long as no request joins or leaves
 _ENOUGH = 4  # measured steps after which a cell (see `step_times.py`) is known
 _STALE = 512  # steps after which a cell has to be measured again
@@ -55,8 +57,8 @@ _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
 # are equally good, drafts are chains.
 _SHAPE_LEADS = 1.01, 1.05
 # Learning from a step takes microseconds (benchmarks/gate.py), most of them because other code has
-# emptied the caches since the step before. So of each _LOOK_EVERY familiar steps, the gate learns
-# from only one; with few requests it learns from more of them.
+# emptied the caches since the step before. So the gate learns from only one of _LOOK_EVERY familiar
+# steps, or from more of them if there are few requests.
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # measured steps after which a cell's steps are familiar
 _COUNTED = (
@@ -158,7 +160,7 @@ class AutoGate:
             self._lost_s += max(0.0, expected - gained * self._fair_s_per_token)
 
     def _hear(self, offered: Offered, rows: int, shape: int) -> None:
-        """Learn the tokens of a shape that were found in a step with `rows` requests."""
+        """Learn from the draft tokens of one shape, found in a step with `rows` requests."""
         self._calibrations[shape].observe(offered)
         trials = self._shape_trials[self._octave]
         fresh = trials.fresh if shape != self._best_shape else None
@@ -287,7 +289,7 @@ class AutoGate:
     def _work_out(
         self, rows: int, context: int, by_shape: Sequence[Levels], first: int = 0
     ) -> tuple[list[float], list[float], list[float]]:
-        """Return each level's expected draft tokens of a step, its seconds, and seconds per token.
+        """Return for each level a step's expected draft tokens, seconds, and seconds per token.
 
         Args:
             rows: requests.
@@ -321,7 +323,7 @@ class AutoGate:
         return tokens, expected, [s / (1 + right) for s, right in pairs]
 
     def _would_pay(self, offered: Offered, rows: int, shape: int) -> bool:
-        """Whether drafts would pay with offers like this step's; asked while the gate is closed."""
+        """Whether offers like this step's would pay; called while the gate is closed."""
         if not self._times.ready:
             return False
         supply = Supply(self._calibrations[shape])
@@ -330,7 +332,7 @@ class AutoGate:
         return min(s_per_token) * _LEAD < s_per_token[0]
 
     def _enter(self, octave: int) -> None:
-        """Change to the offers of another octave of running requests (`draft_supply.py`)."""
+        """Change to the offers for another octave of requests (`draft_supply.py`)."""
         known = self._octaves[octave]
         if known is None:
             known = self._octaves[octave] = [supply.heir() for supply in self._supplies]
@@ -376,10 +378,10 @@ class AutoGate:
     def _other_shape(self, choices: tuple[int, ...], room: float) -> int:
         """Return a level of the other shape if its trial is due and affordable; else the best.
 
-        `room` is the time that trials may still lose. A trial that is expected to lose no time
-        needs none, because other levels' trials, which all lose time, would leave none for it. A
-        new series of trials replaces the results of the previous one, because the least chance,
-        which limits the offered tokens, may have changed since.
+        `room` is the time that trials may still lose. A trial that is expected to lose no time is
+        made even if `room` is used up. (Trials of other levels all lose time, and could use `room`
+        up again and again.) A new series of trials replaces the results of the previous one,
+        because the least chance, which limits the offered tokens, may have changed since.
         """
         best = self._best
         if self._levels == LEVELS or not best or len(choices) < self._levels:

@@ -1,13 +1,14 @@
-"""Learns from past steps how many draft tokens, and how many right ones, a least chance yields.
+"""Learns from past steps how many draft tokens reach a least chance, and how many are right.
 
 In every step in which the drafter looks for drafts, it reports the tokens that it could have
-drafted (`verified.Offered`). They are counted by class of their chance to be accepted, and so are
-the right ones among the tokens that the text has judged. With a given least chance, the tokens of
-all classes at or above it are drafted. Their share of right tokens is estimated from the outcomes
-in their class; in a class with few tokens, the drafter's own estimate counts more.
+drafted (`verified.Offered`). They are counted by class of their chance to be accepted. The tokens
+that the text has shown to be right or wrong ("judged") are counted, too, and the right ones. With a
+given least chance, the tokens of all classes at or above it are drafted. Their share of right
+tokens is estimated from the outcomes in their class; in a class with few tokens, the drafter's own
+estimate counts more.
 
-The tokens offered in a step depend on how far the text moved on in the step before, and so on the
-least chance in use. So the figures for other least chances are not exact.
+The tokens offered in a step depend on how many tokens the step before added to the text, and so on
+the least chance in use. So the figures for other least chances are not exact.
 
 The requests of the long tail are no fair sample of all requests, so each octave of the number of
 running requests (from one power of two to the next) has figures of its own. The shares of right
@@ -30,7 +31,7 @@ _ROWS = 256  # latest requests whose offers count; a request counts in each of i
 _STEPS = 16  # latest steps whose offers count, if they have more than _ROWS requests
 _JUDGED = 2048  # when a class has this many judged tokens, its counts are halved
 _BELIEVED = 16.0  # the drafter's own estimate counts like this number of judged tokens
-_LOOKED_AT = 32  # when a closed gate's looks have this many judged tokens, counts are halved
+_LOOKED_AT = 32  # counts of a closed gate's looks are halved at this many judged tokens
 # A class is learned anew from a closed gate's looks (steps in which drafts are found but not handed
 # over) if they found more right tokens than expected, by _DEVIATIONS standard deviations plus _MORE
 # tokens.
@@ -59,9 +60,10 @@ class Calibration:
             self._judged[:, self._judged[0] > _JUDGED] /= 2
 
     def look(self, offered: Offered) -> None:
-        """Learn from a closed gate's look, after `observe`; replace the counts of improved classes.
+        """Learn from a step in which a closed gate only counted drafts; called after `observe`.
 
-        Looks are rare. Without this method, earlier wrong drafts would outweigh them for long.
+        A class whose drafts have improved gets the counts from such steps (looks) alone. Looks are
+        rare, so earlier wrong drafts would outweigh them for long otherwise.
         """
         self._looks += offered.tokens[1:]
         judged, right, _ = self._looks
@@ -90,7 +92,7 @@ class Levels(NamedTuple):
 
 
 class Supply:
-    """The tokens that are offered to a request in a step, for one octave of running requests.
+    """The tokens offered to a request in a step, for one octave of the number of running requests.
 
     Attributes:
         rows: number of recent requests that it was learned from.
@@ -120,7 +122,7 @@ class Supply:
             spread[i] += weight * ((1 - weight) * rows * total * total - spread[i])
 
     def heir(self) -> Supply:
-        """Return a supply for another octave, which begins with these offers and adapts fast."""
+        """Return a supply for another octave; it begins with this one's offers and adapts fast."""
         heir = Supply(self._calibration)
         heir._tokens, heir._spread = self._tokens.copy(), self._spread.copy()
         heir.rows = min(self.rows, _ROWS / 4)

@@ -15,7 +15,7 @@ LOOK = 2.0  # a least chance that no token has: drafts are found, but none is ve
 
 
 def hands_over(budget: int, least_chance: float) -> bool:
-    """Whether drafts are verified under a decision; after a look, found tokens are only counted."""
+    """Whether a decision lets drafts be verified; with LOOK, the drafts found are only counted."""
     return budget > 0 and least_chance < LOOK
 
 
@@ -56,8 +56,8 @@ class ScheduleGate:
     """A budget that depends only on the number of running requests.
 
     Args:
-        schedule: bound on the number of requests -> draft tokens. The smallest bound that is not
-            exceeded decides; above the largest bound nothing is drafted.
+        schedule: bound on the number of requests -> draft tokens. The smallest bound that the
+            number of requests does not exceed decides; above the largest bound nothing is drafted.
         k: most draft tokens of a request.
     """
 

@@ -1,13 +1,13 @@
 """Decides whether a drafting model is worth its forward passes; drafts from texts cost little.
 
-The gate's levels differ only in the tokens that are verified. But a model that drafts also costs
-forward passes before anything is verified, for all requests at once. So there are two ways to
-draft, with the model and with texts alone. The tokens per second of steps with drafts are measured
-for both, by octave of the number of running requests (`draft_supply.py`). The faster way is used.
-The slower way is tried again for a few steps now and then, half as often after each trial that it
-loses. If the run trains the model, then after each training step, the trials of a model that lost
-become as frequent as at first. If the gate stays closed while the model drafts, texts alone are
-tried.
+A gate only decides which draft tokens are verified. But a model that drafts also costs forward
+passes before anything is verified, for all requests at once. So there are two ways to draft, with
+the model and with texts alone. For both ways, the tokens per second of steps with drafts are
+measured, separately for each octave of the number of running requests (`draft_supply.py`). The
+faster way is used. The slower way is tried again for a few steps now and then, half as often after
+each trial that it loses. If the run trains the model, each training step makes the trials of a
+model that lost as frequent as at first. If the gate stays closed while the model drafts, texts
+alone are tried.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from sam_rollout.core.limits import Limits
 from sam_rollout.gating.step import EngineStep
 
 _LEAD = 1.02  # a way to draft replaces the other one if it is faster by this factor
-_TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # least steps of a trial, and least rows summed over them
-_FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between trials
-# Number of steps after a change of the way that count for neither way. An engine that schedules a
-# step ahead follows the change in the third step, and verifies that step's drafts in the next one.
+_TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # a trial takes this many steps and rows (requests * steps)
+_FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between trials: at first, at most
+# Number of steps after a change from one way to the other that count for neither way. An engine
+# that schedules a step ahead follows the change in the third step, and verifies that step's drafts
+# in the next one.
 _SETTLING = 3
 _FORGOTTEN = 1 / 512  # share of the earlier measurements that a new step replaces
 _PAUSE = 4.0  # a step that takes this many times as long as usual is left out
@@ -31,7 +32,7 @@ TEXTS, MODEL = 0, 1
 
 
 class _Octave:
-    """The measurements for one octave of running requests."""
+    """The measurements for one octave of the number of running requests."""
 
     def __init__(self) -> None:
         self.best = MODEL

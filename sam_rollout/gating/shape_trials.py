@@ -1,10 +1,10 @@
 """Trials of the draft shape that is not in use: when they are due, and the offers that they found.
 
-A series of trials is over when it has found the offers to enough requests. Until then, the offers
-that were known before are used. A series is also over when twice as many requests took part in its
-trials. In a batch that changes in every step, trials report no offers, so the series would not end
-otherwise. Each series waits twice as long as the previous one, until a series changes the shape in
-use.
+A series of trials is over when it has found the offers (the tokens that could be drafted) to enough
+requests. Until then, the offers that were known before are used. A series is also over when twice
+as many requests took part in its trials. In a batch that changes in every step, trials report no
+offers, so the series would not end otherwise. The wait before a series is twice as long as the wait
+before the previous one, until a series changes the shape in use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _AGAIN, _AT_LEAST_EVERY = 32, 512  # steps from one series to the next: at first
 
 
 class ShapeTrials:
-    """The trials of one octave of running requests.
+    """The trials of one octave of the number of running requests.
 
     Attributes:
         fresh: the offers that the series under way has found; None in the first series, which has
@@ -44,7 +44,7 @@ class ShapeTrials:
         self._again = min(2 * self._again, _AT_LEAST_EVERY)
 
     def count(self, rows: float) -> None:
-        """Count the requests of a trial that may draft its shape."""
+        """Count the requests in a trial that may have drafts of its shape."""
         self._rows += rows
 
     def changed(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""The data of an engine step that a gate sees."""
+"""The data that a gate gets about an engine step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StepLoad(NamedTuple):
     tokens: int  # gained
     draft_tokens: int  # tokens to verify, padding included
     context: int  # known tokens, gained ones included
-    steady: bool  # whether it decoded the requests of the step before, and did nothing else
+    steady: bool  # whether the step only decoded, with the requests of the step before
 
 
 class DecidedStep(NamedTuple):
@@ -39,7 +39,7 @@ class EngineStep(NamedTuple):
     num_tokens: np.ndarray  # int32[B], known tokens of each row
     same_batch: bool  # whether the rows are those of the step before
     offered: Offered | None = None  # None if no drafts were looked for, or the batch has changed
-    wasted: bool = False  # whether the step was padded although the gate closed later
+    wasted: bool = False  # whether the step was padded for drafts, but the gate then closed
     group: DecidedStep | None = None  # set if several engines decide together (`agreement.py`)
     # For each shape, the share of rows that may have drafts of it; empty if all rows may.
     may_draft: tuple[float, ...] = ()
@@ -61,6 +61,6 @@ class LoadMeter:
             int(_sum(verified.sampled)),
             int(_sum(verified.drafted)) + int(_sum(verified.filling)),
             int(_sum(step.num_tokens)),
-            # If the step before left a prompt unfinished, this step computed its last part.
+            # If the step before left a prompt unfinished, this step computed that prompt's rest.
             bool(rows and no_prompt_before and self._no_prompt and step.same_batch),
         )

@@ -2,13 +2,13 @@
 
 The expected time of a step is `speed * base * correction`:
 
-* `base` is linear in requests, scored tokens and context. It carries measurements over to batches
-  that were not measured. It is fitted by least squares with forgetting. Residuals count relative to
-  the time of their step, because otherwise large batches would outweigh the small ones of the long
-  tail.
+* `base` ("the line") is linear in requests, scored tokens and context. It carries measurements over
+  to batches that were not measured. It is fitted by least squares with forgetting. Residuals count
+  relative to the time of their step, because otherwise large batches would outweigh the small ones
+  of the long tail.
 * `correction` is the ratio of measured times to `base` in a cell. A cell holds the steps with about
-  the same number of requests and of draft tokens per request. The correction of an empty cell
-  without measured neighbours is 1.
+  the same number of requests and of draft tokens per request. A cell without steps takes its
+  correction from the cells with the same number of requests; without these it is 1.
 * `speed` follows causes that slow all steps down, such as another program on the machine. So drafts
   are not blamed for a slow moment at which they were tried. `speed` is also pulled back to 1, as
   strongly as it follows a new step, because otherwise it and `base` could drift apart without end.
@@ -25,7 +25,7 @@ import numpy as np
 
 from sam_rollout.core.limits import Limits
 
-_FEATURES = 4  # 1, scored tokens, draft tokens among them, context tokens
+_FEATURES = 4  # of the line: 1, scored tokens, draft tokens among them, context tokens
 _RIDGE = (1e-6, 1e-6, 1e-3, 1e-6)
 _MEMORY = 2000  # steps that the line remembers
 _CELL_MEMORY = 64  # steps that a cell remembers
@@ -34,7 +34,7 @@ _FIRST_FITS = (8, 16, 32)  # numbers of steps after which the first fits are mad
 _WARM_UP = _FIRST_FITS[0]  # before this number of steps, there are no expectations and no outliers
 _OUTLIER = 2.0  # a step whose time differs from the expected one by this factor is an outlier
 _KNOWN = 4  # steps after which a cell is known; an unknown cell may lie far from the expectation
-# After this many steps outside a cell, the cell's earlier steps count as at most `_KNOWN`. The line
+# After this many steps in other cells, a cell's earlier steps count as at most `_KNOWN`. The line
 # may have moved since; for example, it may explain costlier trees by longer texts.
 _OLD = 256
 _PATIENCE = 16
@@ -50,7 +50,8 @@ _ROWS_APART = 9 / 8  # largest ratio of the numbers of requests that share a cel
 class StepTimes:
     """Expected step times, in seconds, by requests, draft tokens and context.
 
-    With several shapes of drafts, the same tokens may cost more as a tree.
+    Each shape of drafts has cells of its own, because a tree may cost more than a chain of as many
+    tokens.
     """
 
     def __init__(self, limits: Limits, shapes: int = 1) -> None:
@@ -76,7 +77,7 @@ class StepTimes:
         self._line = [0.0] * _FEATURES
         self._gram = np.zeros((_FEATURES, _FEATURES))
         self._moment = np.zeros(_FEATURES)
-        self._recent: list[tuple[float, ...]] = []  # features and seconds that `_gram` lacks
+        self._recent: list[tuple[float, ...]] = []  # features and seconds not in `_gram` yet
         self._steps = 0
         self._strays = 0
         self._speed = 1.0
@@ -151,7 +152,7 @@ class StepTimes:
         """Learn from a step; return False if it was left out.
 
         Args:
-            rows, load, draft_tokens, context: of the step; `load` is the result of `load_of`.
+            rows, load, draft_tokens, context: figures of the step; `load` comes from `load_of`.
             seconds: its measured time.
             expected: its expected time (`expect`); ignored until `ready`.
         """
@@ -220,7 +221,7 @@ class StepTimes:
 
 
 def _bins(max_rows: int) -> list[int]:
-    """Map numbers of requests to cells: up to 8, one number per cell, then more and more."""
+    """Map numbers of requests to cells; small numbers have their own cell, larger ones share."""
     bins, bound, number = [0], 1.0, 0
     for rows in range(1, max_rows + 1):
         if rows > bound:

@@ -21,7 +21,7 @@ from sam_rollout.core.settings import ConfigError
 CONFIG, TRAINING = "config.json", "training.json"
 LLAMA, QWEN3 = "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"
 _ARCHITECTURES = {"llama": LLAMA, "qwen3": QWEN3}
-#: Keys of a policy's configuration that must not change for its head.
+#: Keys of a policy's configuration. A head fits only policies with the same values.
 BASE_KEYS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings",
@@ -104,9 +104,9 @@ class Head:
 def default_layers(layers: int) -> tuple[int, int, int]:
     """Return the layers after which vLLM takes hidden states by default.
 
-    With fewer than seven layers, vLLM's default would name a layer twice or would not ascend, and
-    vLLM 0.31 sorts the layers and drops repeated ones. For such a policy, three adjacent layers are
-    used instead.
+    With fewer than seven layers, vLLM's default would name a layer twice or would not be in
+    ascending order, and vLLM 0.31 sorts the layers and drops repeated ones. For such a policy,
+    three adjacent layers are returned instead.
 
     Raises:
         ConfigError: The policy has fewer than three layers.
@@ -152,7 +152,7 @@ def read_head(folder: str | Path, field: str = "head") -> Head:
 
 
 def is_fresh(folder: Path) -> bool:
-    """Return whether the folder has one of our heads that was never updated."""
+    """Return whether the folder has a head that this package made and never trained."""
     record = folder / TRAINING
     return record.exists() and read_object(record).get("updates") == 0
 

@@ -51,8 +51,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, cache: list[KeysAndValues]) -> Tensor:
         """Attend, and append this step's keys and values to `cache`.
 
-        Row t of step j drafts after the text up to t. It attends to the first step's rows up to t,
-        and to row t alone in each later step.
+        Row t of each step belongs to the draft for a text that ends with token t + 1. It attends to
+        the first step's rows up to t, and to row t alone in each later step.
 
         Args:
             x: [batch, length, 2 * hidden].

@@ -1,4 +1,4 @@
-"""Computes how many of a head's drafts its policy would accept, from texts of the policy."""
+"""Computes from a policy's texts how many of a head's draft tokens the policy would accept."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Acceptance:
     Attributes:
         per_position: For each draft position, the policy's mean probability of the draft token,
             given the text before it, over all positions of the responses.
-        length: Tokens per verify step, bonus token included, in a replay of the texts as an engine
-            with these drafts would have sampled them.
+        length: Tokens per verify step, bonus token included, if an engine with these drafts had
+            sampled the texts.
         positions: Number of positions in responses.
     """
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sam_rollout.telemetry.traces import Trace
 
 STORED = torch.bfloat16  # Type of the states in memory: half the size of float32, exact enough.
-_POSITIONS = 4096  # Most positions of one forward pass.
+_POSITIONS = 4096  # Largest number of positions in one forward pass, padding included.
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Sample:
 
 
 def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int:
-    """Draw where a window of `length` tokens begins in a text of `tokens` tokens.
+    """Draw the position in a text of `tokens` tokens where a window of `length` tokens begins.
 
     The window reaches into the response if it can; `prompt` is the number of prompt tokens.
     """
@@ -72,7 +72,7 @@ class Policy:
 
     @classmethod
     def of(cls, model: Any, device: torch.device) -> Policy:
-        """Take a loaded model, with copies of its matrices in float32 on `device`."""
+        """Make a policy of a loaded model, with float32 copies of its two matrices on `device`."""
         ends = model.get_input_embeddings(), model.get_output_embeddings()
         return cls(model, *(end.weight.detach().to(device, torch.float32) for end in ends))
 
@@ -106,7 +106,7 @@ class Policy:
 
 
 def _batches(texts: Sequence[Tensor]) -> list[list[int]]:
-    """Group the indices of texts of similar lengths, which need little padding."""
+    """Group texts of similar lengths, which need little padding; return their indices."""
     batches: list[list[int]] = [[]]
     for i in sorted(range(len(texts)), key=lambda i: len(texts[i])):
         if batches[-1] and (len(batches[-1]) + 1) * len(texts[i]) > _POSITIONS:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 HELD_OUT = 0.05  # share of the prompts that are held out
 LEAST_HELD_OUT = 4
-EVALUATIONS = 10  # Evaluations during the training.
+EVALUATIONS = 10  # Number of evaluations during the training.
 LOGGED = 100  # Number of losses in training.json, each the mean over one hundredth of the training.
 
 
@@ -38,8 +38,8 @@ class HeadRequest:
     texts: Sequence[Path]  # Run folders with recorded traces, or files of traces.
     output: Path  # Folder of the trained head.
     settings: TrainingSettings  # Settings of the training.
-    # Number of tokens that the head can draft, the most frequent ones in the responses; None means
-    # all.
+    # Size of the head's vocabulary, which gets the most frequent tokens of the responses; None
+    # means the policy's whole vocabulary.
     draft_vocabulary: int | None = None
     # The head to begin with, which has its own vocabulary; None means random weights.
     start: Path | None = None
@@ -145,7 +145,7 @@ def _train(
     learner: Learner, samples: Sequence[Sample], tests: Sequence[Sample],
     settings: TrainingSettings, peers: Peers,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train with a progress bar; return losses and held-out acceptance during the training."""
+    """Train with a progress bar; return losses, and acceptances on held-out texts."""
     losses: list[list[float]] = [[] for _ in range(LOGGED)]
     tested: list[dict[str, Any]] = []
     with tqdm(total=settings.updates, desc="training", disable=peers.rank != 0) as bar:

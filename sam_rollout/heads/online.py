@@ -1,9 +1,9 @@
 """Trains a head while its policy is trained, within a share of each training step's time.
 
-The head learns from windows of the policy's newest responses, with the hidden states that the
-policy's training computes anyway. It drafts for these windows before it learns from them, so its
-acceptance is measured on texts that it has not seen. The training changes neither the policy nor
-shared random generators.
+The head learns from windows (excerpts) of the policy's newest responses, with the hidden states
+that the policy's training computes anyway. It drafts for these windows before it learns from them,
+so its acceptance is measured on texts that it has not seen. The training changes neither the policy
+nor shared random generators.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from sam_rollout.sources.model import HeadTrainingConfig
 
 logger = logging.getLogger(__name__)
 
-SHARE_OF_BUFFER = 0.25  # Most that one training step replaces, so windows of several steps stay.
+# Largest share of the buffer that one training step replaces, so windows of several steps stay.
+SHARE_OF_BUFFER = 0.25
 _WARM_UP = 20  # Updates.
 # A new head starts with 10 times the learning rate, which falls to the usual one in 1000 updates.
 _EAGER, _EAGER_UPDATES = 10.0, 1000
-_TESTED = 2  # Batches of new windows that test the head before it learns from them.
+_TESTED = 2  # Batches of new windows on which a head is tested before it learns from them.
 
 
 class SampleBuffer:
@@ -68,11 +69,11 @@ class OnlineHead:
         steps: Number of successive draft tokens to train, the engine's `num_speculative_tokens`.
         settings: The settings `sam.sources.model.train`.
         peers: The processes that train the head together.
-        known: Whether the head was trained before. Its acceptance is then measured for comparison.
-            A new head learns faster at first.
+        known: Whether the head was trained before. If so, the acceptance of its first weights is
+            measured, too, for comparison. If not, it learns faster at first.
 
     Attributes:
-        failed: Whether the training has failed and ended; the head is then the last good one.
+        failed: Whether the training has failed and ended; the head then has its last good weights.
         updates: Number of weight updates, including those before a resume.
         problem: An error of this process outside of `learn`; the next `learn` then fails in all
             processes.
@@ -111,8 +112,8 @@ class OnlineHead:
                 step.
 
         Returns:
-            Metrics by their names without `sam/head_training/`. Without new windows, they have no
-            acceptance.
+            Metrics by their names without `sam/head_training/`. Without new windows, the acceptance
+            is left out.
         """
         if self.failed:
             return self._costs({})

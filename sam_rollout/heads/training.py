@@ -20,7 +20,7 @@ from sam_rollout.heads.eagle3 import Eagle3Head, shifted
 from sam_rollout.heads.hidden_states import Policy, Sample
 from sam_rollout.heads.peers import ALONE, Peers
 
-LARGEST = 1 << 28  # most elements of the distributions that are in memory at once
+LARGEST = 1 << 28  # largest number of probabilities that are in memory at once
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class TrainingSettings:
 
     steps: int = 3  # Successive draft tokens to train, the engine's `num_speculative_tokens`.
     updates: int = 1500  # Number of weight updates.
-    # Learning rate of the matrices after the warm-up; falls as a cosine.
+    # Learning rate of the matrices after the warm-up; it then falls along a cosine.
     learning_rate: float = 0.05
     batch: int = 8  # Windows per update.
     window: int = 192  # Tokens of a window, which is drawn at random from a text.
-    warmup: int = 20  # Updates in which the learning rate rises.
+    warmup: int = 20  # Number of first updates, in which the learning rate rises.
     seed: int = 0  # Seed of weights and windows.
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One draft step, at the positions of a batch where the text still has the token to draft."""
+    """One draft step, at all positions of a batch for which the text has the token to draft."""
 
     number: int  # Counted from 0.
     logits: Tensor  # [positions, draft vocabulary], the head's logits.
@@ -87,7 +87,7 @@ class Learner:
         return drafts if self._chosen is None else self._chosen[drafts]
 
     def loss(self, samples: Sequence[Sample]) -> Tensor:
-        """Return the cross entropy in nats per draft token, as the mean over positions and steps.
+        """Return the mean cross entropy per draft token, in nats, over positions and draft steps.
 
         The policy's probability of tokens outside a reduced vocabulary is ignored.
         """
@@ -106,7 +106,7 @@ class Learner:
         return torch.stack(losses).mean()
 
     def _entropy(self, hidden: Tensor, last: Tensor) -> Tensor:
-        """Return the sum of cross entropies; both arguments are [positions, hidden]."""
+        """Return the sum of cross entropies over positions; arguments: [positions, hidden]."""
         target = functional.linear(last, self.policy.output).softmax(-1)
         if self._chosen is not None:
             target = target[:, self._chosen]
@@ -125,8 +125,8 @@ class Learner:
         place = torch.arange(ids.shape[1], device=device)
         embedded = self.policy.embeddings[ids]
         for number, hidden in enumerate(self.head.unroll(embedded, states, self.steps)):
-            # Row t drafts token t + 2 + number. The policy predicts that token at token t + 1 +
-            # number.
+            # Row t drafts token t + 2 + number. The policy predicts that token at position
+            # t + 1 + number.
             drafts = (place + 1 >= prompts) & (place + 2 + number < lengths)
             yield (
                 number, hidden[drafts], shifted(last, number + 1)[drafts],
