@@ -59,8 +59,8 @@ def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarr
       captured, no step is filled up.
     * If a step without drafts runs without any graph, every step is filled up.
     * If a step without drafts runs in piecewise graphs, steps that draft are filled up. Such steps
-      are small, and their drafts are verified anyway. With the gate closed, a large batch would pay
-      for k more tokens per request.
+      are small, and their drafts are verified anyway. While the gate is closed they are not filled
+      up, because k more tokens per request would slow down a large batch.
 
     ``always`` and ``never`` need no ``graph_of``. A filled step never exceeds the engine's limit of
     tokens.

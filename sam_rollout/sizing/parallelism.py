@@ -17,7 +17,7 @@ class TrainingLayout:
     expert_tensor: int = 1
     sequence: int = 1  # Ulysses sequence parallel size (FSDP).
     shards: int = 1  # Ranks over which one copy of the parameters is sharded (FSDP).
-    offload_parameters: bool = False  # Whether unused parameters are on the host.
+    offload_parameters: bool = False  # Whether parameters are on the host while unused.
     offload_optimizer: bool = False
     swap_optimizer: bool = False  # Whether optimizer states always are on the host (MindSpeed).
 
@@ -69,5 +69,5 @@ class EngineLimits:
     memory_fraction: float  # share of the device's memory (`gpu_memory_utilization`)
     max_num_seqs: int
     draft_tokens: int  # k; 0 without speculation.
-    verified_requests: int  # Most requests with k draft tokens that gate and padding allow.
+    verified_requests: int  # Most requests that may have k draft tokens in one step.
     drafter: DrafterSize = DrafterSize()
