@@ -18,7 +18,7 @@ from sam_rollout.telemetry.records import value_at
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 INK, MUTED, RULE = "#1A1F26", "#5B6570", "#E2E5E9"
 LINES = ("-", "--", ":", "-.")
-WIDTHS = (3.5, 1.3)  # The first side's line is wider, so it shows under another side's equal line.
+WIDTHS = (3.5, 1.3)  # The first side's line is wider, so an equal line cannot hide it.
 _MARKED = 60  # Longer lines have no markers.
 STYLE = {
     "font.size": 8, "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left",

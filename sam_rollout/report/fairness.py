@@ -150,14 +150,14 @@ def descriptions(case: Case) -> _Found:
 def _differing(
     one: Run, other: Run, names: tuple[str, str], repeats: bool = False
 ) -> Iterator[Finding]:
-    """Yield every difference of two runs as a finding; `names` are the runs' names in texts."""
+    """Yield every difference of two runs as a finding; `names` are the runs' names."""
     for kind, name, left, right, unfair in run_differences(one.start, other.start, repeats):
         text = f"{name}: {left} in {names[0]}, {right} in {names[1]}"
         yield Finding(kind, UNFAIR if unfair else WARNING, text)
 
 
 def seeds(case: Case) -> _Found:
-    """Compares seeds. Repeats may have different seeds if both sides have the same ones."""
+    """Compares seeds. Repeats may have different seeds if both sides have the same seeds."""
     known = [[run.start.seeds for run in runs] for runs in (case.base, case.sam)]
     for name in sorted({name for side in known for own in side for name in own}):
         base, sam = (sorted({str(own.get(name, ABSENT)) for own in side}) for side in known)

@@ -77,7 +77,7 @@ class Bookkeeping:
                 )
 
     def drain(self) -> dict[str, Any]:
-        """Return and reset the record; `DraftSession.drain` adds the counters of its other parts."""
+        """Return and reset the record; `DraftSession.drain` adds the counters of other parts."""
         return {
             "steps": self._columns(),
             "clock_s": time.monotonic(),

@@ -30,7 +30,7 @@ REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 
 class RequestLedger:
-    """Totals per request, and over all requests by length of context, between two drains.
+    """Totals per request over its life, and over all requests, by length of context, since a drain.
 
     Attributes:
         step: int64 [5 + k + 2 * sources], the last booked step's sums over its requests; see

@@ -17,7 +17,7 @@ _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Asks for the model's drafts while the gate is open and `price` finds that they pay."""
+    """Asks for the model's drafts while the gate is open and `price` chooses to draft with it."""
 
     def __init__(
         self, config: ModelSourceConfig, hooks: EngineHooks, price: ModelPrice | None

@@ -39,7 +39,7 @@ class RolloutLayout:
     """The engines of the rollout, which all have the same layout."""
 
     devices: int
-    tensor: int = 1  # Devices that divide attention and dense layers.
+    tensor: int = 1  # Devices among which attention and dense layers are divided.
     data: int = 1  # Engines of one server; they share only the experts.
     expert: int = 1  # Devices over which whole experts are spread; with 1, each expert is divided.
 

@@ -226,7 +226,7 @@ class ModelDrafts(Source):
         self._rows = 0
 
     def counters(self) -> Mapping[str, int]:
-        """Count the steps and tokens that were handed over."""
+        """Count the steps with drafts of the model, and these drafts' tokens."""
         return {"model_steps": self._steps, "model_tokens": self._made}
 
 

@@ -156,7 +156,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         return super()._nbytes + self._shared.nbytes + self._ended_bytes
 
     def _make_room(self) -> None:
-        """Drop, in this order: other engines' waiting texts, earlier responses, ended groups, groups."""
+        """Drop other engines' waiting texts, then earlier responses, then groups (ended first)."""
         self._shared.forget_all()
         for group in [one for one in self._groups.values() if one.seeded_tokens]:
             if self._nbytes <= self._max_bytes:
@@ -187,7 +187,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self._ended_bytes -= sum(text.nbytes for text in self._ended.pop(key, ()))
 
     def _take_over(self, key: GroupKey, reading: Future[Seed | None]) -> None:
-        """Replace a prompt's automaton by the one that holds its earlier responses."""
+        """Replace a prompt's automaton by the new automaton with the earlier responses."""
         if (error := reading.exception()) is not None:
             self._forget_ended(key)
             return self._responses.fail(error)

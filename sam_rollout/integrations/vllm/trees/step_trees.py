@@ -48,9 +48,9 @@ def _shape(
 ):  # fmt: skip
     """Fill in each node's parent, depth and ancestors, and mark the rows whose drafts branch.
 
-    Returns the number of tokens that would have another position in the text if the drafts were
-    chains. `moved` gets the indices of these tokens among the step's tokens, and the corrections of
-    their positions.
+    Returns the number of tokens whose position in the text differs from the position in a chain.
+    `moved` gets the indices of these tokens among the step's tokens, and the corrections of their
+    positions.
     """
     count, most = 0, parents.shape[1]
     ancestors[:] = False
