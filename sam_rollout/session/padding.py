@@ -95,8 +95,8 @@ class DraftPadding:
         warm_up(_fill_up)
         by_rows = padding_by_rows(setting, graph_of, limits)
         self._by_rows = by_rows
-        # By [gate open][requests]: whether a step is filled up. Lists are quick to read in each
-        # step.
+        # Whether a step is filled up, indexed by [gate open][requests]. Lists are quick to read in
+        # each step.
         closed, opened = by_rows == Padding.EVERY_STEP, by_rows != Padding.NO_STEP
         self._applies = closed.tolist(), opened.tolist()
         self.in_use = bool(by_rows.any())

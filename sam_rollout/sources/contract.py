@@ -117,8 +117,8 @@ class Source:
         Args:
             token_ids, num_tokens, eligible: see `catch_up`.
             out_places: int64[B, PLACE_WIDTH] (`automaton.interface`), valid until the source is
-                called again. PLACE_KIND is NOWHERE if the source finds nothing or the row is not
-                eligible; the other columns of such a row may be stale.
+                called again. The column PLACE_KIND is NOWHERE if the source finds nothing or the
+                row is not eligible; the other columns of such a row may be stale.
         """
         raise NotImplementedError
 
