@@ -18,7 +18,7 @@ from sam_rollout.telemetry.records import value_at
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 INK, MUTED, RULE = "#1A1F26", "#5B6570", "#E2E5E9"
 LINES = ("-", "--", ":", "-.")
-WIDTHS = (3.5, 1.3)  # The first side's line is wider, so an equal line on top does not hide it.
+WIDTHS = (3.5, 1.3)  # The first side's line is wider, so an equal line cannot hide it.
 _MARKED = 60  # Longer lines have no markers.
 STYLE = {
     "font.size": 8, "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left",
@@ -57,20 +57,20 @@ class Side:
         return [(f"{self.name}: {name.removeprefix(prefix)}", name) for name in names]
 
     def values(self, name: str) -> pd.DataFrame:
-        """Return a metric, [training steps, runs], without steps for which no run has it."""
+        """Return a metric's values, [training steps, runs], without steps that no run recorded."""
         table = pd.concat([run[name] for run in self.runs], axis=1, ignore_index=True)
         return (table if self.steps is None else table.reindex(self.steps)).dropna(how="all")
 
 
 def rollout_curve(run: Run, step: int) -> RunningCurve | None:
-    """Return the running requests during the rollout of a training step; None without records."""
+    """Return the curve of running requests in a training step's rollout; None without records."""
     threshold = value_at(run.start.config, "rollout_telemetry.tail_threshold", 0)
     rows = run.engine_steps.filter(pc.equal(run.engine_steps["step"], step))
     return running_curve([rows], tail_threshold=threshold)
 
 
 def draw(axis: Axes, panel: Panel, sides: Sequence[Side]) -> Mapping[str, pd.Series]:
-    """Draw the panel without title and legend; if no side has its data, write that."""
+    """Draw the panel without title and legend; write "not recorded" if no side has its data."""
     if panel.picture:
         return _running(axis, sides)
     tables = {
@@ -92,7 +92,7 @@ def draw(axis: Axes, panel: Panel, sides: Sequence[Side]) -> Mapping[str, pd.Ser
 
 
 def nothing(axis: Axes) -> None:
-    """Write into the axis that the panel was not recorded."""
+    """Write "not recorded" in place of the panel's lines."""
     axis.set_axis_off()
     axis.text(0.5, 0.5, "not recorded", ha="center", transform=axis.transAxes, color=MUTED)
 

@@ -1,10 +1,10 @@
 """Compares runs without drafts (BASE) with runs with drafts (SAM).
 
 The two sides may have sampled different texts. Then a difference in time also contains the chance
-difference in response lengths. So every gain is given raw and at equal tokens, each with an
-interval. A gain has two forms, and every output names them: speed-up minus one (BASE / SAM - 1),
-the form of published results, and time saved (1 - SAM / BASE), which is smaller. `fairness` looks
-for causes of a difference other than drafts.
+difference in response lengths. So every gain is given twice, each time with an interval: raw (as
+measured) and at equal tokens (per token). A gain has two forms, and every output names them:
+speed-up minus one (BASE / SAM - 1), the form of published results, and time saved (1 - SAM / BASE),
+which is smaller. `fairness` looks for causes of a difference other than drafts.
 """
 
 from collections.abc import Iterable
@@ -27,15 +27,15 @@ from sam_rollout.telemetry.records import RunFolderError
 class Compared(NamedTuple):
     """A time (s) or another quantity that is compared step by step.
 
-    Each of the last three attributes lists metrics; the first one that all runs have is used.
+    `names`, `spent` and `tokens` list metrics; the first one that all runs have is used.
     """
 
     key: str  # Name of the row.
     title: str  # Title of the row.
     names: tuple[str, ...]  # Metrics of the time or quantity.
-    # Metrics for the time at equal tokens: the sum of `spent` divided by the sum of `tokens`.
+    # The time at equal tokens is the sum of `spent` divided by the sum of `tokens`.
     spent: tuple[str, ...] = ()
-    tokens: tuple[str, ...] = ()  # metrics of the tokens
+    tokens: tuple[str, ...] = ()  # metrics that count tokens
 
 
 _TOKENS = ("sam/engine/generation_tokens",)
@@ -93,7 +93,7 @@ class Row:
 
 @dataclass(frozen=True)
 class TimeRow(Row):
-    """One time (s) on both sides, with gains.
+    """One time (in seconds) on both sides, with the gains of SAM.
 
     A gain is None if a side spent no time or generated no token. `tokens` is the metric that the
     gain at equal tokens uses.

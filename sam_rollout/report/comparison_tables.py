@@ -16,7 +16,7 @@ from sam_rollout.report.verdict_sentences import sentences
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts; the first column names the row, and `note` explains the table."""
+    """A table whose cells are texts; the first column names the row, `note` explains the table."""
 
     title: str
     head: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 Each rule below compares the data that its docstring names, and yields findings. An `unfair` finding
 makes the comparison unfair. A `warning` may explain a part of a gain. A `note` helps to read the
-numbers. `unknown` names missing records. docs/reading_a_run.md explains the thresholds.
+numbers. An `unknown` finding names missing records. docs/reading_a_run.md explains the thresholds.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,10 +23,10 @@ from sam_rollout.telemetry.records import value_at
 UNFAIR, WARNING, NOTE, UNKNOWN = "unfair", "warning", "note", "unknown"
 SEVERITIES = (UNFAIR, WARNING, NOTE, UNKNOWN)
 
-SHARED_PROMPTS = 0.9  # Least share of prompts that both sides have, as the mean over steps.
+SHARED_PROMPTS = 0.9  # Least share of a step's prompts that both sides have, averaged over steps.
 TOKENS_WARNING, TOKENS_UNFAIR = 0.01, 0.05  # Relative difference of mean response length.
 KS_UNFAIR, KS_P = 0.1, 0.01  # Largest distance of the length distributions, and its p-value.
-LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # Relative difference in time that drafts do not affect.
+LOAD_WARNING, LOAD_UNFAIR = 0.05, 0.15  # Relative difference of a time that drafts do not affect.
 WARM_UP = 1.5  # A warm-up step takes more than this many times the others' median.
 FEW_STEPS = 3
 _MAY_DIFFER_IN_RESUME = {  # settings that decide where a start begins and ends
@@ -57,7 +57,7 @@ class Case(Both):
 
     @cached_property
     def lengths(self) -> list[np.ndarray]:
-        """Response lengths of BASE and of SAM over the steps in `whole`, tokens [responses]."""
+        """Response lengths in tokens, [responses], of BASE and of SAM over the steps in `whole`."""
         sides = (pd.concat([run.requests for run in runs]) for runs in (self.base, self.sam))
         return [rows["response_tokens"][rows["step"].isin(self.whole)].to_numpy() for rows in sides]
 
@@ -98,7 +98,8 @@ def verdict(found: list[Finding]) -> bool | None:
 def caveat(found: list[Finding]) -> str | None:
     """Return a phrase about runs that ended early or have unequal steps; shown with the verdict.
 
-    The reason for the early end may be a slow or failing step that the other side still contains.
+    A run may have ended early in a slow or failing step. Then only the other side contains such a
+    step.
     """
     ended = [finding.text for finding in found if finding.name == "unfinished"]
     if len(ended) == 1:
@@ -125,7 +126,7 @@ def drafts(case: Case) -> _Found:
     if base > 0:
         yield UNFAIR, f"BASE verified {base:.0f} draft tokens"
     if sam == 0:
-        # sam=matched measures the cost of our code without drafts.
+        # The preset sam=matched measures the cost of our code without drafts.
         meant = all(run.label == "sam=matched" for run in case.sam)
         yield NOTE if meant else UNFAIR, "SAM verified no draft token"
     if np.isnan([base, sam]).any():
@@ -133,7 +134,7 @@ def drafts(case: Case) -> _Found:
 
 
 def repeats(case: Case) -> _Found:
-    """Compares the descriptions of one side's repeats."""
+    """Compares the descriptions of the repeated runs of one side."""
     for side, runs in (("BASE", case.base), ("SAM", case.sam)):
         for one, other in pairwise(runs):
             for found in _differing(one, other, (one.name, other.name), repeats=True):
@@ -149,14 +150,14 @@ def descriptions(case: Case) -> _Found:
 def _differing(
     one: Run, other: Run, names: tuple[str, str], repeats: bool = False
 ) -> Iterator[Finding]:
-    """Yield every difference of two runs as a finding; `names` are the runs' names in texts."""
+    """Yield every difference of two runs as a finding; `names` are the runs' names."""
     for kind, name, left, right, unfair in run_differences(one.start, other.start, repeats):
         text = f"{name}: {left} in {names[0]}, {right} in {names[1]}"
         yield Finding(kind, UNFAIR if unfair else WARNING, text)
 
 
 def seeds(case: Case) -> _Found:
-    """Compares seeds. Repeats may have different seeds if both sides have the same ones."""
+    """Compares seeds. Repeats may have different seeds if both sides have the same seeds."""
     known = [[run.start.seeds for run in runs] for runs in (case.base, case.sam)]
     for name in sorted({name for side in known for own in side for name in own}):
         base, sam = (sorted({str(own.get(name, ABSENT)) for own in side}) for side in known)
@@ -166,7 +167,7 @@ def seeds(case: Case) -> _Found:
 
 
 def resumed(case: Case) -> _Found:
-    """Compares each run's starts, except for the settings of a start's first and last step."""
+    """Compares the starts of each resumed run, except for the settings of first and last steps."""
     for run in case.runs:
         for start in run.starts[1:]:
             changed = [
@@ -244,7 +245,7 @@ def few_steps(case: Case) -> _Found:
 
 
 def step_counts(case: Case) -> _Found:
-    """Compares the training steps of all runs."""
+    """Compares which training steps the runs have."""
     named = [(run.name, run.training_steps) for run in case.runs]
     if len({tuple(own) for _, own in named}) > 1:
         counts = ", ".join(f"{side} {len(own)} ({own[0]}-{own[-1]})" for side, own in named)

@@ -1,7 +1,7 @@
 """Checks whether drafts changed the samples, token by token if texts were recorded.
 
-With `rollout_sampler=coupled`, a run with drafts samples the same tokens as a run without. Other
-samplers keep only the distribution, so their texts are expected to differ.
+With `rollout_sampler=coupled`, a run with drafts samples the same tokens as a run without drafts.
+Other samplers keep only the distribution, so their texts are expected to differ.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,12 +39,12 @@ class Pair:
 class Losslessness:
     """The comparisons of all pairs of runs.
 
-    Two runs are listed as two pairs if some steps can be compared by length only.
+    Two runs make two pairs, by token ids and by lengths, if only some steps have texts of both.
     """
 
     coupled: bool  # Whether both sides used the same coupled sampler.
-    timed: bool  # Whether a trainer is asynchronous: timing then decides which weights sample.
-    pairs: list[Pair]  # Each has a run of both sides, with equal seeds if they are known.
+    timed: bool  # Whether a trainer is asynchronous, so timing decides which weights sample.
+    pairs: list[Pair]  # Each is a run of BASE and one of SAM, with equal seeds if known.
     controls: list[Pair]  # Repeats of one side.
 
     def counts(self) -> dict[str, tuple[int, int]]:

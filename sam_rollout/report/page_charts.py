@@ -1,7 +1,7 @@
 """The charts of a comparison's page, as inline SVG.
 
-matplotlib draws them. Variables of the page's style sheet, which has a light and a dark mode,
-replace their colours. The page shows the text in `data-tip` when the user points at an element.
+matplotlib draws them. Their colours are replaced by variables of the page's style sheet, which has
+a light and a dark mode. The page shows the text in `data-tip` when the user points at an element.
 """
 
 import io
@@ -26,7 +26,7 @@ _VARIABLES = {BASE: "base", SAM: "sam", INK: "ink", MUTED: "muted", RULE: "rule"
 _STYLE = STYLE | {
     "font.size": 9,
     "svg.fonttype": "none",  # Keeps texts as texts.
-    "svg.hashsalt": "sam_rollout",  # Gives the same chart the same ids.
+    "svg.hashsalt": "sam_rollout",  # Makes the ids in a chart's SVG reproducible.
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
 }
@@ -42,7 +42,7 @@ class Chart:
 
 
 def charts(comparison: Comparison) -> dict[str, list[Chart]]:
-    """Return the charts by title of the section: all panels that at least one side has data for."""
+    """Return a chart per panel with data of at least one side, by title of its section."""
     both = sides(comparison)
     found: dict[str, list[Chart]] = {section.title: [] for section in SECTIONS}
     for section in SECTIONS:
@@ -59,14 +59,14 @@ def charts(comparison: Comparison) -> dict[str, list[Chart]]:
 
 
 def _as_svg(panel: Panel, both: Sequence[Side]) -> Markup:
-    """Draw a panel as SVG, with tips for its values at each training step."""
+    """Draw a panel as SVG, with a tooltip for its values at each training step."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=SIZE, layout="constrained")
         axis = figure.subplots()
         if values := draw(axis, panel, both):
             _columns(axis, values, panel.unit)
         handles, labels = axis.get_legend_handles_labels()
-        if not set(labels) <= {"BASE", "SAM"}:  # colours alone identify BASE and SAM
+        if not set(labels) <= {"BASE", "SAM"}:  # BASE and SAM need no legend
             figure.legend(handles, labels, loc="outside lower left", ncols=2)
         file = io.StringIO()
         figure.savefig(
@@ -90,7 +90,7 @@ def _rounded(attribute: re.Match[str]) -> str:
 
 
 def _columns(axis: Axes, values: Mapping[str, pd.Series], unit: str) -> None:
-    """Draw an invisible column per training step, with a tip that lists the step's values."""
+    """Draw an invisible column per training step, with a tooltip that lists the step's values."""
     table = pd.DataFrame(values)
     for step, row in table.iterrows():
         known = ", ".join(f"{name} {number(value)}" for name, value in row.dropna().items())

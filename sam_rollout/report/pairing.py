@@ -33,14 +33,14 @@ class Both:
         return set.intersection(*(set(run.steps.columns) for run in self.runs))
 
     def first(self, names: Sequence[str]) -> str | None:
-        """Return the first of these metrics that all runs have in the same step at least once."""
+        """Return the first metric of `names` for which at least one step has values of all runs."""
         known = self.names()
         return next(
             (name for name in names if name in known and len(self.every(name).dropna())), None
         )
 
     def every(self, name: str) -> pd.DataFrame:
-        """Return a metric of all runs: index training step, columns (side, run's name).
+        """Return a metric of all runs, with a row per training step and a column per (side, name).
 
         A missing value is NaN.
         """
@@ -66,8 +66,8 @@ class Both:
 def whole_steps(run: Run, rows: pd.DataFrame, steps: list[int]) -> list[int]:
     """Return the steps for which a table of the run's records has rows of all replicas.
 
-    The number of replicas is a metric of the step. A step without it does not count, unless the
-    whole run lacks the metric: then one row of a step is enough.
+    The number of replicas is a metric of the step. A step without this metric is left out. If the
+    whole run lacks the metric, every step with a row is returned.
     """
     replicas = rows.groupby("step")["replica"].nunique().reindex(steps, fill_value=0)
     whole = replicas > 0

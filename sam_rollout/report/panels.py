@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.curve import CURVE_NAME
 
-# A pattern, because these names contain the data set's name and the number of samples.
+# Held-out metrics need a pattern, as their names contain the data set and the number of samples.
 HELD_OUT = r"val-core/.+/acc/mean@\d+"
 POSITIONS = r"sam/draft/accepted_position_\d+"
 
@@ -23,9 +23,9 @@ class Panel:
     unit: str = ""
     pattern: str = ""
     picture: str = ""
-    zero_based: bool = False  # For times and counts, so that ratios are visible.
+    zero_based: bool = False  # Whether the axis begins at 0, which makes ratios visible.
     reading: str = ""  # A sentence on how to read the chart.
-    row: str = ""  # Key of the row of a comparison whose result is the chart's heading.
+    row: str = ""  # Key of the comparison's row whose result becomes the chart's heading.
 
     def of_both_sides(self) -> "Panel":
         """Return the panel without the metrics `compare/*`, for charts that draw the baseline."""

@@ -61,7 +61,7 @@ def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
 
 
 def _with_baseline(run: Run, baseline: Run) -> pd.DataFrame:
-    """Return the run's metrics, with `compare/*` computed from a baseline if it has none."""
+    """Return the run's metrics; missing `compare/*` metrics are computed from the baseline."""
     steps = run.steps
     if any(name.startswith("compare/") for name in steps.columns):
         return steps
@@ -95,7 +95,7 @@ def plot_comparison(comparison: Comparison, path: str | Path) -> None:
 def sides(comparison: Comparison, names: Sequence[str] = ("BASE", "SAM")) -> list[Side]:
     """Return both sides for charts.
 
-    The curve of running requests is that of each side's first run, in the middle step.
+    The curve of running requests shows each side's first run in the middle training step.
     """
     steps = comparison.steps
     middle = steps[len(steps) // 2]
@@ -147,4 +147,4 @@ def _title(axis: Axes, headline: str, details: Sequence[str]) -> None:
         "\n".join(details), (0, 1), xytext=(0, 4), xycoords="axes fraction",
         textcoords="offset points", fontsize=8,
     )  # fmt: skip
-    text.set_in_layout(False)  # The title's padding makes room; wide text must not shrink the axis.
+    text.set_in_layout(False)  # The title's padding makes room; this text must not shrink the axis.

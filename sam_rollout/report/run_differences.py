@@ -101,7 +101,7 @@ def _commit(start: RunInfo) -> str:
 def comparable(
     config: Mapping[str, Any], repeats: bool = False, typed: bool = True
 ) -> dict[str, Any]:
-    """Return a configuration by dotted names, without settings in which two fair runs may differ.
+    """Return a configuration by dotted names, without settings in which fair runs may differ.
 
     <run_dir> stands for the run's own folder. Settings that the launcher changed because of drafts,
     such as sizes of graphs, get back the values that the user asked for. With `repeats` the `sam`

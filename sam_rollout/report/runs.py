@@ -25,7 +25,7 @@ class Run:
 
     @property
     def training_steps(self) -> list[int]:
-        """The steps that have other metrics than those of validation."""
+        """The steps that have any metric besides the metrics of validation."""
         # If there is no metric, pandas' column names are numbers. Our wandb logger adds the global
         # step to the metrics of validation.
         idle = self.steps.columns.astype(str).str.match("val-|sam_val/|training/global_step$")
@@ -89,7 +89,7 @@ def load_side(side: str, paths: Iterable[str | Path]) -> list[Run]:
 
 
 def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:
-    """Return whether run n of both sides has the same seeds, which no further run has."""
+    """Return whether the n-th runs of both sides share seeds that no other run has."""
     seeds = [run.start.seeds for run in base]
     known = len(base) > 1 and all(seeds)
     alone = all(seeds.count(own) == 1 for own in seeds)
@@ -97,7 +97,7 @@ def seeds_in_pairs(base: list[Run], sam: list[Run]) -> bool:
 
 
 def partners(base: list[Run], sam: list[Run]) -> list[tuple[int, int]]:
-    """Pair the runs of both sides by equal seeds, and the rest in order; return their indices."""
+    """Pair both sides' runs by equal seeds, and all others in order; return the runs' indices."""
     left, found = list(range(len(sam))), {}
     for place, run in enumerate(base):
         for other in left:

@@ -16,7 +16,7 @@ def sentences(comparison: Comparison) -> tuple[str, str]:
 
 
 def _doubt(comparison: Comparison) -> str:
-    """Return the beginning of the sentence about the times."""
+    """Return the beginning of the sentence about the times: whether the comparison is fair."""
     if comparison.fair is False:
         kinds = list(dict.fromkeys(found.name.replace("_", " ") for found in comparison.unfair))
         reasons = ", ".join(kinds[:_REASONS]) + (" and others" if kinds[_REASONS:] else "")
@@ -42,7 +42,7 @@ def _shown(comparison: Comparison, row: TimeRow) -> tuple[str, str]:
     if row.key != "tail":
         return f"{number(row.base.per_step)} s", f"{number(row.sam.per_step)} s"
     (kind,) = (kind for kind in TIMES if kind.key == row.key)
-    assert row.tokens is not None  # a gain at equal tokens needs them
+    assert row.tokens is not None  # because the row has a gain at equal tokens
     spent, tokens = comparison.sides(kind.spent[0], row.tokens)
     return (
         f"{number(1e3 * spent.base.sum() / tokens.base.sum())} ms",

@@ -77,7 +77,7 @@ class Bookkeeping:
                 )
 
     def drain(self) -> dict[str, Any]:
-        """Return and reset the record (`DraftSession.drain`), with only the ledger's counters."""
+        """Return and reset the record; `DraftSession.drain` adds the counters of other parts."""
         return {
             "steps": self._columns(),
             "clock_s": time.monotonic(),
@@ -89,7 +89,7 @@ class Bookkeeping:
     def _columns(self) -> dict[str, list[Any]]:
         """Return the columns of `DraftNote` since the last call, and `noted_s`.
 
-        `noted_s` is each note's CLOCK_MONOTONIC in seconds, which all processes of a host share.
+        `noted_s` is each note's time (s) on CLOCK_MONOTONIC, a clock that a host's processes share.
         """
         notes, self._notes = self._notes, []
         if not notes:

@@ -4,9 +4,9 @@ An engine's own statistics do not show the acceptance for each response or by le
 step with drafts costs one compiled call here, and a step without drafts next to nothing. Totals by
 request id are touched only when the batch changes.
 
-Padding tokens (``padding.py``) are no drafts. They follow a row's draft, so the first of a row's
-accepted tokens are the draft's. A padding token that the model happened to sample is a token
-gained, but not an accepted draft token.
+Padding tokens (``padding.py``) are no drafts. They come after a row's draft tokens, so the first of
+a row's accepted tokens are draft tokens. A padding token that the model happened to sample is a
+token gained, but not an accepted draft token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 
 class RequestLedger:
-    """Totals per request, and over all requests by length of context, between two drains.
+    """Totals per request over its life, and over all requests, by length of context, since a drain.
 
     Attributes:
         step: int64 [5 + k + 2 * sources], the last booked step's sums over its requests; see
@@ -101,7 +101,8 @@ class RequestLedger:
     def take_counters(self) -> dict[str, int]:
         """Return and reset the counts by length of context, and those of padding tokens.
 
-        Keys are metrics without ``sam/``. Lengths without drafts are left out.
+        Keys are metrics without ``sam/``. Context lengths at which no draft was verified are left
+        out.
         """
         values = zip(CONTEXT_COUNTERS, self._by_context.ravel().tolist(), strict=True)
         seen = np.tile(self._by_context[0] > 0, len(CONTEXT_KINDS)).tolist()

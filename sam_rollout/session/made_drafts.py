@@ -11,13 +11,13 @@ from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.sources.model import ModelSourceConfig
 
 # Now and then a closed gate looks: drafts are found but not handed over. If a look needs the
-# model's drafts, the model runs in the next _LOOK_AHEAD steps, because gates decide every few steps
-# (`gating/auto.py`).
+# model's drafts, the model runs in the next _LOOK_AHEAD steps, so that its drafts are there when
+# the gate decides again, a few steps later (`gating/auto.py`).
 _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Asks for the model's drafts while the gate is open and `price` finds that they pay."""
+    """Asks for the model's drafts while the gate is open and `price` chooses to draft with it."""
 
     def __init__(
         self, config: ModelSourceConfig, hooks: EngineHooks, price: ModelPrice | None
@@ -33,8 +33,8 @@ class MadeDrafts:
     def take(self) -> tuple[Int32Array, np.ndarray | None] | None:
         """Take the drafts for this step, if there are any."""
         made = self._made()
-        # A look waits for drafts that were not asked for or are on their way. It does not wait for
-        # drafts that were asked for in time and did not come, or that do not pay.
+        # A look waits for the model's drafts if they were not asked for or are on their way. It
+        # does not wait if they were asked for in time and did not come, or if they do not pay.
         self._lacking = (
             self._expected
             and made is None
@@ -44,10 +44,10 @@ class MadeDrafts:
         return made
 
     def ask(self, step: EngineStep, *, was_open: bool, is_open: bool, looks: bool) -> bool:
-        """Decide whether the model drafts next; return whether a look (`_LOOK_AHEAD`) has to wait.
+        """Decide whether the model drafts next; return whether a look (`_LOOK_AHEAD`) must wait.
 
         Args:
-            step: the step that the gate saw.
+            step: the engine step that the gate has just observed.
             was_open, is_open: whether the gate was open for this step, and is open for the next.
             looks: whether the gate wants drafts to be found but not verified.
         """

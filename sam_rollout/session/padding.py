@@ -59,8 +59,8 @@ def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarr
       captured, no step is filled up.
     * If a step without drafts runs without any graph, every step is filled up.
     * If a step without drafts runs in piecewise graphs, steps that draft are filled up. Such steps
-      are small, and their drafts are verified anyway. With the gate closed, a large batch would pay
-      for k more tokens per request.
+      are small, and their drafts are verified anyway. While the gate is closed they are not filled
+      up, because k more tokens per request would slow down a large batch.
 
     ``always`` and ``never`` need no ``graph_of``. A filled step never exceeds the engine's limit of
     tokens.
@@ -95,8 +95,8 @@ class DraftPadding:
         warm_up(_fill_up)
         by_rows = padding_by_rows(setting, graph_of, limits)
         self._by_rows = by_rows
-        # By [gate open][requests]: whether a step is filled up. Lists are quick to read in each
-        # step.
+        # Whether a step is filled up, indexed by [gate open][requests]. Lists are quick to read in
+        # each step.
         closed, opened = by_rows == Padding.EVERY_STEP, by_rows != Padding.NO_STEP
         self._applies = closed.tolist(), opened.tolist()
         self.in_use = bool(by_rows.any())

@@ -131,7 +131,7 @@ class DraftSession:
         # A step that `step` postponed to `settle`: the step, whether it verified drafts, the
         # budget, and the time (ns) at which drafting ended.
         self._unsettled: tuple[EngineStep, bool, int, int] | None = None
-        self._wasted = False  # whether the gate's later decision contradicts the step under way
+        self._wasted = False  # whether the gate decided against the drafts of the step under way
         self._drained: Mapping[str, float] = {}  # counters at the last drain
 
     @property
@@ -171,7 +171,7 @@ class DraftSession:
                 a prompt that is still being computed. It has to be a new array in each step,
                 because the next step reads it again.
             room: whether the engine's next step can verify drafts. Without room there are no
-                drafts; `wants_drafts` says whether the step after that should have room.
+                drafts; `wants_drafts` says whether the step after the next one should have room.
             whole: whether a step with room has exactly k draft tokens for each request. If so, the
                 gate's last decision counts, and the gate decides again in `settle`.
 
@@ -270,7 +270,8 @@ class DraftSession:
         self._books.book(step, drafted=drafted)
         was_open = self._may_open
         budget = self.gate.next_budget(step, whole=whole, room=room)
-        # While the gate looks, the drafter finds drafts but hands none over.
+        # While a closed gate looks (`made_drafts.py`), the drafter finds drafts but hands none
+        # over.
         drafts = self._may_open = hands_over(budget, self.gate.least_chance)
         looks = budget > 0 and not drafts
         if self._made.ask(step, was_open=was_open, is_open=drafts, looks=looks):
@@ -318,7 +319,7 @@ class DraftSession:
         """Exchange texts with other engines, between two engine steps.
 
         Arguments and result are those of `Source.exchange`. Without a drafter nothing is exchanged.
-        A failed exchange loses its pieces, and the next one is tried all the same.
+        A failed exchange loses its pieces, and the next exchange is tried all the same.
         """
         if self.drafter is not None:
             try:
@@ -345,7 +346,7 @@ class DraftSession:
     def end_step(
         self, going_on: Iterable[RequestIdentity] = ()
     ) -> tuple[dict[str, int], dict[str, int]]:
-        """End a training step, see `drain`; return a working drafter's counters and levels."""
+        """End a training step, see `drain`; return the drafter's counters and levels, if any."""
         self.settle()
         if (drafter := self.drafter) is not None:
             try:
@@ -371,7 +372,7 @@ class DraftSession:
             "The drafter failed and is switched off; the rollout continues without drafts.",
             exc_info=True,
         )
-        # The batch is followed no longer, so its totals are closed now.
+        # No later change of the batch is followed, so its totals are closed now.
         with contextlib.suppress(Exception):  # the ledger may be what failed
             self._books.follow([], live=())
 
@@ -379,9 +380,8 @@ class DraftSession:
         """End a training step; return and reset the record since the last call.
 
         Args:
-            going_on: identities of the responses that go on in later engine steps. These are the
-                responses of running requests, and interrupted responses, which other requests will
-                continue.
+            going_on: identities of the responses that have not ended: the responses of running
+                requests, and interrupted responses, which other requests will continue.
 
         Returns:
             ``steps`` (the columns of ``Bookkeeping``), ``clock_s`` and ``host`` (the present time

@@ -14,7 +14,7 @@ from sam_rollout.sizing.shape import HardwareConfig, ModelShape
 
 GIB = 1 << 30
 BF16, FP32 = 2, 4
-# Float32 copies of the logits during verification: logits, probabilities and a temporary.
+# Float32 copies of the logits during verification: logits, probabilities and a temporary array.
 FLOAT_COPIES = 3
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer states"
 KV_CACHE = "KV cache, at most"
@@ -25,11 +25,11 @@ class MemoryPlan:
     """The memory of one device, in bytes."""
 
     training: dict[str, float]  # Training states on the device while the actor is updated.
-    # Items of the engine's share during the rollout; the last one is the KV cache.
+    # Items that fill the engine's share during the rollout; the last one is the KV cache.
     rollout: dict[str, float]
     resident: float  # Training states that stay on the device during the rollout.
     offloaded: float  # Training states of the device that are kept in host memory.
-    verification: float  # Memory that verifying `verified_requests` takes beyond sampling.
+    verification: float  # Memory that verification takes beyond sampling without drafts.
     outside_share: float  # The device's memory without the engine's share and `resident`.
     kv_tokens: int  # Number of tokens in the KV cache.
 
@@ -89,7 +89,7 @@ def rollout_weights(shape: ModelShape, layout: RolloutLayout) -> float:
     """Return the bytes of one rollout rank's weights in bfloat16.
 
     Embedding and head are divided by vocabulary. Routers are on every rank. Whole experts are
-    spread over `layout.expert` ranks, or each is divided over the tensor parallel ranks.
+    spread over `layout.expert` ranks, or each expert is divided over the tensor parallel ranks.
     """
     dense = shape.embedding_parameters
     dense += shape.layers * (shape.attention_parameters + shape.mlp_parameters)

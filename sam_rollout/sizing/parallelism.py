@@ -17,7 +17,7 @@ class TrainingLayout:
     expert_tensor: int = 1
     sequence: int = 1  # Ulysses sequence parallel size (FSDP).
     shards: int = 1  # Ranks over which one copy of the parameters is sharded (FSDP).
-    offload_parameters: bool = False  # Whether unused parameters are on the host.
+    offload_parameters: bool = False  # Whether parameters are on the host while unused.
     offload_optimizer: bool = False
     swap_optimizer: bool = False  # Whether optimizer states always are on the host (MindSpeed).
 
@@ -39,7 +39,7 @@ class RolloutLayout:
     """The engines of the rollout, which all have the same layout."""
 
     devices: int
-    tensor: int = 1  # Devices that divide attention and dense layers.
+    tensor: int = 1  # Devices among which attention and dense layers are divided.
     data: int = 1  # Engines of one server; they share only the experts.
     expert: int = 1  # Devices over which whole experts are spread; with 1, each expert is divided.
 
@@ -69,5 +69,5 @@ class EngineLimits:
     memory_fraction: float  # share of the device's memory (`gpu_memory_utilization`)
     max_num_seqs: int
     draft_tokens: int  # k; 0 without speculation.
-    verified_requests: int  # Most requests with k draft tokens that gate and padding allow.
+    verified_requests: int  # Most requests that may have k draft tokens in one step.
     drafter: DrafterSize = DrafterSize()

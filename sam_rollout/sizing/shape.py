@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from sam_rollout.config import ConfigError, Section, setting
 
-# Keys in the `config.json` of decoders of another kind than Qwen3's.
+# Keys of `config.json` that only other kinds of decoders than Qwen3's have.
 _NOT_COVERED = (
     "kv_lora_rank",
     "n_routed_experts",
@@ -107,7 +107,8 @@ class ModelShape(Section):
         """Parameters of a layer's attention or delta net, averaged over all layers.
 
         Attention projects queries, keys, values and the output, and in hybrids a gate of the
-        output. A delta net projects the same with a gate, and two further numbers per head.
+        output. A delta net has the same projections, always with a gate, and projects two further
+        numbers per head.
         """
         attention = 2 * self.head_dim * (self.heads + self.kv_heads)
         if not self.linear_layers:

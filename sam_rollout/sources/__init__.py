@@ -22,7 +22,8 @@ def _find() -> tuple[SourceEntry, ...]:
     return tuple(sorted(entries, key=lambda entry: entry.order))
 
 
-# This is the order of the sources' columns in records. Where votes weigh the same, the first wins.
+# This is the order of the sources' columns in records. If the votes of several sources weigh the
+# same, the first source wins.
 SOURCES: tuple[SourceEntry, ...] = _find()
 NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
 

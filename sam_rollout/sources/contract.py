@@ -24,7 +24,7 @@ __all__ = ["Limits", "Piece", "Scored", "Source", "SourceEntry", "Usage"]
 if TYPE_CHECKING:
     from sam_rollout.sources.support.responses import Responses
 
-Identities = Sequence[RequestIdentity | None]  # None where a request has none
+Identities = Sequence[RequestIdentity | None]  # None for a request without identity
 
 
 class Piece(NamedTuple):
@@ -59,7 +59,7 @@ class Scored(NamedTuple):
     # int32[N], index of each position's parent among its text's positions, -1 for the first.
     parents: Int32Array
     likeliest: Int32Array | None  # int32[N], the likeliest next token; None if not asked for
-    drawn: Int32Array | None  # int32[N], the next token drawn, negative if unknown
+    drawn: Int32Array | None  # int32[N], the drawn next token, negative if unknown
 
 
 class Usage(NamedTuple):
@@ -73,12 +73,12 @@ class Usage(NamedTuple):
 
 
 class Source:
-    """A body of text from which requests draft.
+    """Base class of the sources: texts, or tables of tokens, from which requests draft.
 
     In every engine step the drafter calls `bind` if the batch has changed, then `locate` if the
-    gate is open or `catch_up` if it is closed, and last `settle`. Rows keep their meaning from one
-    `bind` to the next. A source raises no exception because of a row's content, even if it cannot
-    serve the row.
+    gate is open or `catch_up` if it is closed, and last `settle`. A row stands for the same request
+    until the next `bind`. A source raises no exception because of a row's content, even if it
+    cannot serve the row.
 
     Attributes:
         name: the key under `sam.sources`.
@@ -97,7 +97,7 @@ class Source:
         """
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Read each row's new tokens, without drafting. A source may leave that to `locate`.
+        """Read each row's new tokens, without drafting; a source may do this in `locate` instead.
 
         Args:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
@@ -112,13 +112,13 @@ class Source:
         eligible: np.ndarray,
         out_places: Int64Array,
     ) -> None:
-        """Read each row's new tokens, then write where its text stands in the source's texts.
+        """Read each row's new tokens, then write the place in the source's texts to draft from.
 
         Args:
             token_ids, num_tokens, eligible: see `catch_up`.
             out_places: int64[B, PLACE_WIDTH] (`automaton.interface`), valid until the source is
-                called again. PLACE_KIND is NOWHERE if the source finds nothing or the row is not
-                eligible; the other columns of such a row may be stale.
+                called again. The column PLACE_KIND is NOWHERE if the source finds nothing or the
+                row is not eligible; the other columns of such a row may be stale.
         """
         raise NotImplementedError
 
@@ -143,7 +143,7 @@ class Source:
         """Clean up at the end of a training step."""
 
     def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
-        """Take in other engines' pieces; return those this engine sampled since the last call.
+        """Take in other engines' pieces; return this engine's own pieces since the last call.
 
         It is called between engine steps, a few times per second, if there are other engines.
 
@@ -181,7 +181,8 @@ class SourceEntry:
             to draft from.
         order: number by which the sources are sorted.
         metrics: declarations of the figures that `counters` and `levels` report, named without
-            `sam/draft/`. `NAME_bytes`, `NAME_evictions` and `NAME_failures` need no declaration.
+            `sam/draft/`. `NAME_bytes`, `NAME_evictions` and `NAME_failures`, with the source's
+            name, need no declaration.
         check: raises ConfigError before a model is loaded if an enabled section is wrong in a way
             that its fields do not show, such as a missing file or tokens beyond the vocabulary.
     """

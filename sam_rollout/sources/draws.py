@@ -1,11 +1,12 @@
 """The source `draws`: drafts of tokens that were drawn at positions after a rejected draft token.
 
 A coupled sampler draws the token of every position with the position's own random number. A verify
-step also scores the positions after a draft's first wrong token and draws there. These draws come
-from the distribution after a wrong text, but use the random number that will later draw the final
-token. So a draw and the final token are often the same. Jacobi and Lookahead decoding (Fu et al.
-2024, arXiv 2402.02057) use the same information under greedy decoding. The source works at
-temperatures above 0 and costs no forward pass, because the step scored these positions anyway.
+step also scores the positions after a draft's first wrong token, and draws a token at each. Such a
+draw comes from the distribution after a wrong text, but uses the random number with which the final
+token at this position will be drawn. So the draw and the final token are often the same. Jacobi and
+Lookahead decoding (Fu et al. 2024, arXiv 2402.02057) use the same information under greedy
+decoding. The source works at temperatures above 0 and costs no forward pass, because the step
+scored these positions anyway.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The source `model`: drafts of the engine's own drafter, such as a draft head or a small model.
 
 The engine runs the drafter with its own cache, graphs and hidden states, and hands over one draft
-per request after every step. These drafts vote like any text, and the votes' weights decide whether
-a row follows the model or a text (`drafting/policy.py`). A draft token's vote is weighed by its
-position in the draft and, where the drafter reports it, by its probability.
+per request after every step. These drafts vote like the texts of other sources, and the votes'
+weights decide whether a row follows the model or a text (`drafting/policy.py`). A draft token's
+vote is weighed by its position in the draft and, where the drafter reports it, by its probability.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class ModelDrafts(Source):
         drafts, lengths = self._drafts[:rows, :length], self._lengths[:rows]
         drafts[..., 0] = tokens
         if chances is None:
-            drafts[..., 1] = CERTAIN // 2  # even odds, until the votes' weights are learned
+            drafts[..., 1] = CERTAIN // 2  # one half, until the votes' weights are learned
         else:
             np.multiply(chances, CERTAIN, out=drafts[..., 1], casting="unsafe")
         np.add.reduce(np.logical_and.accumulate(tokens >= 0, axis=1), axis=1, out=lengths)
@@ -226,7 +226,7 @@ class ModelDrafts(Source):
         self._rows = 0
 
     def counters(self) -> Mapping[str, int]:
-        """Count the steps and tokens that were handed over."""
+        """Count the steps with drafts of the model, and these drafts' tokens."""
         return {"model_steps": self._steps, "model_tokens": self._made}
 
 

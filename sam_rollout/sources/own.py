@@ -42,7 +42,8 @@ class OwnText(LiveTexts):
     number, the request that has been absent longest loses its automaton. The limit of memory,
     `config.max_bytes`, is checked after every step. Beyond it, absent requests lose their automata
     first, beginning with the request that has been absent longest. The present requests with the
-    smallest automata follow, because long texts yield the longest drafts and make up the tail.
+    smallest automata follow, because long texts yield the longest drafts and make up the rollout's
+    long tail.
     """
 
     name = "own"
@@ -66,7 +67,7 @@ class OwnText(LiveTexts):
                 continue
             slot = self._slot_of.pop(request_id, NO_SLOT)
             slot = self.pool.open() if slot == NO_SLOT else slot
-            self._slot_of[request_id] = slot  # at the end, with the present requests
+            self._slot_of[request_id] = slot  # moved to the end, where the present requests are
             self._slots[row] = slot
         self._bound = ids
         while len(self._slot_of) > self._max_live:
@@ -82,7 +83,7 @@ class OwnText(LiveTexts):
                 self._suspended.pop(request_id, None)
 
     def _resume(self, ids: list[str]) -> None:
-        """Let suspended requests, in row order, have automata again if their former bytes fit."""
+        """Let suspended requests, in row order, have automata again if their former sizes fit."""
         if not self._suspended:
             return
         nbytes = self.pool.nbytes
@@ -111,7 +112,8 @@ class OwnText(LiveTexts):
         for request_id in absent + [request_id for _, request_id in by_size]:
             nbytes = self._evict(request_id)
             if request_id in row_of:
-                # It gets no new automaton until the batch changes: that would push out another one.
+                # It gets no new automaton until the batch changes, as that would push out another
+                # automaton.
                 self._suspended[request_id] = nbytes
                 self._slots[row_of[request_id]] = NO_SLOT
             if self.pool.nbytes <= self._max_bytes:

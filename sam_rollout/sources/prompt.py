@@ -6,8 +6,8 @@ prompt is read only once. Siblings that other engines sample are read into the s
 (`support/shared_texts.py`).
 
 Epochs repeat their prompts and a policy changes slowly, so responses of earlier steps share long
-passages with this step's. When a prompt's first request comes, a thread reads those responses
-from disk into a second automaton, which then replaces the first.
+passages with responses of this step. When a prompt's first request comes, a thread reads the
+earlier responses from disk into a second automaton, which then replaces the first.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class PromptSourceConfig(Section):
 class PromptTexts(GroupedTexts[GroupKey]):
     """One automaton per prompt, kept until its training step is over and its responses have ended.
 
-    A request without identity has no automaton here. Once a group has been given up, later requests
-    of this group in the same training step get no automaton either. Requests of validation or
-    outside training steps draft from no earlier step.
+    A request without identity has no automaton in this source. Once a group has been given up,
+    later requests of this group in the same training step get no automaton either. Requests of
+    validation or outside training steps draft from no earlier step.
     """
 
     name = "prompt"
@@ -102,7 +102,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         return None if identity is None else identity.group_key
 
     def settle(self) -> None:
-        """Switch to finished automata with earlier responses, then bring memory below its limit."""
+        """Switch to automata with earlier responses that are ready, then limit the memory."""
         while self._reading:  # in the order of the requests
             key, reading = next(iter(self._reading.items()))
             if not reading.done():
@@ -156,7 +156,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         return super()._nbytes + self._shared.nbytes + self._ended_bytes
 
     def _make_room(self) -> None:
-        """Drop other engines' waiting texts, then earlier responses, ended groups, other groups."""
+        """Drop other engines' waiting texts, then earlier responses, then groups (ended first)."""
         self._shared.forget_all()
         for group in [one for one in self._groups.values() if one.seeded_tokens]:
             if self._nbytes <= self._max_bytes:
@@ -187,7 +187,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self._ended_bytes -= sum(text.nbytes for text in self._ended.pop(key, ()))
 
     def _take_over(self, key: GroupKey, reading: Future[Seed | None]) -> None:
-        """Replace a prompt's automaton by the one that holds its earlier responses."""
+        """Replace a prompt's automaton by the new automaton with the earlier responses."""
         if (error := reading.exception()) is not None:
             self._forget_ended(key)
             return self._responses.fail(error)

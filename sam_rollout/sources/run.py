@@ -4,11 +4,11 @@ They share one automaton, because prompts of one task are solved with the same p
 votes in addition to `prompt`, which knows the responses to one prompt only. Texts of other engines
 are left to `prompt`. A corpus (files of token ids) counts as the run's oldest text.
 
-Old text is dropped by generations. An automaton that has grown too large gets a successor, made of
-the newest ended responses (`support/kept_texts.py`). A thread makes it in a pool of its own, mostly
-without the GIL, so no engine step waits for it. Live requests, and texts that ended meanwhile, move
-to the successor a few tokens per engine step (`support/text_moves.py`). The old automaton is freed
-when the last request has left it.
+Old text is dropped by replacing the automaton. An automaton that has grown too large gets a
+successor, made of the newest ended responses (`support/kept_texts.py`). A thread makes the
+successor in a pool of its own, mostly without the GIL, so no engine step waits for it. Live
+requests, and texts that ended meanwhile, move to the successor a few tokens per engine step
+(`support/text_moves.py`). The old automaton is freed when the last request has left it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Shares of the limit: an automaton of size _DUE is replaced by a successor of size _SUCCESSOR. Both
-# have to fit, with room for growth, until live requests have moved. A replacement loses only a
-# seventh of the text, so it costs little acceptance.
+# Shares of `max_bytes`: an automaton of size _DUE is replaced by a successor of size _SUCCESSOR.
+# Both automata have to fit, with room for growth, until live requests have moved. A replacement
+# loses only a seventh of the text, so it costs little acceptance.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
 # A successor also reads the texts that ended while it was made, up to this share of
 # `KeptTexts.most_tokens`.
@@ -113,7 +113,7 @@ class RunTexts(GroupedTexts[str]):
     """One automaton per split, and its predecessor until the live requests have left it.
 
     A request without identity uses the automaton of training. `config.max_bytes` limits automata
-    and kept texts together. Beyond it, replaced automata are given up first.
+    and kept texts together. Beyond this limit, replaced automata are given up first.
 
     Raises:
         ConfigError: the corpus cannot be read.
@@ -124,7 +124,7 @@ class RunTexts(GroupedTexts[str]):
     def __init__(self, config: RunSourceConfig, limits: Limits, responses: Responses) -> None:
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
-        # An automaton is checked again once it has grown by these bytes.
+        # An automaton is checked again once it has grown by this number of bytes.
         self._growth = min(config.max_bytes, LEAST_BYTES_OF_LARGE) // 32
         self._most_tokens_of_successor = config.most_tokens_of_successor
         self._kept = KeptTexts(config.max_bytes)
@@ -146,7 +146,7 @@ class RunTexts(GroupedTexts[str]):
         """Learn which request is in which row.
 
         The first request of training makes a thread read older texts from disk. Requests outside
-        training, such as an engine's warm-up, come earlier and do not count.
+        training, such as an engine's warm-up, may come earlier but start no thread.
         """
         super().bind(request_ids, identities)
         if not self._has_asked and self._responses.keeps:
@@ -170,19 +170,19 @@ class RunTexts(GroupedTexts[str]):
         super().finish(ended)
 
     def end_step(self) -> None:
-        """Begin successors that are due; the texts of the step stay."""
+        """Begin successors that are due; the training step's texts are kept."""
         self._turn_over()
 
     def wait(self) -> None:
         """Wait until successors are made, and let them take over."""
         self._responses.wait()
-        for _ in range(2):  # texts that were just read make another successor due
+        for _ in range(2):  # texts that were just read may make a second successor due
             if self._making is not None:
                 self._making.made.exception()
             self._turn_over()
 
     def counters(self) -> Mapping[str, int]:
-        """Count replaced automata, tokens that successors began with, and failures to make one."""
+        """Count replaced automata, tokens that successors began with, and failed successors."""
         return {
             "run_restarts": self.restarts,
             "run_seeded_tokens": self.seeded_tokens,
@@ -191,7 +191,7 @@ class RunTexts(GroupedTexts[str]):
 
     @property
     def _nbytes(self) -> int:
-        """Return the bytes of automata, of the one that is being made, and of kept texts."""
+        """Return the bytes of automata, of a successor that is being made, and of kept texts."""
         making = 0 if self._making is None else max(self._making.pool.nbytes, 0)
         return super()._nbytes + self._kept.nbytes + making
 
@@ -262,12 +262,12 @@ class RunTexts(GroupedTexts[str]):
         places = self.pool.places_of_automaton(group.automaton)
         if nbytes <= self._max_bytes * _DUE and places <= LARGEST_AUTOMATON // 2 * _DUE:
             return False
-        # Without this, an automaton filled by live texts would be checked in every engine step.
+        # Without this line, an automaton full of live texts would be checked in every engine step.
         group.due_at = nbytes + self._growth
         return min(self._room_for_old_text(group)) > 0
 
     def _room_for_old_text(self, group: Group[str]) -> Room:
-        """Return the room that a successor has for ended texts, in addition to the live ones."""
+        """Return the room that a successor has for ended texts, in addition to the live texts."""
         live = self._live_tokens(group)
         # An eighth of the memory is left for growth while the successor is made.
         free = self._max_bytes * 7 // 8 - self._nbytes

@@ -30,7 +30,7 @@ register()
 
 
 class SamWorkerExtension:
-    """Worker methods that install, check and drain drafter and samplers."""
+    """Worker methods that install the samplers, and that connect, control and drain the drafter."""
 
     # Attributes of the worker that vLLM mixes this class into.
     model_runner: Any
@@ -66,7 +66,7 @@ class SamWorkerExtension:
         return report | drafter.describe()
 
     def _proposer(self) -> Any:
-        """Return our proposer; without one, vLLM's own drafter or None."""
+        """Return our proposer; if there is none, vLLM's own drafter; None without any drafter."""
         from sam_rollout.integrations.vllm.drafting.proposer import PROPOSER_ATTRIBUTE
 
         runner, config = self.model_runner, self.vllm_config
@@ -100,7 +100,7 @@ class SamWorkerExtension:
         return samplers
 
     def sam_exchange_texts(self, origin: str, pieces: list) -> list[tuple]:
-        """Between steps, give the drafter other engines' texts; return this engine's new ones."""
+        """Hand other engines' texts to the drafter between steps; return this engine's new ones."""
         drafter = self._proposer()
         if not hasattr(drafter, "exchange_texts"):
             return []
@@ -121,7 +121,8 @@ class SamWorkerExtension:
         """Return the drafter's records since the last call; None without a drafter.
 
         Args:
-            going_on: Fields of the identities of responses that go on in later engine steps.
+            going_on: Identities, each as a dict of its fields, of the responses that have not
+                ended.
         """
         drafter = self._proposer()
         if not hasattr(drafter, "drain"):

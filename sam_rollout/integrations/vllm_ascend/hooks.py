@@ -75,7 +75,8 @@ def install_samplers(runner: Any) -> None:
     if not settings.ours and not is_supported():
         return
     require_supported(settings.ours)
-    # vllm-ascend chooses a device when its samplers are imported, so they are imported late.
+    # vllm-ascend chooses a device when its samplers are imported, so only this function imports
+    # them.
     from sam_rollout.integrations.vllm_ascend.sampling.samplers import (
         heed_logprobs_mode,
         install_sampler,

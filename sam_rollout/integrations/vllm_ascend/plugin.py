@@ -64,7 +64,7 @@ def wrap(module: ModuleType) -> None:
     if is_supported():
         from sam_rollout.integrations.vllm_ascend.model_drafts.drafter_weights import share_weights
 
-        share_weights()  # the patches do not touch drafters
+        share_weights()  # patched sources need it, too: the patches do not change drafters
     runner = module.NPUModelRunner
     if way_in() is not None:
         return

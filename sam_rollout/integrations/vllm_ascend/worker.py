@@ -33,8 +33,8 @@ class SamAscendWorkerExtension(SamWorkerExtension):
     def _install_sampler(self, config: RolloutSamplerConfig) -> None:
         from sam_rollout.integrations.vllm_ascend.hooks import install_samplers
 
-        install_samplers(self.model_runner)  # it reads the engine's configuration itself
+        install_samplers(self.model_runner)  # which finds `config` itself
 
 
 class KnownTextAscendExtension(SamAscendWorkerExtension, KnownTextExtension):
-    """Makes requests follow known texts, in vllm-ascend's workers."""
+    """Makes requests decode known texts, in vllm-ascend's workers."""

@@ -22,8 +22,8 @@ _TRACES = ["prompt_ids", "response_ids"]
 def read_corpus(field: str, path: str, most_tokens: int, vocab_size: int) -> list[Int32Array]:
     """Read a corpus; return int32[n] for each text.
 
-    `field` is the configuration's field, for errors. `most_tokens` limits the sum of the texts'
-    lengths, each rounded up to whole blocks (`places_of`).
+    `field` is the configuration's field, for error messages. `most_tokens` limits the sum of the
+    texts' lengths, each rounded up to whole blocks (`places_of`).
 
     Raises:
         ConfigError: the corpus cannot be read, is empty or too large, or has token ids beyond the

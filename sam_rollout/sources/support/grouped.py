@@ -21,7 +21,7 @@ from sam_rollout.sources.support.live_texts import NO_SLOT, LiveTexts, number_of
 from sam_rollout.sources.support.responses import Responses
 from sam_rollout.sources.support.text_moves import MovingTexts
 
-# An automaton that uses half of the largest number of places takes at least these bytes.
+# An automaton with half of the largest number of places takes at least this many bytes.
 LEAST_BYTES_OF_LARGE = LARGEST_AUTOMATON // 2 * 16
 
 Key = TypeVar("Key", bound=Hashable)
@@ -42,9 +42,9 @@ class Group(Generic[Key]):
 class GroupedTexts(LiveTexts, Generic[Key]):
     """One automaton for each group of requests; `key_of` tells the groups apart.
 
-    A new group may replace a group (`_succeed`). Its automaton reads the texts of live requests, a
-    few tokens per engine step (`text_moves.py`). A request drafts from the old automaton until the
-    new one has read its text.
+    A new group may replace a group (`_succeed`). The new group's automaton reads the texts of live
+    requests, a few tokens per engine step (`text_moves.py`). A request drafts from the old
+    automaton until the new one has read its text.
 
     A group whose automaton comes near the largest possible size is given up. Its requests draft
     nothing from this source until they end, because reading a long text anew at once would hold up
@@ -61,7 +61,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         super().__init__(limits)
         self._max_bytes = max_bytes
         self._responses = responses
-        self._groups: OrderedDict[Key, Group[Key]] = OrderedDict()  # by absence, longest first
+        self._groups: OrderedDict[Key, Group[Key]] = OrderedDict()  # longest absent first
         self._replaced: list[Group[Key]] = []  # their live requests have yet to move
         self._group_of: dict[str, Group[Key]] = {}  # by live request
         self._given_up: set[Key] = set()
@@ -89,7 +89,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
                 self._give_up(group)
 
     def settle(self) -> None:
-        """Give up groups until the rest fits into memory, then those with too large automata."""
+        """Give up groups until the rest fits into memory, then groups with too large automata."""
         if self._nbytes > self._max_bytes:
             self._make_room()
         if self.pool.nbytes <= LEAST_BYTES_OF_LARGE:
@@ -115,7 +115,7 @@ class GroupedTexts(LiveTexts, Generic[Key]):
             self._leave(request_id)
 
     def usage(self) -> Usage:
-        """Report the pool's figures, with all memory; a moving request counts once."""
+        """Report the pool's figures; `bytes` is all memory, and a moving request counts once."""
         return super().usage()._replace(live_requests=len(self._group_of), bytes=self._nbytes)
 
     @property

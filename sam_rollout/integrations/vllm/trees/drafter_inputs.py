@@ -1,9 +1,9 @@
-"""Prepares the inputs of a drafting model after a step with trees.
+"""Prepares a drafting model's inputs after a step that verified trees of draft tokens.
 
 vLLM's drafters assume that each of a step's tokens follows the token before it, and that a
-request's first tokens are the accepted ones. So tokens, positions and hidden states of the accepted
-path are moved to where a chain would have them. The drafter's first pass then writes its own
-layers' keys and values to the slots of that chain.
+request's accepted tokens come first. So tokens, positions and hidden states of the accepted path
+are moved to the indices that they would have in a chain. The drafter's first pass then writes the
+keys and values of the drafter's layers to the cache slots of that chain.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DrafterInputs:
         sample_hidden: torch.Tensor,
         aux_hidden: list[torch.Tensor],
     ) -> None:
-        """Move the inputs of accepted tokens to the front of their requests' tokens.
+        """Move each request's accepted tokens, with their hidden states, to its first indices.
 
         Args:
             trees: the step's trees.

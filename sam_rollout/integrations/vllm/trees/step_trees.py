@@ -48,9 +48,9 @@ def _shape(
 ):  # fmt: skip
     """Fill in each node's parent, depth and ancestors, and mark the rows whose drafts branch.
 
-    Returns the number of tokens that would have another position in the text if the drafts were
-    chains. `moved` gets the indices of these tokens among the step's tokens, and the corrections of
-    their positions.
+    Returns the number of tokens whose position in the text differs from the position in a chain.
+    `moved` gets the indices of these tokens among the step's tokens, and the corrections of their
+    positions.
     """
     count, most = 0, parents.shape[1]
     ancestors[:] = False
@@ -151,8 +151,8 @@ class TreeKeeper:
         shapes = TreeShapes(
             parents, depths, torch.from_numpy(ancestors).to(device, non_blocking=True)
         )
-        # The slots of the cache are assigned already, one after the other. The rotation of keys and
-        # the random numbers depend on a token's position in its path's text, so the positions are
+        # The tokens already have cache slots, one after the other. A token's rotary embedding and
+        # its random number depend on its position in the text of its path, so the positions are
         # corrected.
         at, back = torch.from_numpy(moved[:, :count]).to(device, non_blocking=True)
         runner.positions.index_add_(0, at, back)

@@ -1,7 +1,7 @@
 """Our rejection sampler for draft trees.
 
 A token is drawn from every node's logits, and the path whose tokens were drawn is kept. Penalties
-and similar rules read the path to a node as the text before the drawn token.
+and similar rules count the tokens on the path to the node as text before the drawn token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TreeRejectionSampler(KeyedRejectionSampler):
     """Verifies trees and chains.
 
     Args:
-        sampler: the runner's sampler until now, whose state is taken over.
+        sampler: the sampler that the runner used so far; its state is taken over.
         keeper: holds the step's trees.
         accept: called with the step's trees, the nodes of each path, int64 [B, N + 1], and the
             sampled tokens.
@@ -77,8 +77,9 @@ class TreeRejectionSampler(KeyedRejectionSampler):
         others, minimum = _without_min_tokens(sampling)
         if minimum is not None and minimum.min_toks:
             # vLLM assumes that each row's text is one token longer than the text of the row before.
-            # In a tree, the node's depth decides. The minimum length is enforced before top-k and
-            # top-p, because these may keep nothing but a stop token.
+            # In a tree, the length follows from the node's depth. The minimum length is enforced
+            # before top-k and top-p, because top-k and top-p may remove every token except a stop
+            # token.
             self._hold_to_minimum(logits, minimum, trees, layout)
             sampling = others
         if sampling.spec_token_ids:  # a bonus row's text ends with the path to the last node
@@ -123,5 +124,5 @@ class TreeRejectionSampler(KeyedRejectionSampler):
             for row, (text, tokens) in enumerate(
                 zip(output_token_ids, self._all_drafts, strict=False)
             )
-            for node in range(len(tokens))  # the last node's row draws the bonus token
+            for node in range(len(tokens))  # without the last node, whose row is the bonus row
         ]

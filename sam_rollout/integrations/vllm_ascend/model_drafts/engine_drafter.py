@@ -1,8 +1,8 @@
 """Drafts of a model that vllm-ascend runs, for a session that also drafts from texts.
 
-This module does the same as vLLM's module of the same name, but for a runner that gives its drafter
-other arguments. vllm-ascend's drafters call `compute_logits` once per draft token
-(`num_speculative_tokens` times) and take the likeliest token themselves. This method and this
+This module does the same as vLLM's module of the same name, but for a runner whose drafter gets
+other arguments than vLLM's drafter. vllm-ascend's drafters call `compute_logits` once per draft
+token (`num_speculative_tokens` times) and take the likeliest token themselves. This method and this
 number are replaced by ours while the drafter runs. If all passes are captured in one graph, no pass
 can be left out, no token can be drawn with noise, and probabilities are unknown.
 """
@@ -30,7 +30,7 @@ class AscendEngineDrafter(EngineDrafter):
         self, runner: Any, config: ModelSourceConfig, *others: Any, **options: Any
     ) -> None:
         drafter = runner.drafter
-        # Methods that search in the text or have a head per position do not draft pass by pass.
+        # Drafters that search in the text or have a head per position do not draft pass by pass.
         passes_one_by_one = hasattr(drafter, "_run_merged_draft") and not drafter.parallel_drafting
         self._is_open = passes_one_by_one and drafter._runnable == drafter._run_merged_draft
         if config.sampled and not self._is_open:
@@ -76,11 +76,11 @@ class AscendEngineDrafter(EngineDrafter):
 
 
 def _check_positions(runner: Any, config: ModelSourceConfig) -> None:
-    """Refuse a drafter with too few positions, which would read beyond its table.
+    """Refuse a drafter with too few positions, which would read beyond its table of positions.
 
     vLLM skips the drafter if a text is too long for it; vllm-ascend does not.
     """
-    drafting = runner.speculative_config.draft_model_config  # None if it searches in the text
+    drafting = runner.speculative_config.draft_model_config  # None if the drafter has no model
     needed = runner.model_config.max_model_len
     if drafting is not None and drafting.max_model_len < needed:
         raise ConfigError(

@@ -29,7 +29,7 @@ def check_options(ascend_config: Any) -> None:
 
 
 def refuse(field: str, value: Any) -> None:
-    """Raise ``ConfigError`` if the field of ``REFUSED`` is on."""
+    """Raise ``ConfigError`` if `field`, a key of ``REFUSED``, is on."""
     if value:
         raise ConfigError(
             f"additional_config.{field}",

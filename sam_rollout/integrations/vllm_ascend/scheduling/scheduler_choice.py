@@ -11,7 +11,7 @@ from sam_rollout.integrations.vllm_ascend.versions import installed
 
 # For these releases, tests/contracts/contract.py lists the names that late binding uses.
 KNOWN_VERSION, KNOWN_VLLM = "0.23.0", (0, 23)
-# Workers of other devices and of xlite have runners of their own.
+# Workers for other devices, and vllm-ascend's xlite workers, have other model runners.
 WORKERS = ("auto", "vllm_ascend.worker.worker.NPUWorker")
 
 
