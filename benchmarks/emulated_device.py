@@ -75,7 +75,7 @@ DEVICE = Timeline()
 
 
 def _note_parts() -> None:
-    """Make late binding note when each of a step's `PARTS` ends."""
+    """Wrap two methods so that they record when each of a step's `PARTS` ends."""
     from sam_rollout.integrations.vllm.scheduling.late_binding import Launched
     from sam_rollout.session.session import DraftSession
 

@@ -1,4 +1,4 @@
-"""Process rewards of the synthetic task's steps: the share of a line's claims that hold.
+"""Process rewards of the synthetic task's steps: the share of a line's claims that are true.
 
 This program stands in for a process reward model on a laptop. It reads a response to a problem of
 ``synthetic_math`` line by line, and assumes that the results of earlier lines are right. A wrong
@@ -49,7 +49,7 @@ class Chain:
         )
 
     def read(self, line: str) -> float:
-        """Read the next line, and return the share of its claims that hold, in 0..1."""
+        """Read the next line, and return the share of its claims that are true, in 0..1."""
         claims = self._claims(line)
         return sum(claims) / len(claims) if claims else 0.0
 
@@ -116,7 +116,7 @@ def _ends_with(line: str, listed: str) -> bool:
 
 
 def check_step(question: str, before: str, step: str) -> float:
-    """Return a step's process reward: the smallest share of claims that hold in any of its lines.
+    """Return a step's process reward: the smallest share of true claims in any of its lines.
 
     Args:
         question: A question of ``synthetic_math``.

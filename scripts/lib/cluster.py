@@ -5,8 +5,8 @@ worker starts Ray, joins, and stays until the head is gone. Both end only the pr
 started. (``ray symmetric-run`` would end every Ray on a machine and does not notice a lost node.
 The Ray of vllm-ascend's image lacks this command.)
 
-The exit status is the job's own, or 3 if the cluster was not complete, 4 if a node was lost, 5 if
-the configuration is refused, and 128 + n after signal n.
+The exit status is the job's exit status, or 3 if the cluster was not complete, 4 if a node was
+lost, 5 if the configuration is refused, and 128 + n after signal n.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cluster_processes import MARK, claim, end, end_all, of_cluster
 
 RAY_WITH_TOKEN = (2, 52)  # the first version that reads RAY_AUTH_MODE
 RANK_LABEL = "sam-rollout/rank"
-REPORT_S = 10.0  # time between two lines about the same state
+REPORT_S = 10.0  # time between two log lines that report the same state
 PROBE_S = 3.0  # time limit of a connection to a node that may be down
 HEAD_GONE_PROBES = 3  # failed connections to the head after which a worker stops
 RAY_STOP_S, JOB_STOP_S = 30.0, 15.0
@@ -75,8 +75,8 @@ class Part:
             raise ClusterError("nothing to run: give --config experiment=... [overrides]")
         self.devices, self.resource = options.devices_per_node, common.RESOURCES[options.device]
         self.folder = folder(self.port)
-        # The path is short because the length of sockets' paths is limited. Ray opens its folder to
-        # all users; the folder around it stays closed to others.
+        # The path is short because the length of sockets' paths is limited. Ray opens its own
+        # folder to all users; the folder that contains it stays closed to other users.
         self.ray_folder, self.ray_log = self.folder / "ray", self.folder / "ray-start.log"
 
     @cached_property
@@ -181,7 +181,7 @@ def write_nodes(address: str, resource: str, path: str) -> None:
 
 
 class Watch:
-    """Watches the nodes of the cluster through a process that asks Ray."""
+    """Watches the cluster's nodes through a process that asks Ray for their states."""
 
     def __init__(self, part: Part) -> None:
         self._part, self._path = part, part.folder / "nodes.json"
@@ -189,7 +189,7 @@ class Watch:
         self._process: subprocess.Popen | None = None
 
     def look(self) -> dict[int, dict[str, Any]]:
-        """Return rank -> last known state of the node; a node that rejoined is alive."""
+        """Return rank -> last known state of its node; a node that rejoined counts as alive."""
         if self._process is None or self._process.poll() is not None:
             of = (self._part.environment()["RAY_ADDRESS"], self._part.resource, str(self._path))
             command = [sys.executable, __file__, "write-nodes", *of]
@@ -199,7 +199,7 @@ class Watch:
         return {node["rank"]: node for node in sorted(nodes, key=lambda node: node["alive"])}
 
     def end(self) -> None:
-        """End the process that asks Ray."""
+        """End the process that asks Ray for the nodes."""
         if self._process is not None:
             end(self._process, POLL_S)
 
@@ -353,7 +353,7 @@ def run_head(part: Part) -> int:
 
 def run_worker(part: Part) -> int:
     """Join the cluster when its head is up, stay until the head is gone; return the status."""
-    # The head's name is used, because in Kubernetes it has no address before its pod is up.
+    # The head's name is used, because in Kubernetes the head has no address before its pod is up.
     head, limit_s = f"{part.options.head_address}:{part.port}", part.options.timeout
     started, told_s, missed = time.monotonic(), -REPORT_S, 0
     while not is_open(part.options.head_address, part.port):
@@ -415,7 +415,7 @@ def run(options: argparse.Namespace) -> int:
     common.listen()
     if options.attached:
         follow_launcher()
-    claimed = claim(part.folder)  # noqa: F841 - stays open until this process ends
+    claimed = claim(part.folder)  # noqa: F841 - keeps the lock until this process ends
     if left := of_cluster(part.folder):
         say(f"ending {len(left)} processes that an earlier run left here")
         end_all(left)

@@ -52,13 +52,13 @@ def pause(seconds: float) -> None:
 
 
 def show(line: str, to: int = 1) -> None:
-    """Print a line without a buffer, which could not be flushed if the reader is gone."""
+    """Print a line without a buffer, which could not be flushed if the reader has ended."""
     with contextlib.suppress(OSError):  # the reader has closed the pipe (``| head``)
         os.write(to, f"{line}\n".encode())
 
 
 def say(message: str) -> None:
-    """Announce a step; the launcher shows such lines of every node."""
+    """Announce an action of this program; the launcher shows such lines of every node."""
     show(f"==> {message}")
 
 
