@@ -25,7 +25,7 @@ from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.telemetry.traces import Trace, read_sets
 
 ROWS, FREE, STEP_MS = 8, 256, 20.0
-MOST_TOKENS = 60_000  # limit of the tokens that are sampled in a set
+MOST_TOKENS = 60_000  # limit of the sampled tokens of a set
 DEVICES: dict[str, Callable[[int], float]] = {  # scored tokens -> milliseconds of a step
     "flat": lambda scored: STEP_MS * max(1.0, scored / FREE),
     "dear": lambda scored: 5.0 + 0.5 * scored,

@@ -39,7 +39,7 @@ from sam_rollout.telemetry.traces import Trace, read_sets
 
 ALWAYS = GateConfig("threshold", 100_000)
 TEXTS = ("own", "prompt", "run")
-ROWS, TAIL = 32, 8  # most running requests in a step, and in a step of the tail
+ROWS, TAIL = 32, 8  # limits of running requests: of a step, and of a step in the tail
 # Name -> shape, draft tokens per request, draft tokens per step.
 SHAPES = {
     "chain of 8": ("chain", 8, 4096),

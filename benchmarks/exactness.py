@@ -13,8 +13,8 @@ attention in bfloat16, or noise at positions of similar entropy.
 
 The program reports the share of changed tokens, both counted and computed from a closed form. For
 Gumbel noise this share is at most twice the total variation distance (TV). It also reports how many
-of a response's 10,000 tokens precede the first change. ``--check`` measures two rows of the record,
-and fails if they contradict docs/verification.md.
+tokens of a response of 10,000 tokens precede the first change. ``--check`` measures two rows of the
+record, and fails if they contradict docs/verification.md.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ SMOLLM2 = REPOSITORY / "data" / "smollm2" / "model"  # scripts/run_smollm2_cpu.s
 
 
 def parser(about: str, record: str) -> argparse.ArgumentParser:
-    """Return a parser with the first line of `about` as description, and the option `--output`."""
+    """Return a parser with the option `--output`; its description is the first line of `about`."""
     made = argparse.ArgumentParser(description=about.splitlines()[0])
     made.add_argument("--output", type=Path, default=RESULTS / f"{record}.json")
     return made

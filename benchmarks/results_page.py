@@ -55,7 +55,7 @@ def _raw_and_equal(row: TimeRow | None) -> str:
 
 
 def over(rows: Sequence[Mapping[str, Any]], mode: str, other: str) -> list[tuple[float, float]]:
-    """Return a mode's shares of steps by the target, and its accuracies minus another mode's.
+    """Return a mode's points: the target's share of steps, and the accuracy minus another mode's.
 
     The other mode's accuracy at the same share is interpolated between the other mode's points and
     the points of the modes `draft` and `target`.

@@ -14,7 +14,7 @@ run and draws, joined by +; own is always added. Its gate is ``auto`` or a thres
 Every round has new prompts, like a training step. The next epoch repeats the prompts and samples
 other responses, so that texts of earlier steps can help. With the coupled sampler, all sides sample
 the same responses (``identical`` counts them) and do the same work. ``stock`` samples other
-responses: compare its times per token.
+responses, so compare its times per token with those of the other sides.
 """
 
 from __future__ import annotations

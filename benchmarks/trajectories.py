@@ -11,8 +11,8 @@ problems are sampled in fewer ways: with chains and with draft trees at every st
 `sam=on`.
 
 The program counts identical responses. If two responses differ, the program reports the first
-position that differs, and by how much the scores (with noise) of both tokens are below the best
-score at this position. Rounding can only decide between nearly equal scores.
+position that differs, and by how much the scores (log-probability plus noise) of both tokens are
+below the best score at this position. Rounding can only decide between nearly equal scores.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class _Writer:
     wording: dict[str, str] = field(default_factory=dict)
 
     def say(self, what: str, **values: object) -> str:
-        """Return a sentence of the kind ``what``, preferably worded as before.
+        """Return a sentence of the kind ``what``, preferably in a wording used before.
 
         If the response has worked the same step before, that step's latest wording is preferred.
         Otherwise the wording of the latest sentence of this kind is preferred.

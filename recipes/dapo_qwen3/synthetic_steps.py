@@ -24,7 +24,7 @@ _RESULTS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 @dataclass
 class Chain:
-    """A problem as read from its question, and how far a response to it has come."""
+    """A problem, parsed from its question, and the progress of a response to this problem."""
 
     listed: str
     operands: list[tuple[int, ...]]
@@ -75,7 +75,7 @@ class Chain:
         return [False]
 
     def _step(self, label: str, line: str, numbers: list[int]) -> list[bool]:
-        """Return, for a line that uses an operand, whether each of its claims holds."""
+        """Return for each claim of a line that uses an operand whether the claim is true."""
         number = LABELS.index(label)
         if number != self.done or number >= len(self.operands) or not numbers:
             return [False]
@@ -97,7 +97,7 @@ class Chain:
     def _expected(
         self, factors: tuple[int, ...], stated: Sequence[tuple[int, str, int, int]]
     ) -> tuple[list[tuple[int, str, int]], int]:
-        """Return the operations that an operand requires (none for the first), and its value."""
+        """Return the operations for an operand (none for the first), and the operand's value."""
         before, value = self.result, factors[0]
         if len(factors) == 2:
             operations = [(factors[0], "*", factors[1])]

@@ -1,9 +1,9 @@
 """Makes the tiny Qwen3 checkpoint that lets the whole recipe run on a laptop.
 
 Users try serving, speculation, weight transfer and policy updates on a laptop before they rent an
-accelerator. A model with random weights is no use for this: its text never repeats, never ends and
-is never right. This module trains a byte-level BPE tokenizer and a Qwen3 of under a million
-parameters on the synthetic task of ``synthetic_math``, whose docstring describes the
+accelerator. A model with random weights does not serve this purpose: its text never repeats, never
+ends and is never right. This module trains a byte-level BPE tokenizer and a Qwen3 of under a
+million parameters on the synthetic task of ``synthetic_math``, whose docstring describes the
 demonstrations. This command made the checkpoint in ``tiny_qwen3/``, and makes it again:
 
     python -m recipes.dapo_qwen3.tiny_model
@@ -39,8 +39,8 @@ DEFAULT_OUTPUT = Path(__file__).parent / "tiny_qwen3"
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MAX_RESPONSE_TOKENS = 1024
 MAX_POSITIONS = 4096
-TRAINED_LAYERS = 4  # Layers in the supervised warm start.
-DEPTH = 12  # Layers of the saved model: see deepen().
+TRAINED_LAYERS = 4  # Number of layers in the supervised warm start.
+DEPTH = 12  # Number of layers of the saved model: see deepen().
 TARGET_VOCABULARY = 512
 
 #: Qwen tokenizers cut text into words, digits, punctuation and spaces before they merge bytes.

@@ -34,18 +34,19 @@ import psutil
 from cluster_common import POLL_S, ClusterError, pause, say, tail
 from cluster_processes import MARK, claim, end, end_all, of_cluster
 
-RAY_WITH_TOKEN = (2, 52)  # the first version that reads RAY_AUTH_MODE
+RAY_WITH_TOKEN = (2, 52)  # the first version of Ray that reads RAY_AUTH_MODE
 RANK_LABEL = "sam-rollout/rank"
 REPORT_S = 10.0  # time between two log lines that report the same state
 PROBE_S = 3.0  # time limit of a connection to a node that may be down
-HEAD_GONE_PROBES = 3  # failed connections to the head after which a worker stops
+HEAD_GONE_PROBES = 3  # a worker stops after this number of failed connections to the head
 RAY_STOP_S, JOB_STOP_S = 30.0, 15.0
 # Time for Ray Serve to move replicas when Ray ends. With the default of 30 s, a worker would try
 # for that long to reach a head that has already ended.
 RAY_DRAIN_S = "0"
 RAY_STARTED = "Ray runtime started."
 RAY_ATTEMPTS, RAY_START_S = 3, 120.0  # a busy machine may need longer than Ray's own limit of 30 s
-# Each of verl's many small actors needs one logical CPU, and a small machine has too few.
+# Each of verl's many small actors needs one logical CPU. A small machine has too few, so we declare
+# 16 CPUs to Ray.
 CPU_DEVICE = ["--num-cpus=16", "--object-store-memory=500000000"]
 SHOWN_VARIABLES = ("ASCEND_", "GLOO_", "HCCL_", "LD_PRELOAD", "NCCL_", "RAY_", "TP_SOCKET_")
 
@@ -116,7 +117,7 @@ class Part:
         return [*command, *common.split_words("--ray-options", self.options.ray_options)]
 
     def job_command(self) -> list[str]:
-        """Return the command of the training run, or of the doctor with ``--doctor``.
+        """Return the command that starts the training run or, with ``--doctor``, the doctor.
 
         The cluster's size comes first, so that overrides can change it. The doctor checks all nodes
         for the run that the same overrides would start.
@@ -128,7 +129,7 @@ class Part:
         return [sys.executable, "-m", *program, *size, *self.options.config]
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of every process that this node starts."""
+        """Return the environment variables of every process that this node starts."""
         return {
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": RAY_DRAIN_S,
             **os.environ,

@@ -18,7 +18,7 @@ PORT, DASHBOARD_PORT = 6766, 8260  # the ports of verl's multi-node examples
 JOINED = "joined the cluster"  # the launcher searches for these words
 TAIL_LINES = 20
 POLL_S = 1.0
-SIGNAL_POLL_S = 0.1  # most time until a signal is noticed
+SIGNAL_POLL_S = 0.1  # longest time until a signal is noticed
 
 
 class ClusterError(Exception):

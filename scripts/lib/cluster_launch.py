@@ -28,8 +28,8 @@ from cluster_common import EXIT_NO_CLUSTER, POLL_S, REPOSITORY, ClusterError, sa
 # ssh must not ask for a password, and has to notice within a minute that the other side is gone.
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
 END_S = 90.0  # time limit for a node's part to end
-# Paths of model and data. The configuration reads these variables on the head, and the model's path
-# on every node.
+# Variables with the paths of model and data. The head's configuration uses all of them; every node
+# uses the model's path.
 PASSED_ON = ("MODEL_PATH", "TRAIN_FILE", "TEST_FILE")
 SHOWN = ("==> ", "error: ")  # a worker's lines are shown if they begin with these
 
@@ -127,7 +127,7 @@ class Remote:
             self._process.stdin.close()
 
     def wait(self, seconds: float) -> None:
-        """Wait for the part's end; close the connection after the time limit."""
+        """Wait for the part's end; close the connection if the part exceeds the time limit."""
         try:
             self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
