@@ -36,8 +36,8 @@ SIDES = {
     for trainer, overrides in TRAINERS.items()
     for drafts in DRAFTS
 }
-# Runs train on every group. With half of tiny_cpu's `max_num_seqs`, a step of 48 responses has a
-# queue and a tail.
+# Runs train on every group. With half of tiny_cpu's `max_num_seqs`, some of a step's 48 responses
+# have to wait, and the step has a long tail.
 COMMON = (
     "dynamic_sampling=none",
     "dynamic_sampling.gen_batch_size=6",

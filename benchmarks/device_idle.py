@@ -1,14 +1,14 @@
-"""Measures how long an accelerator would wait for the host between two steps, by side.
+"""Measures how long an accelerator would wait for the host between two steps, by drafter.
 
     python -m benchmarks.device_idle [--rounds 3]
 
 The device is emulated (`benchmarks/emulated_device.py`): texts are known, steps take a given time.
 Scheduler, message queues, model runner, drafter and output processing run in vLLM's own processes.
-``no drafts`` is vLLM alone. ``suffix decoding`` is vLLM's own drafter; it needs arctic-inference.
-``closed`` is our drafter with a gate that never opens. ``open`` is our drafter with a gate that is
-always open, and ``joined`` adds an EAGLE-3 head. Each side is measured with synchronous scheduling,
-and with asynchronous scheduling if the side supports it. Only steps in which all requests decode
-are counted.
+The side ``no drafts`` is vLLM alone. ``suffix decoding`` is vLLM's own drafter, which needs
+arctic-inference. ``closed`` is our drafter with a gate that never opens. ``open`` is our drafter
+with a gate that is always open, and ``joined`` adds an EAGLE-3 head. Each side is measured with
+synchronous scheduling, and with asynchronous scheduling if the side supports it. Only steps in
+which all requests decode are counted.
 
 The host's time depends on this machine: two busy cores are slower than a server.
 """
@@ -78,7 +78,7 @@ def texts() -> list[tuple[list[int], list[int]]]:
 def measure(
     engine: Any, known: list[Any], cell: tuple[float, int], number: int
 ) -> dict[str, float]:
-    """Measure the idle time of the device before a step, and its parts; means in milliseconds.
+    """Measure the device's mean idle time before a step, and the medians of its parts, in ms.
 
     `cell` is (milliseconds of a step, number of requests), and `known` is the result of `texts`.
     `number` makes the identities of the cell's requests unique.

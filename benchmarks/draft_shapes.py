@@ -3,11 +3,11 @@
     python -m benchmarks.draft_shapes --traces FOLDER [--output FILE]
 
 Recorded responses (sets of ``benchmarks.real_traces``) are sampled again, eight at a time, with the
-drafter and the gate ``auto`` of a run. The coupled sampler determines each text, so counts of
+drafter of a run and the gate ``auto``. The coupled sampler determines each text, so counts of
 tokens and steps are exact. The device's time is computed: on the device ``flat``, a step takes 20
-ms up to 256 scored tokens, and proportionally more beyond. On the device ``dear``, every scored
-token takes time. The time of drafting is measured on this machine. Further costs of a tree in an
-engine are not included.
+ms up to 256 scored tokens, and proportionally more beyond. On the device ``dear``, a step takes 5
+ms, and 0.5 ms more for every scored token. The time of drafting is measured on this machine.
+Further costs of a tree in an engine are not included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sam_rollout.drafting.in_flight import DraftBatch
 from sam_rollout.telemetry.traces import Trace, read_sets
 
 ROWS, FREE, STEP_MS = 8, 256, 20.0
-MOST_TOKENS = 60_000  # most tokens of a set
+MOST_TOKENS = 60_000  # limit of the sampled tokens of a set
 DEVICES: dict[str, Callable[[int], float]] = {  # scored tokens -> milliseconds of a step
     "flat": lambda scored: STEP_MS * max(1.0, scored / FREE),
     "dear": lambda scored: 5.0 + 0.5 * scored,
@@ -80,7 +80,7 @@ def measure(traces: list[Trace], side: str, device: str) -> dict[str, float]:
 
 
 def first_of(traces: list[Trace]) -> list[Trace]:
-    """Return each training step's first responses, up to an equal part of `MOST_TOKENS` tokens."""
+    """Return the first responses of each training step; the steps share `MOST_TOKENS` equally."""
     steps = sorted({trace.step for trace in traces})
     chosen = []
     for step in steps:

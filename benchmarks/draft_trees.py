@@ -3,15 +3,15 @@
     python -m benchmarks.draft_trees [--traces FOLDER] [--output FILE]
     python -m benchmarks.draft_trees --check [--traces FOLDER]
 
-The program counts engine steps and measures no times. It has two parts. With ``--traces`` (sets of
-``benchmarks.real_traces``), recorded responses are sampled again step by step, with all text
-sources and without the source `draws`. The coupled sampler determines each text, so this count is
-exact. If a set has several training steps, responses of the first step are read as earlier texts
-and are not sampled again. In the other part, the tiny model runs in vLLM, and all sides have to
-sample the same responses.
+The program counts engine steps and measures no times. It has two parts. In the first part, which
+needs ``--traces`` (sets of ``benchmarks.real_traces``), recorded responses are sampled again step
+by step, with all text sources and without the source `draws`. The coupled sampler determines each
+text, so this count is exact. If a set has several training steps, responses of the first step are
+read as earlier texts and are not sampled again. In the second part, the tiny model runs in vLLM,
+and all sides have to sample the same responses.
 
-``--check`` repeats the first part and half of the second. It fails if the gains are smaller than
-docs/results.md says.
+``--check`` repeats the first part, and the second part with half of its prompts. It fails if the
+gains are smaller than docs/results.md says.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sam_rollout.telemetry.traces import Trace, read_sets
 
 ALWAYS = GateConfig("threshold", 100_000)
 TEXTS = ("own", "prompt", "run")
-ROWS, TAIL = 32, 8  # most running requests in a step, and in a step of the tail
+ROWS, TAIL = 32, 8  # limits of running requests: of a step, and of a step in the tail
 # Name -> shape, draft tokens per request, draft tokens per step.
 SHAPES = {
     "chain of 8": ("chain", 8, 4096),
@@ -58,7 +58,7 @@ SIDES: dict[str, tuple[tuple[str, ...], str, int]] = {
     "tree of 16": (TEXTS, "tree", 16),
     "tree of 16, draws": ((*TEXTS, "draws"), "tree", 16),
 }
-# Least gains over a chain of 8 in tokens per step: mean over sets, and worst set.
+# Least gains in tokens per step, compared with a chain of 8: mean over sets, and worst set.
 LEAST = {"tree of 8": (1.09, 1.05), "tree of 16": (1.24, 1.18)}
 LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03  # least gains in engine steps
 
@@ -142,7 +142,7 @@ def rollout_of(side: str, prompts: list[list[int]]) -> dict[str, Any]:
 
 
 def failures(record: dict[str, Any]) -> list[str]:
-    """Describe all gains that are smaller than promised."""
+    """Describe the gains that are too small, and whether responses differ between sides."""
     found, chain = [], "chain of 8"
     for side, (mean, least) in LEAST.items() if record["sets"] else ():
         each = [
@@ -166,7 +166,7 @@ def failures(record: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, and write the record or check it."""
+    """Measure; write the record or, with `--check`, check the gains."""
     options = measuring.parser(__doc__, "draft_trees")
     options.add_argument("--traces", type=Path, help="sets of recorded responses")
     options.add_argument("--check", action="store_true", help="fail if gains are too small")

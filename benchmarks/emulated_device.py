@@ -37,7 +37,7 @@ class Timeline(emulated_device.Device):
     free_at: float = 0.0
     # For each step: requests, tokens, idle seconds before the step, and seconds of work.
     steps: list[tuple[int, int, float, float]] = field(default_factory=list)
-    # The seconds of `PARTS`, for steps that wait for the tokens of the previous step.
+    # The seconds of each of `PARTS`, for steps that wait for the tokens of the previous step.
     parts: list[tuple[float, ...]] = field(default_factory=list)
     _marks: list[float] = field(default_factory=list)
 
@@ -75,7 +75,7 @@ DEVICE = Timeline()
 
 
 def _note_parts() -> None:
-    """Make late binding note when each of a step's `PARTS` ends."""
+    """Wrap two methods so that they record when each of a step's `PARTS` ends."""
     from sam_rollout.integrations.vllm.scheduling.late_binding import Launched
     from sam_rollout.session.session import DraftSession
 
@@ -98,7 +98,7 @@ def _note_parts() -> None:
 
 
 def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
-    """Replace the model by the device in every engine that starts later.
+    """Replace the model by the emulated device in every engine that starts later.
 
     Args:
         texts: Prompts and responses; `extra_args[TEXT_KEY]` of a request is the index of its text.

@@ -5,16 +5,16 @@
 
 The program disturbs logits as other kernels would, and draws tokens from original and disturbed
 logits with the same random bits. Made-up distributions are Zipf-like, in random order, over 151,936
-tokens. All positions have the same entropy, or the entropies of a reasoning model. Models (the tiny
-model, and those that ``--model`` names) read texts that they have sampled, and then read them again
-with a disturbance: another order of sums in attention or in the output layer, products rounded as
-TF32, hidden states or logits rounded to bfloat16, another attention in bfloat16, or noise at
-positions of similar entropy.
+tokens. Either all positions have the same entropy, or their entropies are distributed like those of
+a reasoning model. Models (the tiny model, and those that ``--model`` names) read texts that they
+have sampled, and then read them again with a disturbance: another order of sums in attention or in
+the output layer, products rounded as TF32, hidden states or logits rounded to bfloat16, another
+attention in bfloat16, or noise at positions of similar entropy.
 
 The program reports the share of changed tokens, both counted and computed from a closed form. For
 Gumbel noise this share is at most twice the total variation distance (TV). It also reports how many
-of a response's 10,000 tokens precede the first change. ``--check`` measures two rows of the record,
-and fails if they contradict docs/verification.md.
+tokens of a response of 10,000 tokens precede the first change. ``--check`` measures two rows of the
+record, and fails if they contradict docs/verification.md.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from sam_rollout.verification import draw_gumbel, draw_tokens, keyed_bits
 
 VOCABULARY = 151_936  # tokens of Qwen3
 BATCH = 32  # number of made-up distributions that are computed at once
-POSITIONS, DRAWS = 384, 16  # positions of a made-up row, and draws per position
+POSITIONS, DRAWS = 384, 16  # made-up distributions of a row, and draws from each
 RESPONSE = 10_000  # tokens of a response
-# Quantiles of a reasoning model's entropies in nats: half of the tokens have less than 0.01, and a
-# fifth has more than 0.672 (Wang et al., arXiv 2506.01939, Qwen3-8B). The ends are assumed.
+# Quantiles of a reasoning model's entropies in nats: half of the tokens have an entropy below 0.01,
+# and a fifth has more than 0.672 (Wang et al., arXiv 2506.01939, Qwen3-8B). The ends are assumed.
 REASONING = ((0.0, 0.5, 0.8, 1.0), (1e-4, 0.01, 0.672, 4.0))
 BANDS = ((0.5, 1.5), (3.0, 5.0))  # ranges of entropy, nats
 PROMPTS, SIBLINGS, TOKENS = 8, 2, 160  # texts that a model samples
@@ -74,7 +74,7 @@ SAMPLERS: dict[str, tuple[Draw, Draw]] = {
 
 
 def tokens_before_a_change(share: float) -> float:
-    """Return the expected number of tokens before the first change, at a chance of `share` each."""
+    """Return the mean count of tokens before the first change; each changes with chance `share`."""
     if share < 1e-12:
         return float(RESPONSE)
     return -math.expm1(RESPONSE * math.log1p(-share)) * (1 - share) / share
@@ -114,12 +114,12 @@ def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
 
 
 def made_up(entropies: np.ndarray, disturb: Callable[..., torch.Tensor], seed: int = 0) -> Pairs:
-    """Yield Zipf-like logits with these entropies in random order, and the logits disturbed."""
+    """Yield Zipf-like logits in random order with these entropies, and the same ones disturbed."""
     generator = torch.Generator().manual_seed(seed)
     ranks = torch.arange(1, VOCABULARY + 1).log()
     for some in torch.tensor(entropies).split(BATCH):
         low, high = torch.zeros(len(some)), torch.full((len(some),), 30.0)
-        for _ in range(30):  # bisection finds the exponent with this entropy
+        for _ in range(30):  # bisection finds the exponent that gives this entropy
             middle = (low + high) / 2
             flat = torch.special.entr((-middle[:, None] * ranks).softmax(-1)).sum(-1) > some
             low, high = torch.where(flat, middle, low), torch.where(flat, high, middle)
@@ -145,7 +145,7 @@ def to_tf32(values: torch.Tensor) -> torch.Tensor:
 
 
 def made_up_rows() -> dict[str, Pairs]:
-    """Return all rows of made-up distributions by name."""
+    """Return the record's rows about made-up distributions, by name."""
     shapes = {f"{nats:g} nats": np.full(POSITIONS, float(nats)) for nats in (1, 4, 7)}
     shapes["reasoning"] = np.interp((np.arange(POSITIONS) + 0.5) / POSITIONS, *REASONING)
     noises = {f"noise {size:g}": partial(add_noise, size=size) for size in (0.01, 0.001, 0.0001)}
@@ -175,7 +175,7 @@ class Reader:
             self._texts += [(len(prompt), text[None, :-1]) for text in texts]
 
     def rows(self) -> dict[str, Pairs]:
-        """Return all rows of this model by name."""
+        """Return the record's rows about this model, by name."""
         weight = self._model.get_output_embeddings().weight
         parts = [slice(start, None, 4) for start in range(4)]
         heads: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -230,7 +230,7 @@ def show(name: str, row: dict[str, Any]) -> None:
 
 
 def check() -> None:
-    """Repeat two rows, and fail if they contradict docs/verification.md."""
+    """Measure two rows of the record again, and fail if they contradict docs/verification.md."""
     for nats, positions, draws, fewer in ((1.0, POSITIONS, DRAWS, 5), (4.0, BATCH, 1, 30)):
         name = f"{nats:g} nats, noise 0.01"
         row = measure(made_up(np.full(positions, nats), partial(add_noise, size=0.01)), draws)
@@ -249,7 +249,7 @@ def check() -> None:
 
 
 def main() -> None:
-    """Measure and write the record, or check."""
+    """Measure and write the record, or check it."""
     options = parser(__doc__, "exactness")
     options.add_argument("--model", type=Path, action="append", default=[], help="a folder")
     options.add_argument("--check", action="store_true", help="repeat two rows, write nothing")

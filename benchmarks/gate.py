@@ -59,13 +59,13 @@ class GateWorkerExtension(SamWorkerExtension):
     """A worker whose gate can be exchanged, and whose drafts can be made wrong."""
 
     def forget_gates(self) -> None:
-        """Drop all gates, and the drafter's statistics under each gate."""
+        """Drop all gates, and each gate's copy of the drafter's statistics."""
         self._sides: dict[str, tuple[TimedGate, Any]] = {}
         if not hasattr(self, "_unlearned"):
             self._unlearned = copy.deepcopy(self.model_runner.drafter.session.drafter._policies)
 
     def use_gate(self, name: str) -> None:
-        """Switch to a side's gate, and to the drafter's statistics (not texts) under this gate."""
+        """Switch to a side's gate and its copy of the statistics; all gates share the texts."""
         session = self.model_runner.drafter.session
         session.end_step()
         if name not in self._sides:
@@ -156,7 +156,7 @@ def measure(
 
 
 def summarise(rounds: list[dict[str, float]]) -> dict[str, Any]:
-    """Return each side's median with interval, and those of the ratios of `auto` to other gates."""
+    """Return medians with intervals: of each side's speed, and of the ratios `auto` / side."""
     speeds = {side: median_interval([one[side] for one in rounds]) for side in rounds[0]}
     fixed = [side for side in speeds if side != "auto"]
     best = max(fixed, key=lambda side: speeds[side]["median"])
@@ -185,7 +185,7 @@ def main() -> None:
         "fixed_k": ", ".join(map(str, sorted({k for _, k in FIXED}))),
         "temperatures": TEMPERATURES,
     }  # fmt: skip
-    # If the recorded rounds of a kind of text have other sides, that kind is measured anew.
+    # If a kind of text was recorded with other gates than `gates` returns, it is measured anew.
     texts = record["texts"] = {
         name: result
         for name, result in record["texts"].items()

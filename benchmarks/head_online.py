@@ -3,18 +3,18 @@
     python -m benchmarks.head_online [--steps 20] [--work-dir outputs/head_online]
 
 Each side is one run: without drafts; with texts alone (`sam=on`); with the shipped head frozen
-(`sam=joined`); with that head trained during the run (`sam=trained`), once in ten percent of the
-time and once with the default budget; and with a new head that is trained. In these runs a gate
-measures times, and decides from them in which steps to draft. Two further runs, with texts alone
-and with a new head, draft in every step, so that the gate does not affect acceptance. The machine's
-speed still affects how much a head learns.
+(`sam=joined`); with that head trained during the run (`sam=trained`), once with a budget of ten
+percent of the time and once with the default budget; and with a new head that is trained. In these
+runs a gate measures times, and decides from them in which steps to draft. Two further runs, with
+texts alone and with a new head, draft in every step, so that the gate does not affect acceptance.
+The machine's speed still affects how much a head learns.
 
 All runs sample the same responses and make the same updates. The program compares every response's
 token ids, rewards and gradient norms with those of the run without drafts. Finished runs stay in
 the work folder.
 
-Without texts, each head is tested on new responses before it learns from them. The frozen head is
-tested on the same responses, inside the run that trains a copy of it.
+Each head is tested alone, without drafts from texts, on new responses before it learns from them.
+The frozen head is tested on the same responses, inside the run that trains a copy of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sam_rollout.report.charts import COLOURS, STYLE
 from sam_rollout.sources.model import HeadTrainingConfig
 
 TRAINING = "sam.sources.model.train"
-# Shares of time for training. The default is too small for twenty steps of a few seconds.
+# Shares of time for training. The default share is too small for a run of twenty short steps.
 BUDGETS = {"trained": 0.1, "from nothing": 0.3, "by default": HeadTrainingConfig().budget}
 FROM_NOTHING = (
     "sam=trained", "sam.sources.model.path=''", f"{TRAINING}.budget={BUDGETS['from nothing']}",

@@ -25,7 +25,7 @@ from sam_rollout.bench.machine_record import machine
 from sam_rollout.telemetry.tables import tail_mask
 
 MAX_TOKENS, MAX_MODEL_LEN = 2048, 2688
-SHORT_PROMPTS, LISTED = 7, 10  # prompts with one problem, and problems of the long prompt
+SHORT_PROMPTS, LISTED = 7, 10  # prompts with one problem each; problems in the long prompt
 TEMPERATURE = 0.7  # as in experiment=smollm2_cpu
 EDGES = (1, 2, 3, 5, 9, 17, 33, 65)  # running requests: 1, 2, 3 to 4, 5 to 8, ...
 NAMES = [str(a) if b == a + 1 else f"{a} to {b - 1}" for a, b in pairwise(EDGES)]
@@ -46,7 +46,7 @@ def prompts_of_round(number: int) -> list[list[int]]:
 
 
 def by_running(steps: pa.Table) -> dict[str, list[float]]:
-    """Return steps, seconds and tokens of the steps that only decode, by number of requests."""
+    """Count steps that only decode, and sum their seconds and tokens, by number of requests."""
     names = ("scheduled", "waiting", "prompt_tokens", "duration_s", "generation_tokens")
     scheduled, waiting, prompts, seconds, tokens = (steps[name].to_numpy() for name in names)
     decoding = tail_mask(scheduled, waiting, prompts, EDGES[-1] - 1)

@@ -19,14 +19,14 @@ SMOLLM2 = REPOSITORY / "data" / "smollm2" / "model"  # scripts/run_smollm2_cpu.s
 
 
 def parser(about: str, record: str) -> argparse.ArgumentParser:
-    """Return a parser with the first line of `about` as description, and the option `--output`."""
+    """Return a parser with the option `--output`; its description is the first line of `about`."""
     made = argparse.ArgumentParser(description=about.splitlines()[0])
     made.add_argument("--output", type=Path, default=RESULTS / f"{record}.json")
     return made
 
 
 class UseSmolLM2(argparse.Action):
-    """The option `--smollm2`, which selects the model SmolLM2 and another name of the record."""
+    """The option `--smollm2`, which selects the model SmolLM2 and renames the record."""
 
     def __init__(self, option_strings: list[str], dest: str) -> None:
         super().__init__(
@@ -57,7 +57,7 @@ def write_record(record: dict[str, Any], path: Path) -> None:
 
 
 def turns(sides: Sequence[Any], number: int) -> list[Any]:
-    """Return the sides in the order of a round; the order rotates."""
+    """Return the sides in the order of round `number`; each round begins with the next side."""
     turn = number % len(sides)
     return [*sides[turn:], *sides[:turn]]
 
@@ -100,7 +100,7 @@ def load_prompts(count: int, seed: int = 2, model: Path = MODEL) -> list[list[in
 def requests_of(
     prompts: Sequence[list[int]], siblings: int, step: int
 ) -> list[tuple[list[int], RequestIdentity]]:
-    """Repeat each prompt for its siblings; return each request's prompt and its identity."""
+    """Repeat each prompt `siblings` times; return each request's prompt and its identity."""
     from sam_rollout.core.identity import identify
 
     return [
@@ -113,7 +113,7 @@ def requests_of(
 def vllm_requests(
     requests: Sequence[tuple[list[int], RequestIdentity]], **sampling: Any
 ) -> tuple[list[Any], list[Any]]:
-    """Return requests as prompts and `SamplingParams` of vLLM; `sampling` has more parameters."""
+    """Return the requests' prompts and `SamplingParams` for vLLM; `sampling` is added to these."""
     from vllm import SamplingParams, TokensPrompt
 
     prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in requests]

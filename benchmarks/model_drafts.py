@@ -6,13 +6,13 @@ The tiny model's engine samples at T = 1 with the coupled sampler and an open ga
 new prompts. All sides answer them in turns, each with a new engine, and have to sample the same
 texts. The program counts tokens per verify step and request, including requests without a draft.
 
-The sides use sources of texts, `recycling` (the model's own likeliest tokens), and `model` (the
-EAGLE-3 head that is shipped with the tiny model).
+A side drafts from texts, from `recycling` (the model's own likeliest tokens), from `model` (the
+EAGLE-3 head that is shipped with the tiny model), or from several of these sources.
 
 For the texts of the first round, the program also compares ways to draft a token at each position.
-There the head has a distribution q, and the target has a distribution p. The ways are q's likeliest
-token, a token drawn with the target's noise, a token drawn with other noise, and rejection
-sampling, which accepts a draft from q with probability 1 - TV(p, q).
+At a position, the head has a distribution q, and the target has a distribution p. The ways are q's
+likeliest token, a token drawn with the target's noise, a token drawn with other noise, and
+rejection sampling, which accepts a draft from q with probability 1 - TV(p, q).
 """
 
 from __future__ import annotations

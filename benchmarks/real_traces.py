@@ -4,10 +4,11 @@
     python -m benchmarks.real_traces CLONES --output FOLDER
     sam-rollout bench drafter --traces FOLDER --json benchmarks/results/drafter.json
 
-The sets are not part of this project, because licences differ. A rebuilt set has the same token
-ids. Texts are read at the commit that `SOURCES` names, whatever commit is checked out. They are
-tokenized with tekken (131k tokens, a file of mistral-common), which is not the models' own
-tokenizer. Responses of `ta_r1distill` begin with the question, as in the repository's files.
+The sets are not part of this project, because licences differ. A rebuilt set has the same token ids
+as the set that was measured. Texts are read at the commit that `SOURCES` names, whatever commit is
+checked out. They are tokenized with tekken (131k tokens, a file of mistral-common), which is not
+the models' own tokenizer. Responses of `ta_r1distill` begin with the question, as in the
+repository's files.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def load_recorded(results: Path) -> Recorded:
 
 
 def compare_recorded(results: Path, pairs: dict[str, Any]) -> dict[str, Comparison]:
-    """Compare the runs that `pairs` describes: name -> {base, sam: names of runs, skip_first}."""
+    """Compare the runs of each pair: name of the pair -> {base, sam: names of runs, skip_first}."""
     runs = results / RUNS
     return {
         name: compare_folders(

@@ -1,6 +1,6 @@
 """Stores a small copy of a run folder in the repository, with only what a comparison reads.
 
-The machine's paths are removed from the configuration. None of the files has names of hosts.
+The machine's paths are removed from the configuration. No file contains names of hosts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from benchmarks.measuring import REPOSITORY
 from sam_rollout.telemetry.records import RunFolder
 
-# Column -> decimals to keep. Durations are summed and keep more decimals; times of day only order
-# rows.
+# Column -> decimals to keep. Durations keep more decimals, because they are summed; times of day
+# are only used to order rows.
 DECIMALS = {
     "time_s": 2, "start_s": 2, "end_s": 2, "duration_s": 4, "drafter_us": 0, "sampler_us": 0,
 }  # fmt: skip
@@ -51,7 +51,7 @@ def store(run_dir: Path, target: Path, *, traces: bool = False) -> None:
 
 
 def _write(table: pa.Table, folder: Path, replica: int) -> None:
-    """Write one small file per replica."""
+    """Write the rows of one replica as a small file."""
     folder.mkdir(exist_ok=True)
     for name, digits in DECIMALS.items():
         if (place := table.schema.get_field_index(name)) >= 0:

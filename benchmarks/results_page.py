@@ -55,10 +55,10 @@ def _raw_and_equal(row: TimeRow | None) -> str:
 
 
 def over(rows: Sequence[Mapping[str, Any]], mode: str, other: str) -> list[tuple[float, float]]:
-    """Return a mode's shares of target steps, and its accuracies minus those of another mode.
+    """Return a mode's points: the target's share of steps, and the accuracy minus another mode's.
 
-    The accuracy of the other mode is interpolated between that mode's points, and those of the
-    draft model alone and the target alone.
+    The other mode's accuracy at the same share is interpolated between the other mode's points and
+    the points of the modes `draft` and `target`.
     """
     points = [(row["mode"], row["target_share"], row["accuracy"]["value"]) for row in rows]
     known = zip(*sorted(one[1:] for one in points if one[0] in (other, "draft", "target")),

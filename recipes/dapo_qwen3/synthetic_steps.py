@@ -1,4 +1,4 @@
-"""Process rewards of the synthetic task's steps: the share of a line's claims that hold.
+"""Process rewards of the synthetic task's steps: the share of a line's claims that are true.
 
 This program stands in for a process reward model on a laptop. It reads a response to a problem of
 ``synthetic_math`` line by line, and assumes that the results of earlier lines are right. A wrong
@@ -24,7 +24,7 @@ _RESULTS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 @dataclass
 class Chain:
-    """A problem as read from its question, and how far a response to it has come."""
+    """A problem, parsed from its question, and the progress of a response to this problem."""
 
     listed: str
     operands: list[tuple[int, ...]]
@@ -49,7 +49,7 @@ class Chain:
         )
 
     def read(self, line: str) -> float:
-        """Read the next line, and return the share of its claims that hold, in 0..1."""
+        """Read the next line, and return the share of its claims that are true, in 0..1."""
         claims = self._claims(line)
         return sum(claims) / len(claims) if claims else 0.0
 
@@ -75,7 +75,7 @@ class Chain:
         return [False]
 
     def _step(self, label: str, line: str, numbers: list[int]) -> list[bool]:
-        """Return, for a line that uses an operand, whether each of its claims holds."""
+        """Return for each claim of a line that uses an operand whether the claim is true."""
         number = LABELS.index(label)
         if number != self.done or number >= len(self.operands) or not numbers:
             return [False]
@@ -97,7 +97,7 @@ class Chain:
     def _expected(
         self, factors: tuple[int, ...], stated: Sequence[tuple[int, str, int, int]]
     ) -> tuple[list[tuple[int, str, int]], int]:
-        """Return the operations that an operand requires (none for the first), and its value."""
+        """Return the operations for an operand (none for the first), and the operand's value."""
         before, value = self.result, factors[0]
         if len(factors) == 2:
             operations = [(factors[0], "*", factors[1])]
@@ -116,7 +116,7 @@ def _ends_with(line: str, listed: str) -> bool:
 
 
 def check_step(question: str, before: str, step: str) -> float:
-    """Return a step's process reward: the smallest share of claims that hold in any of its lines.
+    """Return a step's process reward: the smallest share of true claims in any of its lines.
 
     Args:
         question: A question of ``synthetic_math``.

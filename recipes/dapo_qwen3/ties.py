@@ -1,4 +1,4 @@
-"""Finds where the responses of two sides diverge, and whether rounding explains it."""
+"""Finds where responses without and with drafts diverge, and whether rounding explains it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sam_rollout.config import COUPLINGS
 from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
 
 # In bfloat16 most long responses diverge somewhere. Examining a divergence costs the prefill of the
-# text before it, so only the earliest divergences are examined. A fault that causes one divergence
-# in fifty is then found about five times.
+# text before it, so only the 256 earliest divergences are examined. If a fault causes one
+# divergence in fifty, about five of these 256 show it.
 MOST_LOOKED_AT = 256
 
 

@@ -1,9 +1,9 @@
 """Makes the tiny Qwen3 checkpoint that lets the whole recipe run on a laptop.
 
 Users try serving, speculation, weight transfer and policy updates on a laptop before they rent an
-accelerator. A model with random weights is no use for this: its text never repeats, never ends and
-is never right. This module trains a byte-level BPE tokenizer and a Qwen3 of under a million
-parameters on the synthetic task of ``synthetic_math``, whose docstring describes the
+accelerator. A model with random weights does not serve this purpose: its text never repeats, never
+ends and is never right. This module trains a byte-level BPE tokenizer and a Qwen3 of under a
+million parameters on the synthetic task of ``synthetic_math``, whose docstring describes the
 demonstrations. This command made the checkpoint in ``tiny_qwen3/``, and makes it again:
 
     python -m recipes.dapo_qwen3.tiny_model
@@ -39,8 +39,8 @@ DEFAULT_OUTPUT = Path(__file__).parent / "tiny_qwen3"
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MAX_RESPONSE_TOKENS = 1024
 MAX_POSITIONS = 4096
-TRAINED_LAYERS = 4  # Layers in the supervised warm start.
-DEPTH = 12  # Layers of the saved model: see deepen().
+TRAINED_LAYERS = 4  # Number of layers in the supervised warm start.
+DEPTH = 12  # Number of layers of the saved model: see deepen().
 TARGET_VOCABULARY = 512
 
 #: Qwen tokenizers cut text into words, digits, punctuation and spaces before they merge bytes.
@@ -147,7 +147,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCa
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=MAX_POSITIONS,
-        # With the default of this range, narrow layers learn nothing in the first steps.
+        # With the default initializer range, narrow layers learn nothing in the first steps.
         initializer_range=0.06,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -173,7 +173,7 @@ def _examples(
 
 
 def _rounded_up(length: int, multiple: int = 32) -> int:
-    """Round a length up, because CPU kernels are cached by shape."""
+    """Round a length up, so that few shapes occur: CPU kernels are cached by shape."""
     return -(-length // multiple) * multiple
 
 
@@ -197,7 +197,7 @@ def _batches(
         pool = sorted(_examples(tokenizer, rng, 1024, held_out), key=lambda pair: len(pair[0]))
         batches: list[list[tuple[list[int], int]]] = [[]]
         for example in pool:
-            # The pool is sorted, so the newest example is the longest of its batch.
+            # The pool is sorted by length, so each new example is the longest of its batch.
             cost = (len(batches[-1]) + 1) * _rounded_up(len(example[0]))
             if batches[-1] and cost > settings.tokens_per_batch:
                 batches.append([])
@@ -215,7 +215,7 @@ def _learning_rate_factor(step: int, settings: TrainingSettings) -> float:
 
 
 def _optimizers(model: Qwen3ForCausalLM, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
-    """Return Muon for matrices (it needs half of AdamW's steps), and AdamW for the rest."""
+    """Return Muon for matrices (it needs half as many steps as AdamW), and AdamW for the rest."""
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
     gains = [p for p in model.parameters() if p.ndim < 2]
@@ -229,8 +229,8 @@ def _optimizers(model: Qwen3ForCausalLM, settings: TrainingSettings) -> list[tor
 
 def _loss(model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the mean cross entropy over response tokens, a scalar in nats."""
-    # Padding is on the right, which a causal model does not see. Without an attention mask, the
-    # fast attention kernel is used.
+    # Padding follows the text, and a causal model does not look ahead. Without an attention mask,
+    # the fast attention kernel is used.
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
     return functional.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten())
@@ -267,11 +267,12 @@ def train(
 def deepen(model: Qwen3ForCausalLM, seed: int = 0) -> Qwen3ForCausalLM:
     """Return a model of ``DEPTH`` layers that computes exactly what ``model`` computes.
 
-    New layers follow every layer. Their output projections are zero, so they add nothing until
-    training changes them (as in LLaMA Pro's block expansion, arXiv 2401.02415). They give the model
-    realistic costs. A decode step of a large model takes about as long for four tokens of a request
-    as for one, because reading the weights dominates. On a CPU, a model of many layers behaves in
-    the same way. With few layers, verification would look too expensive.
+    New layers follow every layer. Output projections of new layers are zero, so they add nothing
+    until training changes them (as in LLaMA Pro's block expansion, arXiv 2401.02415). The new
+    layers make the costs of a step realistic. A decode step of a large model takes about as long
+    for four tokens of a request as for one, because reading the weights dominates. On a CPU, a
+    model of many layers behaves in the same way. With few layers, verification would look too
+    expensive.
     """
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = DEPTH

@@ -1,8 +1,8 @@
 """Word problems of one and two steps in English, for a small pretrained model.
 
-A model of a hundred million parameters solves some of them and misses others: training with a
-verifiable reward needs right and wrong answers. Names, things and numbers are drawn at random. No
-problem occurs twice in a split, or in both splits.
+A model of a hundred million parameters solves some of them and misses others. Training with a
+verifiable reward needs both, right and wrong answers. Names, things and numbers are drawn at
+random. No problem occurs twice in a split, or in both splits.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ worker starts Ray, joins, and stays until the head is gone. Both end only the pr
 started. (``ray symmetric-run`` would end every Ray on a machine and does not notice a lost node.
 The Ray of vllm-ascend's image lacks this command.)
 
-The exit status is the job's own, or 3 if the cluster was not complete, 4 if a node was lost, 5 if
-the configuration is refused, and 128 + n after signal n.
+The exit status is the job's exit status, or 3 if the cluster was not complete, 4 if a node was
+lost, 5 if the configuration is refused, and 128 + n after signal n.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ import psutil
 from cluster_common import POLL_S, ClusterError, pause, say, tail
 from cluster_processes import MARK, claim, end, end_all, of_cluster
 
-RAY_WITH_TOKEN = (2, 52)  # the first version that reads RAY_AUTH_MODE
+RAY_WITH_TOKEN = (2, 52)  # the first version of Ray that reads RAY_AUTH_MODE
 RANK_LABEL = "sam-rollout/rank"
-REPORT_S = 10.0  # time between two lines about the same state
+REPORT_S = 10.0  # time between two log lines that report the same state
 PROBE_S = 3.0  # time limit of a connection to a node that may be down
-HEAD_GONE_PROBES = 3  # failed connections to the head after which a worker stops
+HEAD_GONE_PROBES = 3  # a worker stops after this number of failed connections to the head
 RAY_STOP_S, JOB_STOP_S = 30.0, 15.0
 # Time for Ray Serve to move replicas when Ray ends. With the default of 30 s, a worker would try
 # for that long to reach a head that has already ended.
 RAY_DRAIN_S = "0"
 RAY_STARTED = "Ray runtime started."
 RAY_ATTEMPTS, RAY_START_S = 3, 120.0  # a busy machine may need longer than Ray's own limit of 30 s
-# Each of verl's many small actors needs one logical CPU, and a small machine has too few.
+# Each of verl's many small actors needs one logical CPU. A small machine has too few, so we declare
+# 16 CPUs to Ray.
 CPU_DEVICE = ["--num-cpus=16", "--object-store-memory=500000000"]
 SHOWN_VARIABLES = ("ASCEND_", "GLOO_", "HCCL_", "LD_PRELOAD", "NCCL_", "RAY_", "TP_SOCKET_")
 
@@ -75,8 +76,8 @@ class Part:
             raise ClusterError("nothing to run: give --config experiment=... [overrides]")
         self.devices, self.resource = options.devices_per_node, common.RESOURCES[options.device]
         self.folder = folder(self.port)
-        # The path is short because the length of sockets' paths is limited. Ray opens its folder to
-        # all users; the folder around it stays closed to others.
+        # The path is short because the length of sockets' paths is limited. Ray opens its own
+        # folder to all users; the folder that contains it stays closed to other users.
         self.ray_folder, self.ray_log = self.folder / "ray", self.folder / "ray-start.log"
 
     @cached_property
@@ -116,7 +117,7 @@ class Part:
         return [*command, *common.split_words("--ray-options", self.options.ray_options)]
 
     def job_command(self) -> list[str]:
-        """Return the command of the training run, or of the doctor with ``--doctor``.
+        """Return the command that starts the training run or, with ``--doctor``, the doctor.
 
         The cluster's size comes first, so that overrides can change it. The doctor checks all nodes
         for the run that the same overrides would start.
@@ -128,7 +129,7 @@ class Part:
         return [sys.executable, "-m", *program, *size, *self.options.config]
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of every process that this node starts."""
+        """Return the environment variables of every process that this node starts."""
         return {
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": RAY_DRAIN_S,
             **os.environ,
@@ -181,7 +182,7 @@ def write_nodes(address: str, resource: str, path: str) -> None:
 
 
 class Watch:
-    """Watches the nodes of the cluster through a process that asks Ray."""
+    """Watches the cluster's nodes through a process that asks Ray for their states."""
 
     def __init__(self, part: Part) -> None:
         self._part, self._path = part, part.folder / "nodes.json"
@@ -189,7 +190,7 @@ class Watch:
         self._process: subprocess.Popen | None = None
 
     def look(self) -> dict[int, dict[str, Any]]:
-        """Return rank -> last known state of the node; a node that rejoined is alive."""
+        """Return rank -> last known state of its node; a node that rejoined counts as alive."""
         if self._process is None or self._process.poll() is not None:
             of = (self._part.environment()["RAY_ADDRESS"], self._part.resource, str(self._path))
             command = [sys.executable, __file__, "write-nodes", *of]
@@ -199,7 +200,7 @@ class Watch:
         return {node["rank"]: node for node in sorted(nodes, key=lambda node: node["alive"])}
 
     def end(self) -> None:
-        """End the process that asks Ray."""
+        """End the process that asks Ray for the nodes."""
         if self._process is not None:
             end(self._process, POLL_S)
 
@@ -353,7 +354,7 @@ def run_head(part: Part) -> int:
 
 def run_worker(part: Part) -> int:
     """Join the cluster when its head is up, stay until the head is gone; return the status."""
-    # The head's name is used, because in Kubernetes it has no address before its pod is up.
+    # The head's name is used, because in Kubernetes the head has no address before its pod is up.
     head, limit_s = f"{part.options.head_address}:{part.port}", part.options.timeout
     started, told_s, missed = time.monotonic(), -REPORT_S, 0
     while not is_open(part.options.head_address, part.port):
@@ -415,7 +416,7 @@ def run(options: argparse.Namespace) -> int:
     common.listen()
     if options.attached:
         follow_launcher()
-    claimed = claim(part.folder)  # noqa: F841 - stays open until this process ends
+    claimed = claim(part.folder)  # noqa: F841 - keeps the lock until this process ends
     if left := of_cluster(part.folder):
         say(f"ending {len(left)} processes that an earlier run left here")
         end_all(left)

@@ -18,7 +18,7 @@ PORT, DASHBOARD_PORT = 6766, 8260  # the ports of verl's multi-node examples
 JOINED = "joined the cluster"  # the launcher searches for these words
 TAIL_LINES = 20
 POLL_S = 1.0
-SIGNAL_POLL_S = 0.1  # most time until a signal is noticed
+SIGNAL_POLL_S = 0.1  # longest time until a signal is noticed
 
 
 class ClusterError(Exception):
@@ -52,13 +52,13 @@ def pause(seconds: float) -> None:
 
 
 def show(line: str, to: int = 1) -> None:
-    """Print a line without a buffer, which could not be flushed if the reader is gone."""
+    """Print a line without a buffer, which could not be flushed if the reader has ended."""
     with contextlib.suppress(OSError):  # the reader has closed the pipe (``| head``)
         os.write(to, f"{line}\n".encode())
 
 
 def say(message: str) -> None:
-    """Announce a step; the launcher shows such lines of every node."""
+    """Announce an action of this program; the launcher shows such lines of every node."""
     show(f"==> {message}")
 
 

@@ -1,7 +1,8 @@
 """Runs scripts/node.sh on every node over ssh; scripts/launch_multinode.sh calls it.
 
-The nodes' parts read Ray's token from their standard input, and end when this input closes.
-Therefore no process remains if this program is killed or the network fails.
+Each node runs its part of the launch, the program scripts/lib/cluster.py, which reads Ray's token
+from standard input and ends when this input closes. Therefore no process remains if this program is
+killed or the network fails.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from cluster_common import EXIT_NO_CLUSTER, POLL_S, REPOSITORY, ClusterError, sa
 # ssh must not ask for a password, and has to notice within a minute that the other side is gone.
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
 END_S = 90.0  # time limit for a node's part to end
-# Paths of model and data. The configuration reads these variables on the head, and the model's path
-# on every node.
+# Variables with the paths of model and data. The head's configuration uses all of them; every node
+# uses the model's path.
 PASSED_ON = ("MODEL_PATH", "TRAIN_FILE", "TEST_FILE")
-SHOWN = ("==> ", "error: ")  # beginnings of the workers' lines that are shown
+SHOWN = ("==> ", "error: ")  # a worker's lines are shown if they begin with these
 
 
 class Target(NamedTuple):
@@ -126,7 +127,7 @@ class Remote:
             self._process.stdin.close()
 
     def wait(self, seconds: float) -> None:
-        """Wait for the part's end; close the connection after the time limit."""
+        """Wait for the part's end; close the connection if the part exceeds the time limit."""
         try:
             self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -153,7 +154,7 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
             part.append(f"--{name.replace('_', '-')}={value}")
     if rank == 0:
         part += [*(["--doctor"] if options.doctor else []), "--config", *options.config]
-    # Variables of --env come last and win.
+    # Variables of --env come last, so they override the others.
     given = [f"{name}={os.environ[name]}" for name in PASSED_ON if name in os.environ]
     words = shlex.join(["env", *given, *options.env, *part])
     remote = f"cd {shlex.quote(str(options.remote_dir))} && exec {words}"
@@ -163,7 +164,7 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
 def launch(options: argparse.Namespace, targets: list[Target]) -> int:
     """Run all nodes' parts until the head ends or a worker fails to join; return the status."""
     options.log_dir.mkdir(parents=True, exist_ok=True)
-    # With the user's own token, the user's other programs, such as the doctor, can connect.
+    # If the user sets the token, other programs of the user, such as the doctor, can connect.
     token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     parts: list[Remote] = []
     try:

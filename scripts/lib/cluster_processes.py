@@ -50,7 +50,7 @@ def end_all(processes: Iterable[psutil.Process], patience_s: float = 0.0) -> Non
 
 
 def end(process: subprocess.Popen, patience_s: float) -> None:
-    """End a child, which ends its own children: SIGTERM, and SIGKILL after ``patience_s``."""
+    """Send a child SIGTERM, on which it ends its own children, and SIGKILL after ``patience_s``."""
     process.terminate()
     try:
         process.wait(timeout=patience_s)

@@ -3,8 +3,8 @@
     python find_package.py <distribution> [<folder with the package>]
 
 The program prints the version and the folder that contains the package, on two lines. Without a
-folder argument it searches where this interpreter would import the package from. If there is no
-package or no version, it prints one line and exits with 1.
+folder argument it searches the places from which this interpreter would import the package. If
+there is no package or no version, it prints one line and exits with 1.
 """
 
 import re
@@ -22,11 +22,11 @@ def main(distribution: str, folder: str | None = None) -> None:
         root = Path(folder).resolve() if Path(folder, package, "__init__.py").is_file() else None
     else:
         spec = find_spec(package)
-        # A folder without __init__.py, which an uninstalled package may leave, has no origin.
+        # An uninstalled package may leave a folder without __init__.py, whose spec has no origin.
         root = Path(spec.origin).parents[1] if spec and spec.origin else None
     if root is None:
         sys.exit(f"no package {package} in {folder or sys.prefix}")
-    # The version is in metadata beside the package, in the package, or in installed metadata.
+    # The version is in metadata beside the package, in its _version.py, or in installed metadata.
     names = [(d.metadata["Name"] or "", d.version) for d in distributions(path=[str(root)])]
     found = dict((name.replace("-", "_").lower(), found) for name, found in names).get(package)
     generated = root / package / "_version.py"

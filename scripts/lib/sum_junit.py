@@ -29,9 +29,10 @@ def results_of(path: Path) -> Counter[str]:
 
 
 def closing_line(folder: Path, seconds: str, failed_parts: Iterable[str] = ()) -> str:
-    """Return the line with the sums over all ``*.xml``; each file is named after its part.
+    """Return the line with the sums over all ``*.xml``; each file is named after its part of tests.
 
-    A failed part counts at least one failure. ``seconds`` is the time of all parts, which overlap.
+    A failed part of the tests counts as at least one failure. ``seconds`` is the time of all parts,
+    which overlap.
     """
     results = {path.stem: results_of(path) for path in folder.glob("*.xml")}
     for part in failed_parts:
