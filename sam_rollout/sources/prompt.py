@@ -55,8 +55,8 @@ class PromptSourceConfig(Section):
         4_000_000_000,
         minimum=1 << 20,
         meaning="Memory of one engine, in addition to that of `own`: about "
-        f"{LIVE_BYTES_PER_TOKEN} bytes per token of this step's and earlier responses. If that is "
-        "not enough, earlier responses are dropped first, then prompts whose responses have all "
+        f"{LIVE_BYTES_PER_TOKEN} bytes per token of this step's and earlier responses. If they "
+        "need more, earlier responses are dropped first, then prompts whose responses have all "
         "ended, then prompts without a running request. A dropped prompt's requests draft nothing "
         "from this source until they end.",
     )

@@ -80,8 +80,8 @@ class RunSourceConfig(Section):
         allowed="a file or folder",
         meaning="Texts to draft from until the run has written enough itself: a `.jsonl` file "
         "of lists of token ids, or traces of a run (`.parquet` with `prompt_ids` and "
-        "`response_ids`, or a folder of such files). They count as the oldest texts of the run. "
-        f"They may take {_SUCCESSOR:.3g} of `max_bytes` and have at most {_MOST_PLACES:,} tokens, "
+        "`response_ids`, or a folder of such files). The corpus counts as the run's oldest texts. "
+        f"It may take {_SUCCESSOR:.3g} of `max_bytes` and have at most {_MOST_PLACES:,} tokens, "
         f"with each text rounded up to a multiple of {places_of(1)}.",
     )
 

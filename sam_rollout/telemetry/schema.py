@@ -35,7 +35,7 @@ GROUPS = {
     "bulk": "Every engine step outside the long tail. bulk + tail = the whole rollout.",
     "gain": "The speed-up by drafts, estimated from the run itself "
     "(`sam_rollout/telemetry/gain.py`). The estimate rebuilds the rollout's steps without drafts. "
-    "Each rebuilt step gets the duration of observed steps that computed as many tokens. In "
+    "Each rebuilt step gets the duration of observed steps with the same number of tokens. In "
     "the recorded runs the estimate lies within the 95 % interval of three pairs of runs, and "
     "differs by less than about 20 % from the speed-up of the pair that the run belongs to. There "
     "is no estimate if comparable steps were not observed, requests waited in the queue, steps "
@@ -198,7 +198,7 @@ _DRAFT = (
     *(replace(own, name=f"draft/{own.name}") for entry in SOURCES for own in entry.metrics),
     Metric("sampler/time_us_per_step", "us",
            "Host time in the engine's samplers per engine step, with verification. On an "
-           "accelerator this is the time to launch their kernels, plus a sampler's own waits for "
+           "accelerator this is the time to launch the kernels, plus a sampler's own waits for "
            "the device. Compare it with rollout_sampler=stock.", MEAN,
            lambda r: ratio(r.sampler_us[r.has_drafter].sum(dtype=float), r.has_drafter.sum())),
 )  # fmt: skip

@@ -50,7 +50,7 @@ class TextsConfig(Section):
         "",
         allowed="a folder",
         meaning="Folder that keeps ended responses for the sources `prompt` and `run`, 4 bytes per "
-        "token. If empty, it is `sam/texts` in the run folder; plain vLLM then keeps no "
+        "token. An empty path means `sam/texts` in the run folder; plain vLLM then keeps no "
         "responses. Engines may share a folder, and a run may begin with another run's folder.",
     )
     max_bytes: int = setting(
