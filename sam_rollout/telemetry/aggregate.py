@@ -68,8 +68,8 @@ def aggregate(
 class Rollout:
     """The engines' records of one training step, for the functions that compute metrics.
 
-    Every numeric column of `StepRecord` is an attribute, numpy [steps]. Rows are ordered by replica
-    and time, and null becomes 0.
+    Every numeric column of `StepRecord` is an attribute, a numpy array [steps]. The steps are in
+    order of replica and time, and null becomes 0.
 
     Attributes:
         requests: The table of requests.

@@ -15,8 +15,8 @@ There is no estimate in these cases:
 * Requests waited in the queue, or arrived after other requests had ended.
 * Steps were padded, or a model drafted: the model's time is not part of the drafter's time.
 
-The recorded runs in `benchmarks/results/runs` are three pairs, each of a run without and a run with
-drafts, which measure the speed-up of each training step. Every estimate lies within the 95 %
+The recorded runs in `benchmarks/results/runs` include three pairs of a run without and a run with
+drafts. Each pair measures the speed-up of each training step. Every estimate lies within the 95 %
 interval of the three pairs' mean. It differs by about 20 % at most from the speed-up of the pair
 that its run belongs to (`tests/unit/telemetry/test_gain.py`). The estimate ignores that an engine
 without a drafter may schedule asynchronously.
@@ -60,10 +60,11 @@ def _of_replica(rollout: Any, replica: int) -> float | None:
 
 
 def _rows_without_drafts(requests: pa.Table) -> np.ndarray | None:
-    """Return how many rows each decoding step would have, over all busy periods, int [steps].
+    """Return how many rows each decoding step would have without drafts, int [steps].
 
-    The result is None without requests, or if a request arrived after others of its busy period had
-    ended: the step in which such a request would have begun is unknown.
+    The steps of all busy periods are in one array. The result is None without requests, or if a
+    request arrived after others of its busy period had ended: the step in which such a request
+    would have begun is unknown.
     """
     if not requests.num_rows:
         return None

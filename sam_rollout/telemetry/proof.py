@@ -28,7 +28,7 @@ class Compared:
 
 
 def split_over(responses: int, replicas: int, step: int) -> list[int]:
-    """Return how many responses each replica samples again; `step` rotates the replicas."""
+    """Return how many responses each replica samples again; `step` decides which comes first."""
     return [
         len(range((place - step * responses) % replicas, responses, replicas))
         for place in range(replicas)

@@ -349,7 +349,7 @@ class RunFolder:
         table = pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
         for info in self.read_starts()[1:]:
             resumed = datetime.fromisoformat(info.started_at).timestamp()
-            for split in ("train", "val"):  # a resumed run may validate first
+            for split in ("train", "val"):  # a resumed run may validate before it trains
                 after = pc.greater_equal(table[time_column], resumed)
                 of_split = pc.equal(table["split"], split)
                 first = pc.min(table.filter(pc.and_(after, of_split))["step"]).as_py()

@@ -39,7 +39,8 @@ class KeptTexts:
 
     def __init__(self, max_bytes: int) -> None:
         self.most_tokens = min(int(max_bytes * _SHARE) // 4, LARGEST_AUTOMATON // 4)
-        # So many texts fill an automaton if each takes one block. A token's place takes 16 bytes.
+        # The number of texts that fill an automaton if each of them takes one block. The place of a
+        # token takes 16 bytes.
         most_places = min(max_bytes // 2 // 16, LARGEST_AUTOMATON // 4)
         self._most_texts = most_places // places_of(1)
         self._kept: deque[Int32Array] = deque()  # responses of training, oldest first
@@ -61,7 +62,7 @@ class KeptTexts:
         self._shorten()
 
     def keep_older(self, texts: list[Int32Array]) -> bool:
-        """Keep texts of the previous run (sorted by age, the oldest first) while there is room.
+        """Keep the previous run's texts, given from old to new, in the room that newer ones leave.
 
         Returns:
             Whether any of `texts` was kept.

@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 
 Place = tuple[Hashable, int | None]  # a group, and its automaton once it has one
 
-# Most tokens of other engines that are read per engine step. Drafts save time while few requests
-# run. Even if each of these has 15 siblings on other engines, all siblings together write fewer
-# tokens per step than this limit.
+# Most tokens of other engines that are read per engine step. Drafts save time only while few
+# requests run. Even if each of these has 15 siblings on other engines, all siblings together
+# write fewer tokens per step than this limit.
 TOKENS_PER_STEP = 512
 # Most texts of other engines that may wait to be read or continued.
 MOST_TEXTS = 1024
 # A text of which all tokens were read is dropped after this many exchanges without a new piece of
-# it (5 s or more). Then the text's last piece was lost, or it came after this engine had dropped
-# the text's group.
+# it (5 s or more). Then the text's last piece was lost, or it came after the text's group had ended
+# on this engine.
 SILENT_TURNS = 100
 # Limits, as shares of the memory for siblings. The waiting texts of one direction take
 # `_WAITING_SHARE` at most. Other engines' texts are not read while they and all automata together
@@ -84,7 +84,7 @@ class OwnTexts:
         self.nbytes = 0
 
     def pieces(self, origin: str) -> list[Piece]:
-        """Return the tokens since the last call; responses are named `<origin>/<number>`."""
+        """Return the tokens sampled since the last call; name responses `<origin>/<number>`."""
         pieces = list(self._ended)
         self.forget_ended()
         for request_id, identity in self._responses.live() if self.room else ():

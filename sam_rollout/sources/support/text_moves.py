@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
 # At most this many tokens of live texts are read per engine step, and at most this many of ended
-# texts. A batch samples fewer tokens per step, so the moving texts catch up with it. The time per
-# token is shown by `sam-rollout bench drafter`, in the line "catching up".
+# texts. A batch samples fewer tokens per step, so the moving texts catch up with it. The benchmark
+# `sam-rollout bench drafter` reports the time per token as `build_ns_per_token`.
 TOKENS_PER_STEP = 2048
 
 
