@@ -3,10 +3,10 @@
 The trainer calls these functions while it runs, and readers of the run folder call them later.
 `schema.py` declares each metric and how it is computed from a `Rollout`.
 
-A rollout's engine steps are its long tail (metrics `sam/tail/...`) or its bulk (`sam/bulk/...`).
-The values of both add up to the rollout's for two reasons. The "slowest" replica is the same one
-for all metrics of a training step: the replica with the largest busy time. The bulk is every engine
-step outside the tail, including steps that schedule nothing.
+Each engine step of a rollout belongs to the long tail (metrics `sam/tail/...`) or to the bulk
+(metrics `sam/bulk/...`). Both add up to the whole rollout for two reasons. The "slowest" replica is
+the same one for all metrics of a training step: the replica with the largest busy time. The bulk is
+every engine step outside the tail, including steps that schedule nothing.
 """
 
 from collections.abc import Iterable, Mapping

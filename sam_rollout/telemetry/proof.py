@@ -28,7 +28,7 @@ class Compared:
 
 
 def split_over(responses: int, replicas: int, step: int) -> list[int]:
-    """Return how many responses each replica samples again; `step` decides which comes first."""
+    """Return how many responses each replica samples again; replicas take turns over the steps."""
     return [
         len(range((place - step * responses) % replicas, responses, replicas))
         for place in range(replicas)

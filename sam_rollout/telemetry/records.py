@@ -1,7 +1,7 @@
 """The types of records, and the run folder that holds the records.
 
 A crash does not damage what a run has written: files appear by renaming, and a crash can only tear
-the line that is being written. A resumed run adds files with higher numbers.
+the line that is being written. A resumed run adds files with the next numbers.
 """
 
 import json

@@ -116,7 +116,7 @@ class Sentinel:
         self._standing: set[str] = set()
         self._verified: deque[np.ndarray] = deque(maxlen=config.steps)
         self._differences: deque[tuple[float, float]] = deque(maxlen=config.steps)
-        self._before: dict[str, np.ndarray] | None = None  # `_acceptance` of the last such step
+        self._before: dict[str, np.ndarray] | None = None  # earlier result of `_acceptance`
         self._off: dict[int, set[str]] = {}  # Replica -> counters of parts that are off.
         self._not_ties = ""  # The last proof's finding; empty if rounding explains the differences.
 

@@ -101,7 +101,7 @@ class KeptTexts:
         return texts[: int(fits.sum())][::-1]  # `needed` grows, so the texts that fit come first
 
     def _shorten(self) -> None:
-        """Drop the oldest texts until `most_tokens` and `_most_texts` are kept at most."""
+        """Drop the oldest texts while the kept ones exceed `most_tokens` or `_most_texts`."""
         while (
             self._tokens > self.most_tokens
             or len(self._kept) + len(self._corpus) > self._most_texts

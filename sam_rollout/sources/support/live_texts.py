@@ -1,4 +1,4 @@
-"""The base of all sources that keep the texts of live requests in automata."""
+"""The base class of the sources that keep the texts of live requests in automata."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ class TextStore:
             self._close_orphans()
             self._make_room()
             stem = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
-            # Unbuffered: an appended record is with the operating system and survives this process.
+            # Without a buffer, appended records are in the system's hands and survive this process.
             segment = open(self.folder / f"{stem}{OPEN}", "xb", buffering=0)  # noqa: SIM115
             fcntl.flock(segment, fcntl.LOCK_EX)
         self._segment, self._written = segment, 0
@@ -312,7 +312,7 @@ class TextStore:
 
 
 def name_of(folder: Path) -> str:
-    """Return a folder's unique name; the first call creates it.
+    """Return a folder's unique name; the first call for a folder creates the name.
 
     Raises:
         OSError: the folder cannot be written.
