@@ -90,7 +90,7 @@ def _engines(options: argparse.Namespace, problems: Sequence[report.Problem]) ->
         options.delimiter.replace("\\n", "\n"), **{name: getattr(options, name) for name in names}
     )
     longest = max(len(problem.blank.prompt) for problem in problems)
-    # Room for twice the drafts, because vLLM stops drafting close to the limit.
+    # Room for twice a step's draft tokens, because vLLM stops drafting close to the longest text.
     room = {"max_model_len": longest + options.max_tokens + 16}
     both = {"dtype": options.dtype, "max_num_seqs": options.max_num_seqs, **room}
     draft, target, _ = options.memory

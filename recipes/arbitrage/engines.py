@@ -43,7 +43,7 @@ class Sampling:
 
 
 class Engine:
-    """A model's engine. It takes requests at any time; each call of ``work`` runs one step."""
+    """A model's engine. It takes requests at any time; a call of ``work`` runs one engine step."""
 
     def __init__(self, engine: LLM) -> None:
         self.engine = engine
@@ -70,7 +70,7 @@ class Engine:
                 self.waiting.pop(output.request_id).set_result(output)
 
     def forget(self) -> None:
-        """Forget all texts before another run."""
+        """Empty the prefix cache before another run."""
         if not self.engine.reset_prefix_cache():
             raise RuntimeError("the engine did not reset its prefix cache: requests are under way")
 
@@ -150,7 +150,7 @@ def authors(
 
 
 class _Judge(Engine):
-    """A classifier with two classes that rates steps with a number in 0..1; it is a ``Score``."""
+    """A two-class classifier that rates steps with a number in 0..1; callable as a ``Score``."""
 
     def __init__(self, engine: LLM, task: str) -> None:
         from vllm import PoolingParams

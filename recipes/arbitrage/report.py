@@ -50,8 +50,9 @@ def measure(
     """Answer all problems at every point (mode and tau), and return accuracy and cost.
 
     Returns:
-        One row per point: accuracy, tokens and steps of the first side's answers, and for each side
-        the ``seconds`` and the number of answers that equal the first side's (``identical``).
+        One row per point: accuracy, tokens and steps of the first side's answers. A side has drafts
+        "off" or "on". For each side, the row also has the ``seconds``, and as ``identical`` the
+        number of answers that equal the first side's.
     """
     rows = []
     with authors(*setup) as both:

@@ -1,9 +1,10 @@
 """The router of Arbitrage, which predicts whether the target would write a better step.
 
-It is trained as published. A label is 1 if the mean process reward of several steps of the target
-is higher than the reward of the draft model's step. Pairs with the more frequent label are sampled
-down. The router also reads the author of each earlier step. Pairs are tables with the columns
-``problem``, ``text`` (the router's input), and the process rewards ``draft`` and ``target``.
+It is trained as published, on pairs of a draft model's step and the target's steps in its place. A
+pair's label is 1 if the mean process reward of the target's steps is higher than the reward of the
+draft model's step. Both labels get equally many pairs: surplus pairs are dropped at random. The
+router also reads the author of each earlier step. Pairs are tables with the columns ``problem``,
+``text`` (the router's input), and the process rewards ``draft`` and ``target``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ HELD_OUT, QUALITY = "held_out.jsonl", "router.json"  # beside the router's weigh
 
 
 def annotated(solution: Solution, step: Step) -> str:
-    """Return the router's text for a solution and a possible next step."""
+    """Return the text that the router reads: a question, a solution and a possible next step."""
     steps = "".join(f"[{one.author}] {one.text}" for one in [*solution.steps, step])
     return f"{solution.question}\n{steps}"
 
@@ -42,7 +43,7 @@ def collect(
     """Let both models write every step of the solutions, and return one pair per step.
 
     A random choice decides from which model's step an answer continues, so that the router sees
-    steps of both models. The target's reward is the mean over `samples` of its steps.
+    steps of both models. The target writes `samples` steps, and its reward is their mean reward.
     """
     pairs = []
 
@@ -55,7 +56,7 @@ def collect(
         return coin.choice([drafted, written[0]])
 
     solve(solutions, draft, compare, [target, reward], progress)
-    # Pairs are sorted, because answers end in an order that depends on their speed.
+    # Pairs are sorted, because answers end in an order that depends on the engines' speed.
     return pd.DataFrame(sorted(pairs), columns=["problem", "text", "draft", "target"])
 
 
@@ -83,7 +84,8 @@ def train(pairs: pd.DataFrame, base: str, output: Path, **changes: Any) -> dict[
     """Train a router from a small language model; save it with its results for held-out pairs.
 
     Returns:
-        The number of pairs that it was ``trained`` on, and the ``quality`` on held-out pairs.
+        The number of pairs that it was ``trained`` on, and the result of ``quality`` for held-out
+        pairs.
     """
     from datasets import Dataset
     from scipy.special import softmax
@@ -136,10 +138,11 @@ def quality(pairs: pd.DataFrame) -> dict[str, float]:
     """Measure the quality of a router's predictions, which are in the column ``chance``.
 
     Returns:
-        ``pairs``, their number. ``share``, the share in which the target is better.
-        ``balanced_accuracy`` at a chance of one half. ``spearman``, the rank correlation of chance
-        and advantage. ``mendable``, the share in which the target is better among the pairs in
-        which the draft model's reward is below 1.
+        ``pairs`` is their number, ``share`` the share in which the target's step is better.
+        ``mendable`` is this share among the pairs in which the draft model's reward is below 1.
+        ``balanced_accuracy`` is for the prediction that the target's step is better if ``chance``
+        is above one half. ``spearman`` is the rank correlation of ``chance`` and the target's
+        reward minus the draft model's.
     """
     better, wrong = labels(pairs), pairs["draft"] < 1
     right = ((pairs["chance"] > 0.5) == better).groupby(better).mean()
@@ -165,7 +168,7 @@ def calibrate(pairs: pd.DataFrame, shares: Sequence[float]) -> dict[str, list[fl
         steps from which answers continue; ``report`` measures it.
     """
     router = pairs["chance"].quantile([1 - share for share in shares])
-    # Many rewards are equal, so no threshold may give exactly a share; the closest one is taken.
+    # Many rewards are equal, so a given share may be impossible; the closest possible is taken.
     taus = np.append(np.sort(pairs["draft"].unique()), np.inf)
     sent = np.array([(pairs["draft"] < tau).mean() for tau in taus])
     rsd = [float(taus[np.abs(sent - share).argmin()]) for share in shares]

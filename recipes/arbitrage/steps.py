@@ -17,14 +17,15 @@ from typing import Protocol
 from sam_rollout.core.identity import RequestIdentity
 
 DRAFT, TARGET = "draft", "target"
-# Most answers at a time: enough to keep the engines busy, and few enough for their prefix caches.
+# Most answers that are written at a time: enough to keep the engines busy, and few enough for the
+# engines' prefix caches.
 MOST_AT_ONCE = 256
 MODES = (DRAFT, TARGET, "rsd", "router", "oracle")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step, with its delimiter; ``last`` says whether the answer ends with it."""
+    """A step, with its delimiter; ``last`` says whether the answer ends with this step."""
 
     tokens: tuple[int, ...]
     text: str
@@ -78,7 +79,7 @@ def solve(
     """Write all answers until they end.
 
     Args:
-        solutions: Answers without steps; they are filled in.
+        solutions: Answers without steps; the steps are added to them.
         author: The model that writes the first version of every step.
         choose: Chooses the final version of a step; by default the author's step is taken.
         servers: Other models that answers wait for. A model without ``work`` answers at once.

@@ -1,7 +1,7 @@
-"""The plan of a run: what ``--dry-run`` prints.
+"""Prints the plan of a run, for ``--dry-run``.
 
 Everything is read from the composed configuration. Memory is an estimate
-(`sam_rollout/sizing/memory.py`). Only a start on the device shows whether a setup fits into it.
+(`sam_rollout/sizing/memory.py`). Only a start on the device shows whether its memory is enough.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def memory_plan(config: DictConfig, sam: SamConfig, layout: RunLayout) -> Memory
 
 
 def verified_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Return the most requests per step that have k draft tokens each, real or padding."""
+    """Return how many requests of a step may have k draft tokens each, padding included."""
     if not sam.enabled:
         return 0
     drafting = sam.gate.most_drafting(config.actor_rollout_ref.rollout.max_num_seqs)

@@ -44,7 +44,7 @@ ABOVE_0 = ("limit", "samples", "draft_tokens", "gate", "temperature", "max_token
 
 @dataclass(frozen=True)
 class Response:
-    """One scored response; ``accuracy`` is 1.0 or 0.0, ``clipped`` means cut at the limit."""
+    """One scored response; ``accuracy`` is 1.0 or 0.0, ``clipped`` means cut at `max_tokens`."""
 
     prompt_ids: list[int]
     text: str
@@ -66,7 +66,7 @@ def _ask(
     """Sample a continuation of each request's text; ``changes`` replace sampling parameters."""
     from vllm import SamplingParams, TokensPrompt
 
-    # The engine's own sampler does not use keys. A seed makes its responses repeatable.
+    # The engine's own sampler does not use the requests' keys; a seed makes responses repeatable.
     seeded = options.rollout_sampler == "stock" and not options.greedy
     common = {
         "temperature": 0.0 if options.greedy else options.temperature,
@@ -125,7 +125,7 @@ def logprobs_after(
 
 def count_drafts(drained: Sequence[dict[str, Any] | None]) -> tuple[int, int]:
     """Sum drafted tokens and accepted tokens over the results of the workers' ``sam_drain``."""
-    # A request's counts: verify steps, drafted tokens, accepted tokens.
+    # A request's values are its numbers of verify steps, drafted tokens and accepted tokens.
     books = [book for worker in drained if worker for book in worker["requests"].values()]
     return sum(book[1] for book in books), sum(book[2] for book in books)
 
@@ -135,11 +135,12 @@ def _shares(groups: Groups) -> list[float]:
 
 
 def summarise(groups: Groups, seconds: float, drafts: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-    """Summarise one side; ``drafts`` are the numbers of drafted and accepted tokens.
+    """Summarise the responses that were sampled with speculation off or on.
 
-    The interval is Wilson's if each problem has one sample, else from a bootstrap over problems.
-    ``generation_s`` includes the engine's first-call costs, which differ between the first and the
-    second engine of a process, so do not compare speeds by it.
+    ``drafts`` are the numbers of drafted and accepted tokens. The interval is Wilson's if each
+    problem has one sample, else from a bootstrap over problems. ``generation_s`` includes the
+    engine's first-call costs, which differ between the first and the second engine of a process, so
+    do not compare speeds by it.
     """
     shares, responses = _shares(groups), [response for group in groups for response in group]
     single = len(responses) == len(groups)
@@ -159,11 +160,11 @@ def summarise(groups: Groups, seconds: float, drafts: tuple[int, int] = (0, 0)) 
 def compare(
     off: Groups, on: Groups, parted: Sequence[Divergence], must_be_identical: bool, drafted: bool
 ) -> dict[str, Any]:
-    """Compare two sides that answered the same requests.
+    """Compare the responses to the same requests with speculation off and on.
 
-    ``difference`` is pass@1 of "on" minus "off", paired by problem. ``kept`` is true if all
-    examined divergences are ties, and None if responses may differ. It is False if responses
-    diverged but no divergence was examined, or if nothing was drafted.
+    ``difference`` is pass@1 of "on" minus "off", paired by problem. ``kept`` is None if responses
+    may differ. Otherwise it is true if tokens were drafted, and all examined divergences of
+    responses are ties. If responses diverged but no divergence was examined, it is false.
     """
     difference = mean([right - left for left, right in zip(_shares(off), _shares(on), strict=True)])
     total = sum(map(len, off))
@@ -197,9 +198,9 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
     names = ("dtype", "tensor_parallel_size", "max_num_seqs", "seed")
     arguments = {
         **{name: getattr(options, name) for name in names},
-        # Room for twice the drafts, because vLLM stops drafting close to the limit.
+        # Room for twice a step's draft tokens: vLLM stops drafting close to the longest text.
         "max_model_len": longest + 2 * k,
-        # look_at_ties needs all log-probabilities of the distribution that is sampled from.
+        # `look_at_ties` needs all log-probabilities of the distribution that is sampled from.
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": -1,
     }
@@ -365,7 +366,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def engine_package() -> str:
-    """Return the distribution that vLLM was installed as."""
+    """Return the name of the installed package that provides vLLM."""
     from importlib.metadata import packages_distributions
 
     return packages_distributions()["vllm"][0]

@@ -27,7 +27,8 @@ FOLDER = Path(__file__).resolve().parent
 DRY_RUN, CHECK_ONLY = "--dry-run", "--check-only"
 # Without these overrides, Hydra would make a run folder and a log file.
 LEAVE_NO_TRACE = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout")
-# With this variable, Hydra raises its errors. Without it, Hydra prints a page and ends the process.
+# With this environment variable, Hydra raises its errors. Otherwise it prints a page of text and
+# ends the process.
 FULL_ERROR = "HYDRA_FULL_ERROR"
 Application = Callable[[DictConfig], None]
 hydra_main = hydra.main(
@@ -43,8 +44,8 @@ except ExperimentError as error:
 def _application(act: Application) -> Callable[[], None]:
     """Return a program that composes the configuration from arguments, then calls `act` with it.
 
-    If Hydra refuses an override or a file, the program ends with one line, or with Hydra's
-    traceback if HYDRA_FULL_ERROR is set.
+    If Hydra refuses an override or a file, the program ends with a message of one line, or with
+    Hydra's traceback if the environment variable HYDRA_FULL_ERROR is set.
     """
 
     @functools.wraps(act)
@@ -70,7 +71,7 @@ def _application(act: Application) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Return a context in which errors of settings and data end the program with one line."""
+    """Return a context in which errors of settings or data end the program with a short message."""
     try:
         yield
     except ConfigError as error:
@@ -130,7 +131,7 @@ def run_command() -> None:
     for flag, function in ((DRY_RUN, dry_run), (CHECK_ONLY, check_only)):
         if flag in sys.argv:
             given = [part for part in sys.argv[1:] if part != flag]
-            # Hydra accepts overrides only in one block, so these go before the first of them.
+            # Hydra accepts overrides only in one block, so these precede the first given one.
             place = next((i for i, part in enumerate(given) if "=" in part), len(given))
             sys.argv[1:] = [*given[:place], *LEAVE_NO_TRACE, *given[place:]]
             return function()

@@ -143,7 +143,7 @@ def _load(name: str, split: str, source: Path | None) -> datasets.Dataset:
     public = PUBLIC_SETS[name]
     try:
         return datasets.load_dataset(public.hub_name, public.hub_config, split=split)
-    except Exception as error:  # the hub client raises many unrelated types
+    except Exception as error:  # the hub client raises many unrelated exceptions
         raise PreparationError(_hub_help(name, f"{type(error).__name__}: {error}")) from error
 
 
@@ -228,7 +228,7 @@ def prepare(
     """Write every split of data set ``name`` to ``output_dir`` and return the files' paths.
 
     ``limit`` is the number of problems to keep of each split. Existing files are kept unless
-    ``force``. If the data cannot be prepared, a ``PreparationError`` is raised.
+    ``force`` is true. If the data cannot be prepared, a ``PreparationError`` is raised.
     """
     splits = tuple(MADE[name][0].SPLIT_SIZES) if name in MADE else PUBLIC_SETS[name].splits
     paths = [output_dir / f"{split}.parquet" for split in splits]

@@ -26,7 +26,7 @@ class Request:
     """A request for one response."""
 
     row: int  # Index of the prompt's row in the data.
-    problem: int  # Number of the prompt; different prompts are numbered by their first rows.
+    problem: int  # Number of the prompt; prompts are numbered in the order of their first rows.
     sample: int  # Number of the request among all requests with this prompt.
     prompt_ids: list[int]
     identity: RequestIdentity

@@ -30,7 +30,7 @@ FIGURES = ("acc", "score")
 EXACT_SOURCES = frozenset({"synthetic_math"})
 #: Number of characters at the end of a response in which the answer is searched.
 TAIL_CHARACTERS = 1000
-#: Answers with more characters are not compared symbolically.
+#: Answers with more than this many characters are not compared symbolically.
 MAX_SYMBOLIC_CHARACTERS = 200
 #: Seconds after which a symbolic comparison is ended, and its answers count as different.
 SYMBOLIC_TIMEOUT = 10.0
@@ -74,7 +74,7 @@ def last_answer_line(text: str) -> str:
 
 
 def normalise(answer: str) -> str:
-    """Return ``answer`` without spacing, wrappers and other notation that does not change it."""
+    """Return ``answer`` without notation that does not matter, such as spacing and wrappers."""
     text = answer.rstrip(" .").strip(" $").rstrip(".")
     for old, new in _REWRITES.items():
         text = text.replace(old, new)
@@ -109,7 +109,7 @@ def _verify_in_worker(truth: str, answer: str) -> bool:
 def _importable(name: str) -> Callable[..., bool]:
     """Return the function ``name`` from a module that a spawned process can import, too.
 
-    verl may load this file by its path. That module then exists only in verl's process.
+    verl may load this file by its path. The module that verl makes exists only in verl's process.
     """
     root = str(Path(__file__).resolve().parents[2])
     if root not in sys.path:

@@ -3,9 +3,10 @@
 The trainer calls these functions while it runs, and readers of the run folder call them later.
 `schema.py` declares each metric and how it is computed from a `Rollout`.
 
-Bulk and tail add up to the rollout for two reasons. The "slowest" replica is the same one for all
-metrics of a training step: the replica with the largest busy time. The bulk is every engine step
-outside the tail, including steps that schedule nothing.
+Each engine step of a rollout belongs to the long tail (metrics `sam/tail/...`) or to the bulk
+(metrics `sam/bulk/...`). Both add up to the whole rollout for two reasons. The "slowest" replica is
+the same one for all metrics of a training step: the replica with the largest busy time. The bulk is
+every engine step outside the tail, including steps that schedule nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,8 +36,8 @@ def aggregate(
 ) -> dict[str, float]:
     """Return the metrics of one training step, keyed by full name; all values are finite.
 
-    Without any engine step, metrics are 0, except draft/acceptance_length, which is 1: a step
-    without drafts yields one token. Metrics that need a missing counter are left out.
+    Without any engine step, metrics are 0, except the metric draft/acceptance_length. It is 1,
+    since a step without drafts yields one token. Metrics that need a missing counter are left out.
 
     Args:
         engine_steps: Tables of engine steps of all replicas for this training step.
@@ -67,8 +68,8 @@ def aggregate(
 class Rollout:
     """The engines' records of one training step, for the functions that compute metrics.
 
-    Every numeric column of `StepRecord` is an attribute, numpy [steps]. Rows are ordered by replica
-    and time, and null becomes 0.
+    Every numeric column of `StepRecord` is an attribute, a numpy array [steps]. The steps are in
+    order of replica and time, and null becomes 0.
 
     Attributes:
         requests: The table of requests.
@@ -125,7 +126,7 @@ class Rollout:
 
     @property
     def requests_of_replica(self) -> np.ndarray:
-        """Number of requests of each replica that had at least one, [replicas]."""
+        """Number of requests of each replica, [replicas]; replicas without requests are absent."""
         by_replica = self.requests.group_by("replica").aggregate([([], "count_all")])
         return by_replica["count_all"].to_numpy()
 
@@ -138,7 +139,7 @@ class Rollout:
 
 
 def _slowest(replica: np.ndarray, duration_s: np.ndarray) -> np.ndarray:
-    """Return which steps the slowest replica ran, bool [steps]; of equals, the first counts."""
+    """Return which steps the slowest replica (the first one, if several tie) ran, bool [steps]."""
     if not len(replica):
         return np.zeros(0, dtype=bool)
     numbers, index = np.unique(replica, return_inverse=True)

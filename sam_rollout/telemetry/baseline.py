@@ -1,7 +1,7 @@
 """Compares a running training with a finished baseline, step by step.
 
-These metrics are for watching a run. When both runs are done, `sam_rollout.report` compares
-several runs per side, with intervals and all checks of fairness.
+The metrics `compare/*` are for watching a run. When both runs are done, `sam_rollout.report`
+compares several runs per side, with intervals and all checks of fairness.
 """
 
 import math
@@ -14,7 +14,8 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
-# The names of a metric of the run, of the baseline's value, and of the ratio of both values.
+# Each row names a metric that both runs have, the metric that repeats the baseline's value in the
+# current run, and the metric (if any) for the quotient of the baseline's and the current value.
 _METRICS: tuple[tuple[str, str, str | None], ...] = (
     (_ROLLOUT_S, "compare/rollout_s_baseline", "compare/speedup_rollout"),
     ("sam/tail/time_s", "compare/tail_time_baseline", "compare/speedup_tail"),

@@ -1,4 +1,4 @@
-"""Draws the engines' running requests over the time of a rollout; the curve shows the long tail.
+"""Plots the number of running requests over the time of a rollout; the curve shows the long tail.
 
 The curve is sampled at `MAX_POINTS` instants at most, so its cost does not grow with the rollout's
 length.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CURVE_NAME = "sam/engine/running_over_time"  # the picture's name
 MAX_POINTS = 500
-IDLE_S = 0.02  # Shorter gaps between steps come from rounded times; the engine was not idle.
+IDLE_S = 0.02  # Gaps between steps below this come from rounded times: the engine was not idle.
 _SIZE_INCHES, _DPI = (6.4, 3.0), 90  # 576 x 270 pixels.
 _STYLE = {
     "font.size": 8,
@@ -41,7 +41,7 @@ class RunningCurve:
     mean: np.ndarray  # Mean of running requests over the engines; an idle engine counts as 0.
     low: np.ndarray  # Running requests of the engine that has the fewest.
     high: np.ndarray  # Running requests of the engine that has the most.
-    tail: np.ndarray  # bool, whether the slowest engine was in the long tail (`sam/tail/time_s`).
+    tail: np.ndarray  # bool, whether the slowest engine was in the long tail (see `tail_mask`).
     tail_threshold: int  # A step in the long tail schedules at most this many requests.
     engines: int  # Number of engines.
 
@@ -72,8 +72,8 @@ def running_curve(
     }  # fmt: skip
     started = column["time_s"] - column["duration_s"]
     begin, end = started.min(), column["time_s"].max()
-    # The time is cut into equal cells, and the curve is sampled in the middle of each cell, because
-    # the edge of a cell may lie between steps.
+    # The time is cut into equal intervals, and the curve is sampled in the middle of each one: the
+    # ends of an interval may lie between two steps.
     cells = min(points, max(len(started), 2))
     instants = begin + (np.arange(cells) + 0.5) * (end - begin) / cells
     tail = tail_mask(
@@ -84,7 +84,7 @@ def running_curve(
     running = np.zeros((len(replicas), cells))
     in_tail = np.zeros(cells, dtype=bool)
     for row, (first, last) in enumerate(zip(firsts, [*firsts[1:], len(started)], strict=True)):
-        # The step at an instant is the first step that ends after the instant, if it has begun.
+        # The step at an instant is the first step that ends after it, if the step began before it.
         step = first + np.searchsorted(column["time_s"][first:last], instants)
         under_way = step < last
         step = np.minimum(step, last - 1)

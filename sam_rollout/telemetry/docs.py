@@ -1,6 +1,6 @@
-"""Generates the parts of reference pages that are declared in code.
+"""Generates the tables of reference pages from declarations in the code.
 
-Two comments in the page mark the begin and the end of each part.
+Two comments in the page mark the begin and the end of each generated part.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ def metrics() -> str:
 
 
 def tables() -> str:
-    """Return a table of the columns in a run folder; equal columns of its tables share a row."""
+    """Describe the columns of a run folder's tables; columns in several tables share a row."""
     places: dict[tuple[str, ...], list[str]] = {}
     for name, (schema, _) in TABLES.items():
         for row in _columns(schema):

@@ -1,24 +1,25 @@
 """Estimates a rollout's time without drafts from its own engine steps.
 
 Without drafts, a request gets one token per engine step. A replica would take one step per token of
-its longest response, and step t would have one row per response of at least t tokens. The estimate
-for a step with n rows is the mean time of the engine steps, observed in the same training step,
-that computed n tokens, draft tokens included. The drafter's own time is subtracted. (Steps
+its longest response, and step t would have one row per response of at least t tokens. Engine steps
+of the same training step give the estimate for a step with n rows: the mean time of those that
+computed n tokens, draft tokens included. The drafter's own time is subtracted. (Observed steps
 without any draft are too few and too far apart in time: on a machine with varying speed, estimates
 from such steps were wrong by a factor of up to 1.4.)
 
 There is no estimate in these cases:
 
-* A step without drafts would have fewer rows than the smallest observed step has tokens. The
+* Without drafts, a step would have fewer or more rows than any observed step has tokens. The
   estimate never extrapolates.
+* Fewer than `_SAMPLE` steps that read no prompt were observed.
 * Requests waited in the queue, or arrived after other requests had ended.
 * Steps were padded, or a model drafted: the model's time is not part of the drafter's time.
 
-For the recorded runs in `benchmarks/results/runs`, three pairs of runs without and with drafts
-measure the speed-up of each training step. Every estimate lies within the 95 % interval of the
-pairs' mean, and differs from its own pair by about 20 % at most
-(`tests/unit/telemetry/test_gain.py`). The estimate ignores that an engine without a drafter may
-schedule asynchronously.
+The recorded runs in `benchmarks/results/runs` include three pairs of a run without and a run with
+drafts. Each pair measures the speed-up of each training step. Every estimate lies within the 95 %
+interval of the three pairs' mean. It differs by about 20 % at most from the speed-up of the pair
+that its run belongs to (`tests/unit/telemetry/test_gain.py`). The estimate ignores that an engine
+without a drafter may schedule asynchronously.
 """
 
 from typing import Any
@@ -59,10 +60,11 @@ def _of_replica(rollout: Any, replica: int) -> float | None:
 
 
 def _rows_without_drafts(requests: pa.Table) -> np.ndarray | None:
-    """Return how many rows each decoding step would have, over all busy periods, int [steps].
+    """Return how many rows each decoding step would have without drafts, int [steps].
 
-    The result is None without requests, or if a request arrived after others of its busy period had
-    ended: the step in which such a request would have begun is unknown.
+    The steps of all busy periods are in one array. The result is None without requests, or if a
+    request arrived after others of its busy period had ended: the step in which such a request
+    would have begun is unknown.
     """
     if not requests.num_rows:
         return None
@@ -86,7 +88,7 @@ def _prices(tokens: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.nda
     """Group steps with similar numbers of tokens; return each group's mean tokens and seconds."""
     order = np.argsort(tokens, kind="stable")
     tokens, seconds = tokens[order], seconds[order]
-    # A group that is large enough ends before the next step with another number of tokens.
+    # Steps with equal numbers of tokens stay in one group, even if it is large enough already.
     ends = np.flatnonzero(np.r_[tokens[1:] != tokens[:-1], True]) + 1
     ends = ends[ends >= _SAMPLE]
     starts = np.r_[0, ends[np.unique(ends // _SAMPLE, return_index=True)[1]][:-1]]

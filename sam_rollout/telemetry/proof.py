@@ -10,13 +10,14 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Compared:
-    """Compares a response with the one that the same random numbers give without drafts.
+    """The comparison of a response with the one that the same random numbers give without drafts.
 
     Attributes:
         tokens: Length of the response.
-        first_difference: First position where both differ, from 0; None if they are equal.
-        distance: Distance of that position from a tie of two tokens (`verification.ties`). It is
-            infinite if no tie can explain the difference, and None if it was not computed.
+        first_difference: First position, from 0, where the two responses differ; None if they are
+            equal.
+        distance: How far the two tokens at that position are from a tie (`verification.ties`). It
+            is infinite if no tie can explain the difference, and None if it was not computed.
         tie: Whether rounding explains the difference; None if `distance` is None.
     """
 
@@ -27,7 +28,7 @@ class Compared:
 
 
 def split_over(responses: int, replicas: int, step: int) -> list[int]:
-    """Return how many responses each replica samples again; `step` rotates the replicas."""
+    """Return how many responses each replica samples again; replicas take turns over the steps."""
     return [
         len(range((place - step * responses) % replicas, responses, replicas))
         for place in range(replicas)
@@ -35,7 +36,7 @@ def split_over(responses: int, replicas: int, step: int) -> list[int]:
 
 
 def proof_metrics(found: Sequence[Compared], seconds: float) -> dict[str, float]:
-    """Return the metrics of a training step, named without the prefix.
+    """Return the metrics of a training step, named without the prefix `sam/`.
 
     A metric is left out if it is undefined: no response had drafts, no response differs, or no
     distance was computed.

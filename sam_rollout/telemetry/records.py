@@ -1,7 +1,7 @@
 """The types of records, and the run folder that holds the records.
 
 A crash does not damage what a run has written: files appear by renaming, and a crash can only tear
-the line that is being written. A resumed run adds files with higher numbers.
+the line that is being written. A resumed run adds files with the next numbers.
 """
 
 import json
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 4  # Only folders of this version can be read.
-# The metric under which every logger gets the version.
+# Every logger gets the version as the value of this metric.
 VERSION_METRIC = "telemetry/schema_version"
 
 
@@ -44,7 +44,7 @@ class RunFolderError(Exception):
 
 
 class VersionError(RunFolderError):
-    """Another version wrote the run folder."""
+    """The run folder was written in another version of its format."""
 
 
 def column(kind: pa.DataType, meaning: str, default: Any = MISSING) -> Any:
@@ -204,7 +204,7 @@ def _schema(record: type) -> pa.Schema:
 
 NOTE_COLUMNS = tuple(one.name for one in fields(DraftNote))
 ENGINE_STEPS, REQUESTS, TRACES = map(_schema, (StepRecord, RequestRecord, TraceRecord))
-# Name of a table and its folder -> the schema, and the column with the time of a row.
+# A table's name, which its folder has too -> its schema, and its column with the time of a row.
 TABLES: dict[str, tuple[pa.Schema, str]] = {
     "engine_steps": (ENGINE_STEPS, "time_s"),
     "requests": (REQUESTS, "end_s"),
@@ -226,8 +226,8 @@ BEFORE = {
     "rollout_telemetry.proof.every": 0,
     "rollout_telemetry.proof.responses": 8,
 }
-# This group of a run's configuration holds the user's values of settings for which the launcher has
-# put in other values.
+# Group of a run's configuration for settings that the launcher has changed: it holds the values
+# that the user had set.
 ASKED = "asked"
 
 
@@ -259,7 +259,7 @@ class RunInfo:
     """
 
     label: str  # The run's side in a comparison, such as "sam=on".
-    # The full configuration as nested dicts; a comparison may vary its group `sam`.
+    # The full configuration as nested dicts; runs that are compared may differ in its group `sam`.
     config: Mapping[str, Any]
     versions: Mapping[str, str]  # Package -> version.
     seeds: Mapping[str, int]  # Name -> seed.
@@ -349,7 +349,7 @@ class RunFolder:
         table = pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
         for info in self.read_starts()[1:]:
             resumed = datetime.fromisoformat(info.started_at).timestamp()
-            for split in ("train", "val"):  # a resumed run may validate first
+            for split in ("train", "val"):  # a resumed run may validate before it trains
                 after = pc.greater_equal(table[time_column], resumed)
                 of_split = pc.equal(table["split"], split)
                 first = pc.min(table.filter(pc.and_(after, of_split))["step"]).as_py()
@@ -370,8 +370,8 @@ class RunFolder:
     def read_train_steps(self, problems: list[str] | None = None) -> dict[int, dict[str, float]]:
         """Return training step -> metrics, in order of steps; null becomes NaN.
 
-        A step has several entries if a resumed run repeated it or validated before it. The latest
-        value of each metric counts. A line torn by a crash is ignored.
+        A step has several entries if a resumed run repeated the step, or validated before its first
+        step. The latest value of each metric counts. A line torn by a crash is ignored.
 
         Args:
             problems: If given, unreadable and torn lines are skipped and named in this list.

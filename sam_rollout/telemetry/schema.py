@@ -60,10 +60,10 @@ GROUPS = {
     "and this run's gains. They are absent at steps that the baseline lacks.",
 }
 
-# Placeholders in names of metrics: for a draft position 1, 2, ..., for the lower edge of a bin of
-# context lengths, and for a draft source.
+# Placeholders in names of metrics. They stand for a draft position (1, 2, ...), for the lower edge
+# of a bin of context lengths, and for a draft source.
 POSITION, CONTEXT, SOURCE = "<k>", "<lo>", "<source>"
-# Lower edges of the bins. A context length is the tokens of the text when its draft was made.
+# Lower edges of the bins. A draft's context length is the text's length when the draft was made.
 CONTEXT_EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 # Counters by context length: verified drafts, drafted tokens and accepted tokens.
 CONTEXT_KINDS = ("verify", "drafted", "accepted")

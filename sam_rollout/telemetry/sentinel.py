@@ -69,10 +69,12 @@ _ADVICE = {
 # Counters of failures that switch a part off. After failures in other counters, parts stay on.
 _SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures",
                  "gate/failures")  # fmt: skip
-# Metrics: the mean over tokens of |rollout - trainer| probability, in bf16 about 0.003 to 0.01.
+# Metrics of this run and of the baseline: the mean over tokens of the absolute difference between
+# the rollout's and the trainer's probability, in bf16 about 0.003 to 0.01.
 _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_baseline"
 _IDENTICAL, _TIES = "sam/proof/identical_share", "sam/proof/ties_share"
-# Added to both differences before their ratio is taken: a ratio of rounding errors has no meaning.
+# Added to the run's and to the baseline's difference before their ratio is taken, because a ratio
+# of rounding errors has no meaning.
 _ROUNDING = 1e-3
 # Added to a step's accepted tokens. By the rule of three, a rate up to 3 / n is compatible with no
 # success in n trials, even if the spread over prompts is zero.
@@ -114,9 +116,9 @@ class Sentinel:
         self._standing: set[str] = set()
         self._verified: deque[np.ndarray] = deque(maxlen=config.steps)
         self._differences: deque[tuple[float, float]] = deque(maxlen=config.steps)
-        self._before: dict[str, np.ndarray] | None = None  # sums of the last step with drafts
+        self._before: dict[str, np.ndarray] | None = None  # earlier result of `_acceptance`
         self._off: dict[int, set[str]] = {}  # Replica -> counters of parts that are off.
-        self._not_ties = ""  # The last proof's finding; empty if rounding explains all.
+        self._not_ties = ""  # The last proof's finding; empty if rounding explains the differences.
 
     def look(self, step: TrainingStep) -> tuple[list[Finding], dict[str, float]]:
         """Check a step.
@@ -149,10 +151,11 @@ class Sentinel:
             yield Finding("hardly_accepted", seen)
 
     def _acceptance_halved(self, step: TrainingStep) -> Iterator[Finding]:
-        """Compare acceptance with the last step that verified drafts, over the prompts of both.
+        """Compare acceptance with the last step that verified drafts, by prompt.
 
-        A gate that allows fewer drafts, or opens more often, lowers the gain per open step, but not
-        the accepted share. A gate that allows more drafts lowers the share, but not the gain.
+        A gate that allows fewer drafts, or opens more often, lowers the accepted tokens per open
+        engine step, but not the accepted share of draft tokens. A gate that allows more drafts
+        lowers this share, but not the accepted tokens per open step.
         """
         now = _acceptance(step)
         if not now["drafted_tokens"].sum():
@@ -196,7 +199,7 @@ class Sentinel:
             yield Finding("counters_missing", "; ".join(missing))
 
     def _something_failed(self, step: TrainingStep) -> Iterator[Finding]:
-        """Report parts that were ever switched off, and this step's errors that left parts on."""
+        """Report parts that are off, and errors of this step that switched no part off."""
         survived: dict[int, set[str]] = {}
         for engine in step.engines:
             for counter, count in engine.drafter_counters.items():
@@ -224,7 +227,7 @@ class Sentinel:
             yield Finding("probabilities_differ", seen)
 
     def _texts_differ(self, step: TrainingStep) -> Iterator[Finding]:
-        """Report texts that differ without drafts, unless all differences are numerical ties."""
+        """Report responses that differ without drafts, unless all differences are rounding."""
         if _IDENTICAL in step.metrics:
             differ, strays = 1 - step.metrics[_IDENTICAL], 1 - step.metrics.get(_TIES, 1.0)
             seen = (
@@ -239,9 +242,9 @@ class Sentinel:
 def _began(requests: pa.Table, since_s: float) -> bool:
     """Return whether a request began at `since_s` or later.
 
-    Only such a request must have an engine step in these records. An older request may have all of
-    its steps in earlier records: the drain after a validation takes these steps, and then a weight
-    update may interrupt the request before its next step.
+    Only such a request must have an engine step in these records. An older request may have none:
+    its first steps were drained with a validation's records, and then a weight update may have
+    interrupted it before its next step.
     """
     return bool(pc.any(pc.greater_equal(requests["start_s"], since_s)).as_py())
 
@@ -249,8 +252,8 @@ def _began(requests: pa.Table, since_s: float) -> bool:
 def _verified_in(step: TrainingStep) -> np.ndarray:
     """Return the numbers of accepted and verified draft tokens, and of verified drafts.
 
-    They are zero if the gate only tried drafts. If drafts do not pay, the gate `auto` stays closed
-    and tries drafts now and then, within its share of time. These trials are not a problem.
+    The numbers are zero if the gate only tried drafts. If drafts save no time, the gate `auto`
+    stays closed, except for a few steps in which it tries drafts. These trials are not a problem.
     """
     trials, opened = (
         sum(engine.drafter_counters.get(f"gate/{name}", 0.0) for engine in step.engines)

@@ -1,15 +1,16 @@
-"""Verification after which the trajectory is the same as without drafts.
+"""Verification that gives each response the same tokens as without drafts.
 
 The token of every position is drawn from the target distribution with the random number of that
 position, as if there were no drafts. Draft tokens are accepted as long as they equal these tokens.
-A one-hot draft is accepted with the same probability as in rejection sampling, p(draft). The token
-after a rejection follows p without the draft token, renormalised. Drafts decide only how many
-tokens a step yields. With the same seed and the same logits the text is therefore the same, with
-speculation on, off or gated, and with any number of drafts from any source.
+If p is the target distribution, a one-hot draft token (one that was not sampled) is accepted with
+probability p(draft), as in rejection sampling. The token that replaces a rejected draft token is
+distributed like p with the draft token removed, renormalised. Drafts decide only how many tokens a
+step yields. With the same seed and the same logits the text is therefore the same, with speculation
+on, off or gated, and with any number of drafts from any source.
 
 The same code serves drafts that a draft model sampled from its distribution. They are accepted less
-often than by rejection sampling, which can use that distribution. They are accepted nearly as often
-if the same noise draws the drafts and the target's tokens (``draw_gumbel``).
+often than with rejection sampling, which can use that distribution. They are accepted nearly as
+often if the same noise draws the drafts and the target's tokens (``draw_gumbel``).
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """Token draws by the Gumbel-max trick, which couples draws from similar distributions.
 
-Each token of the vocabulary gets Gumbel noise g of its own, and the token with the largest
-log p + g is drawn. A token's noise depends on the response's key, the position and the token's id
-only. So a draw from another distribution q with the noise of the same position often gives the same
-token. The probability of this is sum_i 1 / sum_j max(p_j / p_i, q_j / q_i). It lies between
-(1 - TV) / (1 + TV) and 1 - TV, where TV is the total variation distance of p and q (Daliri, Musco,
-Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv
-2408.07978). q may be p with other rounding, or a draft model's distribution.
+Each token of the vocabulary has a probability p and gets Gumbel noise g of its own. The token with
+the largest log p + g is drawn. A token's noise depends on the response's key, the position and the
+token's id only. So a draw from another distribution q with the noise of the same position often
+gives the same token. With i and j running over all tokens, the probability of the same token is
+sum_i 1 / sum_j max(p_j / p_i, q_j / q_i). It lies between (1 - TV) / (1 + TV) and 1 - TV, where TV
+is the total variation distance of p and q (Daliri, Musco, Suresh, "Coupling without communication
+and drafter-invariant speculative decoding", arXiv 2408.07978). The distribution q may be p with
+other rounding, or a draft model's distribution.
 
 Draws by inverting the cumulative sum (``inverse_cdf``) are coupled far less: if mass moves from one
 token to another, the intervals of all tokens between them shift.
 
-For devices without a kernel of their own, torch operations draw the tokens of a few rows at a time.
+On devices for which there is no kernel, torch operations draw the tokens of a few rows at a time.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ import torch
 from sam_rollout.verification.gumbel_cpu import UNIT, draw_on_cpu
 
 # A token's random bits come from MurmurHash3's 32-bit finaliser (Appleby, public domain) over the
-# hash of the token's id and both halves of the row's 64 bits. These are its constants. 32-bit
-# integers wrap around alike on every device, and take half the time of 64-bit integers. 31 bits,
-# never all zero, times ``UNIT`` make a uniform number u in (0, 1), and e = -log(1 - u) is
-# exponential. A small e decides the draw, and u then has a resolution of 2**-31. The largest u is
-# 1 - 2**-24, so every e is finite and every possible token stays possible.
+# hash of the token's id and both halves of the row's 64 bits. `_MIX_1` and `_MIX_2` are constants
+# of this finaliser. 32-bit integers wrap around alike on every device, and take half the time of
+# 64-bit integers. From its result, 31 bits (never all zero) are multiplied by the constant `UNIT`.
+# This gives a uniform number u in (0, 1), and e = -log(1 - u) is exponential. Drawn tokens have a
+# small e, and a small u has a resolution of 2**-31. The largest u is 1 - 2**-24, so every e is
+# finite and every possible token stays possible.
 _MIX_1 = 0x85EBCA6B - (1 << 32)
 _MIX_2 = 0xC2B2AE35 - (1 << 32)
 # How many noise values are made at a time, in two buffers that each take 4 bytes per value. On a
@@ -90,7 +92,10 @@ class _Noise:
         _fold(_fold(_fold(self._tokens, 16, spare).mul_(_MIX_1), 13, spare).mul_(_MIX_2), 16, spare)
 
     def log_exponentials(self, bits: torch.Tensor) -> torch.Tensor:
-        """Return -g = log e by token, float32 [rows, vocabulary]; the next call overwrites it."""
+        """Return every token's negative noise, -g = log e, float32 [rows, vocabulary].
+
+        The next call overwrites the result.
+        """
         hashed, spare = self._hashed[: len(bits)], self._spare[: len(bits)]
         low, high = bits.to(torch.int32).unsqueeze(1), (bits >> 32).to(torch.int32).unsqueeze(1)
         torch.bitwise_xor(self._tokens, low, out=hashed)

@@ -1,12 +1,12 @@
 """Draws with Gumbel noise on a CPU, in one pass over the logits with hardly any logarithms.
 
 A token with logit z beats the best score so far if its exponential number e is below
-exp(z - best). Both numbers are cheap to bound. e is at least u, the uniform number that e is made
-of. With exp(z - best) = 2**x, 2**x is at most the chord over [floor x, ceil x]. The chord's value
-is the float whose bits are x in fixed point (plus the exponent's bias). So a block of tokens is
-tested with a few integer and float operations per token, which the compiler turns into vector
-instructions. For the tokens that pass, some ten per row, e is computed exactly, in double
-precision.
+exp(z - best). Both numbers are cheap to bound. e is at least u, the uniform number from which e is
+computed. exp(z - best) is written as 2**x. Between floor x and ceil x, 2**x is at most its chord,
+whose value is the float with the bits of x in fixed point (plus the exponent's bias). So a block
+of tokens is tested with a few integer and float operations per token, which the compiler turns
+into vector instructions. For the tokens that pass this test, some ten per row, e is computed
+exactly, in double precision.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from numba import types
 from sam_rollout.automaton.compilation import kernel, warm_up, written
 
 BLOCK = 256  # tokens that are tested against the same best score
-THREAD_TOKENS = 1 << 21  # least logits per thread, some milliseconds of work
+THREAD_TOKENS = 1 << 21  # a thread gets at least this many logits, some ms of work
 MIX_1, MIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 UNIT = (1 - 2.0**-24) * 2.0**-31
 _UNIT_32 = np.float32(UNIT)
-_PER_NAT = np.float32(2.0**23 / math.log(2))  # the growth of a float's bits per nat
+_PER_NAT = np.float32(2.0**23 / math.log(2))  # growth per nat of a float's bits as an integer
 # The bits of 1.0, plus a margin for the bound's rounding. Tokens can win only within 88 nats of the
-# best score; there, each operation and constant shifts the bits' integer by 64 at most.
+# best score; there, rounding one operation or constant changes the integer by 64 at most.
 _ONE = np.float32(127 * 2**23 + 512)
 _LARGEST = np.float32(254 * 2**23)
 
@@ -99,7 +99,7 @@ def _below(score: Any) -> Any:
 
 @numba.njit(inline="always")
 def _may_win(logit: Any, best: Any, number: Any) -> Any:
-    """Whether a token's score could exceed the best score; always true if it does."""
+    """Whether a token's score might exceed the best score; true for every score that does."""
     fixed = (logit - best) * _PER_NAT + _ONE
     fixed = fixed if fixed > np.float32(0) else np.float32(0)  # NaN becomes 0, too
     fixed = fixed if fixed < _LARGEST else _LARGEST

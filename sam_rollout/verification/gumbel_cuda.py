@@ -12,7 +12,7 @@ import triton.language as tl
 
 from sam_rollout.verification.gumbel_cpu import MIX_1, MIX_2, UNIT
 
-BLOCK = 2048  # tokens at a time; the best token is kept for each index in the block
+BLOCK = 2048  # tokens read at a time; each index in the block keeps the best token it has had
 _MIX_1 = tl.constexpr(int(MIX_1))
 _MIX_2 = tl.constexpr(int(MIX_2))
 _UNIT = tl.constexpr(UNIT)
@@ -57,7 +57,7 @@ def _draw_row(logits, bits, tokens, vocabulary, BLOCK: tl.constexpr):
 
 @triton.jit
 def _mix(word, add):
-    """Return MurmurHash3's finaliser, with a number added after its first product."""
+    """Return MurmurHash3's finaliser of `word`, with `add` added after the first product."""
     word = (word ^ (word >> 16)) * _MIX_1 + add
     word = (word ^ (word >> 13)) * _MIX_2
     return word ^ (word >> 16)

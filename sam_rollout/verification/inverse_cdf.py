@@ -18,7 +18,7 @@ from sam_rollout.verification.uniforms import logical_shift
 # is below the precision of a float32 softmax. Products with 22 random bits stay below 2**63.
 FRACTION_BITS = 40
 _RANDOM_BITS = 22  # a draw uses two random numbers of this many bits
-BLOCK = 512  # tokens; near the square root of a large vocabulary
+BLOCK = 512  # tokens per block; near the square root of a large vocabulary
 
 
 def draw_tokens(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
@@ -80,12 +80,13 @@ def _search(
     cumulative: torch.Tensor,  # int64 [rows, n], cumulative sums of `masses`
     target: torch.Tensor,  # int64 [rows]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the entry whose share of the cumulative sum holds the target.
+    """Find each row's entry whose interval of the cumulative sum contains the target.
 
     Returns:
-        The entry's index, and the target's offset within the entry's share, both int64 [rows].
+        The entry's index, and the target's offset within the interval, both int64 [rows].
     """
-    # A block's tokens may add up to a little less than its mass. Then the last token is taken.
+    # A block's tokens may add up to a little less than the block's mass, so the target may be too
+    # large. Then the last token is taken.
     target = torch.minimum(target, cumulative[:, -1] - 1)
     index = (cumulative <= target.unsqueeze(1)).sum(dim=1)
     here = index.clamp(max=masses.shape[1] - 1).unsqueeze(1)

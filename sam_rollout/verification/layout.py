@@ -3,7 +3,7 @@
 A verify step scores each draft token of every request, and the position after these tokens. So a
 request with n draft tokens owns n + 1 consecutive rows, and n may differ between requests or be 0.
 The layout is computed on the device from the cumulative numbers of draft tokens. The host knows
-only their total and maximum.
+only the number of all draft tokens and the largest number of one request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DraftLayout:
     Args:
         cu_num_drafts: Integer [batch], cumulative number of draft tokens.
         num_drafts: Total number of draft tokens.
-        max_drafts: The most draft tokens of a request. Results have one more column.
+        max_drafts: The most draft tokens of a request. Results have `max_drafts` + 1 columns.
     """
 
     def __init__(self, cu_num_drafts: torch.Tensor, num_drafts: int, max_drafts: int) -> None:
@@ -40,7 +40,7 @@ class DraftLayout:
     @cached_property
     def request_of_row(self) -> torch.Tensor:
         """int64 [rows], the request that each row belongs to."""
-        # Without `output_size`, the host would have to wait for the device to compute the size.
+        # Without `output_size`, the host would have to wait until the device has computed the size.
         return self._requests.repeat_interleave(self.counts + 1, output_size=self.num_rows)
 
     @cached_property

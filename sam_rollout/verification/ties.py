@@ -1,8 +1,8 @@
 """Tests whether rounding explains that two texts with the same random numbers differ.
 
-If only rounding differs, two such texts first differ at a position where their shared random number
-makes two tokens tie, up to rounding. The distribution at that position shows the distance from a
-tie.
+If only rounding differs, the first difference of two such texts is at a position where their shared
+random number hardly prefers either of two tokens. This is a tie, up to rounding. The distribution
+at that position shows how far the two tokens are from a tie.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import torch
 from sam_rollout.verification.gumbel import gumbel_noise
 from sam_rollout.verification.uniforms import keyed_bits
 
-# The largest distance that counts as rounding. It is the difference of two log-probabilities with
-# the position's noise. By inversion, it is the random number's distance from the tokens' boundary.
+# The largest distance from a tie that counts as rounding. A distance is the difference of two
+# log-probabilities, with the position's noise added. If tokens are drawn by inversion, it is the
+# random number's distance from the boundary between the two tokens' intervals.
 TIE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
-RANDOM_BITS = 44  # how many of a position's 64 bits decide its token by inversion
+RANDOM_BITS = 44  # number of a position's 64 random bits that a draw by inversion uses
 GREEDY, GUMBEL, INVERSION = "greedy", "gumbel", "inversion"  # ways to draw
 
 
@@ -35,9 +36,9 @@ def distance_from_tie(
 ) -> float:
     """Return how far a position is from a tie of two tokens; compare the result with ``TIE``.
 
-    For ``GREEDY`` and ``GUMBEL``, this is how far the log-probability of the less likely token is
-    below the highest one, after noise is added. For ``INVERSION``, it is how far the position's
-    random number would have to move to draw the one and the other token.
+    For ``GREEDY`` and ``GUMBEL``, this is the highest log-probability minus that of the less likely
+    token; for ``GUMBEL``, noise is added to both first. For ``INVERSION``, it is how far the
+    position's random number would have to move to draw the more distant token.
 
     Args:
         tokens: The tokens of both texts at the position; None if a text has ended, and then the
@@ -45,7 +46,7 @@ def distance_from_tie(
         logprobs: [vocabulary], log-probabilities of the distribution that is sampled from.
         way: ``GREEDY``, ``GUMBEL`` or ``INVERSION``.
         key: The key of the request's random numbers.
-        position: Index in the text, its prompt included.
+        position: Index of the position in the text, which begins with the prompt.
     """
     if way == INVERSION:
         return distance_of_draw(np.exp(logprobs), uniform_of(key, position), tokens)
@@ -58,7 +59,7 @@ def distance_from_tie(
 def distance_of_draw(
     probabilities: np.ndarray, uniform: float, tokens: Iterable[int | None]
 ) -> float:
-    """Return the largest distance that ``uniform`` would have to move to draw each of ``tokens``.
+    """Return how far ``uniform`` would have to move to draw the most distant of ``tokens``.
 
     ``probabilities``, [vocabulary], are in the order of token ids. A token is None if a response
     has ended; then the distance is infinite.

@@ -1,9 +1,10 @@
 """Verification of draft trees with a coupled sampler.
 
-Every row of a request is a node: the request's last known token first, then its draft tokens. At
-each node, the token after it is drawn with the random number of that position in the text. A draft
-token is right if it was drawn at its parent. It is accepted if all tokens before it on its path are
-right, too. So at most one path is accepted; without drafts, the same tokens would be sampled.
+Every output row of a request belongs to a node of its tree: first the request's last known token,
+then its draft tokens. At each node, the next token is drawn with the random number of that token's
+position in the text. A draft token is right if it equals the token drawn at its parent. It is
+accepted if all tokens before it on its path are right, too. So at most one path is accepted;
+without drafts, the same tokens would be sampled.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from sam_rollout.verification.layout import DraftLayout
 
 
 class TreeShapes(NamedTuple):
-    """The trees of a step's draft tokens, one per row; a row has N draft tokens at most.
+    """The trees of a step's draft tokens, one for each of B requests, with at most N draft tokens.
 
-    Columns without a draft token are ancestors of themselves alone.
+    A column without a draft token is an ancestor of itself alone.
     """
 
     parents: torch.Tensor  # int64 [B, N], the node before each token; 0 is the last known token
     depths: torch.Tensor  # int64 [B, N], 1 for a child of the last known token
-    ancestors: torch.Tensor  # bool [B, N, N], whether [:, i, j] token j is i or an ancestor of i
+    ancestors: torch.Tensor  # bool [B, N, N], [:, i, j]: token j is i or an ancestor of i
 
 
 def verify_tree(
     layout: DraftLayout, draft_ids: torch.Tensor, target_ids: torch.Tensor, shapes: TreeShapes
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept the path of draft tokens that were drawn at their parents; do not wait for the device.
+    """Accept the path of draft tokens that equal the tokens drawn at their parents.
+
+    The host does not wait for the device.
 
     Args:
         layout: Rows of this step.

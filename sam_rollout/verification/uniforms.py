@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-STREAMS = 2  # independent numbers per position
+STREAMS = 2  # number of independent random numbers per position
 # 64-bit constants of SplitMix64, as the signed integers torch holds.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)

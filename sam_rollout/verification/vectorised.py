@@ -1,9 +1,10 @@
 """Rejection sampling (Leviathan et al., arXiv 2211.17192) without loops.
 
 The test of a draft token needs one probability, so one gather serves all tests. Each request draws
-one token: at its first rejected draft token, from the rest of the distribution, or after the last
-draft token if all were accepted. So one row per request is read. The usual implementations draw at
-every draft position and discard all draws but one.
+one token. If draft tokens were rejected, this token replaces the first of them and is drawn from
+the rest of the distribution. Otherwise it is drawn after the last draft token. So only one row of
+probabilities per request is read. The usual implementations draw at every draft position and
+discard all draws but one.
 """
 
 from __future__ import annotations
@@ -37,16 +38,18 @@ def verify_vectorised(
         draw_bits: int64 [num_rows], random bits for the draw at the row.
         draft_probabilities: float32 [num_drafts, vocabulary], the distributions that a draft model
             sampled from; None for drafts that were not sampled (one-hot).
-        greedy: bool [batch], true for requests that take the likeliest token; None if none does.
-        scratch: float32 [at least batch, vocabulary], overwritten. On a CPU, its allocation would
-            take most of a call's time, so callers keep it from step to step.
+        greedy: bool [batch], true for requests that take the likeliest token; None if no request
+            does.
+        scratch: float32 [at least batch, vocabulary], overwritten. On a CPU, allocating it
+            would take most of a call's time, so callers keep it from step to step.
 
     Returns:
         See ``DraftLayout.keep``.
     """
     drafts = layout.spread(draft_ids.to(torch.int64), fill=-1)  # [batch, max_drafts]
     rows = layout.rows[:, :-1]
-    # For padding, the probability of token 0 is looked up; its negative id is rejected below.
+    # For padding, the probability of token 0 is looked up; the padding's negative id is rejected
+    # below.
     chance = probabilities[rows, drafts.clamp(min=0)]
     if draft_probabilities is not None:
         proposed = draft_probabilities.gather(1, draft_ids.to(torch.int64).clamp(min=0)[:, None])
@@ -61,8 +64,8 @@ def verify_vectorised(
 
     final_row = layout.first_row + accepted
     weights = _select(probabilities, final_row, scratch)
-    # `culprit` is the rejected draft token. It is negative if all were accepted (column max_drafts)
-    # or padding was rejected; then nothing is removed from the target's distribution.
+    # `culprit` is the rejected draft token. It is negative if padding was rejected or if all
+    # `max_drafts` tokens were accepted; then nothing is removed from the target's distribution.
     beyond = drafts.new_full((layout.batch, 1), -1)
     culprit = torch.cat((drafts, beyond), dim=1).gather(1, accepted.unsqueeze(1))
     rejected = culprit >= 0
@@ -73,7 +76,8 @@ def verify_vectorised(
     elif layout.num_drafts:
         index = (layout.first_draft + accepted).clamp_(max=layout.num_drafts - 1)
         left = weights.sub(draft_probabilities[index]).clamp_(min=0.0)
-        # If the two distributions are nearly equal, rounding may leave no mass.
+        # If the target's and the draft model's distributions are nearly equal, rounding may make
+        # their difference 0 everywhere.
         has_mass = left.amax(dim=1, keepdim=True) > 0
         weights = torch.where(rejected & has_mass, left, weights)
     final = draw_tokens(weights, draw_bits[final_row])
@@ -86,7 +90,7 @@ def verify_vectorised(
 
 
 def _select(rows: torch.Tensor, index: torch.Tensor, scratch: torch.Tensor | None) -> torch.Tensor:
-    """Copy the indexed rows, float32 [batch, vocabulary], so that they may be written to."""
+    """Copy the indexed rows, float32 [batch, vocabulary]; the caller overwrites the copy."""
     if scratch is None:
         return rows.index_select(0, index)
     return torch.index_select(rows, 0, index, out=scratch[: len(index)])

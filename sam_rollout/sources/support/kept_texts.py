@@ -18,7 +18,7 @@ from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, Int64
 
 # Kept texts may take this share of the source's memory. A token takes 4 bytes here and 60 in an
 # automaton. So an automaton made from all kept texts takes 15 times their memory: 15/40 = 6/16 of
-# the source's memory, the size of a successor (`_SUCCESSOR` in `run.py`).
+# the source's memory. The constant `_SUCCESSOR` in `run.py` gives the next automaton this size.
 _SHARE = 1 / 40
 
 
@@ -26,7 +26,7 @@ class Room(NamedTuple):
     """Limits on the texts of a new automaton; a limit of 0 or less allows no text."""
 
     tokens: int
-    places: int  # in the automaton
+    places: int  # places in the automaton, for one token each
     nbytes: int  # size of the automaton
 
 
@@ -34,18 +34,19 @@ class KeptTexts:
     """The newest responses of a run and, as far as they leave room, older texts.
 
     The older texts are those of the previous run and those of a corpus. Even a short text takes a
-    whole block of places in an automaton, so the number of texts is bounded, too.
+    whole block of an automaton's memory, so the number of texts is bounded, too.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.most_tokens = min(int(max_bytes * _SHARE) // 4, LARGEST_AUTOMATON // 4)
-        # The number of texts that fill an automaton with one block each; a place takes 16 bytes.
+        # The number of texts that fill an automaton if each of them takes one block. The place of a
+        # token takes 16 bytes.
         most_places = min(max_bytes // 2 // 16, LARGEST_AUTOMATON // 4)
         self._most_texts = most_places // places_of(1)
         self._kept: deque[Int32Array] = deque()  # responses of training, oldest first
         self._corpus: list[Int32Array] = []  # newest first
         self._tokens = 0  # in `_kept` and `_corpus` together
-        self.added = 0  # texts that this run's requests have written so far
+        self.added = 0  # number of responses of this run that `keep` has got so far
 
     @property
     def nbytes(self) -> int:
@@ -61,7 +62,7 @@ class KeptTexts:
         self._shorten()
 
     def keep_older(self, texts: list[Int32Array]) -> bool:
-        """Keep texts of the previous run, oldest first, as far as newer texts leave room.
+        """Keep the previous run's texts, given from old to new, in the room that newer ones leave.
 
         Returns:
             Whether any of `texts` was kept.
@@ -74,7 +75,7 @@ class KeptTexts:
         return len(self._kept) > newer
 
     def keep_corpus(self, texts: list[Int32Array]) -> None:
-        """Keep texts of a corpus, oldest first; they count as older than every response."""
+        """Keep a corpus's texts, given from old to new; they count as older than any response."""
         self._corpus = texts[::-1]
         self._tokens += sum(map(len, texts))
         self._shorten()
@@ -85,7 +86,7 @@ class KeptTexts:
         nbytes_of: Callable[[Int64Array], Int64Array],
         most_texts: int = LARGEST_AUTOMATON,
     ) -> list[Int32Array]:
-        """Return the newest texts that fit into the room, oldest first.
+        """Return the newest texts that fit into the room, ordered from old to new.
 
         Args:
             room: limits on all returned texts together.
@@ -100,7 +101,7 @@ class KeptTexts:
         return texts[: int(fits.sum())][::-1]  # `needed` grows, so the texts that fit come first
 
     def _shorten(self) -> None:
-        """Drop the oldest texts until the limits on tokens and texts hold."""
+        """Drop the oldest texts while the kept ones exceed `most_tokens` or `_most_texts`."""
         while (
             self._tokens > self.most_tokens
             or len(self._kept) + len(self._corpus) > self._most_texts

@@ -1,4 +1,4 @@
-"""The base of all sources that keep the texts of live requests in automata."""
+"""The base class of the sources that keep the texts of live requests in automata."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_SHARED_TOKENS = LARGEST_AUTOMATON
 
 
 def number_of(key: GroupKey) -> int:
-    """Return a number below 2**31: equal for siblings, hardly ever equal for two prompts."""
+    """Return a group's number below 2**31; two groups hardly ever have the same number."""
     return zlib.crc32("{}/{}/{}".format(*key).encode()) >> 1
 
 
@@ -31,7 +31,7 @@ class LiveTexts(Source):
         self.evictions = 0  # automata given up so far
         max_rows = limits.max_rows
         self._slots = np.full(max_rows, NO_SLOT, np.int32)  # [max_rows], slots of bound requests
-        self._active = self._slots  # [B], slots in the last call; NO_SLOT if not eligible
+        self._active = self._slots  # [B], slots of the last call's rows; NO_SLOT if not eligible
         self._rows = np.arange(max_rows, dtype=np.int32)  # [max_rows]
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
@@ -47,7 +47,7 @@ class LiveTexts(Source):
         eligible: np.ndarray,
         out_places: Int64Array,
     ) -> None:
-        """Read the rows' new tokens, then write each text's place in its automaton."""
+        """Read the rows' new tokens; write to `out_places` where each automaton continues a row."""
         self.catch_up(token_ids, num_tokens, eligible)
         self.pool.place_rows(self._active, out_places)
 

@@ -1,7 +1,8 @@
 """Pieces of responses that travel between engines.
 
-A response is sent in pieces while it is sampled, so that siblings on other engines draft from it at
-once. No engine waits for a piece, and no piece is sent twice. A lost piece only lowers acceptance.
+A response is sent in pieces while it is sampled, so that siblings on other engines draft from it
+before it ends. No engine waits for a piece, and no piece is sent twice. A lost piece only lowers
+acceptance.
 """
 
 from __future__ import annotations

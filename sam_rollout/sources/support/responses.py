@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Bytes of responses that may wait for a slow disk. Further responses are dropped.
+# Most bytes of responses that wait for a slow disk. Further responses are dropped.
 MOST_WAITING_BYTES = 256 << 20
 
 _NO_SLOT = -1
@@ -91,9 +91,9 @@ class Responses:
         self._waiting: deque[tuple[Future[Any], int]] = deque()
         self._waiting_bytes = 0
         self._is_wanted = self._off = False
-        self.ended: dict[str, Ended] = {}  # request -> its text; of the last `finish`
-        # Key of each response that a request of a later step continues -> its group. The later
-        # request has the whole text, so nothing is kept when the earlier request ends.
+        self.ended: dict[str, Ended] = {}  # request that the last `finish` ended -> its text
+        # Key of each response that a later step's request continues -> the response's group. The
+        # later request has the whole text, so nothing is kept when the earlier request ends.
         self.interrupted: Mapping[int, GroupKey] = {}
         self.failures = 0  # disk errors; at most one, because the disk is not used afterwards
         self.dropped = 0  # responses that were not kept because the disk was too slow
@@ -167,8 +167,8 @@ class Responses:
     def read_earlier(self, group: str, step: int, max_tokens: int) -> Future[Seed | None]:
         """Begin to make an automaton of the responses to a prompt from steps before `step`.
 
-        It reads the newest responses, at most `max_tokens` tokens together. The result is None if
-        there is no such response.
+        The automaton reads the newest of them, at most `max_tokens` tokens together. The result is
+        None if there is no such response.
         """
         return self._submit(0, _read_earlier, self._store, group, step, max_tokens)
 
@@ -186,7 +186,7 @@ class Responses:
         while self._waiting and self._waiting[0][0].done():
             future, nbytes = self._waiting.popleft()
             self._waiting_bytes -= nbytes
-            # An error of a read is raised by the future that the read's caller holds.
+            # An error of a read needs no action here: the caller's future raises it.
             if nbytes and (error := future.exception()) is not None:
                 self.fail(error)
 

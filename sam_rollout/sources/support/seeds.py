@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Seed(NamedTuple):
-    """An automaton of ended texts that live requests will share; nothing else is in its pool."""
+    """An automaton of ended texts, for live requests to share; its pool holds nothing else."""
 
     pool: AutomatonPool
     automaton: int  # its number in the pool
-    tokens: int  # of its texts
+    tokens: int  # number of tokens in its texts
 
 
 def empty_seed() -> Seed:

@@ -28,17 +28,19 @@ logger = logging.getLogger(__name__)
 
 Place = tuple[Hashable, int | None]  # a group, and its automaton once it has one
 
-# Most tokens of other engines that are read per engine step. Drafting pays while few requests run.
-# Even if each has 15 siblings on other engines, they write fewer tokens per step than this limit.
+# Most tokens of other engines that are read per engine step. Drafts save time only while few
+# requests run. Even if each of these has 15 siblings on other engines, all siblings together
+# write fewer tokens per step than this limit.
 TOKENS_PER_STEP = 512
 # Most texts of other engines that may wait to be read or continued.
 MOST_TEXTS = 1024
 # A text of which all tokens were read is dropped after this many exchanges without a new piece of
-# it (5 s or more). Its last piece was lost, or not taken because this engine's group was over.
+# it (5 s or more). Then the text's last piece was lost, or it came after the text's group had ended
+# on this engine.
 SILENT_TURNS = 100
-# Shares of the memory for siblings. The waiting texts of one direction take `_WAITING_SHARE` at
-# most. Other engines' texts are not read while they and all automata together take more than
-# `_READING_SHARE`.
+# Limits, as shares of the memory for siblings. The waiting texts of one direction take
+# `_WAITING_SHARE` at most. Other engines' texts are not read while they and all automata together
+# take more than `_READING_SHARE`.
 _WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
 _NEVER = np.iinfo(np.int64).max
 
@@ -48,7 +50,7 @@ class OwnTexts:
 
     def __init__(self, responses: Responses) -> None:
         self._responses = responses
-        self.room = 0  # most ended texts that wait; beyond it the oldest is dropped
+        self.room = 0  # most ended texts that wait; if there are more, the oldest is dropped
         self._sent: dict[str, tuple[str, int]] = {}  # request -> response's name, tokens sent
         self._ended: deque[Piece] = deque()  # last pieces of ended texts, not yet handed out
         self._made = 0
@@ -82,7 +84,7 @@ class OwnTexts:
         self.nbytes = 0
 
     def pieces(self, origin: str) -> list[Piece]:
-        """Return the pieces since the last call; a response is named `<origin>/<number>`."""
+        """Return the tokens sampled since the last call; name responses `<origin>/<number>`."""
         pieces = list(self._ended)
         self.forget_ended()
         for request_id, identity in self._responses.live() if self.room else ():
@@ -102,7 +104,7 @@ class SharedTexts:
         pool: the pool of the automata that read other engines' texts.
         limits: the limits of the engine.
         max_bytes: memory for all texts of siblings, from this engine and others.
-        responses: the record of the engine's responses; it also keeps whole responses of others.
+        responses: the record of the engine's responses; it also keeps other engines' whole ones.
         place_of: maps a piece to its group and automaton, or to None if the piece is not wanted.
         keep_ended: called with the group and tokens of a text that has ended and was read.
     """
@@ -135,10 +137,10 @@ class SharedTexts:
         self._touched = np.zeros(rows, np.int32)  # most tokens that the row has ever held
         self._known = np.zeros(rows, np.int32)  # tokens that the row holds
         self._done = np.zeros(rows, np.int32)  # number of the row's tokens that were read
-        self._slots = np.full(rows, NO_SLOT, np.int32)  # NO_SLOT without automaton
-        self._starts = np.zeros(rows, np.int32)  # index in the response of the row's first token
+        self._slots = np.full(rows, NO_SLOT, np.int32)  # NO_SLOT if the group has no automaton yet
+        self._starts = np.zeros(rows, np.int32)  # the first token's index in its response
         self._ended = np.zeros(rows, bool)
-        self._heard = np.full(rows, _NEVER)  # the exchange that brought the row's latest piece
+        self._heard = np.full(rows, _NEVER)  # number of the exchange that brought the latest piece
         self._numbers = np.zeros(rows, np.int64)  # the group's number, see `number_of`
         self._free = list(range(rows - 1, -1, -1))
         self._place: dict[str, tuple[Hashable, int]] = {}  # response -> its group and row
@@ -146,7 +148,7 @@ class SharedTexts:
         self._touched_tokens = 0  # sum of `_touched`
         self._unread = 0  # unread tokens of all rows
         self._turn = 0
-        self._next = 0  # the row that is read first
+        self._next = 0  # the row with which the next `read` begins
 
     @property
     def nbytes(self) -> int:
@@ -154,7 +156,7 @@ class SharedTexts:
         return self.own.nbytes + self._touched_tokens * 4
 
     def counters(self) -> dict[str, int]:
-        """Count other engines' tokens that were read or missed, and refused pieces."""
+        """Return counts of other engines' tokens, read and missed, and of refused pieces."""
         return {
             "shared_tokens": self._tokens_read,
             "shared_missed_tokens": self._tokens_missed,
@@ -273,7 +275,10 @@ class SharedTexts:
         self.forget_all()
 
     def _end_turn(self) -> None:
-        """End an exchange; drop read texts without a new piece for `SILENT_TURNS` exchanges."""
+        """End an exchange; drop texts that got no piece in the last `SILENT_TURNS` exchanges.
+
+        Texts with unread tokens stay.
+        """
         self._turn += 1
         is_silent = (self._turn - self._heard > SILENT_TURNS) & (self._done == self._known)
         self._forget_rows(np.flatnonzero(is_silent))

@@ -1,9 +1,9 @@
 """Live texts that move from one automaton to another.
 
-When a text moves, its new automaton reads it from the start. Per engine step, a bounded number of
-tokens of all moving texts is read, so that no step is delayed. Until the whole text is read, its
-request drafts from the old automaton. If a text ends while it moves, the new automaton still reads
-all of it, so that other requests draft from this text.
+When a text moves, its new automaton reads it from the start. In each engine step, a bounded number
+of tokens is read from all moving texts together, so that no step is delayed. Until the whole text
+is read, its request drafts from the old automaton. If a text ends while it moves, the new automaton
+still reads all of it, so that other requests draft from this text.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# Most tokens that are read per engine step from live texts, and again from ended texts. A batch
-# samples fewer tokens. `sam-rollout bench drafter` measures the cost of a token ("catching up").
+# At most this many tokens of live texts are read per engine step, and at most this many of ended
+# texts. A batch samples fewer tokens per step, so the moving texts catch up with it. The benchmark
+# `sam-rollout bench drafter` reports the time per token as `build_ns_per_token`.
 TOKENS_PER_STEP = 2048
 
 
@@ -29,7 +30,7 @@ class MovingTexts:
 
     def __init__(self, pool: AutomatonPool) -> None:
         self._pool = pool
-        self._slots: dict[str, tuple[int, int]] = {}  # request -> second slot, its automaton
+        self._slots: dict[str, tuple[int, int]] = {}  # request -> new slot, new automaton
         self._ended: deque[tuple[Int32Array, int, int]] = deque()  # text, slot, automaton
 
     def begin(self, slots: Mapping[str, int], automaton: int) -> None:
@@ -39,7 +40,7 @@ class MovingTexts:
             self._slots[request_id] = (moved, automaton)
 
     def finish(self, request_id: str, text: Int32Array | None) -> None:
-        """Forget a request that ended; if it was moving, read its text (if any) to the end."""
+        """Forget a request that ended; if it was moving, queue its text (if any) to be read."""
         slot, automaton = self._slots.pop(request_id, (None, None))
         if slot is None or automaton is None:
             return
@@ -68,7 +69,7 @@ class MovingTexts:
         num_tokens: Int32Array,
         eligible: np.ndarray,
     ) -> list[tuple[int, int, int]]:
-        """Read more of the moving texts, beginning with those that have the fewest tokens left.
+        """Read more of the moving texts, those with the fewest unread tokens first.
 
         Args:
             request_ids: the request of each of the B rows.
@@ -101,7 +102,7 @@ class MovingTexts:
         return [(row, *self._slots.pop(request_ids[row])) for row in rows[done].tolist()]
 
     def _read_ended(self) -> None:
-        """Read more of the ended texts, in order; the tokens of a read are rounded up to blocks."""
+        """Read more of the ended texts, in order; for the limit, each read counts whole blocks."""
         room = TOKENS_PER_STEP
         while self._ended and room > 0:
             text, slot, _ = self._ended[0]

@@ -2,9 +2,10 @@
 
 The folder holds segments. Every writer appends to a segment of its own and holds a lock on it,
 which the system releases when the writer dies. A segment is called `*.open` while it is written and
-`*.closed` afterwards. A record has its length and a checksum, so readers notice a record
-torn by a crash and lose only that record. When the folder is full, whole closed segments are
-deleted, oldest first, under the folder's lock. Nothing is ever rewritten.
+`*.closed` afterwards. A segment consists of records, one per response. Each record has its length
+and a checksum, so readers notice a record torn by a crash and lose only that record. When the
+folder is full, whole closed segments are deleted, oldest first, under the folder's lock. Nothing is
+ever rewritten.
 
 All methods may block on the disk, so a separate thread should call them.
 """
@@ -80,7 +81,7 @@ class TextStore:
         self._max_bytes = max_bytes
         self._segment_bytes = max_bytes // SEGMENTS
         self._max_responses = max_responses
-        self._groups: dict[bytes, list[_Place]] = {}  # lists in order of step
+        self._groups: dict[bytes, list[_Place]] = {}  # each list is in order of training step
         self._read_up_to: dict[str, int] = {}  # segment -> bytes indexed
         self._segment: BinaryIO | None = None
         self._written = 0  # bytes of the own segment
@@ -92,8 +93,8 @@ class TextStore:
     def append(self, group: str, step: int, tokens: Int32Array) -> None:
         """Add a response; if it is longer than a segment, only its end is added.
 
-        From then on the record survives the end of this process. It survives a crash of the machine
-        once the system has written it to the disk.
+        After the call, the record survives the end of this process. It survives a crash of the
+        machine once the system has written it to the disk.
         """
         longest = (self._segment_bytes - _RECORD.size) // BYTES_PER_TOKEN
         record = _pack(_key(group), step, np.ascontiguousarray(tokens[-longest:], "<i4").tobytes())
@@ -110,9 +111,10 @@ class TextStore:
         """Return the newest responses of steps before `before_step`, oldest first.
 
         Args:
-            group: the group of the prompt. None means all prompts, and any number of responses.
-            before_step: responses of this step and later ones are left out. When it changes, the
-                folder is indexed again, because it has all responses of earlier steps by then.
+            group: the group of the prompt. None means all prompts, and then the number of responses
+                is not limited.
+            before_step: responses of this step and of later steps are left out. When this argument
+                changes, the folder is indexed again: by then it has all earlier steps' responses.
             max_tokens: limit on all responses together; the oldest responses are left out.
         """
         if before_step != self._step:
@@ -151,7 +153,7 @@ class TextStore:
         if self._segment is None:
             return
         path = Path(self._segment.name)
-        self._segment.close()  # before renaming, so that a closed segment is whole on NFS, too
+        self._segment.close()  # Closing before renaming makes a closed segment whole on NFS, too.
         with suppress(FileNotFoundError):
             path.rename(path.with_suffix(CLOSED))
         self._segment = None
@@ -159,8 +161,8 @@ class TextStore:
     def _segments(self) -> dict[str, Path]:
         """Return the path of each segment by its stem, oldest first.
 
-        On a shared file system some of these files may be gone, because a machine may see an old
-        list of files.
+        On a shared file system some of these files may no longer exist, because a machine may see
+        an old list of files.
         """
         paths = [p for p in self.folder.iterdir() if p.suffix in (OPEN, CLOSED)]
         return {path.stem: path for path in sorted(paths)}
@@ -174,7 +176,7 @@ class TextStore:
             self._close_orphans()
             self._make_room()
             stem = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
-            # Unbuffered: an appended record is with the operating system and survives this process.
+            # Without a buffer, appended records are in the system's hands and survive this process.
             segment = open(self.folder / f"{stem}{OPEN}", "xb", buffering=0)  # noqa: SIM115
             fcntl.flock(segment, fcntl.LOCK_EX)
         self._segment, self._written = segment, 0
@@ -228,7 +230,7 @@ class TextStore:
                 magic, _, tokens, step, group = _RECORD.unpack(header)
                 end = offset + _RECORD.size + 4 * tokens
                 if magic != _MAGIC or end > size:
-                    break  # the record is being written, or torn
+                    break  # the record is still being written, or a crash has torn it
                 place = _Place(step, stem, offset, tokens)
                 self._note(group, place)
                 offset = end
@@ -238,7 +240,7 @@ class TextStore:
         self._read_up_to[stem] = offset
 
     def _note(self, group: bytes, place: _Place) -> None:
-        """Add a record to its group, and drop the oldest ones beyond `max_responses`."""
+        """Add a record to its group, and drop the group's oldest records beyond `max_responses`."""
         places = self._groups.setdefault(group, [])
         bisect.insort(places, place, key=_step_of)
         newest = bisect.bisect_left(places, _step_of(places[-1]), key=_step_of)
@@ -310,7 +312,7 @@ class TextStore:
 
 
 def name_of(folder: Path) -> str:
-    """Return a folder's unique name; the first call creates it.
+    """Return a folder's unique name; the first call for a folder creates the name.
 
     Raises:
         OSError: the folder cannot be written.
