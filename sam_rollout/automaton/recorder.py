@@ -40,7 +40,7 @@ class TextRecorder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that were ever written to; until then the system provides no memory for them."""
+        """Number of bytes written so far; the system provides no memory for bytes never written."""
         return self._written * self._texts.itemsize
 
     def open(self, prompt_tokens: int = 0) -> int:

@@ -26,16 +26,16 @@ class CostSizes:
     batches: tuple[int, ...] = (1, 8, 32, 128)
     contexts: tuple[int, ...] = (4_096, 32_768)
     steps: int = 100
-    slow_tokens: int = 1_100_000  # most tokens of a batch for slow sides (`SLOW`)
+    slow_tokens: int = 1_100_000  # most tokens of a batch for the sides in `SLOW`
 
     @property
     def longest(self) -> int:
-        """Number of tokens that each text needs."""
+        """Number of tokens that each text must have."""
         return max(self.contexts) + 4 * self.steps + 64
 
 
-# Most tokens of a batch for the plain automaton. The slow sides take many times the time and the
-# memory of the others.
+# Most tokens of a batch for the side FIRST, an automaton in plain Python. The sides in SLOW take
+# many times the time and the memory of the others.
 PLAIN_PYTHON_TOKENS = 131_072
 SLOW = (ARCTIC_4, FIRST)
 
@@ -43,8 +43,8 @@ SLOW = (ARCTIC_4, FIRST)
 def batch_of(texts: list[Trace], rows: int, length: int) -> Rows:
     """Return a batch of waiting requests whose texts have this length.
 
-    The texts are siblings of one prompt. Further rows repeat them with other token ids, as groups
-    that share no tokens with the first.
+    The texts are siblings of one prompt. If there are more rows than texts, the other rows repeat
+    the texts with other token ids, as groups that share no tokens with the first group.
     """
     vocabulary = 1 + max(int(text.tokens.max()) for text in texts)
     batch = Rows(rows, length, "request")  # their prompts are empty
