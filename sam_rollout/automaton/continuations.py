@@ -16,7 +16,7 @@ from sam_rollout.automaton.kernels import _inlined
 # shorter one that occurred in more places and was continued.
 LEVELS = 2
 VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it differs, the latest one
-OTHER_VOTES = 6  # further votes per suffix, where drafts may branch
+OTHER_VOTES = 6  # further votes per suffix, if a draft may branch
 
 # A vote's class, a number below CLASSES, says how trustworthy the vote is. It combines the ranges
 # in which the following figures lie. Each tuple holds the lower bounds of all ranges but the first.
@@ -60,13 +60,15 @@ def _writer_of(states, end, text):
 
 # --- many places at once ----------------------------------------------------------------------
 
-# Lanes are places in automata whose votes are found together, int64[lanes, LANE_WIDTH]. Columns:
+# A lane is a place in an automaton. The votes of many lanes are found together; their table is
+# int64[lanes, LANE_WIDTH]. Columns:
 LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3  # see `interface.PLACE_HEADER` etc.
 LANE_FIRST = 4  # the number of its source's first class
 LANE_TASKS = 5  # number of suffixes found that have a continuation
 LANE_SEEN = 6  # state of the suffix to look at next
 LANE_WIDTH = 8
-# A task is a continued suffix of a lane's text, int64[LEVELS * lanes, TASK_WIDTH]. Columns:
+# A task is a suffix of a lane's text that was continued; the table of tasks is
+# int64[LEVELS * lanes, TASK_WIDTH]. Columns:
 TASK_STATE, TASK_LENGTH = 0, 1
 # The most frequent continuation and the latest one. If they are the same, TASK_LATEST_TARGET is 0,
 # a state that no token leads to.
@@ -157,7 +159,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
 
 @_inlined
 def take_votes(lanes, tasks, number, tokens, classes, count):
-    """Append votes for a lane's continuations, found by `vote_lanes`; return the new count."""
+    """Append votes for a lane's continuations (see `vote_lanes`); return the new number of votes."""
     lane = lane_at(lanes, number)
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
     text, first = lane[LANE_TEXT], lane[LANE_FIRST]
@@ -275,8 +277,8 @@ def vote(kind, address, state, length, first, tokens, classes, count):
         entry = _drawn_at(address, state >> 1, length)
         if entry[interface.DRAWN_POSITION] == state >> 1:
             tokens[count] = entry[interface.DRAWN_TOKEN]
-            # The class encodes the distance, whether the preceding token matches, and the
-            # repetitions.
+            # The class encodes DRAWN_DISTANCE, whether the preceding token matches, and
+            # DRAWN_AGAIN.
             distance = np.int64(entry[interface.DRAWN_DISTANCE])
             votes = distance * (1 - 1 / entry[interface.DRAWN_AGAIN])
             classes[count] = first + _class_of(np.int64(1), distance, votes, state & 1, 0)

@@ -500,8 +500,8 @@ def _add_edge_block(header, arena):
 def _move_edges(header, arena, slots):
     """Move at least `slots` slots of the old table to the new one, up to the next free slot.
 
-    No search crosses a free slot. So if moving stops at one, the keys whose search begins before
-    the frontier are in the new table, and all others are in the old one.
+    No search crosses a free slot. So if moving stops at a free slot, the keys whose search begins
+    before the frontier are in the new table, and all others are in the old one.
     """
     old = _int64_pointer(header[OLD_EDGES])
     end = header[OLD_EDGE_SLOTS]
@@ -666,7 +666,7 @@ def _times(states, state):
 
 @_inlined
 def _latest_of(header, state):
-    """Return the token that continued a prefix last, and its target; NONE and 0 if none did."""
+    """Return the token that continued a prefix last, and its target; NONE and 0 if no token did."""
     states = header[STATES]
     address = _address_of(states, state)
     entry = _int32_pointer(address)
@@ -839,9 +839,10 @@ def _append(header, arena, text, token, max_link_updates):
 def _text_changed(text, token_ids, row, length):
     """Whether a row differs from the text read so far instead of continuing it.
 
-    Between two calls, a request id may be reused, or a request's text cut. A comparison of the
-    length and the last few tokens finds practically every such row, at a fraction of the cost of
-    comparing everything. A row that is not found only lowers acceptance, since drafts are verified.
+    Between two calls, a request id may be reused, or a request's text may be cut. A comparison of
+    the length and the last few tokens finds practically every such row, at a fraction of the cost
+    of comparing everything. A row that is not found only lowers acceptance, since drafts are
+    verified.
     """
     read = text[LENGTH]
     if length < read:
@@ -1106,5 +1107,5 @@ KERNELS = extend_rows, place_rows, free_blocks, begin_table, begin_moving, finis
 
 
 def warm_up() -> compilation.WarmUp:
-    """Compile or load the kernels; the first time on a machine takes seconds, later about one."""
+    """Compile or load the kernels; the first time on a machine takes seconds, later about 1 s."""
     return compilation.warm_up(*KERNELS)

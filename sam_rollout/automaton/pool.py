@@ -41,7 +41,7 @@ _GROWING_HELPS = (kernels.NEED_BLOCKS, kernels.NEED_DIRECTORY, kernels.NEED_EDGE
 
 @dataclasses.dataclass
 class _Directories:
-    """The directories of an automaton; its header holds their addresses."""
+    """An automaton's directories of blocks; its header holds their addresses."""
 
     states: Int64Array  # [clone blocks + prefix blocks, DIRECTORY_WIDTH]
     edges: Int64Array  # [blocks]

@@ -1,8 +1,8 @@
 """The recorder of generated texts, which keeps them until their requests end.
 
 An engine passes growing rows step by step, and reports the end of a request only after the
-request's row belongs to another one. Copying four bytes per token is cheaper than asking the engine
-for the text again.
+request's row belongs to another request. Copying four bytes per token is cheaper than asking the
+engine for the text again.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ class TextRecorder:
         # [slots, 3]: position of the first token kept, number of tokens read, most tokens ever
         # held.
         self._spans = np.zeros((slots, 3), np.int32)
-        self._written = 0  # the sum of the last column
+        self._written = 0  # the sum of the last column of `_spans`
         self._free = list(range(slots - 1, -1, -1))
 
     @property

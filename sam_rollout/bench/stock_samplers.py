@@ -4,8 +4,9 @@ Installed samplers are used. For machines without vLLM-Ascend, this module has a
 algorithm of its release 0.23 (``vllm_ascend/sample/rejection_sampler.py``) for drafts without a
 distribution (one-hot) at temperature > 0. The copy runs the same operations in the same order, so
 it takes the same time, kernels and synchronisations. Its tensors have the shape ``[num_drafts,
-vocabulary]``, for the whole batch at once. At every draft position it draws a recovered token as
-the argmax of p / q with exponential q. The bonus token is an input, so its cost is not counted.
+vocabulary]``, for the whole batch at once. At every draft position it draws a recovered token,
+which replaces the draft token if that is rejected, as the argmax of p / q with exponential q. The
+bonus token is an input, so its cost is not counted.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Section:
 
         Args:
             mapping: a dict, such as OmegaConf.to_container returns for a config group.
-            path: the section's name in errors, by default that of its Hydra group.
+            path: the section's name in errors, by default the name of its Hydra group.
 
         Raises:
             ConfigError: an unknown key, a wrong type (a bool is no int, "3" is no int) or a value

@@ -10,8 +10,8 @@ interval therefore also includes the t-interval of the runs' totals (Welch's, or
 of their differences). If a side has a single run, the interval covers only the noise within runs.
 
 Two ratios of sums within one run are compared over independent units, such as prompts, with the
-jackknife's variance of their logarithm. Engines import this module. scipy.stats takes a second to
-import, so it is imported where it is used.
+jackknife's variance of the ratios' logarithms. Engines import this module. scipy.stats takes a
+second to import, so it is imported where it is used.
 """
 
 import math
