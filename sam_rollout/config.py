@@ -369,7 +369,7 @@ class RunConfig:
 
     @classmethod
     def from_mapping(cls, groups: Mapping[str, Any]) -> Self:
-        """Build the settings from Hydra groups; absent ones take defaults, unknown ones are ignored.
+        """Build the settings from Hydra groups; ignore unknown ones, use defaults for absent ones.
 
         Raises:
             ConfigError: a value is not allowed, see `Section.from_mapping`.

@@ -159,7 +159,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
 
 @_inlined
 def take_votes(lanes, tasks, number, tokens, classes, count):
-    """Append votes for a lane's continuations (see `vote_lanes`); return the new number of votes."""
+    """Append votes for continuations of a lane (see `vote_lanes`); return the number of votes."""
     lane = lane_at(lanes, number)
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
     text, first = lane[LANE_TEXT], lane[LANE_FIRST]
@@ -277,8 +277,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
         entry = _drawn_at(address, state >> 1, length)
         if entry[interface.DRAWN_POSITION] == state >> 1:
             tokens[count] = entry[interface.DRAWN_TOKEN]
-            # The class encodes DRAWN_DISTANCE, whether the preceding token matches, and
-            # DRAWN_AGAIN.
+            # The class encodes DRAWN_DISTANCE, DRAWN_AGAIN and whether the preceding token matches.
             distance = np.int64(entry[interface.DRAWN_DISTANCE])
             votes = distance * (1 - 1 / entry[interface.DRAWN_AGAIN])
             classes[count] = first + _class_of(np.int64(1), distance, votes, state & 1, 0)

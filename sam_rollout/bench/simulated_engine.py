@@ -52,7 +52,7 @@ class Engine:
             self.session = OwnSession(config, run.max_num_seqs, longest, lambda: self.clock_s)
 
     def step(self) -> None:
-        """Run a step; if there are neither drafts nor new requests, run steps until a response ends."""
+        """Run a step; with neither drafts nor new requests, run steps until a response ends."""
         rows, decoding, steps = self.rows, len(self.rows), 1
         joined = rows.join(0)
         prompts = sum(len(trace.prompt) for _, trace in joined)
