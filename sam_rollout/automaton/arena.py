@@ -29,7 +29,7 @@ class Arena:
     def __init__(self) -> None:
         self._slabs: list[npt.NDArray[np.uint8]] = []
         self.free: Int64Array = np.zeros(1, np.int64)  # number of free blocks, then their addresses
-        self._release_at = _FIRST_RELEASE_BLOCKS  # number of free blocks from which on to search
+        self._release_at = _FIRST_RELEASE_BLOCKS  # search once this many blocks are free
 
     @property
     def used_blocks(self) -> int:

@@ -202,7 +202,7 @@ REBUILDS = 2
 PROGRESS_WIDTH = 3
 
 
-# For helpers whose work takes less time than a call of them: they are compiled into their callers.
+# For helpers whose work takes less time than a call: they are compiled into their callers.
 _inlined = njit(nogil=True, forceinline=True)
 
 
@@ -634,10 +634,11 @@ def _clone(header, arena, parent, token, edge, state):
 
 @_inlined
 def _target_of(header, arena, state, token):
-    """Find the state that `token` leads to from `state`; if it also has longer strings, split it.
+    """Find the state that `token` leads to from `state`, and split this state if necessary.
 
-    Returns the state and DONE; 0 and DONE if the token never followed; 0 and the reason if there is
-    no room for the split.
+    It is split if its longest string has over one token more than the longest of `state`. Returns
+    the state and DONE; 0 and DONE if the token never followed; 0 and the reason if there is no room
+    for the split.
     """
     states = header[STATES]
     if state >= 0 and _at(states, state)[NEXT_TOKEN] == token:
@@ -702,8 +703,8 @@ def _note_known(states, state, position, token, new, link, links):
     """Note that a state and its shorter suffixes were continued, for at most `links` states.
 
     `token` followed their strings before, so their edges on `token` lead to suffixes of the new
-    prefix. `link` is that prefix's suffix link. An edge counts as followed as often as its target
-    was continued before, plus this time.
+    prefix. `link` is that prefix's suffix link. An edge's count is how often its target was
+    continued before, plus 1.
     """
     target, link_of_target, times = new, link, np.int64(1)
     longest_of_link = _length_of(states, link)
@@ -772,7 +773,7 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
 
 @_inlined
 def _begin_next(header, arena, text, token):
-    """Make the state of a text's next prefix, without a link; return it and DONE, or 0, reason."""
+    """Make the state of a text's next prefix, without a link; return (state, DONE) or (0, reason)."""
     states = header[STATES]
     last = text[LAST]
     address = _address_of(states, last)

@@ -95,7 +95,7 @@ class AutomatonPool:
 
     @property
     def appended_tokens(self) -> int:
-        """Number of tokens that all texts have read; if a text is read again, they count again."""
+        """Number of tokens that all texts have read; a text that is read again counts again."""
         return int(self._progress[kernels.APPENDED])
 
     @property
@@ -251,7 +251,7 @@ class AutomatonPool:
             self._grow(int(slots[row]), reason, int(lengths[row]))
 
     def place_rows(self, slots: Int32Array, out_places: Int64Array) -> None:
-        """Write each text's place to draft from to `out_places`, int64[B, PLACE_WIDTH].
+        """Write each text's place in its automaton to `out_places`, int64[B, PLACE_WIDTH].
 
         A place is NOWHERE for a negative slot. It is valid until the pool is changed.
         """
