@@ -773,7 +773,7 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
 
 @_inlined
 def _begin_next(header, arena, text, token):
-    """Make the state of a text's next prefix, without a link; return (state, DONE) or (0, reason)."""
+    """Make a text's next state, without a suffix link; return (state, DONE) or (0, reason)."""
     states = header[STATES]
     last = text[LAST]
     address = _address_of(states, last)

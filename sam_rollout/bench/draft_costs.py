@@ -71,7 +71,7 @@ def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
 
 
 def measure_calls(there: list[Side], texts: list[Trace], sizes: CostSizes) -> list[dict[str, Any]]:
-    """Measure the calls of every side at every size, with the sides in turns."""
+    """Measure the time per call of every side at every size; the sides take turns."""
     rows = []
     most = {name: sizes.slow_tokens for name in SLOW}
     most[FIRST] = min(PLAIN_PYTHON_TOKENS, sizes.slow_tokens)
@@ -85,7 +85,7 @@ def measure_calls(there: list[Side], texts: list[Trace], sizes: CostSizes) -> li
 def _calls_at(
     there: list[Side], texts: list[Trace], batch: int, context: int, steps: int
 ) -> list[dict[str, Any]]:
-    """Measure the calls of one size; each turn of a side has several calls.
+    """Measure the time per call at one size; a side makes several calls in each of its turns.
 
     At the first call of a turn, the CPU's caches hold the data of other sides, much as they hold
     other data after an engine's forward pass. The time of these cold calls depends on the other

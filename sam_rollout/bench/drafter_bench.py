@@ -145,8 +145,8 @@ def pivot(
         across: Keys whose values name a column.
 
     Returns:
-        For each line a mapping from columns to rows; and all columns. Lines and columns are tuples
-        of values, in order of appearance.
+        A mapping from each line to a mapping from columns to rows, and a list of all columns. Lines
+        and columns are tuples of values, in order of appearance.
     """
     lines: dict[tuple, dict[tuple, dict[str, Any]]] = {}
     columns: dict[tuple, None] = {}

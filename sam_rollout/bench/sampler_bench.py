@@ -1,4 +1,4 @@
-"""`sam-rollout bench sampler`: measures the time of verification, ours and other samplers'.
+"""`sam-rollout bench sampler`: measures the time of verification by our samplers and by others.
 
 Every request has k draft tokens, each of which is accepted with probability 0.7. Drafts have no
 distribution (the sampler treats them as one-hot), and the temperature is above 0. Every call
@@ -105,7 +105,7 @@ def run_vectorised(case: Case) -> torch.Tensor:
 
 
 def run_coupled(case: Case, *, inversion: bool = False) -> torch.Tensor:
-    """Run the coupled verification, with Gumbel noise from logits or by inversion."""
+    """Run the coupled verification, with Gumbel noise for the logits or with inversion."""
     layout = case.layout()
     bits = keyed_bits(*_row_keys(case, layout))
     tokens = draw_tokens(case.probabilities, bits) if inversion else draw_gumbel(case.logits, bits)
