@@ -26,7 +26,7 @@ _NOTHING = np.zeros(0, np.int32)
 
 
 class TextRecorder:
-    """Texts of up to `slots` requests; with its prompt, each has at most `max_length` tokens."""
+    """Texts of up to `slots` requests, each of at most `max_length` tokens with its prompt."""
 
     def __init__(self, slots: int, max_length: int) -> None:
         warm_up(record_rows)

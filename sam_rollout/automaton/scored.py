@@ -1,4 +1,4 @@
-"""Tables of the tokens that were drawn, or likeliest, at scored positions; see `Scored`."""
+"""Tables of the tokens drawn, or found likeliest, at positions that the model scored (`Scored`)."""
 
 from numba import types
 
