@@ -113,7 +113,7 @@ def difference(values: Sides) -> Estimate:
 
 
 def _log_ratios(time_s: Sides, tokens: Sides | None) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the logarithm of every run's time, or time per token; None if one is 0."""
+    """Return the logarithm of every run's time, or time per token; None if a time or count is 0."""
     times = time_s.totals()
     made = tokens.totals() if tokens else (np.ones(len(times[0])), np.ones(len(times[1])))
     if min(side.min() for side in (*times, *made)) <= 0:
