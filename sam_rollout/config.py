@@ -28,10 +28,10 @@ __all__ = [
     "sources_of",
 ]
 
-# Samplers whose texts are the same with and without drafts -> how they couple draws.
+# Samplers whose texts are the same with and without drafts, and how each couples its draws.
 COUPLINGS = {"coupled": "gumbel", "coupled_inversion": "inversion"}
 SAMPLERS = ("stock", "vectorised", *COUPLINGS)
-# Former names of samplers, in run records that name no coupling -> present names.
+# Former names of samplers, in run records that name no coupling, and the present names.
 _RENAMED = {"coupled": "coupled_inversion", "coupled_gumbel": "coupled"}
 
 
@@ -53,12 +53,13 @@ class GateConfig(Section):
     """The gate, which decides in which steps to draft, and how many tokens at most.
 
     The kind `auto` measures step times and acceptance, and drafts for each request as many tokens
-    as are worth their time. Trials lose at most the share `exploration` of step time. The kind
-    `threshold` drafts while at most `threshold` requests run (the article's long-tail condition,
-    section 3.2: 8 of 128 for Qwen3-32B); 0 never drafts. `closed` never drafts, which measures the
-    cost of our code without drafts (the matched baseline). The kind `schedule` drafts by the
-    mapping `schedule`, from a largest number of running requests to a number of draft tokens; with
-    more requests than its largest key nothing is drafted. Its keys are kept as text, as in JSON.
+    as are worth their time. Trials of other numbers of draft tokens lose at most the fraction
+    `exploration` of step time. The kind `threshold` drafts while at most `threshold` requests run
+    (the long-tail condition in section 3.2 of the article: 8 of 128 for Qwen3-32B); with 0 it never
+    drafts. `closed` never drafts, which measures the cost of our code without drafts (the matched
+    baseline). The kind `schedule` uses the mapping `schedule`: each key is a largest number of
+    running requests, and its value the number of draft tokens per request. With more requests than
+    the largest key, nothing is drafted. The keys are kept as text, as in JSON.
     """
 
     PATH: ClassVar[str] = "sam.gate"
@@ -86,7 +87,7 @@ class GateConfig(Section):
         object.__setattr__(self, "schedule", schedule)
 
     def budgets(self, k: int) -> dict[int, int]:
-        """Return a mapping from a largest number of running requests to a number of draft tokens.
+        """Return the draft tokens per request, for each largest number of running requests.
 
         The kind `auto` uses this mapping while it cannot measure.
         """
@@ -151,9 +152,9 @@ class SamConfig(Section):
     can verify them and the gate `auto` measures that they are faster. The `draft_policy` `fixed`
     drafts up to k tokens. `confidence` ends a draft if the next token's probability of acceptance,
     which is learned, is below `min_confidence`. `pad_drafts` pads drafts to k tokens, so that steps
-    fit a captured graph; `auto` pads them if the engine's graphs need it. With `scheduling` `auto`
-    the engine schedules one step ahead if it can. It then reserves places for drafts, and the
-    worker sets the drafts later (`late_binding.py`). `sync` never schedules ahead.
+    fit a captured graph; `auto` pads them if the engine's graphs need it. With `scheduling=auto`,
+    the engine schedules one step ahead if it can. It then reserves places for drafts before they
+    are known, and the worker fills these places (`late_binding.py`). `sync` never schedules ahead.
     """
 
     PATH: ClassVar[str] = "sam"
@@ -200,7 +201,8 @@ class SamConfig(Section):
         return self.enabled and self.sources.model.enabled
 
 
-# `sam=article`: the article's drafts from the request's own text, with its gate (section 3.2).
+# The values of `sam=article`: drafts from the request's own text, and the gate of the article's
+# section 3.2.
 ARTICLE = SamConfig(
     max_draft_tokens=3,
     draft_shape="chain",
@@ -249,8 +251,9 @@ class SentinelConfig(Section):
     Below the ratio `least_acceptance` of accepted to verified draft tokens, drafts count as
     hardly accepted. `largest_fall` is a relative fall from one training step to the next. The
     sentinel warns if accepted tokens per verified draft token and accepted tokens per engine step
-    with an open gate both fall by more. The difference between rollout and trainer probabilities
-    may be larger or smaller than in the baseline by at most the factor `largest_ratio`.
+    with an open gate both fall by more than that. The difference between rollout and trainer
+    probabilities may be larger or smaller than in the baseline by at most the factor
+    `largest_ratio`.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry.sentinel"
@@ -366,7 +369,7 @@ class RunConfig:
 
     @classmethod
     def from_mapping(cls, groups: Mapping[str, Any]) -> Self:
-        """Build the settings from Hydra groups: defaults for absent groups, unknown ones ignored.
+        """Build the settings from Hydra groups; ignore unknown ones, use defaults for absent ones.
 
         Raises:
             ConfigError: a value is not allowed, see `Section.from_mapping`.

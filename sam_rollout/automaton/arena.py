@@ -16,9 +16,9 @@ _LARGEST_SLAB_BLOCKS = (32 << 20) // kernels.BLOCK_BYTES
 
 _CACHE_LINE = 64
 
-# A slab is idle if all its blocks are free. Idle slabs are searched for when
-# _FIRST_RELEASE_BLOCKS blocks are free, and again whenever the further share _RELEASE_SHARE of all
-# blocks has become free.
+# A slab is idle if all its blocks are free. Idle slabs are searched for when _FIRST_RELEASE_BLOCKS
+# blocks are free, and again whenever a further fraction of all blocks, the constant _RELEASE_SHARE,
+# has become free.
 _FIRST_RELEASE_BLOCKS = (64 << 20) // kernels.BLOCK_BYTES
 _RELEASE_SHARE = 1 / 8
 
@@ -29,7 +29,7 @@ class Arena:
     def __init__(self) -> None:
         self._slabs: list[npt.NDArray[np.uint8]] = []
         self.free: Int64Array = np.zeros(1, np.int64)  # number of free blocks, then their addresses
-        self._release_at = _FIRST_RELEASE_BLOCKS  # number of free blocks that starts a search
+        self._release_at = _FIRST_RELEASE_BLOCKS  # search once this many blocks are free
 
     @property
     def used_blocks(self) -> int:
@@ -49,7 +49,7 @@ class Arena:
             self._add_slab(max(missing, wanted))
 
     def release(self) -> None:
-        """Free idle slabs if no block is used, or if enough are free to justify the search."""
+        """Free idle slabs if no block is used, or if enough blocks are free to justify a search."""
         count = int(self.free[0])
         if self.used_blocks and count < self._release_at:
             return

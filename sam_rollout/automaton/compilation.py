@@ -2,7 +2,7 @@
 
 The cache saves seconds and must never cost a rollout. numba raises if no folder is writable (a
 read-only installation without a home directory), if the disk is full, or if an entry is damaged.
-Then the kernels are compiled in memory, with one warning.
+In these cases the kernels are compiled in memory, with one warning.
 
 numba writes the index of a cache entry before the entry itself, and identifies a source file by its
 time stamp. Workers that start together on a new version, or on different processors with one shared
@@ -71,7 +71,7 @@ def kernel(*signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def warm_up(*kernels: Any) -> WarmUp:
-    """Compile or load declared kernels, and forbid compilation afterwards, in engine steps."""
+    """Compile or load declared kernels, and forbid later compilations, which would delay a step."""
     started_s = time.perf_counter()
     loaded = compiled = 0
     cache_path = problem = ""
@@ -86,7 +86,7 @@ def warm_up(*kernels: Any) -> WarmUp:
         except Exception as error:  # using the cache can raise any error
             problem = problem or f"{type(error).__name__}: {error}"
             dispatcher._cache.disable()
-            dispatcher.compile(dispatcher.declared)  # does nothing if only the saving failed
+            dispatcher.compile(dispatcher.declared)  # does nothing if only saving the code failed
         dispatcher.disable_compile()
         hits = sum(dispatcher.stats.cache_hits.values())
         loaded, compiled = loaded + hits, compiled + 1 - hits

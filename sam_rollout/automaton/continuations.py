@@ -16,7 +16,7 @@ from sam_rollout.automaton.kernels import _inlined
 # shorter one that occurred in more places and was continued.
 LEVELS = 2
 VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it differs, the latest one
-OTHER_VOTES = 6  # further votes per suffix, where drafts may branch
+OTHER_VOTES = 6  # further votes per suffix, if a draft may branch
 
 # A vote's class, a number below CLASSES, says how trustworthy the vote is. It combines the ranges
 # in which the following figures lie. Each tuple holds the lower bounds of all ranges but the first.
@@ -29,8 +29,8 @@ _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
 # The classes for drafts made elsewhere (READY), by their certainty, [SHARES + 1, ...]. They are the
-# classes 'continued once, and not by the latest token'. Votes of texts are hardly ever in these
-# classes, because a suffix that was continued once was continued by its latest token.
+# classes 'continued once, and not by the latest token'. Votes from automata are hardly ever in
+# these classes, because a suffix that was continued once was continued by its latest token.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 
@@ -51,7 +51,7 @@ def _class_of(length, count, votes, is_latest, writer):
 
 @_inlined
 def _writer_of(states, end, text):
-    """Return who wrote the prefix `end`: 2 for `text` itself, 1 for a sibling, 0 for others."""
+    """Return which text wrote the prefix `end`: 2 for `text`, 1 for its siblings, 0 for others."""
     writer = live._row_of(states, end)[live.WRITER]
     if writer == text:
         return 2
@@ -60,13 +60,15 @@ def _writer_of(states, end, text):
 
 # --- many places at once ----------------------------------------------------------------------
 
-# Lanes are places in automata whose votes are found together, int64[lanes, LANE_WIDTH]. Columns:
+# A lane is a place in an automaton. The votes of many lanes are found together; their table is
+# int64[lanes, LANE_WIDTH]. Columns:
 LANE_HEADER, LANE_STATE, LANE_LENGTH, LANE_TEXT = 0, 1, 2, 3  # see `interface.PLACE_HEADER` etc.
 LANE_FIRST = 4  # the number of its source's first class
 LANE_TASKS = 5  # number of suffixes found that have a continuation
 LANE_SEEN = 6  # state of the suffix to look at next
 LANE_WIDTH = 8
-# A task is a continued suffix of a lane's text, int64[LEVELS * lanes, TASK_WIDTH]. Columns:
+# A task is a suffix of a lane's text that was continued; the table of tasks is
+# int64[LEVELS * lanes, TASK_WIDTH]. Columns:
 TASK_STATE, TASK_LENGTH = 0, 1
 # The most frequent continuation and the latest one. If they are the same, TASK_LATEST_TARGET is 0,
 # a state that no token leads to.
@@ -78,7 +80,7 @@ _LANE_BYTES, _TASK_BYTES = 8 * LANE_WIDTH, 8 * TASK_WIDTH
 
 @_inlined
 def lane_at(lanes, lane):
-    """Return a pointer to a lane; `lanes` is the address of their table."""
+    """Return a pointer to a lane; `lanes` is the address of the table of lanes."""
     return live._int64_pointer(lanes + lane * _LANE_BYTES)
 
 
@@ -89,7 +91,7 @@ def _task_at(tasks, lane, level):
 
 @_inlined
 def _begin_task(task, lane, header, state, entry):
-    """Write a suffix's continuations to its task; return whether it has any."""
+    """Write a suffix's continuations to `task`; return False if the suffix has none."""
     states = header[live.STATES]
     task[TASK_STATE] = state
     if state < 0:
@@ -127,7 +129,8 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
 
     Args:
         lanes, tasks: addresses of the tables of lanes and tasks.
-        asked, count: the numbers of the lanes, int64[count], and how many they are.
+        asked, count: the numbers of the lanes to process, int64[count], and the number of these
+            lanes.
         waiting: int64[count or more], scratch space.
     """
     looking = 0
@@ -156,7 +159,7 @@ def vote_lanes(lanes, tasks, asked, count, waiting):
 
 @_inlined
 def take_votes(lanes, tasks, number, tokens, classes, count):
-    """Append votes for a lane's continuations, found by `vote_lanes`; return the new count."""
+    """Append votes for continuations of a lane (see `vote_lanes`); return the number of votes."""
     lane = lane_at(lanes, number)
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]
     text, first = lane[LANE_TEXT], lane[LANE_FIRST]
@@ -200,11 +203,11 @@ def _append_other(lane, states, length, total, target, token, tokens, classes, c
 
 @njit(nogil=True)
 def take_other_votes(lanes, tasks, number, tokens, classes, count):
-    """Append votes for a lane's further continuations, for branches; return the new count.
+    """Append votes for a lane's further continuations, for a tree's branches; return the new count.
 
     Each suffix that `vote_lanes` found gets up to OTHER_VOTES votes, for continuations that are
-    neither the most frequent nor the latest one. The edges in the state itself come first, then the
-    newest edges of the table.
+    neither the most frequent nor the latest one. The edges that the suffix's state stores itself
+    come first, then its newest edges in the table.
     """
     lane = lane_at(lanes, number)
     header = live._int64_pointer(lane[LANE_HEADER])
@@ -247,11 +250,11 @@ def take_other_votes(lanes, tasks, number, tokens, classes, count):
 
 @njit(nogil=True)
 def vote(kind, address, state, length, first, tokens, classes, count):
-    """Append the votes of a place that is not LIVE; return the new number of votes.
+    """Append the votes of a place outside automata (not LIVE); return the new number of votes.
 
     Args:
         kind, address, state, length: columns of the place.
-        first: the first class number of the source.
+        first: the number of the source's first class.
         tokens, classes: the arrays of votes, to which new votes are appended.
         count: number of votes so far.
     """
@@ -274,8 +277,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
         entry = _drawn_at(address, state >> 1, length)
         if entry[interface.DRAWN_POSITION] == state >> 1:
             tokens[count] = entry[interface.DRAWN_TOKEN]
-            # The class encodes the distance, whether the preceding token matches, and the
-            # repetitions.
+            # The class encodes DRAWN_DISTANCE, DRAWN_AGAIN and whether the preceding token matches.
             distance = np.int64(entry[interface.DRAWN_DISTANCE])
             votes = distance * (1 - 1 / entry[interface.DRAWN_AGAIN])
             classes[count] = first + _class_of(np.int64(1), distance, votes, state & 1, 0)
@@ -287,7 +289,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
 def follow(kind, address, state, length, token):
     """Return a place's state and length after `token`.
 
-    The draft of a READY place ends if its next token is not `token`.
+    The draft at a READY place ends if the draft's next token is not `token`.
     """
     if kind == interface.READY:
         goes_on = state < length and (
@@ -319,7 +321,7 @@ def follow(kind, address, state, length, token):
 
 @_inlined
 def follow_lane(lanes, tasks, number, token):
-    """Move a lane to its place after a token, like `follow`; often `vote_lanes` has found it."""
+    """Move a lane to its place after a token, like `follow`; often `vote_lanes` found it before."""
     lane = lane_at(lanes, number)
     state, length = lane[LANE_STATE], lane[LANE_LENGTH]
     states = live._int64_pointer(lane[LANE_HEADER])[live.STATES]

@@ -8,13 +8,13 @@ import numpy.typing as npt
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
-COUNT_SHIFT = 24  # lower bits hold a position, the bits from this one on hold a count
-LARGEST_AUTOMATON = 1 << COUNT_SHIFT  # most places of an automaton
-BLOCK_SHIFT = 9  # a block has 2**9 places
+COUNT_SHIFT = 24  # bits below this one hold a position; this bit and higher ones hold a count
+LARGEST_AUTOMATON = 1 << COUNT_SHIFT  # most tokens; each text counts as whole blocks
+BLOCK_SHIFT = 9  # a block holds 2**9 prefixes or edges
 
 
 def places_of(tokens: int | Int64Array) -> Any:
-    """Return how many places a text takes in an automaton: its length, rounded up to blocks."""
+    """Return a text's size in an automaton, in tokens: its length, rounded up to whole blocks."""
     return -(-tokens >> BLOCK_SHIFT) << BLOCK_SHIFT
 
 
@@ -26,7 +26,7 @@ class AutomatonFullError(ValueError):
         self.automaton = automaton
 
 
-# A place, int64[PLACE_WIDTH], is the point in a source that continues a row's text. Its columns:
+# A place, int64[PLACE_WIDTH], is the point where a source continues a row's text. Its columns:
 #
 #             PLACE_HEADER, an address        PLACE_STATE                         PLACE_LENGTH
 # LIVE        the automaton's header          the longest known suffix's state    its tokens

@@ -4,25 +4,25 @@ The structure is the online suffix automaton of Blumer et al. (1985), generalise
 that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666). Its layout suits
 texts that are read once, left to right:
 
-* State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a run of blocks.
-  The edge from s to its successor therefore needs only the token. The length of s and its first end
-  position follow from its index in the run. Only branching edges are stored.
+* State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a sequence of
+  blocks, called a run. The edge from s to its successor therefore needs only the token. The length
+  of s and its first end position follow from its index in the run. Only branching edges are stored.
 * A clone, a state that was split off another one, has a negative number. It takes the memory of
   four prefixes, a cache line, which also holds three of its branching edges. Most clones have no
-  more, so reading a token touches one line per state.
+  further edges, so reading a token touches one line per state.
 * All other branching edges are in one open-addressing table keyed by (state, token). Each edge
   names the token of its state's next edge, because cloning a state copies all its edges.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text's current
-  state is its newest prefix, whose link is the text's longest suffix that occurred before. So the
-  place to draft from needs no cursor of its own.
+  state is its newest prefix, whose link is the text's longest suffix that occurred before. So a
+  text needs no cursor for the state to draft from.
 * A text that begins like another one shares the other's states until the two differ. Then it begins
   a run of its own. The first entry of that run stands for no state. It only stores the run's first
   token, because a state's entry names the token that follows it.
 
-A state also notes how its strings were continued: the prefix after which this happened last, which
-gives the token, and how often it happened. A clone keeps its latest and its most frequent token,
-too, with the states that they lead to. A block of a run names the writer of its text. All this is
-noted when a text adds a state, along a bounded number of suffix links. While a text reads known
+A state also notes how its strings were continued: how often, and after which prefix last (the token
+that follows this prefix is the latest continuation). A clone keeps its latest and its most frequent
+token, too, with the states that they lead to. A block of a run notes which text wrote it. All this
+is noted when a text adds a state, along a bounded number of suffix links. While a text reads known
 tokens, nothing is noted. The votes for a draft's next token are made of these notes and need no
 edges (`continuations.py`).
 
@@ -95,7 +95,7 @@ SHARED = 1  # 1 if the automaton outlives its texts
 STATES = 2  # address of the directory row of block 0; clones' rows lie before it
 PREFIX_BLOCKS = 3
 PREFIX_BLOCK_ROOM = 4  # blocks of prefixes that the directory has room for
-CLONES = 5  # places that clones take
+CLONES = 5  # memory that clones take, in prefixes (CLONE_PLACES for each clone)
 CLONE_BLOCK_ROOM = 6
 EDGES = 7  # address of the directory of the edge table
 EDGE_SLOTS = 8  # slots of the edge table, a multiple of the block size; 0 before the first edge
@@ -130,9 +130,9 @@ DIRECTORY_WIDTH = 4
 NEXT_TOKEN = 0  # token of a prefix's edge to the run's next prefix, NONE at the run's end
 CLONE_LENGTH = 0  # length of a clone's longest string
 LINK = 1
-# The latest prefix that ends with the state's strings and was continued (see `_note`); before the
-# first of them, the prefix in which the strings were first read. If the state is a prefix, the bits
-# from COUNT_SHIFT on hold how often its strings were continued, up to LARGEST_COUNT.
+# The latest prefix that ends with the state's strings and was continued (see `_note`); until there
+# is one, the prefix in which the strings were first read. If the state is a prefix, the bits from
+# COUNT_SHIFT on hold how often its strings were continued, up to LARGEST_COUNT.
 LATEST = 2
 FIRST_EDGE = 3  # token of the state's newest edge in the edge table, NONE if it has none there
 # A clone's further columns: how often its strings were continued; the edges that were followed last
@@ -166,10 +166,11 @@ BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 BLOCK_MASK = BLOCK_ENTRIES - 1
 
 # No edge is hashed to a table's last OVERFLOW_SLOTS slots. They take edges that are displaced from
-# earlier slots. At the highest load they run out with a probability of about exp(-0.35 * 96).
+# earlier slots. At a table's highest load, all of them are taken with an estimated probability of
+# exp(-0.35 * OVERFLOW_SLOTS).
 OVERFLOW_SLOTS = 96
-# Slots that are moved per token read while an edge table grows. So all slots have moved after a
-# thirtieth of the text.
+# Slots that are moved per token read while an edge table grows. A table with one slot per token of
+# its text has moved after another thirtieth of the text.
 MOVED_SLOTS = 32
 # LATEST has no bits for more blocks of prefixes.
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
@@ -201,7 +202,7 @@ REBUILDS = 2
 PROGRESS_WIDTH = 3
 
 
-# For helpers that do less work than a call costs: they are compiled into their callers.
+# For helpers whose work takes less time than a call: they are compiled into their callers.
 _inlined = njit(nogil=True, forceinline=True)
 
 
@@ -364,8 +365,9 @@ def _free_edge_blocks(directory, start, stop, arena):
 def _hash(state, token):
     """Return a key's 32-bit hash; keys have the same order in tables of every size."""
     key = (uint64(uint32(state)) << uint64(32)) | uint64(uint32(token))
-    # One multiplication maps consecutive states with the same token onto few slots. Mixing the high
-    # half in before a second multiplication, as in splitmix64, avoids long searches in such text.
+    # A single multiplication would map consecutive states with the same token onto few slots.
+    # Mixing the high half in before a second one, as in splitmix64, avoids long searches if a token
+    # repeats.
     key *= uint64(0x9E3779B97F4A7C15)
     key ^= key >> uint64(32)
     key *= uint64(0xBF58476D1CE4E5B9)
@@ -380,10 +382,10 @@ def _home(hashed, slots):
 
 @_inlined
 def _probe(directory, slots, home, state, token):
-    """Return an edge's address, or minus the address of a free slot for it, or 0 without a slot."""
+    """Return an edge's address, or minus a free slot's address, or 0 if there is neither."""
     addresses = _int64_pointer(directory)
     slot = home
-    if addresses[slot >> BLOCK_SHIFT] == 0:  # no edge was moved that far yet
+    if addresses[slot >> BLOCK_SHIFT] == 0:  # no edge was moved to this block yet
         return np.int64(0)
     address = addresses[slot >> BLOCK_SHIFT] + slot * ENTRY_BYTES
     while True:
@@ -413,7 +415,7 @@ def _table_of(header, state, token):
 
 @_inlined
 def _search_table(header, state, token):
-    """Search the table that holds the key; return like `_probe`."""
+    """Search the table that holds the key, and return the result of `_probe`."""
     directory, slots, home = _table_of(header, state, token)
     return _probe(directory, slots, home, state, token)
 
@@ -475,7 +477,7 @@ def _put_edge(header, address, state, token, target, found):
 
 @_inlined
 def _edge_room(header):
-    """Return how many edges may be added; a table that is four fifths full is still fast."""
+    """Return how many edges may be added; up to a load of four fifths, searches are fast."""
     room = header[EDGE_SLOTS] * 4 // 5 - header[EDGE_COUNT]
     if header[OLD_EDGE_SLOTS] != 0:
         # The rest of the old table may fill up a little more while edges move.
@@ -498,8 +500,8 @@ def _add_edge_block(header, arena):
 def _move_edges(header, arena, slots):
     """Move at least `slots` slots of the old table to the new one, up to the next free slot.
 
-    No search crosses a free slot. So if moving stops at one, the keys whose search begins before
-    the frontier are in the new table, and all others are in the old one.
+    No search crosses a free slot. So if moving stops at a free slot, the keys whose search begins
+    before the frontier are in the new table, and all others are in the old one.
     """
     old = _int64_pointer(header[OLD_EDGES])
     end = header[OLD_EDGE_SLOTS]
@@ -556,7 +558,7 @@ def _branches(header, state):
 
 @njit(nogil=True)
 def _clone(header, arena, parent, token, edge, state):
-    """Move to a clone those strings of `state` that have at most one token more than `parent`'s.
+    """Move to a clone the strings of `state` that exceed `parent`'s longest by at most one token.
 
     The clone holds the strings that a new prefix shares with earlier text, so it inherits the
     latest position of the state. `edge` is the address of the target of the edge from `parent` to
@@ -632,14 +634,15 @@ def _clone(header, arena, parent, token, edge, state):
 
 @_inlined
 def _target_of(header, arena, state, token):
-    """Find the state that `token` leads to from `state`; split off any longer strings.
+    """Find the state that `token` leads to from `state`, and split this state if necessary.
 
-    Returns the state and DONE; 0 and DONE if the token never followed; 0 and the reason if there is
-    no room for the split.
+    It is split if its longest string has over one token more than the longest of `state`. Returns
+    the state and DONE; 0 and DONE if the token never followed; 0 and the reason if there is no room
+    for the split.
     """
     states = header[STATES]
     if state >= 0 and _at(states, state)[NEXT_TOKEN] == token:
-        return _after(states, state), DONE  # neighbours in a run need no split
+        return _after(states, state), DONE  # the next prefix of a run needs no split
     edge = _find_edge(header, _address_of(states, state), state, token)
     if edge <= 0:
         return np.int64(0), DONE
@@ -664,7 +667,7 @@ def _times(states, state):
 
 @_inlined
 def _latest_of(header, state):
-    """Return the token that continued a prefix last, and its target; NONE and 0 if none did."""
+    """Return the token that continued a prefix last, and its target; NONE and 0 if no token did."""
     states = header[STATES]
     address = _address_of(states, state)
     entry = _int32_pointer(address)
@@ -700,8 +703,8 @@ def _note_known(states, state, position, token, new, link, links):
     """Note that a state and its shorter suffixes were continued, for at most `links` states.
 
     `token` followed their strings before, so their edges on `token` lead to suffixes of the new
-    prefix, whose link is `link`. An edge was followed as often as its target was continued before,
-    plus this time.
+    prefix. `link` is that prefix's suffix link. An edge's count is how often its target was
+    continued before, plus 1.
     """
     target, link_of_target, times = new, link, np.int64(1)
     longest_of_link = _length_of(states, link)
@@ -710,7 +713,7 @@ def _note_known(states, state, position, token, new, link, links):
             break
         entry = _at(states, state)
         if state < 0:
-            while entry[CLONE_LENGTH] < longest_of_link:  # shorter strings lead to shorter ones
+            while entry[CLONE_LENGTH] < longest_of_link:  # shorter strings have shorter targets
                 target = link_of_target
                 times = _count(states, target) + 1
                 link_of_target = np.int64(_at(states, target)[LINK])
@@ -732,7 +735,8 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
     once there is room, because it skips edges that already lead to the new prefix.
     """
     states = header[STATES]
-    # The state before `new`. If `new` is the first of its block, that state is in another block.
+    # The state before `new`. If `new` is the first of its block, that state is `last`, in another
+    # block.
     position = new - 1 if new & BLOCK_MASK != 0 else last
     state, link, left = last, np.int64(0), max_link_updates
     address = _address_of(states, last)
@@ -769,7 +773,7 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
 
 @_inlined
 def _begin_next(header, arena, text, token):
-    """Make the state of a text's next prefix, without a link; return it and DONE, or 0 and why."""
+    """Make a text's next state, without a suffix link; return (state, DONE) or (0, reason)."""
     states = header[STATES]
     last = text[LAST]
     address = _address_of(states, last)
@@ -779,7 +783,7 @@ def _begin_next(header, arena, text, token):
             new = _add_prefix_block(header, arena, _length_of(states, last) + 1, text[TEXT_WRITER])
             _row_of(states, last)[NEXT_BLOCK] = new
         position = last
-    else:  # another text continued differently, so begin a run
+    else:  # another text continued `last` with another token, so begin a run
         # Its block is added below, once there is room for the edge to it.
         position = header[PREFIX_BLOCKS] << BLOCK_SHIFT
         new = position + 1
@@ -813,7 +817,7 @@ def _append(header, arena, text, token, max_link_updates):
         _move_edges(header, arena, MOVED_SLOTS)
     last, new = text[LAST], text[PENDING]
     if new == 0:
-        if header[SHARED] == 1:  # another text may have read the same token here
+        if header[SHARED] == 1:  # another text may have continued with the same token
             target, reason = _target_of(header, arena, last, token)
             if reason != DONE:
                 return reason
@@ -836,9 +840,10 @@ def _append(header, arena, text, token, max_link_updates):
 def _text_changed(text, token_ids, row, length):
     """Whether a row differs from the text read so far instead of continuing it.
 
-    Between two calls, a request id may be reused, or a request's text cut. A comparison of the
-    length and the last few tokens finds practically every such row, at a fraction of the cost of
-    comparing everything. A row that is not found only lowers acceptance, since drafts are verified.
+    Between two calls, a request id may be reused, or a request's text may be cut. A comparison of
+    the length and the last few tokens finds practically every such row, at a fraction of the cost
+    of comparing everything. A row that is not found only lowers acceptance, since drafts are
+    verified.
     """
     read = text[LENGTH]
     if length < read:
@@ -914,8 +919,8 @@ def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
     """Prefetch the memory for reading the first new tokens of rows, from row `first` on.
 
     Reading a token waits for memory many times: each suffix link of a chain leads to a state, a
-    position and perhaps an edge, all far apart. Here all rows follow one link at a time and
-    prefetch what the next link needs, so that their waits overlap. First all rows look for the
+    position and perhaps an edge, all far apart in memory. Here all rows follow one link at a time
+    and prefetch what the next link needs, so that their waits overlap. First all rows look for the
     states that their tokens lead to, token by token. Then they follow the rest of the chains of
     links. Only the scratch space `lanes` is written to, so rows that share automata can be read one
     by one afterwards.
@@ -1103,5 +1108,5 @@ KERNELS = extend_rows, place_rows, free_blocks, begin_table, begin_moving, finis
 
 
 def warm_up() -> compilation.WarmUp:
-    """Compile or load the kernels; the first time on a machine takes seconds, later about one."""
+    """Compile or load the kernels; the first time on a machine takes seconds, later about 1 s."""
     return compilation.warm_up(*KERNELS)

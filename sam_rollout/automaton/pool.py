@@ -21,7 +21,8 @@ from sam_rollout.automaton.interface import (
     places_of,
 )
 
-# Edge tables grow by half. Doubling would move fewer edges but leave a quarter more memory unused.
+# Edge tables grow by half. Doubling a table would move fewer edges but leave a quarter more memory
+# unused.
 _GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2
 
 # Slots of the first edge table, per token about to be read. In reasoning text few tokens add an
@@ -29,7 +30,7 @@ _GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
 # Suffix links along which each token's continuation is noted. Following more links takes longer and
-# also lowers acceptance: with 8, 0.2 to 0.4 % fewer tokens per step on real texts.
+# also lowers acceptance: with 8 links, a step yields 0.2 to 0.4 % fewer tokens on real texts.
 MAX_LINK_UPDATES = 2
 
 # How many blocks of prefixes, and of clones, fit into an automaton's first directory.
@@ -40,7 +41,7 @@ _GROWING_HELPS = (kernels.NEED_BLOCKS, kernels.NEED_DIRECTORY, kernels.NEED_EDGE
 
 @dataclasses.dataclass
 class _Directories:
-    """The directories of an automaton; its header holds their addresses."""
+    """An automaton's directories of blocks; its header holds their addresses."""
 
     states: Int64Array  # [clone blocks + prefix blocks, DIRECTORY_WIDTH]
     edges: Int64Array  # [blocks]
@@ -94,7 +95,7 @@ class AutomatonPool:
 
     @property
     def appended_tokens(self) -> int:
-        """Tokens that all texts have read; a rebuilt text's tokens count again."""
+        """Number of tokens that all texts have read; a text that is read again counts again."""
         return int(self._progress[kernels.APPENDED])
 
     @property
@@ -103,7 +104,7 @@ class AutomatonPool:
         return int(self._progress[kernels.REBUILDS])
 
     def create(self) -> int:
-        """Make an automaton for several texts, which lasts until `destroy`."""
+        """Make a common automaton of several texts; it lasts until `destroy`."""
         automaton = self._open_automaton()
         self._automata.table[automaton, kernels.SHARED] = 1
         return automaton
@@ -144,7 +145,8 @@ class AutomatonPool:
         """Start an empty text and return its slot; it takes no memory before its first token.
 
         Args:
-            automaton: a common automaton that `create` made; None for an automaton of its own.
+            automaton: a common automaton that `create` made; None gives the text an automaton of
+                its own.
             group: a number below 2**31 that siblings have in common.
         """
         if automaton is None:
@@ -172,26 +174,26 @@ class AutomatonPool:
             self._free(automaton)
 
     def length(self, slot: int) -> int:
-        """Return the tokens that the text in `slot` has read."""
+        """Return how many tokens of the text in `slot` were read."""
         self._texts.require(slot)
         return int(self._texts.table[slot, kernels.LENGTH])
 
     def places_of_automaton(self, automaton: int) -> int:
-        """Return the places that an automaton has for tokens, at most `LARGEST_AUTOMATON`."""
+        """Return for how many tokens an automaton has room, at most `LARGEST_AUTOMATON`."""
         self._automata.require(automaton)
         blocks = int(self._automata.table[automaton, kernels.PREFIX_BLOCKS])
         return blocks * kernels.BLOCK_ENTRIES
 
     @property
     def places_of_largest(self) -> int:
-        """How many places for tokens the largest automaton has."""
+        """For how many tokens the largest automaton has room."""
         return int(self._automata.table[:, kernels.PREFIX_BLOCKS].max()) * kernels.BLOCK_ENTRIES
 
     def nbytes_of_texts(self, automaton: int, tokens: Int64Array) -> Int64Array:
         """Estimate the bytes that texts of `tokens`, int64[texts], would take in an automaton.
 
-        The estimate uses the present bytes per place of `automaton`. Lengths are rounded up to
-        whole blocks.
+        The estimate uses the bytes that `automaton` takes now per token of its room. Lengths are
+        rounded up to whole blocks.
         """
         places = max(self.places_of_automaton(automaton), 1)
         beside = max(self.nbytes_of_automaton(automaton) - places * kernels.ENTRY_BYTES, 0)
@@ -218,8 +220,8 @@ class AutomatonPool:
         """Read each text's new tokens.
 
         The result does not depend on how a text's tokens are divided among calls. A row that is
-        shorter than what was read, or differs from it in the last few tokens, is read again from
-        its start.
+        shorter than the text read so far, or differs from it in the last few tokens, is read again
+        from its start.
 
         Args:
             slots: int32[B], open slots; a negative one is skipped.
@@ -249,7 +251,7 @@ class AutomatonPool:
             self._grow(int(slots[row]), reason, int(lengths[row]))
 
     def place_rows(self, slots: Int32Array, out_places: Int64Array) -> None:
-        """Write the places of the texts in `slots`, int32[B], to int64[B, PLACE_WIDTH].
+        """Write each text's place in its automaton to `out_places`, int64[B, PLACE_WIDTH].
 
         A place is NOWHERE for a negative slot. It is valid until the pool is changed.
         """

@@ -1,8 +1,8 @@
 """The recorder of generated texts, which keeps them until their requests end.
 
 An engine passes growing rows step by step, and reports the end of a request only after the
-request's row belongs to another one. Copying four bytes per token is cheaper than asking the engine
-for the text again.
+request's row belongs to another request. Copying four bytes per token is cheaper than asking the
+engine for the text again.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ _NOTHING = np.zeros(0, np.int32)
 
 
 class TextRecorder:
-    """Texts of up to `slots` requests; with its prompt, each has at most `max_length` tokens."""
+    """Texts of up to `slots` requests, each of at most `max_length` tokens with its prompt."""
 
     def __init__(self, slots: int, max_length: int) -> None:
         warm_up(record_rows)
@@ -35,12 +35,12 @@ class TextRecorder:
         # [slots, 3]: position of the first token kept, number of tokens read, most tokens ever
         # held.
         self._spans = np.zeros((slots, 3), np.int32)
-        self._written = 0  # the sum of the last column
+        self._written = 0  # the sum of the last column of `_spans`
         self._free = list(range(slots - 1, -1, -1))
 
     @property
     def nbytes(self) -> int:
-        """Bytes that were ever written to; until then the system provides no memory for them."""
+        """Number of bytes written so far; the system provides no memory for bytes never written."""
         return self._written * self._texts.itemsize
 
     def open(self, prompt_tokens: int = 0) -> int:

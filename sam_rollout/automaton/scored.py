@@ -1,4 +1,4 @@
-"""Tables of the tokens that were drawn, or likeliest, at scored positions; see `Scored`."""
+"""Tables of the tokens drawn, or found likeliest, at positions that the model scored (`Scored`)."""
 
 from numba import types
 
@@ -22,7 +22,7 @@ def note_draws(tokens, positions, parents, drawn, widths, rows, table):
 
     Args:
         rows: int64[M], each text's row of the table; -1 for a request that has none.
-        table: int32[rows, n, DRAWN_WIDTH]; position p has entry p % n.
+        table: int32[rows, n, DRAWN_WIDTH]; entry p % n holds position p.
     """
     first, length = 0, table.shape[1]
     for m in range(widths.size):
@@ -32,7 +32,7 @@ def note_draws(tokens, positions, parents, drawn, widths, rows, table):
             if parents[i] == right - first and tokens[i] == drawn[right]:
                 right = i
         # A tree has several tokens for a position. The loop runs backwards, so that the entry of
-        # the first, likeliest one stays.
+        # the first of these tokens, the likeliest, stays.
         for i in range(stop - 1, first, -1):
             distance = positions[i] - positions[right]
             if rows[m] < 0 or drawn[i] < 0 or distance < 1:
@@ -47,7 +47,7 @@ def note_draws(tokens, positions, parents, drawn, widths, rows, table):
 
 @kernel(INT32, INT32, INT32, INT32_2D)
 def note_likeliest(tokens, likeliest, widths, followers):
-    """Note each scored token's likeliest follower in int32[vocab_size, 2] (see FOLLOWER, RUN)."""
+    """Note each scored token's likeliest next token in `followers`, int32[vocab_size, 2]."""
     size, first = followers.shape[0], 0
     for width in widths:
         last = min(first + width, tokens.size) - 1

@@ -26,16 +26,16 @@ class CostSizes:
     batches: tuple[int, ...] = (1, 8, 32, 128)
     contexts: tuple[int, ...] = (4_096, 32_768)
     steps: int = 100
-    slow_tokens: int = 1_100_000  # most tokens of a batch for slow sides (`SLOW`)
+    slow_tokens: int = 1_100_000  # most tokens of a batch for the sides in `SLOW`
 
     @property
     def longest(self) -> int:
-        """Number of tokens that each text needs."""
+        """Number of tokens that each text must have."""
         return max(self.contexts) + 4 * self.steps + 64
 
 
-# Most tokens of a batch for the plain automaton. The slow sides take many times the time and the
-# memory of the others.
+# Most tokens of a batch for the side FIRST, an automaton in plain Python. The sides in SLOW take
+# many times the time and the memory of the others.
 PLAIN_PYTHON_TOKENS = 131_072
 SLOW = (ARCTIC_4, FIRST)
 
@@ -43,8 +43,8 @@ SLOW = (ARCTIC_4, FIRST)
 def batch_of(texts: list[Trace], rows: int, length: int) -> Rows:
     """Return a batch of waiting requests whose texts have this length.
 
-    The texts are siblings of one prompt. Further rows repeat them with other token ids, as groups
-    that share no tokens with the first.
+    The texts are siblings of one prompt. If there are more rows than texts, the other rows repeat
+    the texts with other token ids, as groups that share no tokens with the first group.
     """
     vocabulary = 1 + max(int(text.tokens.max()) for text in texts)
     batch = Rows(rows, length, "request")  # their prompts are empty
@@ -71,7 +71,7 @@ def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
 
 
 def measure_calls(there: list[Side], texts: list[Trace], sizes: CostSizes) -> list[dict[str, Any]]:
-    """Measure the calls of every side at every size, with the sides in turns."""
+    """Measure the time per call of every side at every size; the sides take turns."""
     rows = []
     most = {name: sizes.slow_tokens for name in SLOW}
     most[FIRST] = min(PLAIN_PYTHON_TOKENS, sizes.slow_tokens)
@@ -85,7 +85,7 @@ def measure_calls(there: list[Side], texts: list[Trace], sizes: CostSizes) -> li
 def _calls_at(
     there: list[Side], texts: list[Trace], batch: int, context: int, steps: int
 ) -> list[dict[str, Any]]:
-    """Measure the calls of one size; each turn of a side has several calls.
+    """Measure the time per call at one size; a side makes several calls in each of its turns.
 
     At the first call of a turn, the CPU's caches hold the data of other sides, much as they hold
     other data after an engine's forward pass. The time of these cold calls depends on the other

@@ -25,7 +25,7 @@ KS = (3, 8)
 SIBLINGS = 16  # texts per group in the timed calls
 TIMED_SIDES = (sides.OWN, sides.OWN_SIBLINGS, sides.OWN_RUN, sides.DEFAULT, sides.FIRST,
                sides.NGRAM, sides.NGRAM_24, sides.ARCTIC_4)  # fmt: skip
-SHOWN = (("mean_acceptance_length", 3), ("drafted_per_step", 2))  # figures, and their digits
+SHOWN = (("mean_acceptance_length", 3), ("drafted_per_step", 2))  # figures, each with its decimals
 QUICK = CostSizes(steps=30, slow_tokens=65_536)
 
 
@@ -34,7 +34,7 @@ class Episode(NamedTuple):
 
     traces: list[Trace]
     step: int
-    measured: bool  # False: drafters only read the texts
+    measured: bool  # False if drafters only read the texts
 
 
 def measure(
@@ -103,7 +103,7 @@ def accept(side: Side, episodes: list[Episode], k: int) -> dict[str, Any]:
 
 
 def episodes_of(traces: list[Trace]) -> list[Episode]:
-    """Group texts into episodes, in order of their steps.
+    """Group texts that were sampled together into episodes, in order of their training steps.
 
     If a prompt repeats, only its last episode is measured. Its earlier episodes stand for earlier
     epochs, which help the sides that remember them. Turns of a conversation have different prompts,
@@ -145,8 +145,8 @@ def pivot(
         across: Keys whose values name a column.
 
     Returns:
-        For each line a mapping from columns to rows; and all columns. Lines and columns are tuples
-        of values, in order of appearance.
+        A mapping from each line to a mapping from columns to rows, and a list of all columns. Lines
+        and columns are tuples of values, in order of appearance.
     """
     lines: dict[tuple, dict[tuple, dict[str, Any]]] = {}
     columns: dict[tuple, None] = {}

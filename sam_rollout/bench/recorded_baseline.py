@@ -15,7 +15,7 @@ from sam_rollout.telemetry.traces import Trace
 
 SAME = 1.25  # steps are similar if their numbers of requests differ by less than this factor
 MIN_STEPS = 3  # least number of similar steps for an estimate
-MANY_TOKENS = 64  # least prompt tokens of a step that shows the cost of computing a token
+MANY_TOKENS = 64  # a token's cost is estimated from steps with at least this many prompt tokens
 DEFAULT_LIMIT = 256  # most requests of an engine if the configuration sets no limit
 
 
@@ -56,7 +56,7 @@ class StepTimes:
         self._prompt_s = 0.0 if rates.empty else float(rates.median())
 
     def __call__(self, requests: int, drafts: int = 0, prompts: int = 0) -> float:
-        """Return the seconds of a step with these decoding requests, draft and prompt tokens."""
+        """Return a step's seconds by its numbers of decoding requests, draft and prompt tokens."""
         wider, longer = self._decode(requests + drafts), self._decode(requests)
         return max(wider, longer + self._prompt_s * drafts) + self._prompt_s * prompts
 
@@ -91,7 +91,7 @@ class Baseline:
     rollouts: tuple[Rollout, ...]
     engines: int  # number of engines
     max_num_seqs: int  # most requests that one engine runs at once
-    tail_threshold: int  # most running requests of a step in the long tail
+    tail_threshold: int  # in the long tail at most this many requests run
 
     @property
     def longest(self) -> int:

@@ -24,11 +24,11 @@ class Replay:
     """Sums over all steps of all requests."""
 
     steps: int = 0
-    tokens: int = 0  # without the first token of each response, which cannot be drafted
+    tokens: int = 0  # except each response's first token, which cannot be drafted
     drafted: int = 0
     accepted: int = 0
-    engine_steps: int = 0  # steps of the batch
-    tail_steps: int = 0  # engine steps with at most `tail` requests, while none waits
+    engine_steps: int = 0  # steps of the whole batch
+    tail_steps: int = 0  # engine steps with at most `tail` requests, while no request waits
     tail: int = 8
 
     @property

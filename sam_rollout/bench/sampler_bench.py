@@ -1,9 +1,10 @@
-"""`sam-rollout bench sampler`: measures the time of verification, ours and other samplers'.
+"""`sam-rollout bench sampler`: measures the time of verification by our samplers and by others.
 
-Every request has k draft tokens, each of which is accepted with probability 0.7. There is no draft
-distribution (one-hot), and the temperature is above 0. Every call draws its random numbers.
-Samplers take turns, so that other work on the machine affects all of them. For comparison, the same
-turns measure the time to read all target probabilities once, and to copy one row per request.
+Every request has k draft tokens, each of which is accepted with probability 0.7. Drafts have no
+distribution (the sampler treats them as one-hot), and the temperature is above 0. Every call
+includes drawing its random numbers. Samplers take turns, so that other work on the machine affects
+all of them. For comparison, the same turns measure the time to read all target probabilities once,
+and to copy one row per request.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def run_vectorised(case: Case) -> torch.Tensor:
 
 
 def run_coupled(case: Case, *, inversion: bool = False) -> torch.Tensor:
-    """Run the coupled verification, with Gumbel noise from logits or by inversion."""
+    """Run the coupled verification, with Gumbel noise for the logits or with inversion."""
     layout = case.layout()
     bits = keyed_bits(*_row_keys(case, layout))
     tokens = draw_tokens(case.probabilities, bits) if inversion else draw_gumbel(case.logits, bits)
@@ -121,11 +122,11 @@ OURS: dict[str, Callable[[Case], torch.Tensor]] = {
 def measure_case(
     case: Case, others: Iterable[stock_samplers.Stock], setting: Setting
 ) -> list[dict[str, Any]]:
-    """Time reading, copying and all samplers in turns; slow samplers run fewer times.
+    """Measure reading, copying and all samplers in turns; slow samplers run fewer times.
 
     Returns:
-        A row of JSON values for each measured call. Its counts are None for samplers that are not
-        countable.
+        A row of JSON values for each measured call. Its counts of operations are None for samplers
+        that are not `countable`.
     """
     called: list[tuple[str, str, Callable[[], Any], bool]] = [
         (READ, "torch", case.probabilities.sum, True),

@@ -60,7 +60,7 @@ class Session:
 
 
 class _Requests(dict[str, RequestIdentity]):
-    """Request id -> identity of the running requests (`session.adapter.Requests`)."""
+    """The identities of the running requests, by request id; see `session.adapter.Requests`."""
 
     @property
     def live(self) -> Collection[str]:
@@ -84,7 +84,7 @@ class _ClockedGate(AutoGate):
         self._now_s = now_s
 
     def observe(self, step: EngineStep) -> None:
-        """Learn from a step at the simulated time."""
+        """Learn from an engine step, with the simulated time instead of the measured one."""
         super().observe(step._replace(now_ns=round(1e9 * self._now_s())))
 
 
@@ -123,7 +123,7 @@ class OwnSession(Session):
         self.took_s = 0.0  # CPU time of the last step in this thread
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
-        """Add the request with its group and sibling."""
+        """Add the request with its group and sibling number."""
         self.requests[request_id] = RequestIdentity(
             trace.group, trace.sibling, step, TRAIN_SPLIT, key=0
         )

@@ -19,7 +19,7 @@ from sam_rollout.bench.sessions import OwnSession, Session
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.telemetry.traces import Trace
 
-# vLLM's defaults (SpeculativeConfig, read in 0.28).
+# vLLM's defaults, in the class SpeculativeConfig of its release 0.28.
 NGRAM_DEFAULT = (5, 5)
 NGRAM_SHORT = (2, 4)  # the setting in the examples of vLLM's documentation
 ARCTIC_TREE_DEPTH, ARCTIC_CACHED_REQUESTS, ARCTIC_MIN_PROBABILITY = 24, 10_000, 0.1
@@ -153,7 +153,7 @@ def _vllm_config(k: int, max_rows: int, max_length: int, **speculative: Any) -> 
     )
 
 
-# Settings of the sources in addition to `own`.
+# Settings of the sources that a side uses in addition to the source `own`.
 _SIBLINGS = {"prompt": {"earlier_steps": False}}  # siblings of the same training step only
 _PROMPT: dict[str, dict[str, Any]] = {"prompt": {}}
 _RUN = {"run": {"when": "always"}}
@@ -161,7 +161,7 @@ OWN = "own"
 OWN_SIBLINGS = "own + siblings"
 OWN_RUN = "own + run"
 ALL_SOURCES = "own + siblings + history"
-DEFAULT = "own + siblings + run + history"  # sam=on, if several steps fit into memory
+DEFAULT = "own + siblings + run + history"  # sam=on, if texts of several steps fit into memory
 FIRST = "first occurrence"
 NGRAM, NGRAM_24 = "vllm ngram", "vllm ngram [2,4]"
 ARCTIC, ARCTIC_4 = "arctic", "arctic, factor 4"

@@ -23,8 +23,8 @@ EXCHANGE_S = 0.05  # time between two exchanges of texts among engines, as in a 
 class Outcome:
     """The result of a simulated rollout, or an engine's part of it."""
 
-    rollout_s: float = 0.0  # all rounds; a round ends when its slowest engine has finished
-    tail_s: float = 0.0  # the long tail of each round's slowest engine
+    rollout_s: float = 0.0  # time of all rounds; a round ends with its slowest engine
+    tail_s: float = 0.0  # time of the long tail of each round's slowest engine
     steps: int = 0  # engine steps
     verified_rows: int = 0  # number of verified drafts, over all steps
     accepted: int = 0  # accepted draft tokens
@@ -52,7 +52,7 @@ class Engine:
             self.session = OwnSession(config, run.max_num_seqs, longest, lambda: self.clock_s)
 
     def step(self) -> None:
-        """Run a step; without drafts and new requests, run all steps until a response ends."""
+        """Run a step; with neither drafts nor new requests, run steps until a response ends."""
         rows, decoding, steps = self.rows, len(self.rows), 1
         joined = rows.join(0)
         prompts = sum(len(trace.prompt) for _, trace in joined)

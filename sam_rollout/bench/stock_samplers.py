@@ -1,11 +1,12 @@
 """The samplers to compare with ours: vLLM-Ascend's in PyTorch, and vLLM's kernels for the CPU.
 
-Installed samplers are used. If vLLM-Ascend is not installed, this module has a copy of the
+Installed samplers are used. For machines without vLLM-Ascend, this module has a copy of the
 algorithm of its release 0.23 (``vllm_ascend/sample/rejection_sampler.py``) for drafts without a
 distribution (one-hot) at temperature > 0. The copy runs the same operations in the same order, so
-it takes the same time, kernels and synchronisations. It works on ``[num_drafts, vocabulary]`` for
-the whole batch. At every draft position it draws a recovered token as the argmax of p / q with
-exponential q. The bonus token is an input, so its cost is not counted.
+it takes the same time, kernels and synchronisations. Its tensors have the shape ``[num_drafts,
+vocabulary]``, for the whole batch at once. At every draft position it draws a recovered token,
+which replaces the draft token if that is rejected, as the argmax of p / q with exponential q. The
+bonus token is an input, so its cost is not counted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Stock:
 
     name: str
     source: str
-    sample: Callable[[StockInput], torch.Tensor]  # -> int32 [batch, max_drafts + 1]
+    sample: Callable[[StockInput], torch.Tensor]  # returns int32 [batch, max_drafts + 1]
     countable: bool = True  # False if PyTorch's dispatcher does not see all operations
 
 

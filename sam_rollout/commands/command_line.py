@@ -40,6 +40,6 @@ def wide_console() -> "Console":
 
 
 def write_json(path: Path | None, content: object, indent: int = 1) -> None:
-    """Write JSON to `path`, if there is one."""
+    """Write `content` as JSON to `path`, unless `path` is None."""
     if path is not None:
         path.write_text(dumps(content, indent=indent) + "\n", "utf-8")

@@ -52,7 +52,7 @@ def check_operators(
             tensor_parallel_size=tensor_parallel_size,
         )
         result = program.run(check)
-    except Exception as error:  # status 1 would mean that the limit was exceeded
+    except Exception as error:  # exit status 1 would mean that the limit was exceeded
         if not isinstance(error, ExperimentError | ValueError | OSError):
             traceback.print_exc()
         typer.echo(f"sam-rollout: {error}", err=True)

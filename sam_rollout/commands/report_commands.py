@@ -63,7 +63,7 @@ def compare(
             from sam_rollout.report.page import write_page
 
             write_page(comparison, html)
-        print_comparison(comparison, wide_console())  # last, as a pipe's reader may close it
+        print_comparison(comparison, wide_console())  # last: a reader may close the pipe
 
 
 def dashboard(

@@ -57,7 +57,7 @@ def prepare(folder: Path) -> None:
 
     try:
         verl = importlib.util.find_spec("verl")
-    except (ImportError, ValueError):  # the installation was removed in part
+    except (ImportError, ValueError):  # verl was only partly removed
         verl = None
     if verl is None or not verl.submodule_search_locations:
         raise ExperimentError(
@@ -65,7 +65,8 @@ def prepare(folder: Path) -> None:
         )
     config = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
     os.environ["VERL_CONFIG_DIR"] = str(config)
-    # `recipe` completes paths below the recipe's folder, `here` below the working directory.
+    # The resolver `recipe` completes paths below the recipe's folder, and the resolver `here`
+    # completes paths below the working directory.
     OmegaConf.register_new_resolver("recipe", lambda path: str(folder / path), replace=True)
     OmegaConf.register_new_resolver("here", lambda path: str(Path(path).absolute()), replace=True)
 

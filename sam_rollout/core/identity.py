@@ -61,7 +61,7 @@ class RequestIdentity:
 
     @classmethod
     def from_extra_args(cls, extra_args: Mapping[str, Any] | None) -> RequestIdentity | None:
-        """Return the identity of a request; None without one (plain use of vLLM)."""
+        """Return the identity of a request; None if it has none, as in plain use of vLLM."""
         fields = (extra_args or {}).get(EXTRA_ARGS_KEY)
         return None if fields is None else cls(**fields)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _NOT_FINITE = {repr(number): number for number in (math.inf, -math.inf, math.nan)}
-# Programs that use protocol buffers write the capitalised names.
+# Programs that use protocol buffers write these capitalised names.
 _READ = _NOT_FINITE | {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 # More tokens of a copied text are not useful, and each makes a verify step larger.
 MAX_DRAFT_TOKENS = 32
-MOST_STEP_TOKENS = 4096  # Draft tokens in all trees of a step; fewer keep a device busy.
-UNKNOWN_VOCABULARY = (1 << 31) - 1  # Admits every int32 token id but the largest.
+MOST_STEP_TOKENS = 4096  # Most draft tokens of one step's trees; fewer already fill a device.
+UNKNOWN_VOCABULARY = (1 << 31) - 1  # Unknown size: allows all int32 token ids but the largest.
 
 
 class Limits(NamedTuple):

@@ -33,7 +33,7 @@ class ConfigError(ValueError):
         return f"{self.field} = {self.value!r}: {self.allowed}"
 
 
-# Names that are no rollout samplers (any more) -> the reason.
+# Names that are not, or no longer, names of rollout samplers, each with the reason.
 NEVER_FOR_ROLLOUTS = {
     "coupled_gumbel": "it is rollout_sampler=coupled now",
     "arbitrage": "keeps steps of a draft model and so changes what is sampled; it is for "
@@ -95,7 +95,7 @@ class Section:
 
         Args:
             mapping: a dict, such as OmegaConf.to_container returns for a config group.
-            path: the section's name in errors, by default that of its Hydra group.
+            path: the section's name in errors, by default the name of its Hydra group.
 
         Raises:
             ConfigError: an unknown key, a wrong type (a bool is no int, "3" is no int) or a value

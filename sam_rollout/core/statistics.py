@@ -2,16 +2,16 @@
 
 A step has the same prompts in all runs with the same seed. A bootstrap draw therefore takes runs of
 each side with replacement, and then steps with replacement, the same steps for all runs. This is a
-bootstrap of two crossed factors (Owen, The pigeonhole bootstrap, 2007). If run n of both sides has
-the same seed, which no other run has, runs are drawn as pairs, and the seed's effect cancels.
+bootstrap of two crossed factors (Owen, The pigeonhole bootstrap, 2007). If run n of BASE and run n
+of SAM share a seed that no other run has, they are drawn as a pair, and the seed's effect cancels.
 
 The bootstrap's interval is too narrow for two or three runs. If both sides have several runs, the
 interval therefore also includes the t-interval of the runs' totals (Welch's, or for pairs Student's
 of their differences). If a side has a single run, the interval covers only the noise within runs.
 
 Two ratios of sums within one run are compared over independent units, such as prompts, with the
-jackknife's variance of their logarithm. Engines import this module. scipy.stats takes a second to
-import, so it is imported where it is used.
+jackknife's variance of the ratios' logarithms. Engines import this module. scipy.stats takes a
+second to import, so it is imported where it is used.
 """
 
 import math
@@ -113,7 +113,7 @@ def difference(values: Sides) -> Estimate:
 
 
 def _log_ratios(time_s: Sides, tokens: Sides | None) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the logarithm of every run's time, or time per token; None if a run has a zero."""
+    """Return the logarithm of every run's time, or time per token; None if a time or count is 0."""
     times = time_s.totals()
     made = tokens.totals() if tokens else (np.ones(len(times[0])), np.ones(len(times[1])))
     if min(side.min() for side in (*times, *made)) <= 0:
@@ -150,12 +150,13 @@ def t_width(*parts: tuple[float, float]) -> float:
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * math.sqrt(variance))
 
 
-# How often each is drawn: [draws, runs of BASE], [draws, runs of SAM], [draws, steps].
+# How often each run and each step is drawn: [draws, runs of BASE], [draws, runs of SAM], [draws,
+# steps].
 _Weights = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _weights(values: Sides) -> Iterator[_Weights]:
-    """Yield how often runs and steps are drawn, in blocks of `_AT_ONCE` draws; always the same."""
+    """Yield how often runs and steps are drawn, by `_AT_ONCE` draws; every call yields the same."""
     base_runs, sam_runs, steps = values.shape
     for block in range(RESAMPLES // _AT_ONCE):
         of_base = _drawn(base_runs, SEED, block)
@@ -240,9 +241,10 @@ def ratio_gain(treated: Sums, control: Sums) -> Estimate | None:
     """Compare two ratios of sums over independent units.
 
     The interval is Welch's t-interval of the difference of the logarithms. A logarithm's variance
-    is the jackknife's over units, and its degrees of freedom count units by their weight. Where a
-    few long units decide a ratio, the plain linearised variance covers the truth in 86 to 90 % of
-    cases instead of 95 % (`tests/unit/test_statistics.py` has the simulation).
+    is the jackknife's over units, and its degrees of freedom are the effective number of units, by
+    their denominators, minus 1. Where a few long units decide a ratio, an interval from the plain
+    linearised variance covers the true ratio in 86 to 90 % of cases instead of 95 %
+    (`tests/unit/test_statistics.py` has the simulation).
 
     Returns:
         (ratio of the treated) / (ratio of the control) - 1; None if a side has fewer than two
