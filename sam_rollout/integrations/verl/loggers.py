@@ -45,9 +45,9 @@ PACKAGES = {
     "wandb": "wandb",
 }
 INSTALLS = {"rl_insight": "rl-insight", "volcengine_ml_platform": "volcengine-ml-platform"}
-STEP_AXIS = "training/global_step"  # verl logs it in every training step, not in validations.
+STEP_AXIS = "training/global_step"  # verl's metric of every training step, not of validations.
 MAX_TAG = 64  # Characters, wandb's limit.
-# The table of runs shows the mean of these metrics, and the last value of all others.
+# wandb's table of runs shows the mean of these metrics, and the last value of all others.
 MEAN_IN_SUMMARY = (
     "sam/engine/rollout_s",
     "sam/engine/tokens_per_s",
@@ -89,7 +89,7 @@ def check_loggers(backends: Any) -> Iterator[Fact]:
 def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[str, Any]:
     """Return the arguments of ``wandb.init``: verl's own, and tags and groups for comparisons.
 
-    The shell's ``WANDB_TAGS``, ``WANDB_RUN_GROUP`` and ``WANDB_JOB_TYPE`` keep their effect.
+    The shell's ``WANDB_TAGS``, ``WANDB_RUN_GROUP`` and ``WANDB_JOB_TYPE`` still have their effect.
     """
     side = info.label.partition("=")[2]
     experiment, folder = config.trainer.experiment_name, Path(config.run_dir).name
@@ -145,7 +145,7 @@ def start_wandb(config: DictConfig, run: RunConfig, info: RunInfo) -> None:
 
 
 def define_metrics(run: Any) -> None:
-    """Make the training step the axis of all metrics; summarise some metrics by their mean."""
+    """Make the training step wandb's axis of all metrics; summarise some metrics by their mean."""
     run.define_metric(STEP_AXIS)
     run.define_metric("*", step_metric=STEP_AXIS)
     for name in MEAN_IN_SUMMARY:
@@ -153,7 +153,7 @@ def define_metrics(run: Any) -> None:
 
 
 class OnceWarning:
-    """Runs calls; logs only their first error, in a warning that begins with `what`."""
+    """Runs functions; logs only the first error, in a warning that begins with `what`."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -221,7 +221,7 @@ def tensorboard_layout() -> dict[str, dict[str, list]]:
 
 
 class CurveLogger:
-    """Draws each rollout's running requests for wandb and TensorBoard; sets the latter's layout."""
+    """Draws a rollout's running requests for wandb and TensorBoard; sets TensorBoard's layout."""
 
     def __init__(self, loggers: Mapping[str, Any], tail_threshold: int) -> None:
         self._loggers = loggers
@@ -241,7 +241,7 @@ class CurveLogger:
             self._guard(warm_up)
 
     def log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
-        """Draw and log a training step's engine steps; an error causes a warning only."""
+        """Draw and log the running requests of a training step; an error only causes a warning."""
         if engine_steps and self._takes_pictures:
             self._guard(lambda: self._log(engine_steps, title, step))
 

@@ -1,8 +1,8 @@
-"""The part of a policy that one of verl's training processes holds with FSDP2.
+"""The part of an FSDP2 policy that one of verl's training processes holds.
 
-`policy_part_megatron.py` is the counterpart for Megatron. Both find the modules whose outputs are
-hidden states, and the token to which each state belongs. `state_capture.py` puts the states of a
-text together.
+`policy_part_megatron.py` does the same for Megatron. Both files determine the modules whose outputs
+are hidden states, and the token to which each state belongs. `state_capture.py` puts the states of
+a text together.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class PolicyPart(Protocol):
 
 
 class FsdpPart:
-    """A process's part with FSDP2: all layers, for whole texts or (Ulysses) for parts of texts."""
+    """A process's part with FSDP2: all layers, for whole texts or (with Ulysses) parts of texts."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -138,7 +138,7 @@ def this_device() -> torch.device:
 
 
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
-    """Allocate memory for gathering: every matrix, and a copy of one matrix in another dtype.
+    """Allocate the memory for gathering: every matrix, and a copy of one in another dtype.
 
     Processes try this before they start to gather. So if one process lacks the memory, no other
     process waits for it while gathering.

@@ -1,7 +1,7 @@
 """verl's vLLM server, which also checks the drafter, records steps and shares texts.
 
 The baseline uses this server, too, so runs with and without drafts are measured in the same way.
-The two kinds of runs differ in the engine's ``speculative_config``.
+Runs with drafts differ from the baseline in the engine's ``speculative_config``.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class SamHttpServer(vLLMHttpServer):
             os.environ["OMP_NUM_THREADS"] = threads
         answer_or_die()  # in case entry points are not installed
         with tempfile.NamedTemporaryFile(prefix="sam-engine-", suffix=".txt") as file:
-            os.environ[CAUSE_ENV] = file.name  # deleted here; a dying engine creates it again
+            os.environ[CAUSE_ENV] = file.name  # the file is gone, but a dying engine creates it
         try:
             await super().launch_server(*args, **kwargs)
         except Exception as error:
@@ -147,7 +147,7 @@ class SamHttpServer(vLLMHttpServer):
         self._under_way: dict[object, RequestIdentity | None] = {}  # running requests
         self._admitted_s: dict[str, float] = {}  # when each request was admitted
         self._landing: set[str] = set()  # admitted requests that the engine has not received yet
-        self._interrupted: list[RequestIdentity | None] = []  # requests interrupted since a drain
+        self._interrupted: list[RequestIdentity | None] = []  # interrupted since the last drain
         self._recorders = EngineRecorders(len(bound))
         self._proof = DraftProof(self.engine, settings.sampler, self._recorders)
         if needs_probe(settings.sam):
@@ -319,7 +319,7 @@ class SamHttpServer(vLLMHttpServer):
     async def drain_records(
         self, step: int, split: str, keep: bool = False
     ) -> list[ReplicaRecords]:
-        """Return each engine's records since the last call; `check_drafts` needs `keep` here."""
+        """Return each engine's new records; with `keep`, `check_drafts` can repeat the requests."""
         asked_s = time.monotonic()
         going_on = [*self._interrupted, *self._under_way.values()]
         self._interrupted = []

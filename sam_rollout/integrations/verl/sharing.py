@@ -43,13 +43,14 @@ from sam_rollout.sources.support.text_store import name_of
 
 logger = logging.getLogger(__name__)
 
-# Least time between two turns. Early texts help more, because more tokens of the engine's own
-# requests are still to come. But every turn costs the engines time.
+# Least time between two turns. Texts that arrive early help more, because more tokens of the
+# engine's own requests are still to come. But every turn costs the engines time.
 INTERVAL_S = 0.05
 # Turns come less often with many servers, which all send to each other, and with many pieces.
 MESSAGES_PER_S = 64
 PIECES_PER_S = 1000
-# Limits for the pieces waiting for one server or engine, and for a message (thousands of pieces).
+# Limits for the pieces waiting for one server or engine, and for a message; each limit allows
+# thousands of pieces.
 MOST_WAITING_BYTES = 16 << 20
 MESSAGE_BYTES = 2 << 20
 
@@ -198,7 +199,7 @@ class TextSharing:
                 peer.sending = asyncio.create_task(self._send(peer, runs))
 
     async def _ask_engines(self) -> int:
-        """Send engines the arrived pieces, queue their new pieces; return the number of pieces."""
+        """Send arrived pieces to the engines, queue new ones for servers; return how many moved."""
         is_wanted = self._running and (
             len(self._arrived) > 1
             or any(not peer.runs.isdisjoint(self._running) for peer in self._peers.values())
@@ -304,5 +305,5 @@ def has_died(error: Exception) -> bool:
 
 
 def _group_of(piece: Sequence) -> GroupKey:
-    """Return the group of a piece, which some channels turn into a list of its fields."""
+    """Return the group of a piece; some channels turn pieces from tuples into lists."""
     return tuple(piece[:3])

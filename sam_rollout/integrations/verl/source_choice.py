@@ -141,7 +141,7 @@ def _texts(prompts: pa.Array) -> pa.Array:
         return prompts
     if not pa.types.is_struct(prompts.type.value_type):
         return prompts
-    # Some writers use wider types; `binary_join` accepts only these two.
+    # Some Parquet writers use wider types than these two, but `binary_join` accepts no others.
     contents = prompts.values.field("content").cast(pa.string())
     offsets = prompts.offsets.cast(pa.int32())
     return pc.binary_join(pa.ListArray.from_arrays(offsets, contents), "\0")

@@ -105,7 +105,7 @@ class StateCapture:
         def keep(_module: Any, _inputs: Any, output: Any) -> None:
             if self._open:
                 states = output[0] if isinstance(output, tuple) else output
-                self._outputs.setdefault(index, states)  # MTP layers run the embeddings again
+                self._outputs.setdefault(index, states)  # MTP layers run this module a second time
 
         return keep
 

@@ -37,7 +37,7 @@ class StepRecords:
         sentinel = run.telemetry.sentinel
         self._sentinel = Sentinel(sentinel) if run.sam.enabled and sentinel.enabled else None
         self._reports: list[ReplicaRecords] = []  # records of the current training step
-        self._since_s = self._drained_s = -math.inf  # start of `_reports` and of the next records
+        self._since_s = self._drained_s = -math.inf  # when `_reports` and the next records begin
 
     def collect(
         self, step: int, split: str, drain: Callable[[], Iterable[ReplicaRecords]]
