@@ -169,9 +169,9 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
         return
     rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
     tokens = rollout.max_num_batched_tokens
-    # vLLM (`_input_fits_in_drafter`, read in 0.28) proposes no drafts in a step if the scored text
-    # of one request, including its k drafts, ends less than k tokens before max_model_len. The last
-    # token of the longest text is never scored, because no token follows it.
+    # vLLM (by its function `_input_fits_in_drafter`) proposes no drafts in a step if the scored
+    # text of one request, including its k drafts, ends less than k tokens before max_model_len. The
+    # last token of the longest text is never scored, because no token follows it.
     needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
     long_enough = (
         f"must be at least {needed} = max_prompt {data.max_prompt_length} + max_response "

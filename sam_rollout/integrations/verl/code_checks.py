@@ -1,4 +1,4 @@
-"""Checks that the user's code which a configuration names can be loaded, such as the reward.
+"""Checks that the reward function, agent loops and other code of the user can be loaded.
 
 verl loads such code in its workers, after models and engines have started. These checks load the
 code earlier, in a separate interpreter, so that the code's imports do not affect this process.

@@ -1,4 +1,4 @@
-"""Checks in the user's own run whether drafts change a text.
+"""Checks, during a user's run, whether drafts have changed the sampled texts.
 
 The engines sample some responses of a training step again without drafts, before they release
 their weights. Random numbers are keyed by response and position, so both texts draw the same
@@ -51,8 +51,7 @@ def candidates(
     """Return the requests that can be sampled again and compared.
 
     Args:
-        shares: The finished requests of each engine, in the order of the rows of the engine's
-        records.
+        shares: The finished requests of each engine, in the order of the rows of its records.
         records: The records of each engine.
     """
     drafted = [n for one in records for n in one.requests["drafted_tokens"].to_pylist()]
@@ -78,9 +77,9 @@ class DraftProof:
     """Compares texts that a replica's engines sampled with and without drafts.
 
     Args:
-        engine: An ``AsyncLLM`` whose ``max_logprobs`` is -1 (no limit). sampler: The settings of
-        the engine's sampler. recorders: The recorders of the engine's steps. They drop the steps
-        that a comparison takes.
+        engine: An ``AsyncLLM`` whose ``max_logprobs`` is -1 (no limit).
+        sampler: The settings of the engine's sampler.
+        recorders: The recorders of the engine's steps. They drop the comparison's own steps.
 
     Attributes:
         candidates: The requests to choose from.

@@ -73,7 +73,7 @@ class Failure:
     kind: tuple[str, str]  # Type of the error, and "file:line" where it was raised.
     text: str  # Type and message of the first error.
     trace: str  # Traceback of the first error.
-    first_s: float  # Time of the first error, by its machine's clock.
+    first_s: float  # Time of the first error, by the clock of the machine where it occurred.
     fatal: bool
     count: int = 1
 

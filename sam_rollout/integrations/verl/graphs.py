@@ -37,8 +37,8 @@ def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:
     """Return the sizes to capture, in tokens; empty if the engine chooses them or captures none."""
     rollout = config.actor_rollout_ref.rollout
     given = [] if rollout.enforce_eager else list(rollout.cudagraph_capture_sizes or ())
-    # Piecewise graphs also serve steps where only a few requests have drafts, and such steps fit
-    # the given sizes. A drafting model drafts for all requests, so its steps need larger sizes.
+    # Piecewise graphs also serve steps in which few requests have drafts. Such steps fit the given
+    # sizes. Steps in which a drafting model drafts for all requests need larger sizes.
     if "FULL" not in graph_mode(config) and not sam.drafts_with_model:
         return given
     each = tokens_per_request(sam)

@@ -1,8 +1,8 @@
-"""Trains the draft head inside verl's training processes, between two of verl's own passes.
+"""Trains the draft head inside verl's training processes, before verl updates the policy.
 
-verl's pass that computes old log-probabilities yields the hidden states. The head learns on the
-same device after that pass and before the policy's update, so its targets are the distributions of
-the current policy. The weight sync at the end of the step sends the policy and then the head to the
+The hidden states come from verl's pass over old log-probabilities. The head learns on the same
+device after that pass and before the policy's update, so its targets are the distributions of the
+current policy. The weight sync at the end of the step sends the policy and then the head to the
 engines. The head is saved and resumed with the policy's checkpoints.
 """
 

@@ -45,7 +45,7 @@ PACKAGES = {
     "wandb": "wandb",
 }
 INSTALLS = {"rl_insight": "rl-insight", "volcengine_ml_platform": "volcengine-ml-platform"}
-STEP_AXIS = "training/global_step"  # verl's metric of every training step, not of validations.
+STEP_AXIS = "training/global_step"  # a metric that verl logs in training steps only
 MAX_TAG = 64  # Characters, wandb's limit.
 # wandb's table of runs shows the mean of these metrics, and the last value of all others.
 MEAN_IN_SUMMARY = (

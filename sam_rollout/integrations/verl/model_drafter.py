@@ -26,7 +26,7 @@ from sam_rollout.sizing.shape import ModelShape
 
 # Usual size of a public head's draft vocabulary (docs/draft_models.md), assumed if it is unknown.
 USUAL_VOCABULARY = 32_000
-# Keys in the config.json of models that read more than text.
+# Keys that a config.json has only if the model reads more than text.
 _OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "thinker_config")
 
 

@@ -72,7 +72,7 @@ class PolicyPart(Protocol):
         """
 
     def matrices(self, peers: Peers) -> Policy:
-        """Gather the policy's matrices here, as float32; either all `peers` succeed or all fail."""
+        """Gather the embedding and output matrix here as float32; all `peers` succeed or none."""
 
 
 class FsdpPart:
@@ -140,8 +140,8 @@ def this_device() -> torch.device:
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
     """Allocate the memory for gathering: every matrix, and a copy of one in another dtype.
 
-    Processes try this before they start to gather. So if one process lacks the memory, no other
-    process waits for it while gathering.
+    All processes call this before gathering begins. If one of them lacks the memory, none begins to
+    gather; otherwise the others would wait for that process.
     """
     count = 2 if tied else 3
     return [torch.empty(shape, dtype=torch.float32, device=this_device()) for _ in range(count)]

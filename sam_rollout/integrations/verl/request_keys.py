@@ -37,8 +37,8 @@ class _Chain:
 class RequestKeys:
     """The names of one response's requests; the first request's name is empty.
 
-    The caller calls `begin` for each request, then `end` with the request's tokens, or `abandon` if
-    the request fails.
+    For each request, `begin` is called first. Then `end` gets the request's tokens, or `abandon` is
+    called if the request fails.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
 
 ``trainer.resume_mode=auto`` loads any checkpoint in ``trainer.default_local_dir``. For example, the
 second run of a comparison, started by mistake with the first run's ``run_dir``, would continue the
-first run's training. Changes that do not make it another run, such as another learning rate, only
-cause a note.
+first run's training. Changes after which it is still the same run, such as another learning rate,
+only cause a note.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _writer(folder: RunFolder, written_at: float) -> RunInfo:
 
 
 def _settings(config: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
-    """Return settings by path; <run_dir> stands for the run's folder, which may have moved."""
+    """Return settings by name; in paths, <run_dir> replaces the run's folder, which may move."""
     return {
         path: f"<run_dir>{value.removeprefix(run_dir)}"
         if isinstance(value, str) and value.startswith(f"{run_dir}/")

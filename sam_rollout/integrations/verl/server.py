@@ -103,7 +103,7 @@ class SamHttpServer(vLLMHttpServer):
         # of threads.
         if threads := os.environ.get(ENGINE_THREADS_ENV):
             os.environ["OMP_NUM_THREADS"] = threads
-        answer_or_die()  # in case entry points are not installed
+        answer_or_die()  # needed if our entry points are not installed
         with tempfile.NamedTemporaryFile(prefix="sam-engine-", suffix=".txt") as file:
             os.environ[CAUSE_ENV] = file.name  # the file is gone, but a dying engine creates it
         try:
@@ -133,7 +133,7 @@ class SamHttpServer(vLLMHttpServer):
 
     async def run_server(self, args: argparse.Namespace) -> None:
         """Start the engine, check its drafter and sampler, and attach the step recorder."""
-        keep_rules_with_drafts()  # in case entry points are not installed
+        keep_rules_with_drafts()  # needed if our entry points are not installed
         await super().run_server(args)
         self._settings = settings = settings_of(self.engine.vllm_config)
         bound = await ask_engines(self.engine, "sam_bind")
@@ -239,7 +239,7 @@ class SamHttpServer(vLLMHttpServer):
         return output
 
     async def _park_until_admitted(self, request_id: str) -> TokenOutput | None:
-        """Wait as verl does while generation is interrupted; then begin the request's time."""
+        """Wait as verl does while generation is interrupted; then the request's time begins."""
         rejected = await super()._park_until_admitted(request_id)
         self._admitted_s[request_id] = time.time()
         if rejected is None:

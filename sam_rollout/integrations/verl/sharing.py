@@ -5,9 +5,9 @@ Many times per second each server asks its engines for newly sampled pieces of t
 sends these pieces to the servers that run siblings; every server announces which prompts it runs.
 Servers call each other directly as Ray actors, which needs no further process, port or file. If
 there is only one engine, nothing is shared. Sharing works nearly as well as running all siblings on
-one replica. With four replicas of the tiny model, 16 responses per prompt and k = 8, the slowest
-replica took 307 engine steps with sharing. It took 299 steps if all siblings ran on one replica,
-and 368 if they ran on different replicas without sharing.
+one replica. With four replicas of the tiny model, 16 responses per prompt and up to 8 draft tokens,
+the slowest replica took 307 engine steps with sharing. It took 299 steps if all siblings ran on one
+replica, and 368 if they ran on different replicas without sharing.
 
 A folder keeps ended responses for later steps. If replicas have different folders, each ended
 response is sent whole to one replica of every other folder: the replica with the lowest number
@@ -16,7 +16,7 @@ all replicas have the same folder, no response is sent.
 
 No request waits for sharing. A separate task sends each message. While a message is on its way to a
 server, more pieces for this server are collected up to a limit. Pieces are lost if a server dies, a
-message is malformed or an engine cannot be asked. Lost pieces are counted. They only reduce
+message is malformed or the exchange with an engine fails. Lost pieces are counted. They only reduce
 acceptance: the piece after a gap begins a new text.
 """
 
@@ -84,7 +84,8 @@ class TextSharing:
         servers: Replica -> actor handle with a method ``hear_texts``; this replica's handle is
             ignored.
         engines: Number of engines of this server.
-        exchange: A function that sends every engine its pieces and returns its new pieces.
+        exchange: A function that sends every engine its pieces, and returns the new pieces of every
+            engine.
         folder: Name of the folder that keeps ended responses; empty if there is no folder.
 
     Attributes:

@@ -1,9 +1,10 @@
-"""Captures windows of responses, with their hidden states, in verl's pass over log-probabilities.
+"""Captures hidden states of parts of responses during verl's pass over log-probabilities.
 
 That pass (`compute_log_prob`) reads every response of a training step. A window is a sequence of
 consecutive tokens of one prompt and its response. During the pass, hooks keep the outputs of the
-layers that a head reads, if the micro-batch has a window. After the pass, processes that share
-texts sum their parts of each window's states. These processes take turns in keeping the windows.
+layers from which a head reads, if the micro-batch has a window. After the pass, processes that
+share texts sum their parts of each window's states. These processes take turns in keeping the
+windows.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class StateCapture:
         return keep
 
     def _step(self, chunk: int, micro_batch: Any, run: Callable[[], Any]) -> Any:
-        """Run a micro-batch through a chunk; all chunks see the micro-batches in the same order."""
+        """Run a micro-batch through a chunk of layers; its number is the same in all chunks."""
         number = self._steps[chunk] = self._steps.get(chunk, -1) + 1
         if number == len(self._windows):
             self._windows.append([])

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 SERVER_PREFIX = f"{ROLLOUT_NAME}_server_"
 POLL_S = 1.0
 ANSWER_WITHIN_S = 0.5
-PLAIN_LINE_EVERY_S = 10.0  # if the output is a file, where no line can be redrawn
+PLAIN_LINE_EVERY_S = 10.0  # for output to a file, where no line can be redrawn
 STOP_WITHIN_S = 5.0
 
 

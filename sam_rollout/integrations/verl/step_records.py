@@ -119,7 +119,7 @@ class StepRecords:
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Write a step's metrics into the run folder."""
-        # Some of verl's entries are tables or texts for its own loggers.
+        # Some of verl's metrics are tables or texts for its own loggers.
         numbers: dict[str, Any] = {k: v for k, v in metrics.items() if isinstance(v, Real)}
         try:
             self._folder.append_train_step(step, numbers)
