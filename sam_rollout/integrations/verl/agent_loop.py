@@ -54,7 +54,7 @@ class _Response:
 
 # Column of a batch of prompts: the number of responses to earlier copies of the prompt.
 FIRST_SIBLING_COLUMN = "sam_first_sibling"
-# verl's column: the number of responses to each prompt, if this number differs between prompts.
+# verl's column, which only some batches have: the number of responses to each prompt.
 OWN_NUMBER_COLUMN = "__rollout_n__"
 
 _current_response: contextvars.ContextVar[_Response] = contextvars.ContextVar("sam_response")

@@ -152,7 +152,7 @@ def _is_off(value: ast.expr) -> bool:
 
 
 def check_other_code(config: DictConfig) -> Iterator[Fact]:
-    """Load the user's data set and sampler classes, and check that tools' files exist."""
+    """Load the user's classes of data sets and samplers, and check that the tools' files exist."""
     for where, name in _OTHER_CODE:
         if path := OmegaConf.select(config, where):
             wanted = OmegaConf.select(config, name) if name else None

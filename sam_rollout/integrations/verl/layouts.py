@@ -32,7 +32,7 @@ class RunLayout:
     """The model's sizes, the kind of device, and how training and rollout divide the devices."""
 
     shape: ModelShape
-    shape_source: str  # where the sizes were read from, for messages
+    shape_source: str  # source of the model's sizes, for messages
     hardware: HardwareConfig
     training: TrainingLayout
     rollout: RolloutLayout

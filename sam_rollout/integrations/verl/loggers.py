@@ -2,8 +2,8 @@
 
 verl's ``Tracking`` creates a wandb run with a project, a name and the configuration, and lets every
 error of wandb end the training. `start_wandb` creates the run first, with the same arguments and
-with the tags and groups that comparisons need. verl's own ``wandb.init`` then returns that run. A
-tracker that cannot be reached causes a warning and never ends a run.
+with the tags and groups that comparisons need. verl's own ``wandb.init`` then returns that run. If
+wandb cannot be reached, a warning is logged and the run goes on.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def is_missing(sam: SamConfig) -> bool:
 def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape) -> None:
     """Refuse a drafter that was trained for a policy with different sizes.
 
-    The check of draft sources reports a missing drafter.
+    A missing drafter is accepted here; the check of draft sources reports it.
     """
     if sam.drafts_with_model and not is_missing(sam):
         for policy in _policy_configs(config, shape):

@@ -126,7 +126,7 @@ def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
 
 
 def _lora_rules(config: DictConfig) -> Iterator[Rule]:
-    """Refuse LoRA unless its matrices are merged into the weights before they are sent.
+    """Refuse LoRA unless its matrices are merged into the weights that verl sends to engines.
 
     verl 0.9.1 first sends the base model's weights under LoRA's names for them (``base_layer``).
     vLLM 0.31 does not find tied weights under these names. For a model without tied weights, verl

@@ -123,7 +123,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         ended ones, because failures often occur before the first response ends.
         """
         if len(self._order) >= self._least_groups:
-            # With `refill`, groups of the previous step may end in this step.
+            # With `refill`, a failed group may have been submitted in the previous step.
             submitted = len(self._order.keys() | self._failed)
             groups = self._groups(partition_id, submitted, self._failed)
             self.failures.check(self._where, groups, self.max_failed_share)
@@ -218,7 +218,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
             for pair in pairs
         ]
         tokens = sum(count for _, count in counts)
-        newest = self._global_steps - 1  # a step updates the weights after it has sampled
+        newest = self._global_steps - 1  # the step's own update comes after its sampling
         return sum((newest - step) * count for step, count in counts) / tokens if tokens else None
 
     def _forget_order(self) -> None:

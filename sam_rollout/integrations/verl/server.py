@@ -146,7 +146,7 @@ class SamHttpServer(vLLMHttpServer):
         self.engine.add_request = self._landing_noted(self.engine.add_request)
         self._under_way: dict[object, RequestIdentity | None] = {}  # running requests
         self._admitted_s: dict[str, float] = {}  # when each request was admitted
-        self._landing: set[str] = set()  # admitted requests that the engine has not received yet
+        self._landing: set[str] = set()  # ids of admitted requests on their way to the engine
         self._interrupted: list[RequestIdentity | None] = []  # interrupted since the last drain
         self._recorders = EngineRecorders(len(bound))
         self._proof = DraftProof(self.engine, settings.sampler, self._recorders)
@@ -194,8 +194,8 @@ class SamHttpServer(vLLMHttpServer):
         extra_args = sampling_params.get("extra_args") or {}
         identity = RequestIdentity.from_extra_args(extra_args)
         resumed = identity.resumed(len(prompt_ids)) if identity else 0
-        # verl reads the last output only. vLLM's default sends all tokens of a request again with
-        # every new token, which keeps a core busy.
+        # verl reads only the last output of a request. By default, vLLM sends all tokens of a
+        # request again with every new token, which keeps a CPU core busy.
         sampling_params = {
             **continued(sampling_params, resumed),
             "output_kind": RequestOutputKind.FINAL_ONLY,
@@ -305,7 +305,7 @@ class SamHttpServer(vLLMHttpServer):
         """Give every engine its pieces; return the pieces that each engine newly sampled."""
         arguments = [(f"{self.replica_rank}.{engine}", one) for engine, one in enumerate(pieces)]
         answers = await ask_engines(self.engine, "sam_exchange_texts", arguments)
-        # Only one rank has a draft session and therefore texts.
+        # Only one of an engine's ranks has a draft session and therefore texts.
         return [[piece for worker in workers for piece in worker] for workers in answers]
 
     async def progress(self) -> EngineProgress:

@@ -30,8 +30,8 @@ from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 # step may have several rounds, and the texts of more than one step have to fit, or the source `run`
 # would hold little that the source `prompt` lacks.
 ROUND_SHARE = 4
-# Limit of the folder of responses if only a resumed run reads it: more than four times the bytes
-# that a resumed run reads, because the newest steps may be sampled again.
+# Most bytes in the folder of responses if only a resumed run reads it: more than four times the
+# bytes that a resumed run reads, because the newest steps may be sampled again.
 BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS
 
 
@@ -104,7 +104,7 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
 
 
 def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
-    """Return the reason why no response can help a later step; empty if a response can help."""
+    """Return the reason why no response can help in a later step; empty if a response can help."""
     if config.sam.texts.path:
         return ""  # The user named a folder, which may hold another run's texts.
     epochs = config.trainer.total_epochs

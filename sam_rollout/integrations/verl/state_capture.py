@@ -56,7 +56,7 @@ class StateCapture:
             generators.
 
     Attributes:
-        taken: Windows kept since `running` began.
+        taken: Windows that this process keeps, since `running` began.
         spent_s: Host time of the capture, without the time spent on waiting for passes to end.
         problem: The error that prevented the capture; None if there was none.
     """
@@ -71,7 +71,7 @@ class StateCapture:
         self._modules = part.modules(layers)
         self._shape = len(layers) + 1, part.hidden + 1  # shape of one token's states
         self._most = windows * part.share
-        self._kept = 0  # windows so far, in all processes that share texts
+        self._kept = 0  # number of windows so far in all processes that share texts
         self._forget()
 
     def _forget(self) -> None:

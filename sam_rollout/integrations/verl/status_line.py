@@ -1,9 +1,9 @@
 """A line at the bottom of the console that shows the running rollout's progress.
 
-The driver, the program that the user started, draws the line. Actors cannot redraw a line, because
-their output reaches the driver line by line and late. The driver finds the rollout's servers by
-their names and asks them for their progress. If any server fails to answer in time, the driver
-does not change the line.
+The driver, the program that the user started, draws the line. Ray's actors cannot redraw a line,
+because their output reaches the driver late and line by line. The driver finds the rollout's
+servers by their names and asks them for their progress. If any server fails to answer in time, the
+driver does not change the line.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class _RecordingTrainer(PPOTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            # verl compares this string in many places to find out whether the trainer is
-            # synchronous.
+            # verl compares this string with its own modes in many places, to find out whether the
+            # trainer is synchronous.
             config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
         super().__init__(config)
         self._run = read_run_config(config)
@@ -259,7 +259,7 @@ class _RecordingTrainer(PPOTrainer):
 
 @register_trainer(TRAINER_NAME)
 class SamTrainerSync(_RecordingTrainer, PPOTrainerSync):
-    """Our synchronous trainer: trains on responses that the step's own weights sampled."""
+    """Our synchronous trainer: trains on responses that were sampled with the current weights."""
 
 
 @register_trainer(ASYNC_TRAINER_NAME)
