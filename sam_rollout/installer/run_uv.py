@@ -31,7 +31,7 @@ def find_uv(folder: Path) -> str:
     if found:
         return found
     print(f"==> fetching uv into {folder}", file=sys.stderr)
-    # If this Python has no pip (uv makes environments without pip), another one on PATH fetches uv.
+    # An environment made by uv has no pip. Then the pip of another Python on PATH fetches uv.
     for python in (sys.executable, f"python{PYTHON_VERSION}", "python3"):
         pip = [python, "-m", "pip"]
         if not shutil.which(python) or subprocess.run([*pip, "-V"], capture_output=True).returncode:

@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 
 
 def check_data(config: DictConfig) -> Iterator[Fact | Note]:
-    """Check that training files have enough usable rows for a batch, and validation files one."""
+    """Check that training files have usable rows for a batch, and validation files one such row."""
     fits = _length_filter(config)
     for key, wanted in (("train", config.data.train_batch_size), ("val", 1)):
         field = f"data.{key}_files"

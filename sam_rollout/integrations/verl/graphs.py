@@ -56,7 +56,7 @@ def covered_requests(config: DictConfig, sam: SamConfig) -> int:
 
 
 def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Return up to how many requests a step gets padding drafts although the gate is closed.
+    """Return the largest number of requests that get padding drafts while the gate is closed.
 
     Padding completes the drafts of each request to k tokens. The proposer decides at run time, from
     the engine's captured graphs, whether to pad (in ``padding_by_rows``). This function applies the

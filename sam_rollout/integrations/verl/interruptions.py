@@ -7,7 +7,7 @@ response's tokens would ignore the tokens before the interruption:
 
 * `continued` therefore reduces ``min_tokens`` by the number of tokens sampled before the
   interruption.
-* The other rules (`BEGIN_ANEW`) are refused, when the run is checked and again with each request.
+* The other rules (listed in `BEGIN_ANEW`) are refused when a run is checked, and in each request.
   They include stop strings and bad words, which may begin before an interruption and end after it.
 """
 

@@ -177,7 +177,7 @@ class GuardedWandb:
         self._guard = OnceWarning("wandb takes no more metrics")
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
-        """Log metrics, with the training step's number if verl left it out (first validation)."""
+        """Log metrics; add the training step's number if it is missing (first validation)."""
         self._guard(lambda: self._wandb.log(data={STEP_AXIS: step, **data}, step=step))
 
     def alert(self, title: str, text: str) -> None:

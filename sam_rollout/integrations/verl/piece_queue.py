@@ -9,7 +9,7 @@ PIECE_BYTES = 400
 
 
 class PieceQueue:
-    """A queue of text pieces, which drops its oldest pieces if all take more than `most_bytes`.
+    """A queue of text pieces; if they take more than `most_bytes`, it drops the oldest pieces.
 
     Each call of `take` returns a message of at most `message_bytes`; a larger piece is a message by
     itself.

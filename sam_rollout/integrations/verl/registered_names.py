@@ -1,4 +1,4 @@
-"""The names under which verl finds our parts; this module does not import verl."""
+"""The names under which verl finds our classes; this module does not import verl."""
 
 ROLLOUT_NAME = "sam_vllm"
 TRAINER_NAME, ASYNC_TRAINER_NAME = "sam_sync", "sam_colocate_async"

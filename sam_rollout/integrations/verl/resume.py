@@ -150,7 +150,7 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
 
 
 def _writer(folder: RunFolder, written_at: float) -> RunInfo:
-    """Return the start of the run that wrote a file at `written_at` seconds since the epoch.
+    """Return the start after which a run wrote a file; `written_at` is in seconds since the epoch.
 
     The last start may have ended before its first checkpoint, so an earlier start may have written
     the file.

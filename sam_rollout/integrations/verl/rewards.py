@@ -15,7 +15,7 @@ from sam_rollout.integrations.verl.failures import FilterMetricError
 
 # Entry of the reward's extra info that is 1 for a right answer. The filter may use another metric.
 ACCURACY = "acc"
-ANSWER = "pred"  # Entry of the extra info, by which verl takes a majority vote.
+ANSWER = "pred"  # Entry of the extra info: the answer, on which verl takes majority votes.
 SCORE = "reward"  # verl's name of the score, which exists for every response.
 METRIC_FIELD = "algorithm.filter_groups.metric"
 

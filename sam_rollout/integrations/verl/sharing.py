@@ -81,8 +81,8 @@ class TextSharing:
 
     Args:
         replica: Number of this server's replica.
-        servers: Replica -> actor handle with a method ``hear_texts``; this replica's handle is
-            ignored.
+        servers: Actor handles of the replicas' servers, by the replicas' numbers. Each server has a
+            method ``hear_texts``. This replica's own handle is ignored.
         engines: Number of engines of this server.
         exchange: A function that sends every engine its pieces, and returns the new pieces of every
             engine.

@@ -26,11 +26,11 @@ from sam_rollout.sizing.drafting import RolloutRound
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
-# The source `run` is used only if the texts of one round take at most a quarter of its limit. A
-# step may have several rounds, and the texts of more than one step have to fit, or the source `run`
-# would hold little that the source `prompt` lacks.
+# The source `run` is used only if the texts of one round take at most a quarter of the source's
+# limit. A step may have several rounds, and the texts of more than one step have to fit, or the
+# source `run` would hold little that the source `prompt` lacks.
 ROUND_SHARE = 4
-# Most bytes in the folder of responses if only a resumed run reads it: more than four times the
+# Largest size of the folder of responses if only a resumed run reads it: more than four times the
 # bytes that a resumed run reads, because the newest steps may be sampled again.
 BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS
 

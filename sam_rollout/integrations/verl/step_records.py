@@ -72,7 +72,7 @@ class StepRecords:
         )
 
     def prove(self, step: int, compare: Callable[[], Sequence[Compared]]) -> dict[str, float]:
-        """Print the results of `compare` for a training step's texts; return their metrics."""
+        """Print the results of `compare` for a training step's texts; return them as metrics."""
 
         def measured() -> dict[str, float]:
             began_s = time.perf_counter()

@@ -145,8 +145,8 @@ class _RecordingTrainer(PPOTrainer):
         batch = super()._compute_old_log_prob(batch, metrics)
         if self._trains_head:
             with marked_timer("train_head", self.timing_raw):
-                # The first step has no previous step. It uses its own time until now, which is
-                # close to the whole step's time, because the rollout takes most of a step.
+                # The first step has no previous step, so its own time until now is used. That time
+                # is close to the whole step's time, because the rollout takes most of a step.
                 step_s = self._step_s or time.perf_counter() - self._step_began_s
                 seconds = self._run.sam.sources.model.train.budget * step_s
                 results = self.actor_rollout_wg.train_head(seconds)
