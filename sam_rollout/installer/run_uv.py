@@ -1,14 +1,14 @@
-"""Run uv with pip's settings, and fetch uv with pip if the machine has none.
+"""Run uv with pip's settings; fetch uv with pip first if the machine lacks it.
 
     python run_uv.py [--cache FOLDER] pip install ...
 
 pip fetches uv into FOLDER (by default a temporary one), so no environment is changed. uv does not
-read pip's variables, so this program translates them:
+read pip's environment variables, so this program translates them:
 
 * PIP_INDEX_URL becomes UV_DEFAULT_INDEX, and PIP_FIND_LINKS becomes UV_FIND_LINKS.
-* The wheels of PIP_FIND_LINKS include the CPU build of torch. Without that variable, and with
-  CPU_TORCH=1, uv takes this build from PyTorch's own index. The pinned version of torch ends in
-  +cpu, and the plain registry lacks this version, so no CUDA build can be installed.
+* The wheels of PIP_FIND_LINKS include the CPU build of torch. If PIP_FIND_LINKS is not set and
+  CPU_TORCH is, uv takes this build from PyTorch's own index. The pinned version of torch ends in
+  +cpu. Ordinary indexes lack this version, so uv cannot install a CUDA build by mistake.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def find_uv(folder: Path) -> str:
     if found:
         return found
     print(f"==> fetching uv into {folder}", file=sys.stderr)
-    # A virtual environment made by uv has no pip. Then the pip of a Python on PATH fetches uv.
+    # An environment made by uv has no pip. Then the pip of another Python on PATH fetches uv.
     for python in (sys.executable, f"python{PYTHON_VERSION}", "python3"):
         pip = [python, "-m", "pip"]
         if not shutil.which(python) or subprocess.run([*pip, "-V"], capture_output=True).returncode:

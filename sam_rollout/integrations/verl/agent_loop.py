@@ -1,9 +1,9 @@
 """Gives every generation request of verl an identity: step, split, prompt and sibling number.
 
-verl's agent-loop worker knows the step, the split and the session (sibling) number. The prompt's
-token ids exist only where the agent loop calls the LLM client. The worker therefore stores step,
-split and session number in a context variable of the response's task. A thin client adds the
-prompt, and sends the identity with each request.
+verl's agent-loop worker knows the step, the split and the sibling number (verl's session number).
+The prompt's token ids exist only where the agent loop calls the LLM client. The worker therefore
+stores step, split and sibling number in a context variable of the response's task. A thin client
+adds the prompt, and sends the identity with each request.
 
 A data set may hold a prompt several times (AIME's 30 problems are often stored 32 times, to sample
 32 responses to each). The agent-loop manager counts these copies. Without the count, all copies
@@ -54,7 +54,7 @@ class _Response:
 
 # Column of a batch of prompts: the number of responses to earlier copies of the prompt.
 FIRST_SIBLING_COLUMN = "sam_first_sibling"
-# verl's column: the number of responses to each prompt, if the prompts have different numbers.
+# verl's column, which only some batches have: the number of responses to each prompt.
 OWN_NUMBER_COLUMN = "__rollout_n__"
 
 _current_response: contextvars.ContextVar[_Response] = contextvars.ContextVar("sam_response")
@@ -177,7 +177,7 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
 
 class CopyCounter:
-    """Numbers responses over all copies of a prompt, from 0 in each training step of a split."""
+    """Numbers the responses to all copies of a prompt, starting at 0 in every step of a split."""
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
@@ -198,7 +198,7 @@ class CopyCounter:
 
 
 class SamAgentLoopManager(AgentLoopManagerTQ):
-    """verl's agent-loop manager, which also numbers responses over all copies of a prompt.
+    """verl's agent-loop manager, which also numbers the responses to all copies of a prompt.
 
     ``rollout.agent.agent_loop_manager_class`` names this class.
     """
@@ -209,7 +209,7 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         self._copies = CopyCounter()
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Number the responses over all copies of each prompt, then dispatch as verl does."""
+        """Number the responses to all copies of each prompt; dispatch the prompts as verl does."""
         # .get() would return a wrapper, which is always true.
         validate = bool(prompts["validate"]) if "validate" in prompts else False
         texts = list(prompts["raw_prompt"])

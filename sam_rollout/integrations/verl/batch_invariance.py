@@ -17,7 +17,7 @@ _BACKEND_KEYS = ("attention_backend", "attention_config.backend")
 
 
 def check_batch_invariance(config: DictConfig, run: RunConfig) -> None:
-    """Check `batch_invariant` against vLLM's variable, the device, attention backend and dtype."""
+    """Check `batch_invariant` against the environment, the device, attention backend and dtype."""
     field, wanted = f"{run.sampler.PATH}.batch_invariant", run.sampler.batch_invariant
     given = {**experiment_variables(config), **os.environ}.get(BATCH_INVARIANT_ENV)
     agrees = given is None or (given != "0") == wanted

@@ -91,7 +91,7 @@ def _check_source_files(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
 
 
 def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    """Check combinations of settings; yield a note for each that works but may surprise."""
+    """Check combinations of settings; yield a note for each one that works but may surprise."""
     yield from _check_engine_limits(config, run)
     sampling, train_batch = run.sampling, config.data.train_batch_size
     if sampling.kind == "none" and sampling.gen_batch_size != train_batch:
@@ -169,9 +169,9 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
         return
     rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
     tokens = rollout.max_num_batched_tokens
-    # vLLM (`_input_fits_in_drafter`, read in 0.28) proposes no drafts in a step if the scored text
-    # of one request, including its k drafts, ends less than k tokens before max_model_len. The
-    # longest text is scored without its last token, because this scoring samples that token.
+    # vLLM (by its function `_input_fits_in_drafter`) proposes no drafts in a step if the scored
+    # text of one request, including its k drafts, ends less than k tokens before max_model_len. The
+    # last token of the longest text is never scored, because no token follows it.
     needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
     long_enough = (
         f"must be at least {needed} = max_prompt {data.max_prompt_length} + max_response "
@@ -193,8 +193,8 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
         )
 
 
-# Checks run in this order, the cheap ones first. `SETTINGS` check the command and the machine where
-# the user types it; `FILES` check the files and the code that every node must have.
+# Checks run in this order, the cheap ones first. `SETTINGS` check the configuration and the machine
+# where the user starts the run. `FILES` check the files and the code that every node must have.
 SETTINGS = (
     RunCheck("settings", lambda config, run: map(Note, _notes(config, run))),
     RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),
@@ -212,7 +212,8 @@ FILES = (
     RunCheck("data", lambda config, _run: check_data(config)),
 )
 RUN_CHECKS = (*SETTINGS, *FILES)
-# A run skips this check, because it calls verl's checks after setting its environment variables.
+# A starting run leaves out this check: it calls verl's checks later, after setting its environment
+# variables.
 ALL_CHECKS = (*RUN_CHECKS, RunCheck("verl's own checks", check_with_verl))
 
 

@@ -1,4 +1,4 @@
-"""Checks that the user's code in a configuration can be loaded: reward, agent loops and others.
+"""Checks that the reward function, agent loops and other code of the user can be loaded.
 
 verl loads such code in its workers, after models and engines have started. These checks load the
 code earlier, in a separate interpreter, so that the code's imports do not affect this process.
@@ -40,12 +40,12 @@ _OTHER_FILES = (
 )
 _OWN_MANAGERS = {"dapo", "gdpo", "naive", "rate_limited", "remote"}  # verl 0.9.1 registers them
 _OWN_LOOPS = {"single_turn_agent", "tool_agent"}
-# verl's key of the reward's score, which every response has.
+# verl's name of the metric that every response has: the score of its reward.
 _CANONICAL_REWARD = "reward"
 
 # This program loads one object as verl does (verl.utils.import_utils.load_extern_object). It prints
-# one line of JSON: an error about the object's name (or ""), the names of the numbers that a reward
-# returns (its module lists them in `FIGURES`), and the module's file.
+# one line of JSON: an error about the object's name ("" if there is none), the names of the numbers
+# that a reward returns (its module lists them in `FIGURES`), and the module's file.
 _LOAD = """
 import importlib, importlib.util, json, os, sys
 where, name = json.loads(sys.argv[1])
@@ -116,7 +116,7 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
 def _check_interruptions(field: str, file: str) -> None:
     """Refuse an agent loop whose file sets a sampling parameter that an interruption would reset.
 
-    Compiled modules are not read here, but each of their requests is checked later.
+    The file of a compiled agent loop is not read here, but each request is checked later.
     """
     if not file.endswith(".py"):
         return
@@ -130,7 +130,7 @@ def _check_interruptions(field: str, file: str) -> None:
 
 
 def _settings(source: bytes) -> Iterator[tuple[Any, ast.expr]]:
-    """Yield name and value of each keyword, dictionary entry and assignment to a key."""
+    """Yield name and value of each keyword argument, dictionary entry and assignment to a key."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword):
             yield node.arg, node.value
@@ -152,7 +152,7 @@ def _is_off(value: ast.expr) -> bool:
 
 
 def check_other_code(config: DictConfig) -> Iterator[Fact]:
-    """Load the user's data set and sampler classes, and check that tools' files exist."""
+    """Load the user's classes of data sets and samplers, and check that the tools' files exist."""
     for where, name in _OTHER_CODE:
         if path := OmegaConf.select(config, where):
             wanted = OmegaConf.select(config, name) if name else None
@@ -167,7 +167,7 @@ def check_other_code(config: DictConfig) -> Iterator[Fact]:
 def _load(
     config: DictConfig, where: str, path: str | None, field: str, name: str | None
 ) -> dict[str, Any] | None:
-    """Load an object in a fresh interpreter; return `_LOAD`'s output, or None after `LIMIT_S` s.
+    """Load an object by the program `_LOAD`; return its output, or None if it takes too long.
 
     `path` is a file or module, the value of the setting `where`. `name` is an object in the module,
     the value of the setting `field`. If `name` is None, only the module is loaded.

@@ -1,4 +1,4 @@
-"""Checks that the data files hold what a run needs.
+"""Checks that the data files have the columns and the number of rows that a run needs.
 
 verl notices missing, empty or short files only after all processes have started. These checks read
 and filter rows as verl does, until enough rows for one training batch have passed the filters.
@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 
 
 def check_data(config: DictConfig) -> Iterator[Fact | Note]:
-    """Check that training files have usable rows for one batch, and validation files one row."""
+    """Check that training files have usable rows for a batch, and validation files one such row."""
     fits = _length_filter(config)
     for key, wanted in (("train", config.data.train_batch_size), ("val", 1)):
         field = f"data.{key}_files"
@@ -102,7 +102,7 @@ def _column_rules(config: DictConfig, field: str, given: Any, row: Row) -> Itera
     yield field, given, right, allowed
     judged = config.reward.reward_model.enable and not config.reward.custom_reward_function.path
     if judged or config.reward.reward_manager.source != "register":
-        return  # A reward model reads the response only; a user's manager reads unknown columns.
+        return  # A reward model reads only the response; a user's manager may read any column.
     answer = row.get("reward_model")
     needed = {
         "data_source": "data_source" in row,

@@ -1,4 +1,4 @@
-"""Checks in the user's own run whether drafts change a text.
+"""Checks, during a user's run, whether drafts have changed the sampled texts.
 
 The engines sample some responses of a training step again without drafts, before they release
 their weights. Random numbers are keyed by response and position, so both texts draw the same
@@ -27,8 +27,8 @@ from sam_rollout.telemetry.proof import Compared
 from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
 
 # With these sampling parameters the next token's distribution depends only on the text before it,
-# so vLLM can compute the distribution again from the text. With other parameters (penalties, least
-# lengths, grammars) it also depends on where the response began.
+# so vLLM can compute the distribution again from the text. With other parameters (penalties,
+# minimum lengths, grammars) this distribution also depends on where the response began.
 _PLAIN = {
     "temperature", "top_p", "top_k", "repetition_penalty", "seed", "extra_args", "logprobs",
     "output_kind", "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output",
@@ -51,7 +51,7 @@ def candidates(
     """Return the requests that can be sampled again and compared.
 
     Args:
-        shares: For each engine its finished requests, in the order of the rows of its records.
+        shares: The finished requests of each engine, in the order of the rows of its records.
         records: The records of each engine.
     """
     drafted = [n for one in records for n in one.requests["drafted_tokens"].to_pylist()]
@@ -63,7 +63,7 @@ def candidates(
         and one.identity is not None
         and one.sampling is not None
         and one.response_ids
-        and one.finish_reason == "completed"  # verl's word for every response that was not aborted
+        and one.finish_reason == "completed"  # in verl, every response that was not aborted
     ]
 
 
@@ -77,9 +77,9 @@ class DraftProof:
     """Compares texts that a replica's engines sampled with and without drafts.
 
     Args:
-        engine: An ``AsyncLLM`` whose ``max_logprobs`` is -1.
+        engine: An ``AsyncLLM`` whose ``max_logprobs`` is -1 (no limit).
         sampler: The settings of the engine's sampler.
-        recorders: The recorders of the engine's steps; they forget the steps of the comparison.
+        recorders: The recorders of the engine's steps. They drop the comparison's own steps.
 
     Attributes:
         candidates: The requests to choose from.
@@ -122,7 +122,7 @@ class DraftProof:
         await ask_engines(self._engine, "sam_pause", [(paused,)] * engine_count(self._engine))
 
     async def _ask(self, request: Candidate, text: list[int], **changes: Any) -> Any:
-        """Continue a text with a request's identity and parameters, some of them changed."""
+        """Sample a continuation of a text with a request's parameters, some of them changed."""
         sampling = SamplingParams(**{**request.sampling, **changes})
         prompt = TokensPrompt(prompt_token_ids=text)
         name = f"sam-proof-{request.request_id}-{len(text)}"
@@ -139,7 +139,7 @@ class DraftProof:
             return Compared(len(response), place)
         tokens = [text[place] if place < len(text) else None for text in (response, other)]
         before = [*request.prompt_ids, *response[:place]]
-        # A single token needs no stop strings, and therefore no detokenized text.
+        # For a single token no stop strings are needed, and therefore no detokenized text.
         changes = {"detokenize": False, "stop": None, "include_stop_str_in_output": False}
         answer = await self._ask(request, before, max_tokens=1, logprobs=-1, **changes)
         logprobs = np.full(max(answer.logprobs[0]) + 1, -np.inf)
@@ -148,7 +148,7 @@ class DraftProof:
         sampling = request.sampling
         cuts = sampling.get("top_p", 1.0) < 1 or sampling.get("top_k", -1) > 0
         if cuts and any(token is not None and np.isneginf(logprobs[token]) for token in tokens):
-            return Compared(len(response), place)  # rounding may change the cut of top-k or top-p
+            return Compared(len(response), place)  # rounding may change which tokens are cut
         way = self._sampler.coupling if sampling.get("temperature", 1.0) else GREEDY
         distance = distance_from_tie(tokens, logprobs, way, request.key, len(before))
         tie = distance <= TIE[str(self._engine.model_config.dtype).removeprefix("torch.")]

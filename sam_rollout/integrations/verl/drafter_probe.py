@@ -28,7 +28,7 @@ from sam_rollout.sources.model import IN_TEXT
 
 
 def needs_probe(sam: SamConfig) -> bool:
-    """Return whether the run has a drafting model (not a search in texts) and does not train it."""
+    """Return whether the run drafts with a neural model, and does not train this model."""
     model = sam.sources.model
     return sam.drafts_with_model and model.method not in IN_TEXT and not model.trains
 
@@ -43,10 +43,10 @@ class DrafterProbe:
         self._dead: DeadDrafterError | None = None
 
     async def passed(self, prompt_ids: Sequence[int]) -> None:
-        """Probe the engines on the first call; later calls wait for that result.
+        """Let the engines draft in the first call; later calls wait for the first call's result.
 
         Raises:
-            DeadDrafterError: The model's drafts were no better than chance, or it made none.
+            DeadDrafterError: The model's drafts were no better than chance, or it made no drafts.
         """
         async with self._asking:
             if self._dead is not None:

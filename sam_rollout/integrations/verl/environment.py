@@ -16,13 +16,13 @@ PLUGIN_MODULE = "sam_rollout.integrations.verl.plugin"
 
 
 def experiment_variables(config: DictConfig) -> dict[str, str]:
-    """Return the variables that the experiment sets to a value other than null."""
+    """Return the environment variables to which the experiment assigns a value other than null."""
     given = config.get("environment", {})
     return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def environment_notes(config: DictConfig) -> list[str]:
-    """Return a note for each variable that shell and experiment set to different values."""
+    """Return a note for each environment variable with different values in shell and experiment."""
     return [
         f"{name}={os.environ[name]} is set in the shell and wins; the experiment says {value} "
         f"(unset {name} to use that)"
@@ -32,9 +32,10 @@ def environment_notes(config: DictConfig) -> list[str]:
 
 
 def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
-    """Return the variables of every process of the run, on every node.
+    """Return the environment variables of every process of the run, on every node.
 
-    Values from the shell take precedence. Our plugin is appended to verl's external modules.
+    Values from the shell take precedence. Our plugin is appended to the list of verl's external
+    modules.
     """
     run_dir = Path(config.run_dir).absolute()
     variables = {

@@ -1,8 +1,8 @@
 """Records of failed responses: agent-loop workers note them, and the trainer collects them.
 
-verl logs a traceback for each failed response and marks the response's group. Here a worker stores
-every kind of error once, with a count. The trainer logs each kind once and counts all errors. It
-ends the run with the first error if too many responses fail.
+verl logs a traceback for each failed response and marks the response's group as failed. Here a
+worker stores every kind of error once, with a count. The trainer logs each kind once and counts all
+errors. It ends the run with the first error if too many responses fail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAST_GROUPS = 8
 # kinds are counted with the last stored kind.
 MOST_KINDS = 20
 MOST_CHARACTERS = 500
-LOOK_S = 1.0  # Time between two questions to agent-loop workers.
+LOOK_S = 1.0  # Time between two requests for the workers' failures.
 SETTLE_S = 60.0  # A worker has to answer within this time.
 _NOTED = "sam_noted"
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -73,7 +73,7 @@ class Failure:
     kind: tuple[str, str]  # Type of the error, and "file:line" where it was raised.
     text: str  # Type and message of the first error.
     trace: str  # Traceback of the first error.
-    first_s: float  # Time of the first error, by its machine's clock.
+    first_s: float  # Time of the first error, by the clock of the machine where it occurred.
     fatal: bool
     count: int = 1
 
@@ -142,9 +142,9 @@ class Groups(NamedTuple):
     empty: bool  # whether the failed groups have no response at all
 
     def too_many_failed(self, limit: float) -> bool:
-        """Return whether a larger share of the groups than `limit` failed.
+        """Return whether the share of failed groups is larger than `limit`.
 
-        With fewer than `LEAST_GROUPS` groups, return whether all of them failed without any
+        With fewer than `LEAST_GROUPS` groups, return whether all groups failed and have no
         response.
         """
         if self.submitted < LEAST_GROUPS:

@@ -1,10 +1,10 @@
 """The captured graphs (CUDA or ACL graphs) that a rollout decodes with.
 
-Sizes of graphs (``cudagraph_capture_sizes``) count tokens. An engine with drafts decodes 1 + k
-tokens per request, so sizes chosen for 128 requests would cover 32 with k = 3. With drafts, graphs
-are therefore captured for each size and also for 1 + k times that size. Runs with and without
-drafts then have graphs for the same number of requests. The smaller graphs serve steps with few
-requests, and, as piecewise graphs, steps without drafts.
+Sizes of graphs (``cudagraph_capture_sizes``) count tokens. An engine with k draft tokens per
+request decodes 1 + k tokens per request, so sizes chosen for 128 requests would cover 32 requests
+with k = 3. With drafts, graphs are therefore captured for each size and also for 1 + k times that
+size. Runs with and without drafts then have graphs for the same number of requests. The graphs of
+the given sizes serve steps with few requests and, if they are piecewise, steps without drafts.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:
     """Return the sizes to capture, in tokens; empty if the engine chooses them or captures none."""
     rollout = config.actor_rollout_ref.rollout
     given = [] if rollout.enforce_eager else list(rollout.cudagraph_capture_sizes or ())
-    # Piecewise graphs also serve steps where only a few requests have drafts, and such steps fit
-    # the given sizes. A drafting model drafts for all requests, so its steps need larger sizes.
+    # Piecewise graphs also serve steps in which few requests have drafts. Such steps fit the given
+    # sizes. Steps in which a drafting model drafts for all requests need larger sizes.
     if "FULL" not in graph_mode(config) and not sam.drafts_with_model:
         return given
     each = tokens_per_request(sam)
@@ -56,11 +56,11 @@ def covered_requests(config: DictConfig, sam: SamConfig) -> int:
 
 
 def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
-    """Return the largest number of requests for which a step is padded despite a closed gate.
+    """Return the largest number of requests that get padding drafts while the gate is closed.
 
-    A padded step has k drafts for each request. The proposer decides at run time, from the engine's
-    captured graphs, whether to pad (``padding_by_rows``). This function applies the same rule for a
-    plan, before any graph exists.
+    Padding completes the drafts of each request to k tokens. The proposer decides at run time, from
+    the engine's captured graphs, whether to pad (in ``padding_by_rows``). This function applies the
+    same rule for a plan, before any graph exists.
     """
     if not sam.enabled:
         return 0

@@ -1,8 +1,8 @@
-"""Trains the draft head inside verl's training processes, between two of verl's own passes.
+"""Trains the draft head inside verl's training processes, before verl updates the policy.
 
-verl's pass that computes old log-probabilities yields the hidden states. The head learns on the
-same device after that pass and before the policy's update, so its targets are the distributions of
-the current policy. The weight sync at the end of the step sends the policy and then the head to the
+The hidden states come from verl's pass over old log-probabilities. The head learns on the same
+device after that pass and before the policy's update, so its targets are the distributions of the
+current policy. The weight sync at the end of the step sends the policy and then the head to the
 engines. The head is saved and resumed with the policy's checkpoints.
 """
 
@@ -60,7 +60,7 @@ class HeadTraining:
         self._capture = StateCapture(self._part, layers, settings.window, windows, rng)
 
     def reading(self, responses: int) -> AbstractContextManager[None]:
-        """Return a context that captures hidden states from a pass over `responses` responses."""
+        """Return a context that captures hidden states from a pass over this many responses."""
         return nullcontext() if self.online.failed else self._capture.running(responses)
 
     def learn(self, seconds: float) -> dict[str, float]:
@@ -89,7 +89,7 @@ class HeadTraining:
         torch.save(online.state_dict(), folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote; keep the run's first head if no process finds the files."""
+        """Load the files that `save` wrote; keep the run's first head if no process finds them."""
         file = folder / STATE_FILE
         votes = torch.tensor([float(file.exists())]).to(this_device())
         found = self._peers.sum(votes).item()

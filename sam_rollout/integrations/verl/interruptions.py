@@ -5,8 +5,9 @@ the old prompt followed by the tokens sampled until then. vLLM treats this as a 
 numbers do not change, because they are keyed by position in the text. But rules that depend on the
 response's tokens would ignore the tokens before the interruption:
 
-* `continued` therefore reduces ``min_tokens`` by the number of tokens sampled before.
-* The other rules (`BEGIN_ANEW`) are refused, when the run is checked and again with each request.
+* `continued` therefore reduces ``min_tokens`` by the number of tokens sampled before the
+  interruption.
+* The other rules (listed in `BEGIN_ANEW`) are refused when a run is checked, and in each request.
   They include stop strings and bad words, which may begin before an interruption and end after it.
 """
 

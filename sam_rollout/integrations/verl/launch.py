@@ -20,7 +20,7 @@ from sam_rollout.integrations.verl.weight_buckets import fit_bucket
 
 # Arguments that start a Ray cluster; Ray refuses them from a program that joins a running one.
 CLUSTER_ARGUMENTS = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
-# Ray's name for a resource that only its head node has.
+# Ray's name for a resource that only the cluster's head node has.
 HEAD_RESOURCE = "node:__internal_head__"
 
 

@@ -29,10 +29,10 @@ ALL_DEVICES = "trainer.nnodes * n_gpus_per_node"
 
 @dataclass(frozen=True)
 class RunLayout:
-    """The sizes of the model, the device, and how training and rollout divide the devices."""
+    """The model's sizes, the kind of device, and how training and rollout divide the devices."""
 
     shape: ModelShape
-    shape_source: str  # where the sizes were read from, for messages
+    shape_source: str  # source of the model's sizes, for messages
     hardware: HardwareConfig
     training: TrainingLayout
     rollout: RolloutLayout

@@ -2,8 +2,8 @@
 
 verl's ``Tracking`` creates a wandb run with a project, a name and the configuration, and lets every
 error of wandb end the training. `start_wandb` creates the run first, with the same arguments and
-with the tags and groups that comparisons need. verl's own ``wandb.init`` then returns that run. A
-tracker that cannot be reached causes a warning and never ends a run.
+with the tags and groups that comparisons need. verl's own ``wandb.init`` then returns that run. If
+wandb cannot be reached, a warning is logged and the run goes on.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ PACKAGES = {
     "wandb": "wandb",
 }
 INSTALLS = {"rl_insight": "rl-insight", "volcengine_ml_platform": "volcengine-ml-platform"}
-STEP_AXIS = "training/global_step"  # verl logs it in every training step, not in validations.
+STEP_AXIS = "training/global_step"  # a metric that verl logs in training steps only
 MAX_TAG = 64  # Characters, wandb's limit.
-# The table of runs shows the mean of these metrics, and the last value of all others.
+# wandb's table of runs shows the mean of these metrics, and the last value of all others.
 MEAN_IN_SUMMARY = (
     "sam/engine/rollout_s",
     "sam/engine/tokens_per_s",
@@ -89,7 +89,7 @@ def check_loggers(backends: Any) -> Iterator[Fact]:
 def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[str, Any]:
     """Return the arguments of ``wandb.init``: verl's own, and tags and groups for comparisons.
 
-    The shell's ``WANDB_TAGS``, ``WANDB_RUN_GROUP`` and ``WANDB_JOB_TYPE`` keep their effect.
+    The shell's ``WANDB_TAGS``, ``WANDB_RUN_GROUP`` and ``WANDB_JOB_TYPE`` still have their effect.
     """
     side = info.label.partition("=")[2]
     experiment, folder = config.trainer.experiment_name, Path(config.run_dir).name
@@ -145,7 +145,7 @@ def start_wandb(config: DictConfig, run: RunConfig, info: RunInfo) -> None:
 
 
 def define_metrics(run: Any) -> None:
-    """Make the training step the axis of all metrics; summarise some metrics by their mean."""
+    """Make the training step wandb's axis of all metrics; summarise some metrics by their mean."""
     run.define_metric(STEP_AXIS)
     run.define_metric("*", step_metric=STEP_AXIS)
     for name in MEAN_IN_SUMMARY:
@@ -153,7 +153,7 @@ def define_metrics(run: Any) -> None:
 
 
 class OnceWarning:
-    """Runs calls; logs only their first error, in a warning that begins with `what`."""
+    """Runs functions; logs only the first error, in a warning that begins with `what`."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -177,7 +177,7 @@ class GuardedWandb:
         self._guard = OnceWarning("wandb takes no more metrics")
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
-        """Log metrics, with the training step's number if verl left it out (first validation)."""
+        """Log metrics; add the training step's number if it is missing (first validation)."""
         self._guard(lambda: self._wandb.log(data={STEP_AXIS: step, **data}, step=step))
 
     def alert(self, title: str, text: str) -> None:
@@ -221,7 +221,7 @@ def tensorboard_layout() -> dict[str, dict[str, list]]:
 
 
 class CurveLogger:
-    """Draws each rollout's running requests for wandb and TensorBoard; sets the latter's layout."""
+    """Draws a rollout's running requests for wandb and TensorBoard; sets TensorBoard's layout."""
 
     def __init__(self, loggers: Mapping[str, Any], tail_threshold: int) -> None:
         self._loggers = loggers
@@ -241,7 +241,7 @@ class CurveLogger:
             self._guard(warm_up)
 
     def log(self, engine_steps: list[pa.Table], title: str, step: int) -> None:
-        """Draw and log a training step's engine steps; an error causes a warning only."""
+        """Draw and log the running requests of a training step; an error only causes a warning."""
         if engine_steps and self._takes_pictures:
             self._guard(lambda: self._log(engine_steps, title, step))
 

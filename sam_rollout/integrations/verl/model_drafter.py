@@ -24,9 +24,9 @@ from sam_rollout.sizing.memory import BF16, rollout_weights
 from sam_rollout.sizing.parallelism import DrafterSize, RolloutLayout
 from sam_rollout.sizing.shape import ModelShape
 
-# Draft vocabulary of most public heads (docs/draft_models.md), assumed for a head of unknown sizes.
+# Usual size of a public head's draft vocabulary (docs/draft_models.md), assumed if it is unknown.
 USUAL_VOCABULARY = 32_000
-# Keys in the config.json of models that read more than text.
+# Keys that a config.json has only if the model reads more than text.
 _OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "thinker_config")
 
 
@@ -37,9 +37,9 @@ def is_missing(sam: SamConfig) -> bool:
 
 
 def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape) -> None:
-    """Refuse a drafter that was trained for a policy of other sizes.
+    """Refuse a drafter that was trained for a policy with different sizes.
 
-    The check of draft sources reports a missing drafter.
+    A missing drafter is accepted here; the check of draft sources reports it.
     """
     if sam.drafts_with_model and not is_missing(sam):
         for policy in _policy_configs(config, shape):
@@ -88,7 +88,7 @@ def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
     """Yield each rule for Megatron's settings in a run that trains a head, and whether it holds."""
     for name in (
         "dynamic_context_parallel", "use_megatron_fsdp",
-        # Replaying a CUDA graph runs no hooks.
+        # Replaying a CUDA graph runs no hooks, so no states could be captured.
         "override_transformer_config.cuda_graph_impl",
         "override_transformer_config.enable_cuda_graph",
         "override_transformer_config.external_cuda_graph",
@@ -123,7 +123,7 @@ def begins_with_nothing(sam: SamConfig) -> bool:
 
 
 def with_first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
-    """Return the settings for engines and trainer, with the folder of a new head filled in."""
+    """Return the settings for engines and trainer, which name the folder of a new head."""
     if not begins_with_nothing(sam):
         return sam
     sources: Any = sam.sources  # it has a field for each registered source
@@ -215,7 +215,7 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
 
 
 def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
-    """Return the memory of a head and of `more` parameters; every rank holds all of `fc`."""
+    """Return a head's memory per rank, with `more` parameters added; ranks divide all but `fc`."""
     whole = math.prod(shape.weights["fc.weight"])
     maps = ("t2d", "d2t")
     divided = more + sum(math.prod(d) for n, d in shape.weights.items() if n not in maps) - whole
@@ -229,6 +229,6 @@ def _usual_head(policy: ModelShape) -> HeadShape:
 
 def _sizes_of(policy: ModelShape) -> dict[str, int]:
     """Return the sizes of a head that is as wide as the policy, named as in `config.json`."""
-    # `ModelShape` of Qwen3 with experts has no intermediate size; its config.json names 3 * hidden.
+    # With experts, `ModelShape` has no intermediate size; Qwen3's config.json then has 3 * hidden.
     intermediate = policy.intermediate or 3 * policy.hidden
     return {**_config_of(policy), "intermediate_size": intermediate}

@@ -9,9 +9,10 @@ PIECE_BYTES = 400
 
 
 class PieceQueue:
-    """A queue of pieces, which drops its oldest pieces when it has more than `most_bytes`.
+    """A queue of text pieces; if they take more than `most_bytes`, it drops the oldest pieces.
 
-    A message has at most `message_bytes`; a larger piece is a message by itself.
+    Each call of `take` returns a message of at most `message_bytes`; a larger piece is a message by
+    itself.
     """
 
     def __init__(self, most_bytes: int, message_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Registers our parts with verl in every process that imports verl.
+"""Registers our rollout server and its adapter in every process that imports verl.
 
 verl imports this module by the ``verl.plugins`` entry point, and by ``VERL_USE_EXTERNAL_MODULES``.
 The launcher sets that variable on every Ray node because verl hides the errors of entry points.

@@ -28,7 +28,7 @@ TOKENIZER_FILES = (
 )
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 DOWNLOAD = "copy or download it again"
-# Head sizes that vLLM supports on CPUs (CPUAttentionBackend.get_supported_head_sizes in 0.31).
+# Sizes of attention heads that vLLM 0.31 supports on CPUs (its `get_supported_head_sizes`).
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # Kinds of rotary embedding for which max_position_embeddings limits the text's length.
 PLAIN_ROPE = (None, "default", "mrope", "llama3")
@@ -78,7 +78,7 @@ def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
     """Return the policy's sizes, and the name of their source.
 
     The sizes come from the model's own files. The group `model_shape` is used for models that are
-    not on this machine, and for kinds whose files use other names for their sizes.
+    not on this machine, and for kinds of models whose files name their sizes differently.
     """
     own = read_config(config)
     shape = ModelShape.of_model(own) if own else None
@@ -126,7 +126,7 @@ def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
 
 
 def _lora_rules(config: DictConfig) -> Iterator[Rule]:
-    """Refuse LoRA unless its matrices are merged into the weights before they are sent.
+    """Refuse LoRA unless its matrices are merged into the weights that verl sends to engines.
 
     verl 0.9.1 first sends the base model's weights under LoRA's names for them (``base_layer``).
     vLLM 0.31 does not find tied weights under these names. For a model without tied weights, verl
@@ -148,7 +148,7 @@ def _lora_rules(config: DictConfig) -> Iterator[Rule]:
 def _size_rules(
     config: DictConfig, own: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Iterator[Rule]:
-    """Yield rules for the longest text, as vLLM has them, and for the head size on CPUs."""
+    """Yield vLLM's rules for the longest text, and for the size of attention heads on CPUs."""
     path, rollout = config.actor_rollout_ref.model.path, config.actor_rollout_ref.rollout
     text = own.get("text_config") or own
     most = text.get("max_position_embeddings")

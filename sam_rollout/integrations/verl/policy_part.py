@@ -1,8 +1,8 @@
-"""The part of a policy that one of verl's training processes holds with FSDP2.
+"""The part of an FSDP2 policy that one of verl's training processes holds.
 
-`policy_part_megatron.py` is the counterpart for Megatron. Both find the modules whose outputs are
-hidden states, and the token to which each state belongs. `state_capture.py` puts the states of a
-text together.
+`policy_part_megatron.py` does the same for Megatron. Both files determine the modules whose outputs
+are hidden states, and the token to which each state belongs. `state_capture.py` puts the states of
+a text together.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class PolicyPart(Protocol):
         """
 
     def matrices(self, peers: Peers) -> Policy:
-        """Gather the policy's matrices here, as float32; either all `peers` succeed or all fail."""
+        """Gather the embedding and output matrix here as float32; all `peers` succeed or none."""
 
 
 class FsdpPart:
-    """A process's part with FSDP2: all layers, for whole texts or (Ulysses) for parts of texts."""
+    """A process's part with FSDP2: all layers, for whole texts or (with Ulysses) parts of texts."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -138,10 +138,10 @@ def this_device() -> torch.device:
 
 
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
-    """Allocate memory for gathering: every matrix, and a copy of one matrix in another dtype.
+    """Allocate the memory for gathering: every matrix, and a copy of one in another dtype.
 
-    Processes try this before they start to gather. So if one process lacks the memory, no other
-    process waits for it while gathering.
+    All processes call this before gathering begins. If one of them lacks the memory, none begins to
+    gather; otherwise the others would wait for that process.
     """
     count = 2 if tied else 3
     return [torch.empty(shape, dtype=torch.float32, device=this_device()) for _ in range(count)]

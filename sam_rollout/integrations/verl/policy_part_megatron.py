@@ -1,4 +1,4 @@
-"""The part of a policy that one of verl's training processes holds with Megatron.
+"""The part of a Megatron policy that one of verl's training processes holds.
 
 Pipeline parallelism divides the layers; with virtual stages, a process holds several chunks of
 layers. Context and sequence parallelism divide a text's tokens. Tensor parallelism divides the rows
@@ -57,7 +57,8 @@ class MegatronPart:
             found |= {index: mine[layer] for index, layer in enumerate(layers) if layer in mine}
             if chunk.decoder.final_layernorm is not None:  # only the last stage has this norm
                 found[len(layers)] = chunk.decoder.final_layernorm
-        # Without sequence parallelism, all tensor-parallel processes have the same states.
+        # Without sequence parallelism all tensor-parallel processes have the same states; one
+        # suffices.
         return found if self._divides_rows or self._tensor.rank == 0 else {}
 
     @contextlib.contextmanager

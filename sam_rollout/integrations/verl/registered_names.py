@@ -1,8 +1,8 @@
-"""The names under which verl finds our parts; this module does not import verl."""
+"""The names under which verl finds our classes; this module does not import verl."""
 
 ROLLOUT_NAME = "sam_vllm"
 TRAINER_NAME, ASYNC_TRAINER_NAME = "sam_sync", "sam_colocate_async"
-# Name of each of our trainers -> the mode of verl's trainer that it extends.
+# Name of our trainer -> the mode of verl's trainer that our trainer extends.
 TRAINER_MODES = {TRAINER_NAME: "sync", ASYNC_TRAINER_NAME: "colocate_async"}
 # Sampling parameters that depend on a response's own tokens, so an interruption would reset them.
 BEGIN_ANEW = (
@@ -20,6 +20,6 @@ AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManag
 # weights sampled.
 TOKENS_BY_WEIGHTS = "sam_tokens_by_weights"
 SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
-# Folders beside the checkpoints, which all nodes see: the trained head, and the head of random
-# weights that the run began with. The first name is also the head's folder in a checkpoint.
+# Folders beside the checkpoints, where all nodes find them: the trained head, and the head of
+# random weights that the run began with. The first name is also the head's folder in a checkpoint.
 HEAD_FOLDER, FIRST_HEAD_FOLDER = "draft_head", "draft_head_first"

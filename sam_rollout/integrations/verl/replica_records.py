@@ -1,4 +1,4 @@
-"""Joins the records of an engine's workers, its step recorder and its server for the trainer."""
+"""Joins, for the trainer, the records of an engine's workers, its step recorder and its server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from sam_rollout.telemetry.records import RequestRecord, RequestTotals, TraceRec
 class ReplicaRecords:
     """The records of one engine since its records were last collected.
 
-    With data parallelism a server has several engines. `replica` numbers all engines of a rollout.
+    With data parallelism a server has several engines. `replica` is the engine's number among all
+    engines of the rollout.
     """
 
     replica: int
@@ -37,7 +38,7 @@ class Place(NamedTuple):
 
 @dataclass
 class FinishedRequest:
-    """A response as the server knows it; times are seconds since the epoch."""
+    """A request that has finished or was interrupted; times are seconds since the epoch."""
 
     request_id: str
     identity: RequestIdentity | None
@@ -46,7 +47,7 @@ class FinishedRequest:
     start_s: float
     end_s: float
     finish_reason: str
-    resumed_tokens: int = 0  # how many of the prompt's last tokens are an interrupted response
+    resumed_tokens: int = 0  # number of prompt tokens that were sampled before an interruption
     weights: int | None = None  # the training step whose update made the engine's weights
     # Arguments of vLLM's SamplingParams without max_tokens; None if the response cannot be sampled
     # again.
@@ -66,7 +67,7 @@ class FinishedRequest:
         return {**place._asdict(), "split": split}
 
     def record(self, place: Place, totals: RequestTotals) -> RequestRecord:
-        """Return the row of `sam/requests`: lengths, times, and the totals of its drafts."""
+        """Return the row of the table `requests`: lengths, times, and the totals of the drafts."""
         return RequestRecord(
             **self._place(place),
             **self._who_and_when(),
@@ -79,7 +80,7 @@ class FinishedRequest:
         )
 
     def trace(self, place: Place) -> TraceRecord:
-        """Return the row of `sam/traces`, which has the token ids."""
+        """Return the request's row of the table `traces`, which has the token ids."""
         return TraceRecord(
             **self._place(place),
             **self._who_and_when(),

@@ -4,7 +4,8 @@ Random numbers are keyed by a name and by position in the text. Two requests of 
 a name only if they draw at different positions, that is, if one continues the other's text.
 
 An agent loop with one request at a time keeps one name. A request with a shorter prompt (a chat
-template drops earlier thoughts) would draw at used positions again, so it begins another name.
+template drops earlier thoughts) would draw again at positions already used, so it begins another
+name.
 
 If an agent loop has several requests at once (best of n, tree search, sub-agents), their prompts
 determine the names. The order in which requests end cannot determine names, because it depends on
@@ -36,8 +37,8 @@ class _Chain:
 class RequestKeys:
     """The names of one response's requests; the first request's name is empty.
 
-    The caller calls `begin` for each request, then `end` with the request's tokens, or `abandon` if
-    the request fails.
+    For each request, `begin` is called first. Then `end` gets the request's tokens, or `abandon` is
+    called if the request fails.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
 
 ``trainer.resume_mode=auto`` loads any checkpoint in ``trainer.default_local_dir``. For example, the
 second run of a comparison, started by mistake with the first run's ``run_dir``, would continue the
-first run's training. Changes that do not make it another run, such as another learning rate, only
-cause a note.
+first run's training. Changes after which it is still the same run, such as another learning rate,
+only cause a note.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ NOT_TRAINING = (
 )
 MOST_NAMED = 12
 RESUME_MODES = ("auto", "disable", "resume_path")
-TRACKER = "latest_checkpointed_iteration.txt"  # verl writes this file last, and reads it first
+TRACKER = "latest_checkpointed_iteration.txt"  # the file that verl writes last and reads first
 _ON_PURPOSE = (
     "move the checkpoints away to begin at the first step (trainer.resume_mode=resume_path and "
     "trainer.resume_from_path go on from them on purpose)"
@@ -150,7 +150,7 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
 
 
 def _writer(folder: RunFolder, written_at: float) -> RunInfo:
-    """Return the start of the run that wrote a file at `written_at` seconds since the epoch.
+    """Return the start after which a run wrote a file; `written_at` is in seconds since the epoch.
 
     The last start may have ended before its first checkpoint, so an earlier start may have written
     the file.
@@ -162,7 +162,7 @@ def _writer(folder: RunFolder, written_at: float) -> RunInfo:
 
 
 def _settings(config: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
-    """Return settings by path; <run_dir> stands for the run's folder, which may have moved."""
+    """Return settings by name; in paths, <run_dir> replaces the run's folder, which may move."""
     return {
         path: f"<run_dir>{value.removeprefix(run_dir)}"
         if isinstance(value, str) and value.startswith(f"{run_dir}/")

@@ -15,7 +15,7 @@ from sam_rollout.integrations.verl.failures import FilterMetricError
 
 # Entry of the reward's extra info that is 1 for a right answer. The filter may use another metric.
 ACCURACY = "acc"
-ANSWER = "pred"  # Entry of the extra info, by which verl takes a majority vote.
+ANSWER = "pred"  # Entry of the extra info: the answer, on which verl takes majority votes.
 SCORE = "reward"  # verl's name of the score, which exists for every response.
 METRIC_FIELD = "algorithm.filter_groups.metric"
 
@@ -79,12 +79,12 @@ def judged_counts(
     uids: Sequence[Any],
     accuracies: Sequence[Any],
 ) -> dict[tuple[str, str], int]:
-    """Return how many responses to each prompt of a validation count for its accuracy.
+    """Return how many responses to each prompt of a validation count for the prompt's accuracy.
 
-    verl counts every missing accuracy as wrong. That is right for a failed response, but not for a
-    response that the reward could not judge, so such responses are left out. `expected` has the
-    number of responses by (data source, prompt). An accuracy is None if the reward could not judge
-    the response.
+    verl counts a response without an accuracy as wrong. That is right if the response failed, but
+    not for a response that the reward could not judge, so such responses are left out. `expected`
+    has the number of responses by (data source, prompt). An accuracy is None if the reward could
+    not judge the response.
     """
     rows = zip(sources, uids, accuracies, strict=True)
     unjudged = Counter((str(source), str(uid)) for source, uid, acc in rows if acc is None)

@@ -38,8 +38,8 @@ def plain(node: DictConfig) -> dict[str, Any]:
 def _with_absolute_paths(sam: SamConfig, run_dir: Path) -> SamConfig:
     """Make paths of enabled sources absolute; texts of responses go to the run folder by default.
 
-    Names on the hub stay unchanged. So do unused paths, because vLLM compiles again when its
-    configuration changes.
+    Names on the hub stay unchanged. Unused paths stay unchanged, too, because vLLM compiles again
+    when its configuration changes.
     """
     sources: Any = sam.sources  # it has a field for each registered source
     run, model, texts = sources.run, sources.model, sam.texts

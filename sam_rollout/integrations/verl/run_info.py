@@ -1,4 +1,4 @@
-"""Collects the description of a run for ``run.json``, by which runs are compared later."""
+"""Collects the description of a run for ``run.json``, which later comparisons of runs read."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _host() -> dict[str, Any]:
 def _cluster() -> dict[str, Any]:
     """Return the nodes and accelerators of the Ray cluster; empty without a cluster.
 
-    Ray counts accelerators by kind of resource, and nodes by the name of their accelerator.
+    Ray counts the accelerators of each kind (GPU, NPU), and the nodes with each accelerator model.
     """
     if not ray.is_initialized():
         return {}

@@ -58,7 +58,8 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self.round_size: int = sampler_kwargs.gen_batch_size
         self.max_rounds: int = sampler_kwargs.max_rounds
         self.max_failed_share: float = sampler_kwargs.max_failed_share
-        # Failures are checked once this many groups exist: LEAST_GROUPS, or a smaller whole batch.
+        # Failures are checked once this many groups exist: LEAST_GROUPS, or the whole batch if it
+        # is smaller.
         self._least_groups = min(LEAST_GROUPS, sampler_kwargs.train_batch_size)
         self.failures = FailureWatch([])  # the trainer replaces this once it has agent loops
         self.failed_validation_responses = 0  # the trainer resets this count
@@ -118,11 +119,11 @@ class _ObservedReplayBuffer(ReplayBuffer):
     def _check_failures(self, partition_id: str) -> None:
         """End the run if too many of the step's groups have failed by now.
 
-        The share of failed groups is taken of all submitted groups, not of the ended ones, because
-        failures often occur before the first response ends.
+        The number of failed groups is divided by the number of all submitted groups, not of the
+        ended ones, because failures often occur before the first response ends.
         """
         if len(self._order) >= self._least_groups:
-            # With `refill`, groups of the previous step may end in this step.
+            # With `refill`, a failed group may have been submitted in the previous step.
             submitted = len(self._order.keys() | self._failed)
             groups = self._groups(partition_id, submitted, self._failed)
             self.failures.check(self._where, groups, self.max_failed_share)
@@ -208,7 +209,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return {metric_name(TRAIN_SPLIT, f"rounds/{name}"): v for name, v in values.items()}
 
     def _staleness(self) -> float | None:
-        """Return the mean age, in updates, of the weights that sampled the batch's tokens."""
+        """Return the mean age of the weights that sampled the batch's tokens, in weight updates."""
         trained = set(self._trained)
         counts = [
             pair
@@ -217,7 +218,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
             for pair in pairs
         ]
         tokens = sum(count for _, count in counts)
-        newest = self._global_steps - 1  # a step updates the weights after it has sampled
+        newest = self._global_steps - 1  # the step's own update comes after its sampling
         return sum((newest - step) * count for step, count in counts) / tokens if tokens else None
 
     def _forget_order(self) -> None:
@@ -266,7 +267,7 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
 
 
 class RoundsReplayBuffer(_ObservedReplayBuffer):
-    """Dynamic sampling by rounds of ``gen_batch_size`` prompts, which a seed makes repeatable."""
+    """Dynamic sampling by rounds of ``gen_batch_size`` prompts; a seed makes rounds repeatable."""
 
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int

@@ -1,7 +1,7 @@
 """verl's vLLM server, which also checks the drafter, records steps and shares texts.
 
 The baseline uses this server, too, so runs with and without drafts are measured in the same way.
-The two kinds of runs differ in the engine's ``speculative_config``.
+Runs with drafts differ from the baseline in the engine's ``speculative_config``.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ class SamHttpServer(vLLMHttpServer):
         # of threads.
         if threads := os.environ.get(ENGINE_THREADS_ENV):
             os.environ["OMP_NUM_THREADS"] = threads
-        answer_or_die()  # in case entry points are not installed
+        answer_or_die()  # needed if our entry points are not installed
         with tempfile.NamedTemporaryFile(prefix="sam-engine-", suffix=".txt") as file:
-            os.environ[CAUSE_ENV] = file.name  # deleted here; a dying engine creates it again
+            os.environ[CAUSE_ENV] = file.name  # the file is gone, but a dying engine creates it
         try:
             await super().launch_server(*args, **kwargs)
         except Exception as error:
@@ -133,7 +133,7 @@ class SamHttpServer(vLLMHttpServer):
 
     async def run_server(self, args: argparse.Namespace) -> None:
         """Start the engine, check its drafter and sampler, and attach the step recorder."""
-        keep_rules_with_drafts()  # in case entry points are not installed
+        keep_rules_with_drafts()  # needed if our entry points are not installed
         await super().run_server(args)
         self._settings = settings = settings_of(self.engine.vllm_config)
         bound = await ask_engines(self.engine, "sam_bind")
@@ -146,8 +146,8 @@ class SamHttpServer(vLLMHttpServer):
         self.engine.add_request = self._landing_noted(self.engine.add_request)
         self._under_way: dict[object, RequestIdentity | None] = {}  # running requests
         self._admitted_s: dict[str, float] = {}  # when each request was admitted
-        self._landing: set[str] = set()  # admitted requests that the engine has not received yet
-        self._interrupted: list[RequestIdentity | None] = []  # requests interrupted since a drain
+        self._landing: set[str] = set()  # ids of admitted requests on their way to the engine
+        self._interrupted: list[RequestIdentity | None] = []  # interrupted since the last drain
         self._recorders = EngineRecorders(len(bound))
         self._proof = DraftProof(self.engine, settings.sampler, self._recorders)
         if needs_probe(settings.sam):
@@ -194,8 +194,8 @@ class SamHttpServer(vLLMHttpServer):
         extra_args = sampling_params.get("extra_args") or {}
         identity = RequestIdentity.from_extra_args(extra_args)
         resumed = identity.resumed(len(prompt_ids)) if identity else 0
-        # verl reads the last output only. vLLM's default sends all tokens of a request again with
-        # every new token, which keeps a core busy.
+        # verl reads only the last output of a request. By default, vLLM sends all tokens of a
+        # request again with every new token, which keeps a CPU core busy.
         sampling_params = {
             **continued(sampling_params, resumed),
             "output_kind": RequestOutputKind.FINAL_ONLY,
@@ -239,7 +239,7 @@ class SamHttpServer(vLLMHttpServer):
         return output
 
     async def _park_until_admitted(self, request_id: str) -> TokenOutput | None:
-        """Wait as verl does while generation is interrupted; then begin the request's time."""
+        """Wait as verl does while generation is interrupted; then the request's time begins."""
         rejected = await super()._park_until_admitted(request_id)
         self._admitted_s[request_id] = time.time()
         if rejected is None:
@@ -305,7 +305,7 @@ class SamHttpServer(vLLMHttpServer):
         """Give every engine its pieces; return the pieces that each engine newly sampled."""
         arguments = [(f"{self.replica_rank}.{engine}", one) for engine, one in enumerate(pieces)]
         answers = await ask_engines(self.engine, "sam_exchange_texts", arguments)
-        # Only one rank has a draft session and therefore texts.
+        # Only one of an engine's ranks has a draft session and therefore texts.
         return [[piece for worker in workers for piece in worker] for workers in answers]
 
     async def progress(self) -> EngineProgress:
@@ -319,7 +319,7 @@ class SamHttpServer(vLLMHttpServer):
     async def drain_records(
         self, step: int, split: str, keep: bool = False
     ) -> list[ReplicaRecords]:
-        """Return each engine's records since the last call; `check_drafts` needs `keep` here."""
+        """Return each engine's new records; with `keep`, `check_drafts` can repeat the requests."""
         asked_s = time.monotonic()
         going_on = [*self._interrupted, *self._under_way.values()]
         self._interrupted = []

@@ -1,4 +1,4 @@
-"""verl's training side of a weight sync, which can send a draft head after the policy."""
+"""The training side of verl's weight sync; it can send a draft head after the policy."""
 
 from __future__ import annotations
 

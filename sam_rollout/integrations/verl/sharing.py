@@ -5,9 +5,9 @@ Many times per second each server asks its engines for newly sampled pieces of t
 sends these pieces to the servers that run siblings; every server announces which prompts it runs.
 Servers call each other directly as Ray actors, which needs no further process, port or file. If
 there is only one engine, nothing is shared. Sharing works nearly as well as running all siblings on
-one replica. With four replicas of the tiny model, 16 responses per prompt and k = 8, the slowest
-replica took 307 engine steps with sharing. It took 299 steps if all siblings ran on one replica,
-and 368 if they ran on different replicas without sharing.
+one replica. With four replicas of the tiny model, 16 responses per prompt and up to 8 draft tokens,
+the slowest replica took 307 engine steps with sharing. It took 299 steps if all siblings ran on one
+replica, and 368 if they ran on different replicas without sharing.
 
 A folder keeps ended responses for later steps. If replicas have different folders, each ended
 response is sent whole to one replica of every other folder: the replica with the lowest number
@@ -16,7 +16,7 @@ all replicas have the same folder, no response is sent.
 
 No request waits for sharing. A separate task sends each message. While a message is on its way to a
 server, more pieces for this server are collected up to a limit. Pieces are lost if a server dies, a
-message is malformed or an engine cannot be asked. Lost pieces are counted. They only reduce
+message is malformed or the exchange with an engine fails. Lost pieces are counted. They only reduce
 acceptance: the piece after a gap begins a new text.
 """
 
@@ -43,13 +43,14 @@ from sam_rollout.sources.support.text_store import name_of
 
 logger = logging.getLogger(__name__)
 
-# Least time between two turns. Early texts help more, because more tokens of the engine's own
-# requests are still to come. But every turn costs the engines time.
+# Least time between two turns. Texts that arrive early help more, because more tokens of the
+# engine's own requests are still to come. But every turn costs the engines time.
 INTERVAL_S = 0.05
 # Turns come less often with many servers, which all send to each other, and with many pieces.
 MESSAGES_PER_S = 64
 PIECES_PER_S = 1000
-# Limits for the pieces waiting for one server or engine, and for a message (thousands of pieces).
+# Limits for the pieces waiting for one server or engine, and for a message; each limit allows
+# thousands of pieces.
 MOST_WAITING_BYTES = 16 << 20
 MESSAGE_BYTES = 2 << 20
 
@@ -80,10 +81,11 @@ class TextSharing:
 
     Args:
         replica: Number of this server's replica.
-        servers: Replica -> actor handle with a method ``hear_texts``; this replica's handle is
-            ignored.
+        servers: Actor handles of the replicas' servers, by the replicas' numbers. Each server has a
+            method ``hear_texts``. This replica's own handle is ignored.
         engines: Number of engines of this server.
-        exchange: A function that sends every engine its pieces and returns its new pieces.
+        exchange: A function that sends every engine its pieces, and returns the new pieces of every
+            engine.
         folder: Name of the folder that keeps ended responses; empty if there is no folder.
 
     Attributes:
@@ -198,7 +200,7 @@ class TextSharing:
                 peer.sending = asyncio.create_task(self._send(peer, runs))
 
     async def _ask_engines(self) -> int:
-        """Send engines the arrived pieces, queue their new pieces; return the number of pieces."""
+        """Send arrived pieces to the engines, queue new ones for servers; return how many moved."""
         is_wanted = self._running and (
             len(self._arrived) > 1
             or any(not peer.runs.isdisjoint(self._running) for peer in self._peers.values())
@@ -304,5 +306,5 @@ def has_died(error: Exception) -> bool:
 
 
 def _group_of(piece: Sequence) -> GroupKey:
-    """Return the group of a piece, which some channels turn into a list of its fields."""
+    """Return the group of a piece; some channels turn pieces from tuples into lists."""
     return tuple(piece[:3])

@@ -26,12 +26,12 @@ from sam_rollout.sizing.drafting import RolloutRound
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
-# The source `run` is used only if the texts of one round take at most a quarter of its limit. A
-# step may have several rounds, and the texts of more than one step have to fit, or the source `run`
-# would hold little that the source `prompt` lacks.
+# The source `run` is used only if the texts of one round take at most a quarter of the source's
+# limit. A step may have several rounds, and the texts of more than one step have to fit, or the
+# source `run` would hold little that the source `prompt` lacks.
 ROUND_SHARE = 4
-# Limit of the folder of responses if only a resumed run reads it: more than four times the bytes
-# that a resumed run reads, because the newest steps may be sampled again.
+# Largest size of the folder of responses if only a resumed run reads it: more than four times the
+# bytes that a resumed run reads, because the newest steps may be sampled again.
 BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS
 
 
@@ -104,7 +104,7 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
 
 
 def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
-    """Return the reason why no response can help a later step; empty if a response can help."""
+    """Return the reason why no response can help in a later step; empty if a response can help."""
     if config.sam.texts.path:
         return ""  # The user named a folder, which may hold another run's texts.
     epochs = config.trainer.total_epochs
@@ -141,7 +141,7 @@ def _texts(prompts: pa.Array) -> pa.Array:
         return prompts
     if not pa.types.is_struct(prompts.type.value_type):
         return prompts
-    # Some writers use wider types; `binary_join` accepts only these two.
+    # Some Parquet writers use wider types than these two, but `binary_join` accepts no others.
     contents = prompts.values.field("content").cast(pa.string())
     offsets = prompts.offsets.cast(pa.int32())
     return pc.binary_join(pa.ListArray.from_arrays(offsets, contents), "\0")

@@ -1,9 +1,10 @@
-"""Captures windows of responses, with their hidden states, in verl's pass over log-probabilities.
+"""Captures hidden states of parts of responses during verl's pass over log-probabilities.
 
 That pass (`compute_log_prob`) reads every response of a training step. A window is a sequence of
 consecutive tokens of one prompt and its response. During the pass, hooks keep the outputs of the
-layers that a head reads, if the micro-batch has a window. After the pass, processes that share
-texts sum their parts of each window's states. These processes take turns in keeping the windows.
+layers from which a head reads, if the micro-batch has a window. After the pass, processes that
+share texts sum their parts of each window's states. These processes take turns in keeping the
+windows.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class StateCapture:
             generators.
 
     Attributes:
-        taken: Windows kept since `running` began.
+        taken: Windows that this process keeps, since `running` began.
         spent_s: Host time of the capture, without the time spent on waiting for passes to end.
         problem: The error that prevented the capture; None if there was none.
     """
@@ -70,7 +71,7 @@ class StateCapture:
         self._modules = part.modules(layers)
         self._shape = len(layers) + 1, part.hidden + 1  # shape of one token's states
         self._most = windows * part.share
-        self._kept = 0  # windows so far, in all processes that share texts
+        self._kept = 0  # number of windows so far in all processes that share texts
         self._forget()
 
     def _forget(self) -> None:
@@ -105,12 +106,12 @@ class StateCapture:
         def keep(_module: Any, _inputs: Any, output: Any) -> None:
             if self._open:
                 states = output[0] if isinstance(output, tuple) else output
-                self._outputs.setdefault(index, states)  # MTP layers run the embeddings again
+                self._outputs.setdefault(index, states)  # MTP layers run this module a second time
 
         return keep
 
     def _step(self, chunk: int, micro_batch: Any, run: Callable[[], Any]) -> Any:
-        """Run a micro-batch through a chunk; all chunks see the micro-batches in the same order."""
+        """Run a micro-batch through a chunk of layers; its number is the same in all chunks."""
         number = self._steps[chunk] = self._steps.get(chunk, -1) + 1
         if number == len(self._windows):
             self._windows.append([])

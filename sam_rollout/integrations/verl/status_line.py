@@ -1,9 +1,9 @@
 """A line at the bottom of the console that shows the running rollout's progress.
 
-The driver, the program that the user started, draws the line. Actors cannot redraw a line, because
-their output reaches the driver line by line and late. The driver finds the rollout's servers by
-their names and asks them for their progress. If any server fails to answer in time, the driver
-does not change the line.
+The driver, the program that the user started, draws the line. Ray's actors cannot redraw a line,
+because their output reaches the driver late and line by line. The driver finds the rollout's
+servers by their names and asks them for their progress. If any server fails to answer in time, the
+driver does not change the line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 SERVER_PREFIX = f"{ROLLOUT_NAME}_server_"
 POLL_S = 1.0
 ANSWER_WITHIN_S = 0.5
-PLAIN_LINE_EVERY_S = 10.0  # if the output is a file, where no line can be redrawn
+PLAIN_LINE_EVERY_S = 10.0  # for output to a file, where no line can be redrawn
 STOP_WITHIN_S = 5.0
 
 

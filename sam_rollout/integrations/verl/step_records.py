@@ -37,7 +37,7 @@ class StepRecords:
         sentinel = run.telemetry.sentinel
         self._sentinel = Sentinel(sentinel) if run.sam.enabled and sentinel.enabled else None
         self._reports: list[ReplicaRecords] = []  # records of the current training step
-        self._since_s = self._drained_s = -math.inf  # start of `_reports` and of the next records
+        self._since_s = self._drained_s = -math.inf  # when `_reports` and the next records begin
 
     def collect(
         self, step: int, split: str, drain: Callable[[], Iterable[ReplicaRecords]]
@@ -72,7 +72,7 @@ class StepRecords:
         )
 
     def prove(self, step: int, compare: Callable[[], Sequence[Compared]]) -> dict[str, float]:
-        """Print the results of `compare` for a training step's texts; return their metrics."""
+        """Print the results of `compare` for a training step's texts; return them as metrics."""
 
         def measured() -> dict[str, float]:
             began_s = time.perf_counter()
@@ -119,7 +119,7 @@ class StepRecords:
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Write a step's metrics into the run folder."""
-        # Some of verl's entries are tables or texts for its own loggers.
+        # Some of verl's metrics are tables or texts for its own loggers.
         numbers: dict[str, Any] = {k: v for k, v in metrics.items() if isinstance(v, Real)}
         try:
             self._folder.append_train_step(step, numbers)

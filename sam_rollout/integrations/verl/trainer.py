@@ -58,8 +58,8 @@ class _RecordingTrainer(PPOTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            # verl compares this string in many places to find out whether the trainer is
-            # synchronous.
+            # verl compares this string with its own modes in many places, to find out whether the
+            # trainer is synchronous.
             config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
         super().__init__(config)
         self._run = read_run_config(config)
@@ -126,7 +126,7 @@ class _RecordingTrainer(PPOTrainer):
             self._curve_logger.warm_up()
 
     def prepare_step(self) -> dict:
-        """Submit the step's first prompts: one generation round, or (refill) verl's own batch."""
+        """Submit the step's first prompts: one generation round or, with refill, verl's batch."""
         if isinstance(self.replay_buffer, RoundsReplayBuffer):
             self._add_prompts_to_generate(self.replay_buffer.round_size)
             return {}
@@ -145,8 +145,8 @@ class _RecordingTrainer(PPOTrainer):
         batch = super()._compute_old_log_prob(batch, metrics)
         if self._trains_head:
             with marked_timer("train_head", self.timing_raw):
-                # In the first step, the time until now is used instead of the previous step's time;
-                # it is close to the whole step's time, because the rollout takes most of it.
+                # The first step has no previous step, so its own time until now is used. That time
+                # is close to the whole step's time, because the rollout takes most of a step.
                 step_s = self._step_s or time.perf_counter() - self._step_began_s
                 seconds = self._run.sam.sources.model.train.budget * step_s
                 results = self.actor_rollout_wg.train_head(seconds)
@@ -190,7 +190,7 @@ class _RecordingTrainer(PPOTrainer):
         metrics[metric_name(VAL_SPLIT, "rounds/failed_responses")] = failed
         metrics.update(self._drain(VAL_SPLIT))
         if self.config.trainer.val_before_train and not hasattr(self, "timing_raw"):
-            # verl logs the validation before training outside the training loop.
+            # verl logs the first validation, before training, outside its training loop.
             self._records.write(self.global_steps, metrics)
         return metrics
 
@@ -229,7 +229,7 @@ class _RecordingTrainer(PPOTrainer):
             backend.alert(title, text)
 
     def _log_curve(self) -> None:
-        """Draw and log the step's running requests, after the step's timers have stopped."""
+        """Draw and log the step's running requests as a curve; the step's timers have stopped."""
         every = self._run.telemetry.curve_every
         if self._curve_logger and every and self.global_steps % every == 0:
             title = f"{self._run_info.label}, training step {self.global_steps}"
@@ -259,7 +259,7 @@ class _RecordingTrainer(PPOTrainer):
 
 @register_trainer(TRAINER_NAME)
 class SamTrainerSync(_RecordingTrainer, PPOTrainerSync):
-    """Our synchronous trainer: trains on responses that the step's own weights sampled."""
+    """Our synchronous trainer: trains on responses that were sampled with the current weights."""
 
 
 @register_trainer(ASYNC_TRAINER_NAME)
