@@ -121,7 +121,7 @@ class IdentityClient:
 
 
 class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
-    """verl's agent-loop worker for the TransferQueue, which also gives requests identities."""
+    """verl's agent-loop worker for the TransferQueue; it also gives each request an identity."""
 
     def __init__(self, config: Any, llm_client: Any, *args: Any, **kwargs: Any) -> None:
         rollout = config.actor_rollout_ref.rollout

@@ -44,7 +44,7 @@ class RolloutFailedError(RuntimeError):
     """Too many responses failed, and the run ends; the message names the first error."""
 
 
-# Errors that would make every other response fail, too.
+# Errors after which all further responses would fail, too.
 FATAL = (DeadPartError, FilterMetricError)
 
 

@@ -18,7 +18,7 @@ from sam_rollout.integrations.verl.model_drafter import write_first_head
 from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.integrations.verl.weight_buckets import fit_bucket
 
-# Arguments that start a Ray cluster; Ray refuses them from a program that joins a running one.
+# Arguments that start a Ray cluster; Ray refuses them if the program joins a running cluster.
 CLUSTER_ARGUMENTS = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 # Ray's name for a resource that only the cluster's head node has.
 HEAD_RESOURCE = "node:__internal_head__"

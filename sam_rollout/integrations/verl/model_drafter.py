@@ -187,7 +187,7 @@ def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
 
 
 def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
-    """Return the drafter's memory on one device, and a phrase on the source of this number."""
+    """Return the drafter's memory on one device, and a phrase that names the number's source."""
     model = sam.sources.model
     tensor = model.options.get("draft_tensor_parallel_size") or layout.rollout.tensor
     if sam.drafts_with_model:

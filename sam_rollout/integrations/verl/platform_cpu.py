@@ -86,7 +86,7 @@ class PlatformCPU(PlatformBase):
         return os.environ.get(PLATFORM_ENV) == "cpu"
 
     def current_device(self) -> torch.device:
-        # verl passes the result to tensor.to(), so it cannot be a device index.
+        # verl passes the result to tensor.to(), so the result cannot be a device index.
         return torch.device("cpu")
 
     def device_count(self) -> int:

@@ -62,7 +62,7 @@ class FinishedRequest:
         }
 
     def _place(self, place: Place) -> dict[str, Any]:
-        """Return the columns of `place`, with this request's own split, which may differ."""
+        """Return the columns of `place`, but with the split of this request, which may differ."""
         split = self.identity.split if self.identity else place.split
         return {**place._asdict(), "split": split}
 

@@ -129,7 +129,8 @@ class _ObservedReplayBuffer(ReplayBuffer):
             self.failures.check(self._where, groups, self.max_failed_share)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
-        # verl calls this for every snapshot before it evicts groups, so every group is seen here.
+        # verl calls this for every snapshot of the buffer before groups are evicted, so none is
+        # missed.
         self._observe_outcomes(partition_id)
         filtered, counts = super()._dapo_filtered_keys(partition_id)
         self._filtered |= filtered
@@ -228,7 +229,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
 
 
 class RefillReplayBuffer(_ObservedReplayBuffer):
-    """verl's own prompt-level refill, with our metrics and checks."""
+    """verl's own refill, which replaces single prompts, with our metrics and checks."""
 
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int

@@ -99,8 +99,8 @@ class SamHttpServer(vLLMHttpServer):
         Raises:
             DeadPartError: The engine died; the message names the cause.
         """
-        # The engine's process reads the variable when it starts. The trainer keeps its own number
-        # of threads.
+        # The engine's process reads OMP_NUM_THREADS when it starts. The trainer keeps its own
+        # number of threads.
         if threads := os.environ.get(ENGINE_THREADS_ENV):
             os.environ["OMP_NUM_THREADS"] = threads
         answer_or_die()  # needed if our entry points are not installed
@@ -117,7 +117,7 @@ class SamHttpServer(vLLMHttpServer):
         return f"the engine of replica {self.replica_rank} died: {cause_of_death()}"
 
     async def trouble(self) -> str:
-        """Return the error that ended this replica's engine or a weight sync; empty if none did."""
+        """Return the error that ended this replica's engine or a weight sync; empty without one."""
         engine = getattr(self, "engine", None)
         if engine is not None and engine.errored:
             return self._engine_died()
@@ -200,7 +200,7 @@ class SamHttpServer(vLLMHttpServer):
             **continued(sampling_params, resumed),
             "output_kind": RequestOutputKind.FINAL_ONLY,
         }
-        call = object()  # With full_determinism, verl gives parallel requests the same id.
+        call = object()  # with full_determinism, verl's parallel requests share an id
         self._under_way[call] = identity
         start_s = time.time()
         try:
@@ -262,7 +262,7 @@ class SamHttpServer(vLLMHttpServer):
         pass  # verl sets its own count
 
     def _landing_noted(self, add_request: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `add_request`, so that a request counts as on its way only until this call ends."""
+        """Wrap `add_request`: a request counts as on its way to the engine until this call ends."""
 
         @functools.wraps(add_request)
         async def add(request_id: str, *args: Any, **kwargs: Any) -> Any:

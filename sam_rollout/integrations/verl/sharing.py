@@ -70,7 +70,7 @@ class _Peer:
     server: Any
     folder: str = ""  # The name of the folder that it announced; empty if it has none.
     runs: frozenset[GroupKey] = frozenset()  # The groups that it last announced.
-    knows: frozenset[GroupKey] | None = None  # This server's groups, as last announced to it.
+    knows: frozenset[GroupKey] | None = None  # This server's groups, as last announced to the peer.
     waiting: PieceQueue = dataclasses.field(default_factory=_queue)
     sending: asyncio.Task | None = None
     has_failed: bool = False

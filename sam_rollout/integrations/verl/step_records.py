@@ -1,6 +1,6 @@
 """Writes the records of training steps, and adds our metrics to verl's.
 
-No error here may end a training run: if a part fails, it is left out and a warning is logged.
+No error here may end a training run: the records or metrics that fail are left out with a warning.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ class _RecordingTrainer(PPOTrainer):
         return self._records.collect(self.global_steps, split, lambda: self._drained(split, keep))
 
     def _compared(self, responses: int) -> list[Compared]:
-        """Let each replica sample its share of `responses` responses again without drafts."""
+        """Let the replicas together sample `responses` responses again without drafts."""
         step, servers = self.global_steps, [*self._servers().values()]
         counts = split_over(responses, len(servers), step)
         asked = [
