@@ -7,9 +7,10 @@ The program disturbs logits as other kernels would, and draws tokens from origin
 logits with the same random bits. Made-up distributions are Zipf-like, in random order, over 151,936
 tokens. Either all positions have the same entropy, or their entropies are distributed like those of
 a reasoning model. Models (the tiny model, and those that ``--model`` names) read texts that they
-have sampled, and then read them again with a disturbance: another order of sums in attention or in
-the output layer, products rounded as TF32, hidden states or logits rounded to bfloat16, another
-attention in bfloat16, or noise at positions of similar entropy.
+have sampled, and then read them again with a disturbance: another attention kernel (in float32 or
+in bfloat16), another order of sums or TF32 products in the output layer, or hidden states or logits
+rounded to bfloat16. A last disturbance adds noise to the logits; it is measured separately for each
+range of entropy.
 
 The program reports the share of changed tokens, both counted and computed from a closed form. For
 Gumbel noise this share is at most twice the total variation distance (TV). It also reports how many

@@ -5,10 +5,10 @@ read-only installation without a home directory), if the disk is full, or if an 
 In these cases the kernels are compiled in memory, with one warning.
 
 numba writes the index of a cache entry before the entry itself, and identifies a source file by its
-time stamp. Workers that start together on a new version, or on different processors with one shared
-home, could therefore load each other's machine code. So the cache files are named after source,
-numba version and processor, and two processes that write a file of the same name write the same
-code.
+time stamp. So while one worker compiles a new version of the source, another could find the new
+index and load the old version's machine code. Workers on different processors with one shared home
+could load each other's machine code. So the cache files are named after source, numba version and
+processor, and two processes that write a file of the same name write the same code.
 """
 
 import dataclasses

@@ -19,12 +19,12 @@ texts that are read once, left to right:
   a run of its own. The first entry of that run stands for no state. It only stores the run's first
   token, because a state's entry names the token that follows it.
 
-A state also notes how its strings were continued: how often, and after which prefix last (the token
-that follows this prefix is the latest continuation). A clone keeps its latest and its most frequent
-token, too, with the states that they lead to. A block of a run notes which text wrote it. All this
-is noted when a text adds a state, along a bounded number of suffix links. While a text reads known
-tokens, nothing is noted. The votes for a draft's next token are made of these notes and need no
-edges (`continuations.py`).
+A state also notes how often its strings were continued, and the latest prefix that ended with one
+of them when it was continued. The token that follows this prefix is the latest continuation. A
+clone keeps its latest and its most frequent token, too, with the states that they lead to. A block
+of a run notes which text wrote it. All this is noted when a text adds a state, along a bounded
+number of suffix links. While a text reads known tokens, nothing is noted. The votes for a draft's
+next token are made of these notes and need no edges (`continuations.py`).
 
 An example shows the arrays of a text with an automaton to itself, after reading "a b c b a b".
 Letters stand for the tokens 0, 1 and 2. Below the run are the suffix links of its states::

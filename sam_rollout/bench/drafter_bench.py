@@ -145,8 +145,9 @@ def pivot(
         across: Keys whose values name a column.
 
     Returns:
-        A mapping from each line to a mapping from columns to rows, and a list of all columns. Lines
-        and columns are tuples of values, in order of appearance.
+        A tuple (cells, columns): `cells[line][column]` is the input row that belongs in that cell
+        of the table; `columns` lists all columns. Lines and columns are tuples of values, in order
+        of appearance.
     """
     lines: dict[tuple, dict[tuple, dict[str, Any]]] = {}
     columns: dict[tuple, None] = {}

@@ -112,8 +112,8 @@ class Section:
                 raise ConfigError(f"{path}.{key}", value, why)
             kind = kinds[key]
             if kind is dict and value is None:
-                # Configurations hold null for an unset mapping. In an override, Hydra would add
-                # keys to an empty mapping, but it replaces null as a whole.
+                # Configurations hold null for an unset mapping. It is not {}, because Hydra merges
+                # an override into an existing mapping, but replaces null by the override.
                 value = {}
             if isinstance(kind, type) and issubclass(kind, Section):
                 value = kind.from_mapping(value, f"{path}.{key}")

@@ -7,8 +7,9 @@ given least chance, the tokens of all classes at or above it are drafted. Their 
 tokens is estimated from the outcomes in their class; in a class with few tokens, the drafter's own
 estimate counts more.
 
-The tokens offered in a step depend on how many tokens the step before added to the text, and so on
-the least chance in use. So the figures for other least chances are not exact.
+How many tokens are offered in a step depends on how many tokens the step before added to the text.
+This number, in turn, depends on the least chance in use. So the figures for other least chances are
+not exact.
 
 The requests of the long tail are no fair sample of all requests, so each octave of the number of
 running requests (from one power of two to the next) has figures of its own. The shares of right

@@ -26,7 +26,7 @@ class ShapeTrials:
 
     def __init__(self) -> None:
         self._begun_at, self._again = 0, _AGAIN
-        self._rows = 0.0  # requests in the trials of this series that may draft the shape
+        self._rows = 0.0  # requests in this series' trials that may have drafts of the shape
         self.fresh: Supply | None = None
 
     def is_over(self, known: Supply) -> bool:
@@ -39,7 +39,7 @@ class ShapeTrials:
         return step - self._begun_at >= self._again
 
     def begin(self, step: int, fresh: Supply | None) -> None:
-        """Begin a series, which fills `fresh`, or adds to the known offers if `fresh` is None."""
+        """Begin a series; its offers go into `fresh`, or into those in use if that is None."""
         self._begun_at, self._rows, self.fresh = step, 0, fresh
         self._again = min(2 * self._again, _AT_LEAST_EVERY)
 

@@ -235,8 +235,8 @@ class OnlineHead:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict`.
 
-        It contains no windows, no unused time and no failure, so a resumed training starts without
-        them.
+        Not saved are the buffer's windows, the time carried over from earlier steps, and whether
+        the training has failed.
         """
         return {
             "head": self.trainable.head.state_dict(),

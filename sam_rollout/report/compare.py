@@ -128,7 +128,7 @@ class Comparison(Both):
 
     @property
     def caveat(self) -> str | None:
-        """A phrase about runs that ended early or have unequal steps; None without such runs."""
+        """Says whether runs ended early or have unequal numbers of steps; None if neither is so."""
         return fairness.caveat(self.findings)
 
     @property

@@ -39,7 +39,8 @@ class Pair:
 class Losslessness:
     """The comparisons of all pairs of runs.
 
-    Two runs make two pairs, by token ids and by lengths, if only some steps have texts of both.
+    If both runs recorded their texts in only some of the steps, the two runs yield two `Pair`s: one
+    compares these steps by token ids, the other compares the remaining steps by lengths.
     """
 
     coupled: bool  # Whether both sides used the same coupled sampler.

@@ -1,4 +1,4 @@
-"""The source `run`: all responses that an engine samples draft from each other, step after step.
+"""The source `run`: drafts each response from all responses that the engine has sampled so far.
 
 They share one automaton, because prompts of one task are solved with the same phrases. The source
 votes in addition to `prompt`, which knows the responses to one prompt only. Texts of other engines
@@ -124,7 +124,8 @@ class RunTexts(GroupedTexts[str]):
     def __init__(self, config: RunSourceConfig, limits: Limits, responses: Responses) -> None:
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
-        # An automaton is checked again once it has grown by this number of bytes.
+        # After a check whether an automaton needs a successor, the next check comes once it has
+        # grown by this number of bytes.
         self._growth = min(config.max_bytes, LEAST_BYTES_OF_LARGE) // 32
         self._most_tokens_of_successor = config.most_tokens_of_successor
         self._kept = KeptTexts(config.max_bytes)

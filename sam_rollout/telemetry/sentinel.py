@@ -76,8 +76,8 @@ _IDENTICAL, _TIES = "sam/proof/identical_share", "sam/proof/ties_share"
 # Added to the run's and to the baseline's difference before their ratio is taken, because a ratio
 # of rounding errors has no meaning.
 _ROUNDING = 1e-3
-# Added to a step's accepted tokens. By the rule of three, a rate up to 3 / n is compatible with no
-# success in n trials, even if the spread over prompts is zero.
+# Added to a step's accepted tokens. Without any success in n trials, a rate up to 3 / n is possible
+# (the rule of three). The spread over prompts, from which the interval comes, would be zero.
 _RULE_OF_THREE = 3.0
 
 

@@ -1,12 +1,12 @@
 """Draws with Gumbel noise on a CPU, in one pass over the logits with hardly any logarithms.
 
-A token with logit z beats the best score so far if its exponential number e is below
-exp(z - best). Both numbers are cheap to bound. e is at least u, the uniform number from which e is
-computed. exp(z - best) is written as 2**x. Between floor x and ceil x, 2**x is at most its chord,
-whose value is the float with the bits of x in fixed point (plus the exponent's bias). So a block
-of tokens is tested with a few integer and float operations per token, which the compiler turns
-into vector instructions. For the tokens that pass this test, some ten per row, e is computed
-exactly, in double precision.
+A token with logit z beats the best score so far if its exponential number e is below exp(z - best).
+Both numbers are cheap to bound. e is at least u, the uniform number from which e is computed. exp(z
+- best) is written as 2**x. Between two neighbouring integers, 2**x is at most its chord. The chord
+is cheap to compute: write x plus the exponent's bias in fixed point, and read these bits as a
+float. So a block of tokens is tested with a few integer and float operations per token, which the
+compiler turns into vector instructions. For the tokens that pass this test, some ten per row, e is
+computed exactly, in double precision.
 """
 
 from __future__ import annotations

@@ -79,7 +79,8 @@ def judged_counts(
     uids: Sequence[Any],
     accuracies: Sequence[Any],
 ) -> dict[tuple[str, str], int]:
-    """Return how many responses to each prompt of a validation count for the prompt's accuracy.
+    """Return, for each prompt of a validation, the number of responses from which its accuracy is
+    computed.
 
     verl counts a response without an accuracy as wrong. That is right if the response failed, but
     not for a response that the reward could not judge, so such responses are left out. `expected`

@@ -1,4 +1,5 @@
-"""Makes automata of ended texts in a thread, each in a pool of its own."""
+"""Makes automata of ended texts. Each automaton gets a memory pool of its own, so a thread can fill
+it."""
 
 from __future__ import annotations
 

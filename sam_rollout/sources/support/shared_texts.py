@@ -1,9 +1,10 @@
 """The exchange of siblings' texts with other engines.
 
 This engine hands out its own texts and receives the texts of other engines. In each engine step,
-its automata of siblings read a few of the received tokens. In each direction, a fixed number of
-texts may wait, within the memory for siblings; texts beyond that number are dropped. If memory is
-short, received texts are not read, and waiting texts are dropped before any automaton is given up.
+its automata of siblings read a few of the received tokens. In each direction only a limited number
+of texts may wait; further texts are dropped. Waiting texts count towards `max_bytes`, the memory
+for all texts of siblings. If memory is short, received texts are not read, and waiting texts are
+dropped before any automaton is given up.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class CpuTreeAttention:
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
         self._runner, self._keeper = runner, keeper
-        # A draft model has layers of its own, which read chains.
+        # A draft model has layers of its own: they get chains, never trees.
         self._layers: list[Any] = [
             layer
             for layer in runner.get_model().modules()
