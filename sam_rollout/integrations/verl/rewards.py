@@ -79,8 +79,7 @@ def judged_counts(
     uids: Sequence[Any],
     accuracies: Sequence[Any],
 ) -> dict[tuple[str, str], int]:
-    """Return, for each prompt of a validation, the number of responses from which its accuracy is
-    computed.
+    """Return the number of responses from which each validation prompt's accuracy is computed.
 
     verl counts a response without an accuracy as wrong. That is right if the response failed, but
     not for a response that the reward could not judge, so such responses are left out. `expected`

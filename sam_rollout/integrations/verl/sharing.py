@@ -145,8 +145,10 @@ class TextSharing:
         prompt_ids: Sequence[int],
         response_ids: Sequence[int],
     ) -> None:
-        """Note that a response has ended. For each folder of texts but this server's own, one
-        server gets it."""
+        """Note that a response has ended.
+
+        For each folder of texts but this server's own, one server gets it.
+        """
         keepers = {peer.folder: peer for _, peer in sorted(self._peers.items(), reverse=True)}
         others = [peer for folder, peer in keepers.items() if folder not in ("", self._folder)]
         if not self._folder or not others or not is_of_training(identity) or not response_ids:

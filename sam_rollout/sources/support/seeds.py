@@ -1,5 +1,4 @@
-"""Makes automata of ended texts. Each automaton gets a memory pool of its own, so a thread can fill
-it."""
+"""Makes automata of ended texts, each in a memory pool of its own, so that a thread can fill it."""
 
 from __future__ import annotations
 
