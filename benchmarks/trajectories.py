@@ -104,7 +104,7 @@ def max_tokens_of(model: Path) -> int:
 
 
 def distance_to_tie(
-    model: Any, prompt: list[int], theirs: list[int], ours: list[int], key: int
+    model: Any, prompt: list[int], theirs: list[int], ours: list[int], key: int, temperature: float
 ) -> float:
     """Return how far two responses to ``prompt`` are from a tie at their first difference.
 
@@ -118,7 +118,7 @@ def distance_to_tie(
         return 0.0
     with torch.no_grad():
         logits = model(torch.tensor([prompt + theirs[:place]])).logits[0, -1]
-    logprobs = logits.double().log_softmax(0).numpy()
+    logprobs = (logits.double() / temperature).log_softmax(0).numpy()
     tokens = [text[place] if place < len(text) else None for text in (theirs, ours)]
     return distance_from_tie(tokens, logprobs, GUMBEL, key, len(prompt) + place)
 
@@ -129,6 +129,7 @@ def compare(
     texts: list[list[int]],
     requests: list[tuple[list[int], Any]],
     dtype: str,
+    temperature: float = 1.0,
 ) -> dict[str, Any]:
     """Count identical responses, and measure the others' distances to a tie."""
     from transformers import AutoModelForCausalLM
@@ -139,7 +140,8 @@ def compare(
         place = first_difference(theirs, ours)
         if place is not None:
             places.append(place)
-            distances.append(distance_to_tie(model, prompt, theirs, ours, identity.key))
+            found = distance_to_tie(model, prompt, theirs, ours, identity.key, temperature)
+            distances.append(found)
     return {
         "responses": len(texts),
         "identical": len(texts) - len(places),
