@@ -150,7 +150,7 @@ def _parts(run) -> pd.DataFrame:
     return requests[requests.split == "train"].sort_values("end_s")
 
 
-def test_interrupted_responses_go_on_and_a_resumed_run_takes_their_prompts_up(train):
+def test_interrupted_responses_go_on(train):
     """Half of the responses run at once, so that others do when a step has its own."""
     trainer = (
         "sam=on",
@@ -160,7 +160,6 @@ def test_interrupted_responses_go_on_and_a_resumed_run_takes_their_prompts_up(tr
         "dynamic_sampling.gen_batch_size=4",
         "actor_rollout_ref.rollout.max_num_seqs=32",  # those of a step
         "trainer.val_before_train=true",  # later the reward's first call would take long
-        "trainer.save_freq=2",
     )
     run = train(*trainer, "trainer.total_training_steps=2")
     steps = run.steps
@@ -191,7 +190,3 @@ def test_interrupted_responses_go_on_and_a_resumed_run_takes_their_prompts_up(tr
         assert set(response.finish_reason[:-1]) <= {"aborted"}
         continued += len(response) > 1
     assert continued
-    again = train(*trainer, "trainer.total_training_steps=3")
-    assert "Re-issued" in again.log
-    _assert_trained({step: metrics for step, metrics in again.steps.items() if step}, 3)
-    assert 0 <= again.steps[3]["sam/rounds/staleness"] <= 2
