@@ -109,13 +109,11 @@ def distance_to_tie(
     """Return how far two responses to ``prompt`` are from a tie at their first difference.
 
     This is the distance of the worse of their two tokens from the best token, in log-probability
-    with noise. It is infinite if one response has ended there, and 0 for equal responses.
+    with noise. It is infinite if one response has ended there.
     """
     import torch
 
     place = first_difference(theirs, ours)
-    if place is None:
-        return 0.0
     with torch.no_grad():
         logits = model(torch.tensor([prompt + theirs[:place]])).logits[0, -1]
     logprobs = (logits.double() / temperature).log_softmax(0).numpy()
@@ -134,18 +132,17 @@ def compare(
     """Count identical responses, and measure the others' distances to a tie."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    places, distances = [], []
-    for (prompt, identity), theirs, ours in zip(requests, reference, texts, strict=True):
-        place = first_difference(theirs, ours)
-        if place is not None:
-            places.append(place)
-            found = distance_to_tie(model, prompt, theirs, ours, identity.key, temperature)
-            distances.append(found)
+    parted = [
+        (prompt, theirs, ours, identity.key)
+        for (prompt, identity), theirs, ours in zip(requests, reference, texts, strict=True)
+        if theirs != ours
+    ]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32") if parted else None
+    distances = [distance_to_tie(model, *one, temperature) for one in parted]
     return {
         "responses": len(texts),
-        "identical": len(texts) - len(places),
-        "first_difference": sorted(places),
+        "identical": len(texts) - len(parted),
+        "first_difference": sorted(first_difference(one[1], one[2]) for one in parted),
         # Infinite distances are left out, because JSON has no infinity.
         "largest_distance_to_tie": max(filter(math.isfinite, distances), default=None),
         "ties": sum(distance < TIE[dtype] for distance in distances),
