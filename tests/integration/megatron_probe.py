@@ -1,9 +1,10 @@
 """Processes in which verl's Megatron engine trains a policy on a CPU, and a head along with it.
 
-    python -m tests.integration.megatron_probe FOLDER POLICY HEAD SIZES
+    python -m tests.integration.megatron_probe RUNS
 
-To be started with tests/megatron_on_cpu and Megatron itself on PYTHONPATH. SIZES: those of
-`tests.megatron.Sizes`, as JSON. Writes what process N found into FOLDER/N.pt.
+To be started with tests/megatron_on_cpu and Megatron itself on PYTHONPATH. RUNS is a JSON list of
+{"folder": ..., "policy": ..., "head": ..., "sizes": {those of `tests.megatron.Sizes`}}. What
+process N of a run found is written into the run's folder, as N.pt.
 """
 
 from __future__ import annotations
@@ -13,11 +14,6 @@ import multiprocessing
 import random
 import sys
 import time
-
-STARTED_S = time.monotonic()  # what is imported below takes long
-
-# ruff: noqa: E402
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +49,7 @@ LENGTHS = (
 WINDOW = 8
 OTHER_LAYERS = (0, 5)
 STEPS = 2
-LIMIT_S = 200
+LIMIT_S = 200  # for a run
 
 
 def texts() -> list[list[int]]:
@@ -182,24 +178,11 @@ def with_head(engine: Any, data: TensorDict, policy: Path, path: Path) -> dict[s
     }
 
 
-class BrokenPart(MegatronPart):
-    """The part of a policy in a process that fails to find its tokens."""
-
-    def tokens(self, *_args: Any) -> torch.Tensor:
-        raise ArithmeticError("cannot tell")
-
-
-def captures(engine: Any, data: TensorDict) -> Iterator[dict[str, Any]]:
-    """Capture the states of other layers, first in all processes, then where one fails."""
-    for kind in (MegatronPart, BrokenPart if distributed.get_rank() == 0 else MegatronPart):
-        capture = StateCapture(kind(engine), OTHER_LAYERS, WINDOW, 4, random.Random(0))
-        with capture.running(len(data)):
-            known = log_probs(engine, data)
-        yield {
-            "log_probs": known,
-            "taken": [vars(sample) for sample in capture.taken],
-            "problem": repr(capture.problem),
-        }
+def states_of_other_layers(engine: Any, data: TensorDict) -> list[dict[str, Any]]:
+    capture = StateCapture(MegatronPart(engine), OTHER_LAYERS, WINDOW, 4, random.Random(0))
+    with capture.running(len(data)):
+        log_probs(engine, data)
+    return [vars(sample) for sample in capture.taken]
 
 
 def process(rank: int, folder: Path, policy: Path, head: Path, sizes: Sizes) -> None:
@@ -215,14 +198,12 @@ def process(rank: int, folder: Path, policy: Path, head: Path, sizes: Sizes) -> 
     engine = make_engine(policy, sizes)
     found["layers"] = sum(len(unwrap_model(chunk).decoder.layers) for chunk in engine.module)
     found["with"] = with_head(engine, data, policy, head)
-    found["others"] = list(captures(engine, data))
+    found["others"] = states_of_other_layers(engine, data)
     torch.save(found, folder / f"{rank}.pt")
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    folder, policy, head = (Path(argument) for argument in sys.argv[1:4])
-    sizes = Sizes(**json.loads(sys.argv[4]))
+def run(folder: Path, policy: Path, head: Path, sizes: Sizes) -> None:
+    """Run all processes of a divided policy; end this program if one of them fails."""
     # What is imported is imported once.
     forking = multiprocessing.get_context("fork")
     processes = [
@@ -231,13 +212,20 @@ def main() -> None:
     ]
     for one in processes:
         one.start()
-    last_s = STARTED_S + LIMIT_S
+    last_s = time.monotonic() + LIMIT_S
     for one in processes:
         one.join(max(0.0, last_s - time.monotonic()))
     for one in processes:  # that wait for each other
         one.kill()
         one.join()
-    sys.exit(max(abs(one.exitcode) for one in processes))
+    if status := max(abs(one.exitcode) for one in processes):
+        sys.exit(status)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for one in json.loads(sys.argv[1]):
+        run(Path(one["folder"]), Path(one["policy"]), Path(one["head"]), Sizes(**one["sizes"]))
 
 
 if __name__ == "__main__":

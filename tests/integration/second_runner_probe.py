@@ -40,7 +40,7 @@ def run(sides: dict[str, dict[str, Any]], prompts: list[list[int]], **asked: Any
     coupled, found = RolloutSamplerConfig("coupled"), {}
     for name, side in sides.items():
         sam = SamConfig.from_mapping(side["sam"])
-        arguments = {"dtype": "float32", "max_model_len": 512, "disable_log_stats": False}
+        arguments = {"dtype": "float32", "max_model_len": 256, "disable_log_stats": False}
         arguments |= side["engine"]
         with offline_engine(MODEL, sam, coupled, record=True, **arguments) as engine:
             outputs = generate(engine, prompts, **asked)

@@ -23,8 +23,8 @@ ALWAYS = GateConfig("threshold", 10_000)
 SMALL = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 48,
-    "num_gpu_blocks_override": 5,
-    "block_size": 128,
+    "num_gpu_blocks_override": 6,
+    "block_size": 64,
 }
 SIDES = {
     "on": (SamConfig(gate=ALWAYS), {"max_num_seqs": 16}),
@@ -43,7 +43,7 @@ def batch(prompts):
 @pytest.fixture(scope="module")
 def asked(batch):
     """Lengths that differ: the last requests run alone."""
-    return {**ASKED, "max_tokens": [110 - 8 * place for place in range(SIBLINGS * len(batch))]}
+    return {**ASKED, "max_tokens": [60 - 4 * place for place in range(SIBLINGS * len(batch))]}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def found(tmp_path_factory, batch, asked):
 def reference(make_engine, batch, asked):
     """The same responses in the first runner, without drafts."""
     coupled = RolloutSamplerConfig("coupled")
-    engine = make_engine(OFF, **engine_arguments(OFF, coupled), max_model_len=512)
+    engine = make_engine(OFF, **engine_arguments(OFF, coupled), max_model_len=256)
     return generate(engine, batch, **asked)
 
 

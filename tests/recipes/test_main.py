@@ -39,8 +39,8 @@ def run_command(monkeypatch, *arguments: str) -> object:
     ("flags", "overrides", "said"),
     [
         *(([], *refused) for refused in [*REFUSED, (DATA, MISSING)]),
-        *(([program.CHECK_ONLY], *refused) for refused in [*REFUSED[:2], (DATA, MISSING)]),
-        *(([program.DRY_RUN], *refused) for refused in REFUSED[:2]),
+        ([program.CHECK_ONLY], DATA, MISSING),
+        ([program.DRY_RUN], *REFUSED[0]),
     ],
 )
 def test_one_line_says_what_is_wrong(flags, overrides, said, monkeypatch, tmp_path, capsys):
