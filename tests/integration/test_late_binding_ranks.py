@@ -54,6 +54,11 @@ def reference(engines, prompts) -> list[list[int]]:
     return rollout(engines["plain"], prompts)
 
 
+@pytest.fixture(scope="module")
+def one_by_one(engines, prompts) -> dict[str, list[int]]:
+    return come_and_go(engines["plain"], prompts, longest=LONGEST)
+
+
 @pytest.mark.parametrize("name", ["late", "head"])
 def test_all_ranks_verify_the_drafts_of_the_first(name, engines, reference, prompts):
     """Otherwise ranks would disagree about lengths, and texts would differ or the engine hang."""
@@ -69,7 +74,7 @@ def test_all_ranks_verify_the_drafts_of_the_first(name, engines, reference, prom
 
 @pytest.mark.parametrize("level", [0, 1])
 def test_an_engine_that_sleeps_with_a_step_on_its_way_loses_and_doubles_no_token(
-    engines, prompts, level
+    engines, one_by_one, prompts, level
 ):
     """Level 0 goes on where it was; level 1 gives up the cache, and computes the texts again."""
     lengths: list[int] = []
@@ -79,6 +84,5 @@ def test_an_engine_that_sleeps_with_a_step_on_its_way_loses_and_doubles_no_token
         core.sleep(level, mode="keep")
         core.wake_up(["scheduling"] if level == 0 else None)
 
-    expected = come_and_go(engines["plain"], prompts, longest=LONGEST)
-    assert come_and_go(engines["late"], prompts, longest=LONGEST, between=sleep) == expected
+    assert come_and_go(engines["late"], prompts, longest=LONGEST, between=sleep) == one_by_one
     assert sum(lengths) > 0, "no step was on its way"

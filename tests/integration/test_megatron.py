@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,18 @@ FAR = 0.1  # bfloat16, summed in another order; states of different tokens are 1
 pytestmark = pytest.mark.timeout(megatron.FETCH_S + LIMIT_S + 30)
 
 
-@dataclass(frozen=True)
 class Run:
     """What the processes found, with a policy that transformers reads, too."""
 
-    sizes: megatron.Sizes
-    policy: Path
-    found: list[dict[str, Any]]
+    def __init__(self, name: str, folder: str, policy: str, processes: int, **_: Any) -> None:
+        files = [Path(folder, f"{rank}.pt") for rank in range(processes)]
+        self.found = [torch.load(file, weights_only=False) for file in files]
+        self.stages = STAGES[name]
+        self._policy = policy
 
     @property
     def reference(self) -> Any:
-        return AutoModelForCausalLM.from_pretrained(self.policy, dtype=torch.bfloat16)
+        return AutoModelForCausalLM.from_pretrained(self._policy, dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
@@ -54,23 +54,39 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 DIVIDED = {
-    "layers and texts divided": megatron.Sizes(
-        tensor=2, pipeline=2, virtual=2, first_stage=4, context=2, packed=True, sequence=True
-    ),
-    "texts side by side": megatron.Sizes(tensor=2, context=2),
+    "layers and texts divided": {
+        "processes": 8,
+        "engine": {
+            "tensor_model_parallel_size": 2,
+            "pipeline_model_parallel_size": 2,
+            "virtual_pipeline_model_parallel_size": 2,
+            "context_parallel_size": 2,
+            "use_remove_padding": True,
+        },
+        "transformer": {"sequence_parallel": True, "num_layers_in_first_pipeline_stage": 4},
+    },
+    "texts side by side": {
+        "processes": 4,
+        "engine": {
+            "tensor_model_parallel_size": 2,
+            "context_parallel_size": 2,
+            "use_remove_padding": False,
+        },
+        "transformer": {"sequence_parallel": False},
+    },
 }
+STAGES = {"layers and texts divided": {4, 8}, "texts side by side": {12}}  # layers of each
 
 
 @pytest.fixture(scope="module")
 def runs(untied: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """Runs of one program, whose imports take long."""
-    tied, asked = (Path(MODEL), Path(f"{MODEL}_eagle3")), {}
-    for name, sizes in DIVIDED.items():
-        # Two matrices are the first and the last stage's.
-        policy, head = untied if sizes.pipeline > 1 else tied
-        folder = tmp_path_factory.mktemp("megatron")
-        asked[name] = {"folder": str(folder), "policy": str(policy), "head": str(head)}
-        asked[name]["sizes"] = vars(sizes)
+    asked = {}
+    # Two matrices are the first and the last stage's.
+    models = [untied, (Path(MODEL), Path(f"{MODEL}_eagle3"))]
+    for (name, divided), (policy, head) in zip(DIVIDED.items(), models, strict=True):
+        folder = str(tmp_path_factory.mktemp("megatron"))
+        asked[name] = {**divided, "folder": folder, "policy": str(policy), "head": str(head)}
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(str(path) for path in megatron.find()),
         "VERL_PLATFORM": "cpu",
@@ -81,13 +97,7 @@ def runs(untied: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
         cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return {name: found_by(DIVIDED[name], one) for name, one in asked.items()}
-
-
-def found_by(sizes: megatron.Sizes, asked: dict[str, Any]) -> Run:
-    files = [Path(asked["folder"], f"{rank}.pt") for rank in range(sizes.processes)]
-    found = [torch.load(file, weights_only=False) for file in files]
-    return Run(sizes, Path(asked["policy"]), found)
+    return {name: Run(name, **one) for name, one in asked.items()}
 
 
 @pytest.fixture(params=DIVIDED)
@@ -146,11 +156,8 @@ def check_states(run: Run, samples: list[dict[str, Any]], layers: tuple[int, ...
 def test_states_are_those_of_the_texts_tokens(run: Run) -> None:
     first = [found["with"]["taken"][0] for found in run.found]
     counts = {len(samples) for samples in first}
-    assert counts == {len(run.found[0]["texts"]) // run.sizes.processes}  # they take turns
-    layers = run.reference.config.num_hidden_layers
-    first_stage = run.sizes.first_stage or layers // run.sizes.pipeline
-    stages = {first_stage} if run.sizes.pipeline == 1 else {first_stage, layers - first_stage}
-    assert {found["layers"] for found in run.found} == stages
+    assert counts == {len(run.found[0]["texts"]) // len(run.found)}  # they take turns
+    assert {found["layers"] for found in run.found} == run.stages
     check_states(run, list(itertools.chain(*first)), HEAD_LAYERS)
 
 
