@@ -68,13 +68,15 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _problems(options: argparse.Namespace, split: str) -> list[report.Problem]:
+def _problems(options: argparse.Namespace, split: str) -> list[Solution]:
     prepare_environment()  # before transformers imports torch
     rows = rows_of(options.data, options.limit, split)
     options.model = options.target  # the target's chat template makes the prompts
     return [
-        report.Problem(
-            Solution(row["prompt"][-1]["content"], asked.prompt_ids, asked.identity),
+        Solution(
+            row["prompt"][-1]["content"],
+            asked.prompt_ids,
+            asked.identity,
             row["data_source"],
             row["reward_model"]["ground_truth"],
         )
@@ -83,13 +85,13 @@ def _problems(options: argparse.Namespace, split: str) -> list[report.Problem]:
     ]
 
 
-def _engines(options: argparse.Namespace, problems: Sequence[report.Problem]) -> tuple[Any, ...]:
+def _engines(options: argparse.Namespace, problems: Sequence[Solution]) -> tuple[Any, ...]:
     """Return models, sampling and engine arguments for ``authors``."""
     names = ("temperature", "top_p", "max_step_tokens", "max_tokens", "seed")
     sampling = Sampling(
         options.delimiter.replace("\\n", "\n"), **{name: getattr(options, name) for name in names}
     )
-    longest = max(len(problem.blank.prompt) for problem in problems)
+    longest = max(len(problem.prompt) for problem in problems)
     # Room for twice a step's draft tokens, because vLLM stops drafting close to the longest text.
     room = {"max_model_len": longest + options.max_tokens + 16}
     both = {"dtype": options.dtype, "max_num_seqs": options.max_num_seqs, **room}
@@ -125,9 +127,8 @@ def _collect(options: argparse.Namespace) -> None:
         authors(*_engines(options, problems)) as both,
         tqdm(total=len(problems), unit="answer") as bar,
     ):
-        solutions = [problem.start() for problem in problems]
         settings = {"samples": options.target_samples, "seed": options.seed}
-        pairs = collect(solutions, *both, reward, **settings, progress=bar.update)
+        pairs = collect(problems, *both, reward, **settings, progress=bar.update)
     options.pairs.parent.mkdir(parents=True, exist_ok=True)
     pairs.to_json(options.pairs, orient="records", lines=True)
     print(f"{len(pairs):,} steps; in {labels(pairs).sum():,} the target did better")

@@ -1,9 +1,7 @@
 """The evaluation's statistics and its comparison of two sides, without an engine."""
 
 import math
-import sys
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -54,21 +52,6 @@ def test_copies_of_a_prompt_are_further_samples_of_it():
     assert len({one.identity.key for one in requests}) == len(requests)
     # A prompt that stands once has the keys it always had.
     assert lay_out([a], 2, 0) == requests[:2]
-
-
-def test_responses_are_grouped_by_prompt_and_scored_by_row(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", VLLM)
-    monkeypatch.setattr(
-        evaluate, "compute_score", lambda _source, _text, truth: {"acc": truth, "pred": ""}
-    )
-    requests = lay_out([[1], [2], [1]], samples=1, seed=0)
-    rows = [{"data_source": "", "reward_model": {"ground_truth": n}} for n in (0.0, 1.0, 2.0)]
-    answer = SimpleNamespace(text="", token_ids=[0], finish_reason="stop")
-    engine = SimpleNamespace(
-        generate=lambda prompts, _sampling, **_: [SimpleNamespace(outputs=[answer])] * len(prompts)
-    )
-    found = evaluate.generate(engine, requests, rows, parser().parse_args([]))
-    assert [[one.accuracy for one in group] for group in found] == [[0.0, 2.0], [1.0]]
 
 
 def test_divergences_name_request_place_and_tokens():
@@ -125,9 +108,6 @@ def test_distance_of_draw():
     assert distance_of_draw(probabilities, 0.49, (1, 3)) == pytest.approx(0.01)
     assert distance_of_draw(probabilities, 0.49, (0, 3)) == pytest.approx(0.29)
     assert distance_of_draw(probabilities, 0.49, (1, None)) == math.inf
-
-
-VLLM = SimpleNamespace(TokensPrompt=dict, SamplingParams=SimpleNamespace)
 
 
 def partings(count):
