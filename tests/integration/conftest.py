@@ -116,10 +116,10 @@ def model() -> Any:
 
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
-    """Token ids of 16 prompts of the synthetic task."""
+    """Token ids of 24 prompts of the synthetic task."""
     from transformers import AutoTokenizer
 
     from recipes.dapo_qwen3.synthetic_math import draw_problems, prompts_of
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    return prompts_of(draw_problems(seed=7, count=16), tokenizer)
+    return prompts_of(draw_problems(seed=7, count=24), tokenizer)

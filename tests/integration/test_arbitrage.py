@@ -21,7 +21,7 @@ from sam_rollout.config import GateConfig, SamConfig, sources_of
 
 pytestmark = pytest.mark.usefixtures("few_collections")
 
-SMALL = ["--limit", "3", "--max-tokens", "60", "--max-step-tokens", "30", "--dtype", "float32",
+SMALL = ["--limit", "3", "--max-tokens", "80", "--max-step-tokens", "40", "--dtype", "float32",
          "--delimiter", "\\n"]  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_steps_of_one_model_are_its_answer_in_one_go():
     whole = copy.deepcopy(solutions)
     with authors(*setup) as (_, target):
         for asked, drafts, changes in (
-            (whole, False, {"max_step_tokens": 60, "delimiter": "never said"}),
+            (whole, False, {"max_step_tokens": 80, "delimiter": "never said"}),
             (solutions, True, {"max_step_tokens": 7, "delimiter": "\n"}),
         ):
             target.begin(drafts)

@@ -20,21 +20,19 @@ from sam_rollout.integrations.vllm.model_drafts.head_update import PREFIX
 from sam_rollout.telemetry.traces import Trace
 from tests.integration.conftest import MODEL
 
+pytestmark = pytest.mark.usefixtures("few_collections")
+
 HEAD = Path(f"{MODEL}_eagle3")
 STEPS = 3
 
 
-@pytest.fixture(scope="module")
-def drafting(make_engine):
-    """``drafting(head)``: an engine in which vLLM drafts with a head."""
+def engine(**arguments):
+    from sam_rollout.integrations.vllm.offline import offline_engine
 
-    def make(head):
-        method = {"method": "eagle3", "model": str(head), "num_speculative_tokens": STEPS}
-        return make_engine(
-            SamConfig(enabled=False), speculative_config=method, seed=5, disable_log_stats=False
-        )
-
-    return make
+    return offline_engine(
+        MODEL, SamConfig(enabled=False), dtype="float32", max_model_len=1280, max_num_seqs=32,
+        num_gpu_blocks_override=330, seed=5, disable_log_stats=False, **arguments,
+    )  # fmt: skip
 
 
 def generate(engine, prompts, temperature):
@@ -58,14 +56,24 @@ def counted(engine):
     return np.array([found["num_drafts"].value, *accepted])
 
 
+def drafting(head):
+    """Engine arguments of a head."""
+    return {
+        "speculative_config": {
+            "method": "eagle3", "model": str(head), "num_speculative_tokens": STEPS,
+        }
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def drafted(drafting, prompts):
+def drafted(prompts):
     """By temperature, from one engine that drafts with the head: texts and what vLLM counted."""
-    found, before, drafter = {}, np.zeros(1 + STEPS), drafting(HEAD)
-    for temperature in (1.0, 0.0):
-        texts = generate(drafter, prompts, temperature)
-        found[temperature] = texts, counted(drafter) - before
-        before = counted(drafter)
+    found, before = {}, np.zeros(1 + STEPS)
+    with engine(**drafting(HEAD)) as drafter:
+        for temperature in (1.0, 0.0):
+            texts = generate(drafter, prompts, temperature)
+            found[temperature] = texts, counted(drafter) - before
+            before = counted(drafter)
     return found
 
 
@@ -108,11 +116,12 @@ def test_the_engine_accepts_what_a_replay_of_its_texts_accepts(drafted, policy, 
     assert accepted[0] > 0.8 and 1 + accepted.sum() > 3
 
 
-def test_it_does_so_with_a_head_of_another_kind(drafting, policy, prompts, tmp_path):
+def test_it_does_so_with_a_head_of_another_kind(policy, prompts, tmp_path):
     write_other_kind(tmp_path, policy)
-    drafter = drafting(tmp_path)
-    texts = generate(drafter, prompts, 1.0)
-    accepted = assert_replayed(tmp_path, policy, prompts, texts, counted(drafter))
+    with engine(**drafting(tmp_path)) as drafter:
+        texts = generate(drafter, prompts, 1.0)
+        counts = counted(drafter)
+    accepted = assert_replayed(tmp_path, policy, prompts, texts, counts)
     assert accepted[0] > 0.1 and 1 + accepted.sum() > 1.1
 
 
@@ -140,19 +149,17 @@ def _send(worker, weights):
     return policys
 
 
-def test_weights_that_come_with_a_sync_draft_from_then_on(
-    drafting, drafted, policy, prompts, tmp_path
-):
+def test_weights_that_come_with_a_sync_draft_from_then_on(drafted, policy, prompts, tmp_path):
     config = policy.model.config.to_dict()
     write_fresh_head(tmp_path, config, str(MODEL), STEPS)
     weights = load_head(HEAD, config).head.state_dict()
     sent = [(PREFIX + name, tensor) for name, tensor in weights.items()]
     sent.insert(2, ("model.norm.weight", torch.ones(1)))
-    drafter = drafting(tmp_path)
-    assert generate(drafter, prompts, 0.0) == drafted[0.0][0]
-    before = counted(drafter)
-    assert drafter.collective_rpc(_send, args=(sent,)) == [["model.norm.weight"]]
-    assert generate(drafter, prompts, 0.0) == drafted[0.0][0]
-    after = counted(drafter) - before
+    with engine(**drafting(tmp_path)) as drafter:
+        assert generate(drafter, prompts, 0.0) == drafted[0.0][0]
+        before = counted(drafter)
+        assert drafter.collective_rpc(_send, args=(sent,)) == [["model.norm.weight"]]
+        assert generate(drafter, prompts, 0.0) == drafted[0.0][0]
+        after = counted(drafter) - before
     assert before[1:].sum() < 0.2 * before[0]
     assert after == pytest.approx(drafted[0.0][1])

@@ -33,6 +33,11 @@ SIBLINGS, LONGEST = 2, 60
 
 
 @pytest.fixture(scope="module")
+def prompts(prompts) -> list[list[int]]:
+    return prompts[:16]
+
+
+@pytest.fixture(scope="module")
 def engines(make_engine) -> dict[str, Any]:
     """Engines of two ranks: one without drafts, scheduled synchronously, and two with drafts."""
     found = {}

@@ -110,6 +110,11 @@ SIDES = {
 
 
 @pytest.fixture(scope="module")
+def prompts(prompts) -> list[list[int]]:
+    return prompts[:16]
+
+
+@pytest.fixture(scope="module")
 def start(make_engine) -> Callable[[Side], Any]:
     """``start(side)``: an engine; a side that schedules ahead does so."""
 
