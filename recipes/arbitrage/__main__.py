@@ -21,7 +21,7 @@ from recipes.arbitrage import report
 from recipes.arbitrage.engines import SIDES, RewardModel, Router, Sampling, authors, judging_engine
 from recipes.arbitrage.router import HELD_OUT, QUALITY, calibrate, collect, labels, train
 from recipes.arbitrage.steps import DRAFT, MODES, TARGET, Score, Solution, Step
-from recipes.dapo_qwen3.evaluate import engine_package
+from recipes.dapo_qwen3.evaluate import write_record
 from recipes.dapo_qwen3.problems import TINY_MODEL, make_requests, rows_of
 from sam_rollout.integrations.vllm.offline import prepare_environment
 
@@ -158,18 +158,14 @@ def _report(options: argparse.Namespace) -> None:
     print(report.table(rows).to_string(index=False))
     if options.output is None:
         return
-    from sam_rollout.bench.machine_record import machine
-
     setting = {name: str(value) for name, value in vars(options).items() if name != "output"}
     record = {
-        "machine": machine("torch", engine_package(), "transformers"),
         # The record has the names of files without this machine's folders.
         "setting": {of: Path(to).name if Path(to).exists() else to for of, to in setting.items()},
         "router": json.loads((options.router / QUALITY).read_text()) if asked else {},
         "points": rows,
     }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    write_record(options.output, record)
 
 
 COMMANDS = {"collect": _collect, "train": _train, "report": _report}
