@@ -6,6 +6,8 @@ vLLM's asynchronous path, where drafts are bound late: streams and events are st
 (`tests/emulated_device.py`), scheduler, runner, model and drafter are the real ones. What stays to
 be shown on an accelerator is that a copy of tokens is waited for.
 
+Log-probabilities are compared as well, also with those that transformers computes.
+
 `benchmarks/trajectories.py` does the same with more and longer responses.
 """
 
@@ -196,7 +198,8 @@ def spied(patch: pytest.MonkeyPatch, owner: Any, *names: str) -> Counter[str]:
 @pytest.mark.parametrize("name", SIDES)
 def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
     side, engine = SIDES[name], engine_of(name)
-    first = len(prompts) // 2 if "max_num_seqs" in side.engine else 0  # few run at once, for long
+    # An engine that runs few requests at once takes long, so it gets half of them.
+    first = len(prompts) // 2 if "max_num_seqs" in side.engine else 0
     with pytest.MonkeyPatch.context() as patch:
         ways = spied(patch, LateBinding, "_fill", "_bind", "_follow")
         fetched = spied(patch, core_of(engine).model_executor, "take_draft_token_ids")
