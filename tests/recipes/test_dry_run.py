@@ -152,12 +152,9 @@ def test_a_gate_too_wide_for_the_memory_is_warned_of(capsys):
 @pytest.mark.parametrize(
     ("experiment", "overrides", "requests"),
     [
-        ("tiny_cpu", ["sam=matched"], 0),
-        ("tiny_cpu", ["sam=article"], 8),
         ("tiny_cpu", ["sam=on"], 64),
         ("article_32b", [], 8),
         ("article_32b", ["sam=on", "sam.pad_drafts=always"], 128),
-        ("customer_32b_128die", ["sam=matched", "sam.pad_drafts=always"], 256),
         ("article_32b_graph", ["sam=matched"], 128),
         ("article_32b_graph", ["sam=off"], 0),
     ],
