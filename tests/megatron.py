@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.upstream import SourcesUnavailable, skip_outside_ci
@@ -24,30 +23,6 @@ ON_CPU = {"use_cpu_initialization": True} | dict.fromkeys(
     ),
     False,
 )
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How a policy is divided among processes.
-
-    Attributes:
-        virtual: chunks of layers in each stage of the pipeline.
-        first_stage: layers in the first stage; 0 where all have as many.
-        packed: texts lie one behind the other, not side by side.
-        sequence: sequence parallelism.
-    """
-
-    tensor: int = 1
-    pipeline: int = 1
-    virtual: int = 1
-    first_stage: int = 0
-    context: int = 1
-    packed: bool = False
-    sequence: bool = False
-
-    @property
-    def processes(self) -> int:
-        return self.tensor * self.pipeline * self.context
 
 
 def find() -> list[Path]:

@@ -21,7 +21,7 @@ from recipes.arbitrage import report
 from recipes.arbitrage.engines import SIDES, RewardModel, Router, Sampling, authors, judging_engine
 from recipes.arbitrage.router import HELD_OUT, QUALITY, calibrate, collect, labels, train
 from recipes.arbitrage.steps import DRAFT, MODES, TARGET, Score, Solution, Step
-from recipes.dapo_qwen3.evaluate import engine_package
+from recipes.dapo_qwen3.evaluate import write_record
 from recipes.dapo_qwen3.problems import TINY_MODEL, make_requests, rows_of
 from sam_rollout.integrations.vllm.offline import prepare_environment
 
@@ -68,13 +68,15 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _problems(options: argparse.Namespace, split: str) -> list[report.Problem]:
+def _problems(options: argparse.Namespace, split: str) -> list[Solution]:
     prepare_environment()  # before transformers imports torch
     rows = rows_of(options.data, options.limit, split)
     options.model = options.target  # the target's chat template makes the prompts
     return [
-        report.Problem(
-            Solution(row["prompt"][-1]["content"], asked.prompt_ids, asked.identity),
+        Solution(
+            row["prompt"][-1]["content"],
+            asked.prompt_ids,
+            asked.identity,
             row["data_source"],
             row["reward_model"]["ground_truth"],
         )
@@ -83,13 +85,13 @@ def _problems(options: argparse.Namespace, split: str) -> list[report.Problem]:
     ]
 
 
-def _engines(options: argparse.Namespace, problems: Sequence[report.Problem]) -> tuple[Any, ...]:
+def _engines(options: argparse.Namespace, problems: Sequence[Solution]) -> tuple[Any, ...]:
     """Return models, sampling and engine arguments for ``authors``."""
     names = ("temperature", "top_p", "max_step_tokens", "max_tokens", "seed")
     sampling = Sampling(
         options.delimiter.replace("\\n", "\n"), **{name: getattr(options, name) for name in names}
     )
-    longest = max(len(problem.blank.prompt) for problem in problems)
+    longest = max(len(problem.prompt) for problem in problems)
     # Room for twice a step's draft tokens, because vLLM stops drafting close to the longest text.
     room = {"max_model_len": longest + options.max_tokens + 16}
     both = {"dtype": options.dtype, "max_num_seqs": options.max_num_seqs, **room}
@@ -125,9 +127,8 @@ def _collect(options: argparse.Namespace) -> None:
         authors(*_engines(options, problems)) as both,
         tqdm(total=len(problems), unit="answer") as bar,
     ):
-        solutions = [problem.start() for problem in problems]
         settings = {"samples": options.target_samples, "seed": options.seed}
-        pairs = collect(solutions, *both, reward, **settings, progress=bar.update)
+        pairs = collect(problems, *both, reward, **settings, progress=bar.update)
     options.pairs.parent.mkdir(parents=True, exist_ok=True)
     pairs.to_json(options.pairs, orient="records", lines=True)
     print(f"{len(pairs):,} steps; in {labels(pairs).sum():,} the target did better")
@@ -157,18 +158,14 @@ def _report(options: argparse.Namespace) -> None:
     print(report.table(rows).to_string(index=False))
     if options.output is None:
         return
-    from sam_rollout.bench.machine_record import machine
-
     setting = {name: str(value) for name, value in vars(options).items() if name != "output"}
     record = {
-        "machine": machine("torch", engine_package(), "transformers"),
         # The record has the names of files without this machine's folders.
         "setting": {of: Path(to).name if Path(to).exists() else to for of, to in setting.items()},
         "router": json.loads((options.router / QUALITY).read_text()) if asked else {},
         "points": rows,
     }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    write_record(options.output, record)
 
 
 COMMANDS = {"collect": _collect, "train": _train, "report": _report}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -18,36 +18,21 @@ from sam_rollout.core.statistics import share
 Point = tuple[str, float]  # mode and tau
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A blank solution, with the data source and the right answer, which the reward needs."""
-
-    blank: Solution
-    source: str
-    truth: str
-
-    def start(self) -> Solution:
-        """Begin an answer."""
-        return replace(self.blank, steps=[])
-
-    def is_right(self, solution: Solution) -> bool:
-        """Whether the final answer is right."""
-        return bool(compute_score(self.source, solution.text, self.truth)["acc"])
-
-
 def points(modes: Sequence[str], thresholds: Mapping[str, Sequence[float]]) -> list[Point]:
     """Pair each mode with each of its different thresholds from ``router.calibrate``."""
     return [(mode, tau) for mode in modes for tau in dict.fromkeys(thresholds.get(mode, [0.0]))]
 
 
 def measure(
-    problems: Sequence[Problem],
+    problems: Sequence[Solution],
     tried: Sequence[Point],
     judges: dict[str, Score],
     setup: tuple[Any, ...],
     sides: Sequence[str],
 ) -> list[dict[str, Any]]:
     """Answer all problems at every point (mode and tau), and return accuracy and cost.
+
+    ``problems`` are solutions without steps.
 
     Returns:
         One row per point: accuracy, tokens and steps of the first side's answers. A side has drafts
@@ -64,7 +49,7 @@ def measure(
                 solutions, seconds = _answer(problems, point, judges, both, side == "on")
                 if not first:
                     first = solutions
-                    rows.append(_row(point, problems, solutions, *both))
+                    rows.append(_row(point, solutions, *both))
                 row, pairs = rows[-1], zip(first, solutions, strict=True)
                 row["seconds"][side] = [seconds]
                 row["identical"][side] = sum(one.tokens == two.tokens for one, two in pairs)
@@ -73,14 +58,14 @@ def measure(
 
 
 def _answer(
-    problems: Sequence[Problem],
+    problems: Sequence[Solution],
     point: Point,
     judges: dict[str, Score],
     both: tuple[EngineAuthor, EngineAuthor],
     drafts: bool,
 ) -> tuple[list[Solution], float]:
     """Answer all problems at a point; return the answers and the time in seconds."""
-    solutions = [problem.start() for problem in problems]
+    solutions = [problem.begun() for problem in problems]
     draft, target = both
     for author in both:
         author.begin(drafts)
@@ -96,19 +81,16 @@ def _answer(
 
 
 def _row(
-    point: Point,
-    problems: Sequence[Problem],
-    solutions: Sequence[Solution],
-    draft: EngineAuthor,
-    target: EngineAuthor,
+    point: Point, solutions: Sequence[Solution], draft: EngineAuthor, target: EngineAuthor
 ) -> dict[str, Any]:
     steps = [step.author == TARGET for solution in solutions for step in solution.steps]
-    right = sum(map(Problem.is_right, problems, solutions))
+    scores = [compute_score(one.source, one.text, one.truth) for one in solutions]
+    right = sum(score["acc"] > 0 for score in scores)
     return {
         "mode": point[0],
         "tau": point[1],
-        "answers": len(problems),
-        "accuracy": asdict(share(right, len(problems))),
+        "answers": len(solutions),
+        "accuracy": asdict(share(right, len(solutions))),
         "steps": len(steps),
         "target_share": float(np.mean(steps)),
         "draft_tokens": draft.tokens,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sam_rollout.core.identity import RequestIdentity
@@ -35,12 +35,18 @@ class Step:
 
 @dataclass
 class Solution:
-    """An answer that is being written."""
+    """A problem, and the answer that is being written."""
 
     question: str
     prompt: list[int]  # token ids before the answer
     identity: RequestIdentity
+    source: str = ""  # of the problem's data
+    truth: str = ""  # the right answer
     steps: list[Step] = field(default_factory=list)
+
+    def begun(self) -> Solution:
+        """Begin another answer to the same problem."""
+        return replace(self, steps=[])
 
     @property
     def tokens(self) -> list[int]:

@@ -356,20 +356,19 @@ def _run(options: argparse.Namespace) -> int:
         table = pd.DataFrame(rows).rename(columns={"prompt_ids": "prompt", "token_ids": "response"})
         table.to_json(options.responses, orient="records", lines=True)
     if options.output is not None:
-        from sam_rollout.bench.machine_record import machine
-
-        about = machine("torch", engine_package(), "transformers")
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        text = dumps({"machine": about, **result}, indent=1)
-        options.output.write_text(text + "\n", encoding="utf-8")
+        write_record(options.output, result)
     return int((result["comparison"] or {}).get("kept") is False)
 
 
-def engine_package() -> str:
-    """Return the name of the installed package that provides vLLM."""
+def write_record(path: Path, result: dict[str, Any]) -> None:
+    """Write a result as JSON, with the machine and the versions of packages."""
     from importlib.metadata import packages_distributions
 
-    return packages_distributions()["vllm"][0]
+    from sam_rollout.bench.machine_record import machine
+
+    about = machine("torch", packages_distributions()["vllm"][0], "transformers")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dumps({"machine": about, **result}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -319,16 +319,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="checkpoint folder")
     parser.add_argument("--steps", type=int, default=TrainingSettings.steps)
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads; changes rounding")
-    parser.add_argument("--shallow", action="store_true", help="keep the trained layers only")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(2)  # the number changes rounding
     settings = TrainingSettings(steps=options.steps)
     tokenizer = build_tokenizer(settings.seed)
     model = build_model(tokenizer, settings.seed)
     train(model, tokenizer, settings, {problem.question for problem in draw_split("test")})
-    if not options.shallow:
-        model = deepen(model)
+    model = deepen(model)
     save(model, tokenizer, options.output)
     print(f"parameters: {model.num_parameters():,}, vocabulary: {len(tokenizer)}")
 

@@ -27,12 +27,11 @@ _BOXES = ("bags", "boxes", "jars", "shelves", "trays")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of problems: text, range of each number, function for the answer, number of steps."""
+    """A kind of problems: text, range of each number, function for the answer."""
 
     text: str
     numbers: tuple[tuple[int, int], ...]
     answer: Callable[..., int]
-    steps: int
 
 
 KINDS = {
@@ -40,40 +39,34 @@ KINDS = {
         "{name} has {0} {things} and gets {1} more. How many {things} does {name} have?",
         ((2, 20), (2, 9)),
         lambda a, b: a + b,
-        1,
     ),
     "loss": Kind(
         "{name} has {0} {things} and gives {1} away. How many {things} are left?",
         ((10, 20), (2, 9)),
         lambda a, b: a - b,
-        1,
     ),
     "product": Kind(
         "{name} has {0} {boxes} with {1} {things} each. How many {things} does {name} have?",
         ((2, 9), (2, 9)),
         lambda a, b: a * b,
-        1,
     ),
     "gain and loss": Kind(
         "{name} has {0} {things}, buys {1} more, and then gives {2} to a friend. "
         "How many {things} does {name} have now?",
         ((5, 15), (2, 9), (2, 6)),
         lambda a, b, c: a + b - c,
-        2,
     ),
     "product and gain": Kind(
         "{name} fills {0} {boxes} with {1} {things} each and has {2} more. "
         "How many {things} does {name} have in all?",
         ((2, 5), (2, 9), (2, 9)),
         lambda a, b, c: a * b + c,
-        2,
     ),
     "twice": Kind(
         "{name} has {0} {things}. {other} has twice as many. "
         "How many {things} do they have together?",
         ((2, 12),),
         lambda a: 3 * a,
-        2,
     ),
 }
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from sam_rollout.integrations.verl.worker_extension import SamColocateWorkerExtension
-from tests.integration.engines import ProbeExtension
 
 # The server drains after its warm-up, after the first weight sync and after the probe of the model
 # that drafts, then once a training step.
@@ -23,12 +23,24 @@ class RefusingExtension(SamColocateWorkerExtension):
         return super()._update_weights(*args, **kwargs)
 
 
-class BreakingExtension(SamColocateWorkerExtension, ProbeExtension):
+class BreakingExtension(SamColocateWorkerExtension):
     """Our colocated worker, counting drains until it is time to break the drafter."""
 
     def sam_drain(self, *going_on: Any) -> dict[str, Any] | None:
         """Drain as usual; arm the fault when the second training step is about to begin."""
         self._drains = getattr(self, "_drains", 0) + 1
         if self._drains == DRAINS_BEFORE_STEP_TWO:
-            self.break_drafter(STEPS_INTO_STEP_TWO)
+            self._break_drafter()
         return super().sam_drain(*going_on)
+
+    def _break_drafter(self) -> None:
+        """Make the drafter raise once it has served ``STEPS_INTO_STEP_TWO`` more steps."""
+        drafter, served = self._proposer().session.drafter, itertools.count()
+        original = drafter.draft
+
+        def draft(*args: Any, **kwargs: Any) -> Any:
+            if next(served) == STEPS_INTO_STEP_TWO:
+                raise RuntimeError("broken on purpose")
+            return original(*args, **kwargs)
+
+        drafter.draft = draft

@@ -49,15 +49,16 @@ def few_collections() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[Callable[..., Any]]:
-    """``make_engine(sam_config, **vllm_arguments)`` returns a bound ``vllm.LLM``.
-
-    With ``own_process=True`` it runs in another process, as in a run, and takes longer to start.
-    """
+    """``make_engine(sam_config, **vllm_arguments)`` returns a ``vllm.LLM`` in this process."""
     from vllm import LLM, envs
 
     from sam_rollout.integrations.vllm.engine_settings import engine_arguments
-    from sam_rollout.integrations.vllm.offline import MULTIPROCESSING_ENV, end_core, unmix
-    from tests.integration.engines import EXTENSION
+    from sam_rollout.integrations.vllm.offline import (
+        EXTENSION,
+        MULTIPROCESSING_ENV,
+        end_core,
+        unmix,
+    )
 
     # xgrammar comes with vLLM, and tvm_ffi with it, which takes the handler of SIGSEGV for itself
     # and writes to the stderr that pytest captures: what crashes here would not say where.
@@ -67,7 +68,7 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
 
     engines: list[LLM] = []
 
-    def make(config: Any, own_process: bool = False, **overrides: Any) -> LLM:
+    def make(config: Any, **overrides: Any) -> LLM:
         arguments = {
             "model": MODEL,
             "dtype": "float32",
@@ -87,7 +88,7 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
         }
         envs.disable_envs_cache()  # an engine in this process freezes the variables
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(MULTIPROCESSING_ENV, str(int(own_process)))
+            patch.setenv(MULTIPROCESSING_ENV, "0")
             engine = LLM(**arguments)
         engine.collective_rpc("sam_bind")
         engines.append(engine)

@@ -1,9 +1,11 @@
 """Processes in which verl's Megatron engine trains a policy on a CPU, and a head along with it.
 
-    python -m tests.integration.megatron_probe FOLDER POLICY HEAD SIZES
+    python -m tests.integration.megatron_probe RUNS
 
-To be started with tests/megatron_on_cpu and Megatron itself on PYTHONPATH. SIZES: those of
-`tests.megatron.Sizes`, as JSON. Writes what process N found into FOLDER/N.pt.
+To be started with tests/megatron_on_cpu and Megatron itself on PYTHONPATH. RUNS is a JSON list of
+{"folder": ..., "policy": ..., "head": ..., "processes": ..., "engine": {settings of the engine},
+"transformer": {settings of the transformer}}. What process N of a run found is written into the
+run's folder, as N.pt.
 """
 
 from __future__ import annotations
@@ -13,11 +15,6 @@ import multiprocessing
 import random
 import sys
 import time
-
-STARTED_S = time.monotonic()  # what is imported below takes long
-
-# ruff: noqa: E402
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +35,7 @@ from sam_rollout.integrations.verl.head_training import HeadTraining
 from sam_rollout.integrations.verl.policy_part_megatron import MegatronPart
 from sam_rollout.integrations.verl.state_capture import StateCapture
 from sam_rollout.integrations.vllm.engine_settings import EngineSettings
-from tests.megatron import ON_CPU, Sizes
+from tests.megatron import ON_CPU
 
 LENGTHS = (
     (3, 12),
@@ -53,7 +50,7 @@ LENGTHS = (
 WINDOW = 8
 OTHER_LAYERS = (0, 5)
 STEPS = 2
-LIMIT_S = 200
+LIMIT_S = 200  # for a run
 
 
 def texts() -> list[list[int]]:
@@ -81,11 +78,11 @@ def batch() -> TensorDict:
     return tensordict_utils.get_tensordict(tensors, settings)
 
 
-def make_engine(policy: Path, sizes: Sizes) -> MegatronEngineWithLMHead:
-    config = AutoConfig.from_pretrained(policy)
+def make_engine(asked: dict[str, Any]) -> MegatronEngineWithLMHead:
+    config = AutoConfig.from_pretrained(asked["policy"])
     model = SimpleNamespace(
         hf_config=config,
-        local_path=str(policy),
+        local_path=asked["policy"],
         model_type="language_model",
         architectures=config.architectures,
         share_embeddings_and_output_weights=config.tie_word_embeddings,
@@ -95,18 +92,11 @@ def make_engine(policy: Path, sizes: Sizes) -> MegatronEngineWithLMHead:
         get=lambda _name, default=None: default,
         get_processor=lambda: None,
     )
-    overrides = ON_CPU | {"sequence_parallel": sizes.sequence}
-    if sizes.first_stage:
-        overrides["num_layers_in_first_pipeline_stage"] = sizes.first_stage
     settings = McoreEngineConfig(
-        tensor_model_parallel_size=sizes.tensor,
-        pipeline_model_parallel_size=sizes.pipeline,
-        virtual_pipeline_model_parallel_size=sizes.virtual if sizes.virtual > 1 else None,
-        context_parallel_size=sizes.context,
-        use_remove_padding=sizes.packed,
+        **asked["engine"],
         vanilla_mbridge=True,
         param_offload=True,
-        override_transformer_config=overrides,
+        override_transformer_config=ON_CPU | asked["transformer"],
     )
     optimizer = McoreOptimizerConfig(lr=1e-3, total_training_steps=10, lr_decay_steps=10)
     engine = MegatronEngineWithLMHead(model, settings, optimizer, CheckpointConfig())
@@ -114,14 +104,14 @@ def make_engine(policy: Path, sizes: Sizes) -> MegatronEngineWithLMHead:
     return engine
 
 
-def make_head(engine: Any, policy: Path, head: Path) -> HeadTraining:
-    model = {"enabled": True, "path": str(head), "train": {"enabled": True, "window": WINDOW}}
+def make_head(engine: Any, asked: dict[str, Any]) -> HeadTraining:
+    model = {"enabled": True, "path": asked["head"], "train": {"enabled": True, "window": WINDOW}}
     settings = EngineSettings(SamConfig.from_mapping({"sources": {"model": model}}))
     vllm = SimpleNamespace(additional_config=settings.arguments()["additional_config"])
     config = SimpleNamespace(
         rollout=SimpleNamespace(engine_kwargs=SimpleNamespace(vllm=vllm)),
         actor=SimpleNamespace(strategy="megatron"),
-        model=SimpleNamespace(path=policy),
+        model=SimpleNamespace(path=asked["policy"]),
     )
     return HeadTraining(SimpleNamespace(config=config, actor=SimpleNamespace(engine=engine)))
 
@@ -158,8 +148,7 @@ def without_head(engine: Any, data: TensorDict) -> dict[str, Any]:
     return {"log_probs": passes, "weights": weights(engine), "random": torch.get_rng_state()}
 
 
-def with_head(engine: Any, data: TensorDict, policy: Path, path: Path) -> dict[str, Any]:
-    head = make_head(engine, policy, path)
+def with_head(engine: Any, data: TensorDict, head: HeadTraining) -> dict[str, Any]:
     passes, taken, learned, matrices = [], [], [], []
     for _ in range(STEPS):
         with head.reading(len(data)):
@@ -182,62 +171,54 @@ def with_head(engine: Any, data: TensorDict, policy: Path, path: Path) -> dict[s
     }
 
 
-class BrokenPart(MegatronPart):
-    """The part of a policy in a process that fails to find its tokens."""
-
-    def tokens(self, *_args: Any) -> torch.Tensor:
-        raise ArithmeticError("cannot tell")
-
-
-def captures(engine: Any, data: TensorDict) -> Iterator[dict[str, Any]]:
-    """Capture the states of other layers, first in all processes, then where one fails."""
-    for kind in (MegatronPart, BrokenPart if distributed.get_rank() == 0 else MegatronPart):
-        capture = StateCapture(kind(engine), OTHER_LAYERS, WINDOW, 4, random.Random(0))
-        with capture.running(len(data)):
-            known = log_probs(engine, data)
-        yield {
-            "log_probs": known,
-            "taken": [vars(sample) for sample in capture.taken],
-            "problem": repr(capture.problem),
-        }
+def states_of_other_layers(engine: Any, data: TensorDict) -> list[dict[str, Any]]:
+    capture = StateCapture(MegatronPart(engine), OTHER_LAYERS, WINDOW, 4, random.Random(0))
+    with capture.running(len(data)):
+        log_probs(engine, data)
+    return [vars(sample) for sample in capture.taken]
 
 
-def process(rank: int, folder: Path, policy: Path, head: Path, sizes: Sizes) -> None:
-    count = sizes.processes
+def process(rank: int, asked: dict[str, Any]) -> None:
+    folder, count = Path(asked["folder"]), asked["processes"]
     store = distributed.FileStore(str(folder / "store"), count)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=count)
     found: dict[str, Any] = {"texts": texts(), "prompts": [prompt for prompt, _ in LENGTHS]}
     torch.manual_seed(0)
-    engine = make_engine(policy, sizes)
+    engine = make_engine(asked)
     data = batch()
     found["without"] = without_head(engine, data)
     torch.manual_seed(0)
-    engine = make_engine(policy, sizes)
+    engine = make_engine(asked)
     found["layers"] = sum(len(unwrap_model(chunk).decoder.layers) for chunk in engine.module)
-    found["with"] = with_head(engine, data, policy, head)
-    found["others"] = list(captures(engine, data))
+    found["with"] = with_head(engine, data, make_head(engine, asked))
+    found["others"] = states_of_other_layers(engine, data)
     torch.save(found, folder / f"{rank}.pt")
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    folder, policy, head = (Path(argument) for argument in sys.argv[1:4])
-    sizes = Sizes(**json.loads(sys.argv[4]))
+def run(asked: dict[str, Any]) -> None:
+    """Run all processes of a divided policy; end this program if one of them fails."""
     # What is imported is imported once.
     forking = multiprocessing.get_context("fork")
     processes = [
-        forking.Process(target=process, args=(rank, folder, policy, head, sizes), daemon=True)
-        for rank in range(sizes.processes)
+        forking.Process(target=process, args=(rank, asked), daemon=True)
+        for rank in range(asked["processes"])
     ]
     for one in processes:
         one.start()
-    last_s = STARTED_S + LIMIT_S
+    last_s = time.monotonic() + LIMIT_S
     for one in processes:
         one.join(max(0.0, last_s - time.monotonic()))
     for one in processes:  # that wait for each other
         one.kill()
         one.join()
-    sys.exit(max(abs(one.exitcode) for one in processes))
+    if status := max(abs(one.exitcode) for one in processes):
+        sys.exit(status)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for asked in json.loads(sys.argv[1]):
+        run(asked)
 
 
 if __name__ == "__main__":

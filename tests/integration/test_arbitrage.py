@@ -44,7 +44,7 @@ def router(tmp_path_factory):
 
 def solutions_of(options):
     problems = command._problems(options, "test")
-    return [problem.start() for problem in problems], command._engines(options, problems)
+    return problems, command._engines(options, problems)
 
 
 @pytest.fixture(autouse=True)

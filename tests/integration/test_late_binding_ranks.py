@@ -33,6 +33,11 @@ SIBLINGS, LONGEST = 2, 60
 
 
 @pytest.fixture(scope="module")
+def prompts(prompts) -> list[list[int]]:
+    return prompts[:16]
+
+
+@pytest.fixture(scope="module")
 def engines(make_engine) -> dict[str, Any]:
     """Engines of two ranks: one without drafts, scheduled synchronously, and two with drafts."""
     found = {}
@@ -44,25 +49,25 @@ def engines(make_engine) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def some(prompts) -> list[list[int]]:
-    return prompts[:18]
-
-
 def rollout(engine: Any, prompts: list[list[int]]) -> list[list[int]]:
     lengths = [LONGEST // 4 + number for number in range(len(prompts) * SIBLINGS)]
     return texts(generate(engine, prompts, SIBLINGS, max_tokens=lengths))
 
 
 @pytest.fixture(scope="module")
-def reference(engines, some) -> list[list[int]]:
-    return rollout(engines["plain"], some)
+def reference(engines, prompts) -> list[list[int]]:
+    return rollout(engines["plain"], prompts)
+
+
+@pytest.fixture(scope="module")
+def one_by_one(engines, prompts) -> dict[str, list[int]]:
+    return come_and_go(engines["plain"], prompts, longest=LONGEST)
 
 
 @pytest.mark.parametrize("name", ["late", "head"])
-def test_all_ranks_verify_the_drafts_of_the_first(name, engines, reference, some):
+def test_all_ranks_verify_the_drafts_of_the_first(name, engines, reference, prompts):
     """Otherwise ranks would disagree about lengths, and texts would differ or the engine hang."""
-    assert rollout(engines[name], some) == reference
+    assert rollout(engines[name], prompts) == reference
     first, second = engines[name].collective_rpc("sam_drain")
     assert second is None, "only the first drafts"
     counters, steps = first["counters"], len(first["steps"]["gate_open"])
@@ -74,7 +79,7 @@ def test_all_ranks_verify_the_drafts_of_the_first(name, engines, reference, some
 
 @pytest.mark.parametrize("level", [0, 1])
 def test_an_engine_that_sleeps_with_a_step_on_its_way_loses_and_doubles_no_token(
-    engines, some, level
+    engines, one_by_one, prompts, level
 ):
     """Level 0 goes on where it was; level 1 gives up the cache, and computes the texts again."""
     lengths: list[int] = []
@@ -84,6 +89,5 @@ def test_an_engine_that_sleeps_with_a_step_on_its_way_loses_and_doubles_no_token
         core.sleep(level, mode="keep")
         core.wake_up(["scheduling"] if level == 0 else None)
 
-    expected = come_and_go(engines["plain"], some, longest=LONGEST)
-    assert come_and_go(engines["late"], some, longest=LONGEST, between=sleep) == expected
+    assert come_and_go(engines["late"], prompts, longest=LONGEST, between=sleep) == one_by_one
     assert sum(lengths) > 0, "no step was on its way"

@@ -1,78 +1,123 @@
 """Our drafter and sampler inside vLLM's second model runner: the same texts as in the first.
 
-A process of its own, with Triton's interpreter (`second_runner_probe.py`). What an accelerator has
-to show on top is that what the host reads has arrived by then.
+This file is also the program that runs it, in a process of its own. That runner's kernels are
+written in Triton, and the published Triton has no backend for a CPU. Its interpreter runs them all
+the same, slowly. vLLM asks for the backend by name before it dares to, so there is one here, which
+compiles nothing. What an accelerator has to show on top is that what the host reads has arrived by
+then.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sam_rollout.config import GateConfig, RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.engine_settings import engine_arguments
-from tests.integration.conftest import REPOSITORY
-from tests.integration.responses import generate, texts
+from tests.integration.conftest import MODEL, REPOSITORY
+from tests.integration.responses import counted, drafts, generate, runner_of, texts
 
 OFF = SamConfig(enabled=False)
+COUPLED = RolloutSamplerConfig("coupled")
 ALWAYS = GateConfig("threshold", 10_000)
 # Requests are preempted and prompts computed in parts, like in test_same_texts.py.
 SMALL = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 48,
-    "num_gpu_blocks_override": 5,
-    "block_size": 128,
+    "num_gpu_blocks_override": 6,
+    "block_size": 64,
 }
 SIDES = {
     "on": (SamConfig(gate=ALWAYS), {"max_num_seqs": 16}),
     "opens and closes": (SamConfig(max_draft_tokens=3, gate=GateConfig("threshold", 4)), SMALL),
 }
-SIBLINGS = 2
-ASKED = {"siblings": SIBLINGS, "top_p": 0.9}
+PROMPTS, SIBLINGS, LONGEST = 3, 2, 256
+# Lengths that differ: the last requests run alone.
+LENGTHS = [60 - 4 * place for place in range(SIBLINGS * PROMPTS)]
+ASKED: dict[str, Any] = {"siblings": SIBLINGS, "top_p": 0.9, "max_tokens": LENGTHS}
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
 def batch(prompts):
-    return prompts[:3]
+    return prompts[:PROMPTS]
 
 
 @pytest.fixture(scope="module")
-def asked(batch):
-    """Lengths that differ: the last requests run alone."""
-    return {**ASKED, "max_tokens": [110 - 8 * place for place in range(SIBLINGS * len(batch))]}
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory, batch, asked):
-    """Responses of each side in the second runner."""
-    sides = {
-        name: {"sam": sam.to_mapping(), "engine": engine} for name, (sam, engine) in SIDES.items()
-    }
-    task = tmp_path_factory.mktemp("second_runner") / "task.json"
-    task.write_text(json.dumps({"sides": sides, "prompts": batch, **asked}))
-    program = [sys.executable, "-m", "tests.integration.second_runner_probe", str(task)]
-    done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True)
+def found(tmp_path_factory, batch):
+    """What the second runner does with each side."""
+    file = tmp_path_factory.mktemp("second_runner") / "file.json"
+    file.write_text(json.dumps(batch))
+    program = [sys.executable, "-m", "tests.integration.test_second_runner", str(file)]
+    environment = os.environ | {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
+    done = subprocess.run(program, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
     assert not done.returncode, done.stderr[-4000:]
-    return json.loads(task.read_text())
+    return json.loads(file.read_text())
 
 
 @pytest.fixture(scope="module")
-def reference(make_engine, batch, asked):
+def reference(make_engine, batch):
     """The same responses in the first runner, without drafts."""
-    coupled = RolloutSamplerConfig("coupled")
-    engine = make_engine(OFF, **engine_arguments(OFF, coupled), max_model_len=512)
-    return generate(engine, batch, **asked)
+    engine = make_engine(OFF, **engine_arguments(OFF, COUPLED), max_model_len=LONGEST)
+    return texts(generate(engine, batch, **ASKED))
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_texts_are_those_of_the_first_runner(side, found, reference):
     assert found[side]["runner"] == "vllm.v1.worker.cpu.model_runner"
-    assert found[side]["texts"] == texts(reference)
+    assert found[side]["texts"] == reference
     counters = found[side]["counters"]
     assert counters["draft/failures"] == counters["draft/rebuilds"] == 0
     assert 0 < found[side]["accepted"] < found[side]["drafted"]
     assert (found[side]["preemptions"] > 0) == (SIDES[side][1] == SMALL)
+
+
+def admit_interpreter() -> None:
+    """Tell vLLM that Triton can run kernels here, before it asks."""
+    from triton.backends import Backend, backends
+
+    class Interpreter:
+        @staticmethod
+        def is_active() -> bool:
+            return True
+
+    backends["cpu"] = Backend(compiler=None, driver=Interpreter)
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    # The one kernel on our way that the interpreter cannot run: it calls methods of plain numbers.
+    topk_topp_sampler.apply_top_k_top_p_triton = topk_topp_sampler.apply_top_k_top_p_pytorch
+
+
+def run_sides(prompts: list[list[int]]) -> dict[str, Any]:
+    """Responses of each side, and what its drafter counted."""
+    from sam_rollout.integrations.vllm.offline import offline_engine
+
+    found = {}
+    for name, (sam, engine_sizes) in SIDES.items():
+        arguments = {"dtype": "float32", "max_model_len": LONGEST, "disable_log_stats": False}
+        arguments |= engine_sizes
+        with offline_engine(MODEL, sam, COUPLED, record=True, **arguments) as engine:
+            outputs = generate(engine, prompts, **ASKED)
+            (report,) = engine.collective_rpc("sam_drain")
+            drafted, accepted = drafts(report)
+            found[name] = {
+                "runner": type(runner_of(engine)).__module__,
+                "texts": texts(outputs),
+                "counters": report["counters"],
+                "drafted": drafted,
+                "accepted": accepted,
+                "preemptions": counted(engine, "num_preemptions"),
+            }
+    return found
+
+
+if __name__ == "__main__":
+    admit_interpreter()
+    task = Path(sys.argv[1])
+    task.write_text(json.dumps(run_sides(json.loads(task.read_text()))))

@@ -22,21 +22,6 @@ def test_verl_still_names_the_cpu_backend_twice():
     assert "cpu:gloo" in source and "get_device_name()" in source
 
 
-def test_every_part_of_verl_finds_our_registrations(monkeypatch):
-    from verl.plugin.platform import PlatformRegistry
-    from verl.workers.rollout.base import get_rollout_class
-    from verl.workers.rollout.replica import RolloutReplicaRegistry
-
-    import sam_rollout.integrations.verl.plugin  # noqa: F401 - registers
-    from sam_rollout.integrations.verl.platform_cpu import PlatformCPU
-    from sam_rollout.integrations.verl.registered_names import ROLLOUT_NAME
-    from sam_rollout.integrations.verl.server import SamReplica
-
-    assert PlatformRegistry.get("cpu") is PlatformCPU
-    assert RolloutReplicaRegistry.get(ROLLOUT_NAME) is SamReplica
-    assert get_rollout_class(ROLLOUT_NAME).__name__ == "SamServerAdapter"
-
-
 def test_verls_sender_still_waits_for_a_receiver_that_failed(tmp_path):
     """``WatchedSender`` can go when this sync ends by itself."""
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender

@@ -11,14 +11,12 @@ from recipes.dapo_qwen3 import main as program
 REFUSED = [
     # What is typed, and what stands behind "Configuration error: ".
     ("sam.max_draft_tokens=0", "sam.max_draft_tokens = 0: must be 1..32"),
-    ("experiment=tiny_gpu", "experiment = 'tiny_gpu': unknown option; did you mean 'tiny_cpu'?"),
     ("+sam.gate.treshold=4", "sam.gate.treshold = 4: unknown key; did you mean 'threshold'?"),
     (
         "run_dir=/x/year=2019",
         "run_dir = '/x/year=2019': a value with = : , ( ) { } [ ] or a space needs quotes for "
         "Hydra, and others for the shell: 'run_dir=\"/x/year=2019\"'",
     ),
-    ("sam.gate.schedule={4:9}", "sam.gate.schedule.4 = 9: must be at most"),
 ]
 DATA = "data.train_files=nowhere.parquet"
 QUIET = ("hydra/job_logging=none", "hydra/hydra_logging=none")  # logging is this process's
@@ -39,8 +37,8 @@ def run_command(monkeypatch, *arguments: str) -> object:
     ("flags", "overrides", "said"),
     [
         *(([], *refused) for refused in [*REFUSED, (DATA, MISSING)]),
-        *(([program.CHECK_ONLY], *refused) for refused in [*REFUSED[:2], (DATA, MISSING)]),
-        *(([program.DRY_RUN], *refused) for refused in REFUSED[:2]),
+        ([program.CHECK_ONLY], DATA, MISSING),
+        ([program.DRY_RUN], *REFUSED[0]),
     ],
 )
 def test_one_line_says_what_is_wrong(flags, overrides, said, monkeypatch, tmp_path, capsys):

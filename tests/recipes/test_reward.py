@@ -1,7 +1,6 @@
 """The reward: right answers score +1, everything else -1, and nothing makes it raise."""
 
 import importlib.util
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -73,6 +72,7 @@ def test_different_answers_stay_different(one, other):
         ("dapo_math_17k", "answer : 42.", "42", 1.0),
         ("dapo_math_17k", "Answer: \\boxed{42}", "42", 1.0),
         (DATA_SOURCE, "Answer: 42", "42", 0.0),
+        (DATA_SOURCE, "\\boxed{6*7}", "42", 0.0),
         # Public answers have other forms.
         ("math_500", "\\boxed{\\frac{2}{4}}", "0.5", 1.0),
         ("math_500", "\\boxed{x+1}", "1+x", 1.0),
@@ -81,22 +81,6 @@ def test_different_answers_stay_different(one, other):
 )
 def test_what_counts_as_the_answer_depends_on_the_source(source, response, truth, right):
     assert compute_score(source, response, truth)["acc"] == right
-
-
-def test_symbolic_comparison_works_outside_the_main_thread():
-    results = []
-    thread = threading.Thread(
-        target=lambda: results.append(compute_score("math_500", "\\boxed{\\sqrt{4}}", "2")["acc"])
-    )
-    thread.start()
-    thread.join()
-    assert results == [1.0]
-
-
-def test_the_synthetic_source_never_compares_symbolically(monkeypatch):
-    monkeypatch.setattr(reward, "symbolically_equal", lambda *_: pytest.fail("symbolic comparison"))
-    assert compute_score(DATA_SOURCE, "\\boxed{6*7}", "42")["acc"] == 0.0
-    assert DATA_SOURCE in reward.EXACT_SOURCES
 
 
 def test_a_stuck_comparison_is_given_up_and_hurts_no_other():

@@ -1,19 +1,11 @@
-"""The shipped checkpoint and the tokenizer: exact round trips, Qwen3's chat format, sane skill."""
+"""The shipped tokenizer: exact round trips, short texts, the one that its command makes."""
 
 import random
 
 import pytest
-import torch
-from transformers import AutoTokenizer, Qwen3ForCausalLM
+from transformers import AutoTokenizer
 
-from recipes.dapo_qwen3.reward import compute_score
-from recipes.dapo_qwen3.synthetic_math import (
-    DATA_SOURCE,
-    demonstrate,
-    draw_problem,
-    draw_split,
-    prompts_of,
-)
+from recipes.dapo_qwen3.synthetic_math import demonstrate, draw_problem, prompts_of
 from recipes.dapo_qwen3.tiny_model import (
     DEFAULT_OUTPUT,
     END,
@@ -24,14 +16,8 @@ from recipes.dapo_qwen3.tiny_model import (
 
 
 @pytest.fixture(scope="module")
-def checkpoint():
-    model = Qwen3ForCausalLM.from_pretrained(DEFAULT_OUTPUT, dtype=torch.float32)
-    return model.eval(), AutoTokenizer.from_pretrained(DEFAULT_OUTPUT)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoint):
-    return checkpoint[1]
+def tokenizer():
+    return AutoTokenizer.from_pretrained(DEFAULT_OUTPUT)
 
 
 @pytest.mark.parametrize(
@@ -62,21 +48,3 @@ def test_the_shipped_tokenizer_is_the_one_its_command_makes(tokenizer):
     made = build_tokenizer(TrainingSettings.seed)
     assert made.get_vocab() == tokenizer.get_vocab()
     assert made.chat_template == tokenizer.chat_template
-
-
-@pytest.mark.slow
-def test_the_checkpoint_is_right_sometimes_and_ends_its_answers(checkpoint):
-    model, tokenizer = checkpoint
-    problems = [p for p in draw_split("test") if len(p.operands) == 2][:24]
-    prompts = {"input_ids": prompts_of(problems, tokenizer)}
-    torch.manual_seed(0)
-    asked = tokenizer.pad(prompts, return_tensors="pt", padding_side="left")
-    sampled = model.generate(**asked, max_new_tokens=256)  # at temperature 1, as the file says
-    responses = sampled[:, asked["input_ids"].shape[1] :]
-    texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
-    right = sum(
-        compute_score(DATA_SOURCE, text, problem.answer)["acc"]
-        for text, problem in zip(texts, problems, strict=True)
-    )
-    assert 5 <= right <= 23
-    assert (responses == tokenizer.eos_token_id).any(dim=1).sum() >= 15
