@@ -81,56 +81,36 @@ SIDES = (
 def drafting(name: str, folder: Path, head: Path = HEAD) -> Any:
     """Return the group `sam` of a side; ended responses are stored below `folder`.
 
-    `head` is the draft head of the sides `model` and `joined`.
+    `head` is the draft head of the sides `model` and `joined`. `on`, `matched` and `joined` have
+    the sources that a run with `sam=on` and these sizes has (docs/configuration.md).
     """
-    from sam_rollout.config import ARTICLE, GateConfig, SamConfig
+    from sam_rollout.config import ARTICLE, GateConfig, SamConfig, sources_of
+    from sam_rollout.sources.model import ModelSourceConfig
 
     if name in (STOCK, BASE):
         return SamConfig(enabled=False)
     if name == "article":
         return replace(ARTICLE, gate=GateConfig("threshold", TAIL_THRESHOLD))
-    if name in ("on", "matched"):
-        # A run with `sam=on` and these sizes has the same sources (docs/configuration.md).
-        config = with_sources(SamConfig(), ALL, folder)
-        return config if name == "on" else replace(config, gate=GateConfig("closed"))
-    if name in ("ngram", "model", "joined"):
-        return with_drafter(SamConfig(), name, folder, head)
-    sources, k, gate = name.split(":")
-    kinds = set(sources.split("+"))
-    if unknown := kinds - {"own", *ALL}:
-        raise SystemExit(f"{name}: no such sources: {', '.join(sorted(unknown))}")
-    config = with_sources(SamConfig(), kinds, folder)
-    gated = GateConfig("auto") if gate == "auto" else GateConfig("threshold", int(gate))
-    return replace(config, max_draft_tokens=int(k), gate=gated)
-
-
-def with_sources(config: Any, kinds: set[str], folder: Path) -> Any:
-    """Return the configuration with the source `own` and the sources in `kinds`."""
-    from sam_rollout.config import sources_of
-
-    sources: Any = sources_of("own", *kinds)
-    run = replace(sources.run, when="always")
-    kept = replace(config.texts, path=str(folder) if kinds & {"prompt", "run"} else "")
-    return replace(config, sources=replace(sources, run=run), texts=kept)
-
-
-def with_drafter(config: Any, name: str, folder: Path, head: Path) -> Any:
-    """Return the configuration with a drafter that the engine has itself.
-
-    It drafts with the head alone ("model"), with head and texts ("joined") or with n-grams
-    ("ngram").
-    """
-    from sam_rollout.config import sources_of
-    from sam_rollout.sources.model import ModelSourceConfig
-
-    joined = name == "joined"
-    base = with_sources(config, ALL, folder) if joined else config
-    model = (
-        ModelSourceConfig(True, "ngram", max_tokens=8)
-        if name == "ngram"
-        else ModelSourceConfig(True, "eagle3", str(head))
-    )
-    return replace(base, sources=replace(base.sources if joined else sources_of(), model=model))
+    config, texts = SamConfig(), {"own", *ALL}
+    if name == "matched":
+        config = replace(config, gate=GateConfig("closed"))
+    elif name in ("model", "ngram"):
+        texts = set()
+    elif name not in ("on", "joined"):
+        listed, k, gate = name.split(":")
+        if unknown := set(listed.split("+")) - texts:
+            raise SystemExit(f"{name}: no such sources: {', '.join(sorted(unknown))}")
+        texts = {"own", *listed.split("+")}
+        gated = GateConfig("auto") if gate == "auto" else GateConfig("threshold", int(gate))
+        config = replace(config, max_draft_tokens=int(k), gate=gated)
+    sources: Any = sources_of(*texts)
+    sources = replace(sources, run=replace(sources.run, when="always"))
+    if name in ("model", "joined"):
+        sources = replace(sources, model=ModelSourceConfig(True, "eagle3", str(head)))
+    elif name == "ngram":
+        sources = replace(sources, model=ModelSourceConfig(True, "ngram", max_tokens=8))
+    kept = replace(config.texts, path=str(folder) if texts & {"prompt", "run"} else "")
+    return replace(config, sources=sources, texts=kept)
 
 
 class ClockedExtension(SamWorkerExtension):
