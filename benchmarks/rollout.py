@@ -28,17 +28,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import (
-    MODEL,
-    UseSmolLM2,
-    load_prompts,
-    median_interval,
-    parser,
-    requests_of,
-    turns,
-    vllm_requests,
-    write_record,
-)
+from benchmarks import measuring
+from benchmarks.measuring import MODEL, median_interval, requests_of, turns
 from benchmarks.results_page import section
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.integrations.vllm.offline import (
@@ -59,15 +50,9 @@ MAX_NUM_SEQS = 64
 TAIL_THRESHOLD = 16
 CPU_S, STEPS = "engine_cpu_s", "sam/engine/steps"
 FIGURES = (
-    "sam/engine/rollout_s",
-    CPU_S,
-    STEPS,
-    "sam/tail/time_s",
-    "sam/tail/time_per_token_ms",
-    "sam/bulk/time_per_token_ms",
-    "sam/draft/acceptance_length",
-    "sam/draft/time_us_per_step",
-)
+    "sam/engine/rollout_s", CPU_S, STEPS, "sam/tail/time_s", "sam/tail/time_per_token_ms",
+    "sam/bulk/time_per_token_ms", "sam/draft/acceptance_length", "sam/draft/time_us_per_step",
+)  # fmt: skip
 STOCK, BASE = "stock", "off"
 HEAD = MODEL.parent / "tiny_qwen3_eagle3"
 ALL = {"prompt", "run", "draws"}  # sources of `on` beside `own`
@@ -140,7 +125,7 @@ class Side:
 
         before = self._engine.collective_rpc("cpu_seconds")[0]
         sampling = {"max_tokens": max_tokens, "temperature": temperature, "logprobs": 0}
-        given = vllm_requests(requests, **sampling)
+        given = measuring.vllm_requests(requests, **sampling)
         self._recorder.work_arrived()
         outputs = self._engine.generate(*given, use_tqdm=False)
         drained = self._engine.collective_rpc("sam_drain")[0]
@@ -155,34 +140,24 @@ class Side:
 
 @contextmanager
 def running_sides(
-    names: list[str],
-    folder: Path,
-    model: Path = MODEL,
-    head: Path = HEAD,
+    names: list[str], folder: Path, model: Path = MODEL, head: Path = HEAD,
     max_model_len: int = 1280,
-) -> Iterator[dict[str, Side]]:
+) -> Iterator[dict[str, Side]]:  # fmt: skip
     """Start all engines, each in its own process."""
     from sam_rollout.config import RolloutSamplerConfig
 
     with ExitStack() as running:
-        yield {
-            name: Side(
-                running.enter_context(
-                    offline_engine(
-                        str(model),
-                        drafting(name, folder / name.replace(":", "-"), head),
-                        RolloutSamplerConfig("stock" if name == STOCK else "coupled"),
-                        worker_extension=f"benchmarks.rollout.{ClockedExtension.__name__}",
-                        record=True,
-                        max_model_len=max_model_len,
-                        max_num_seqs=MAX_NUM_SEQS,
-                        disable_log_stats=False,
-                        logprobs_mode="processed_logprobs",
-                    )
-                )
-            )
-            for name in names
-        }
+        sides = {}
+        for name in names:
+            engine = offline_engine(
+                str(model), drafting(name, folder / name.replace(":", "-"), head),
+                RolloutSamplerConfig("stock" if name == STOCK else "coupled"),
+                worker_extension=f"benchmarks.rollout.{ClockedExtension.__name__}", record=True,
+                max_model_len=max_model_len, max_num_seqs=MAX_NUM_SEQS, disable_log_stats=False,
+                logprobs_mode="processed_logprobs",
+            )  # fmt: skip
+            sides[name] = Side(running.enter_context(engine))
+        yield sides
 
 
 def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
@@ -200,13 +175,13 @@ def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print the tables, and write the record."""
-    options = parser(__doc__, "rollout_tiny_cpu")
+    options = measuring.parser(__doc__, "rollout_tiny_cpu")
     options.add_argument("--rounds", type=int, default=6, help="rounds per epoch")
     options.add_argument("--epochs", type=int, default=2)
     options.add_argument("--sides", nargs="+", default=list(SIDES), help="off is always added")
     options.add_argument("--prompts", type=int, default=PROMPTS, help="prompts per round")
     options.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
-    options.add_argument("--smollm2", action=UseSmolLM2)
+    options.add_argument("--smollm2", action=measuring.UseSmolLM2)
     options.add_argument("--head", type=Path, default=HEAD, help="of the sides model and joined")
     arguments = options.parse_args()
     sides = list(dict.fromkeys([BASE, *arguments.sides]))
@@ -216,18 +191,15 @@ def main() -> None:
     result = {
         "machine": about,
         "setting": {
-            "sides": sides,
-            "prompts": arguments.prompts,
-            "siblings": SIBLINGS,
-            "max_tokens": arguments.max_tokens,
-            "tail_threshold": TAIL_THRESHOLD,
+            "sides": sides, "prompts": arguments.prompts, "siblings": SIBLINGS,
+            "max_tokens": arguments.max_tokens, "tail_threshold": TAIL_THRESHOLD,
             "rounds": arguments.rounds,
         },
         "identical": identical(epochs),
         "epochs": [{"summary": summarise(rounds), "rounds": rounds} for rounds in epochs],
-    }
+    }  # fmt: skip
     print(section(arguments.output.stem, result))
-    write_record(result, arguments.output)
+    measuring.write_record(result, arguments.output)
 
 
 def identical(epochs: list[list[dict[str, dict[str, float]]]]) -> dict[str, float]:
@@ -241,20 +213,16 @@ def measure(
     sides: list[str], arguments: Any, folder: Path
 ) -> list[list[dict[str, dict[str, float]]]]:
     """Measure all rounds; return metrics by epoch, round and side."""
-    prompts = load_prompts((arguments.rounds + 1) * arguments.prompts, model=arguments.model)
-    per_round = [
-        prompts[i : i + arguments.prompts] for i in range(0, len(prompts), arguments.prompts)
-    ]
+    size, rounds, most = arguments.prompts, arguments.rounds, arguments.max_tokens
+    prompts = measuring.load_prompts((rounds + 1) * size, model=arguments.model)
     # The last prompts are for the warm-up.
-    warm_up, per_round = per_round[-1], per_round[:-1]
+    *per_round, warm_up = (prompts[i : i + size] for i in range(0, len(prompts), size))
     with running_sides(sides, folder, arguments.model, arguments.head) as engines:
-        one_round(engines, warm_up, 0, arguments.max_tokens)
+        one_round(engines, warm_up, 0, most)
         return [
             [
-                one_round(
-                    engines, these, 1 + epoch * arguments.rounds + number, arguments.max_tokens
-                )
-                for number, these in enumerate(per_round)
+                one_round(engines, these, epoch * rounds + number, most)
+                for number, these in enumerate(per_round, start=1)
             ]
             for epoch in range(arguments.epochs)
         ]
