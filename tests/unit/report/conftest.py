@@ -1,6 +1,5 @@
 """Run folders as a run makes them: with given metrics, or whole synthetic runs."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -189,20 +188,6 @@ def pairs(synthetic) -> Callable[..., tuple[list[Path], list[Path]]]:
         return [run("off", seed) for seed in seeds], [run("on", seed) for seed in seeds]
 
     return make
-
-
-@pytest.fixture
-def rewrite() -> Callable[..., None]:
-    """rewrite(run, change) changes the metrics of a run's log: change(step, metrics)."""
-
-    def change_log(run: Path, change: Callable[[int, dict[str, float]], None]) -> None:
-        log = RunFolder(run).train_steps_path
-        entries = [json.loads(line) for line in log.read_text().splitlines()]
-        for entry in entries:
-            change(entry["step"], entry["metrics"])
-        log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-
-    return change_log
 
 
 @pytest.fixture
