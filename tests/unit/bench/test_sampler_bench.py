@@ -83,7 +83,7 @@ def test_the_command_measures_every_sampler_at_each_size():
         for timing in case["timings"]:
             assert 0 < timing["q1_ms"] <= timing["median_ms"] <= timing["q3_ms"]
             assert timing["repeats"] == sampler.MIN_REPEATS and timing["kernels"] > 0
-    console = Console(width=160, record=True, file=io.StringIO())
+    console = Console(width=200, record=True, file=io.StringIO())
     sampler.show(record, console)
     text = console.export_text()
     assert all(name in text for name in (*sampler.OURS, "ascend_0.23", "date 20"))
