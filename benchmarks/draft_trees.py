@@ -1,6 +1,7 @@
 """Compares draft trees, and the draws of rejected drafts, with chains.
 
     python -m benchmarks.draft_trees [--traces FOLDER] [--output FILE]
+    python -m benchmarks.draft_trees --check [--traces FOLDER]
 
 The program counts engine steps and measures no times. It has two parts. In the first part, which
 needs ``--traces`` (sets of ``benchmarks.real_traces``), recorded responses are sampled again step
@@ -8,16 +9,22 @@ by step, with all text sources and without the source `draws`. The coupled sampl
 text, so this count is exact. If a set has several training steps, responses of the first step are
 read as earlier texts and are not sampled again. In the second part, the tiny model runs in vLLM,
 and all sides have to sample the same responses.
+
+``--check`` repeats the first part, and the second part with half of its prompts. It fails if the
+gains are smaller than docs/results.md says.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+import numpy as np
 
 from benchmarks import measuring
 from benchmarks.measuring import MODEL
@@ -51,6 +58,9 @@ SIDES: dict[str, tuple[tuple[str, ...], str, int]] = {
     "tree of 16": (TEXTS, "tree", 16),
     "tree of 16, draws": ((*TEXTS, "draws"), "tree", 16),
 }
+# Least gains in tokens per step, compared with a chain of 8: mean over sets, and worst set.
+LEAST = {"tree of 8": (1.09, 1.05), "tree of 16": (1.24, 1.18)}
+LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03  # least gains in engine steps
 
 
 def drafting(
@@ -131,10 +141,35 @@ def rollout_of(side: str, prompts: list[list[int]]) -> dict[str, Any]:
     return {"engine_steps": step.call_count, "tokens": sum(map(len, texts)), "texts": digest}
 
 
+def failures(record: dict[str, Any]) -> list[str]:
+    """Describe the gains that are too small, and whether responses differ between sides."""
+    found, chain = [], "chain of 8"
+    for side, (mean, least) in LEAST.items() if record["sets"] else ():
+        each = [
+            rows[side]["tokens_per_step"] / rows[chain]["tokens_per_step"]
+            for rows in record["sets"].values()
+        ]
+        average = float(np.exp(np.log(each).mean()))
+        if average < mean or min(each) < least:
+            found.append(f"{side}: {average:.3f}, least {min(each):.3f}; {mean}, {least} expected")
+    for name, rows in record["sets"].items():
+        gain = rows[chain]["tail_steps"] / rows["tree, 128 shared"]["tail_steps"]
+        if gain < LEAST_TAIL:
+            found.append(f"{name}: the tail takes {gain:.2f} times fewer steps, not {LEAST_TAIL}")
+    engine = record["engine"]
+    if len({row["texts"] for row in engine.values()}) > 1:
+        found.append("responses differ between sides")
+    gain = engine[chain]["engine_steps"] / engine[f"{chain}, draws"]["engine_steps"]
+    if gain < LEAST_DRAWS:
+        found.append(f"draws: {gain:.3f} times fewer engine steps, {LEAST_DRAWS} expected")
+    return found
+
+
 def main() -> None:
-    """Measure, and write the record."""
+    """Measure; write the record or, with `--check`, check the gains."""
     options = measuring.parser(__doc__, "draft_trees")
     options.add_argument("--traces", type=Path, help="sets of recorded responses")
+    options.add_argument("--check", action="store_true", help="fail if gains are too small")
     asked = options.parse_args()
     prepare_environment()
     sets = read_sets([asked.traces]) if asked.traces else {}
@@ -147,12 +182,12 @@ def main() -> None:
         for side, shape in SHAPES.items():
             rows[side] = measure(traces, *shape)
             print(name, side, rows[side], flush=True)
-    prompts = measuring.load_prompts(PROMPTS)
+    prompts = measuring.load_prompts(PROMPTS // 2 if asked.check else PROMPTS)
     for side in SIDES:
         record["engine"][side] = rollout_of(side, prompts)
         print(side, record["engine"][side], flush=True)
-    if len({row["texts"] for row in record["engine"].values()}) > 1:
-        raise RuntimeError("responses differ between sides")
+    if asked.check:
+        sys.exit("\n".join(failures(record)) or 0)
     measuring.write_record(record, asked.output)
 
 

@@ -28,8 +28,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measuring
-from benchmarks.measuring import MODEL, median_interval, requests_of, turns
+from benchmarks.measuring import (
+    MODEL,
+    UseSmolLM2,
+    load_prompts,
+    median_interval,
+    parser,
+    requests_of,
+    turns,
+    vllm_requests,
+    write_record,
+)
 from benchmarks.results_page import section
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.integrations.vllm.offline import (
@@ -50,9 +59,15 @@ MAX_NUM_SEQS = 64
 TAIL_THRESHOLD = 16
 CPU_S, STEPS = "engine_cpu_s", "sam/engine/steps"
 FIGURES = (
-    "sam/engine/rollout_s", CPU_S, STEPS, "sam/tail/time_s", "sam/tail/time_per_token_ms",
-    "sam/bulk/time_per_token_ms", "sam/draft/acceptance_length", "sam/draft/time_us_per_step",
-)  # fmt: skip
+    "sam/engine/rollout_s",
+    CPU_S,
+    STEPS,
+    "sam/tail/time_s",
+    "sam/tail/time_per_token_ms",
+    "sam/bulk/time_per_token_ms",
+    "sam/draft/acceptance_length",
+    "sam/draft/time_us_per_step",
+)
 STOCK, BASE = "stock", "off"
 HEAD = MODEL.parent / "tiny_qwen3_eagle3"
 ALL = {"prompt", "run", "draws"}  # sources of `on` beside `own`
@@ -66,36 +81,56 @@ SIDES = (
 def drafting(name: str, folder: Path, head: Path = HEAD) -> Any:
     """Return the group `sam` of a side; ended responses are stored below `folder`.
 
-    `head` is the draft head of the sides `model` and `joined`. `on`, `matched` and `joined` have
-    the sources that a run with `sam=on` and these sizes has (docs/configuration.md).
+    `head` is the draft head of the sides `model` and `joined`.
     """
-    from sam_rollout.config import ARTICLE, GateConfig, SamConfig, sources_of
-    from sam_rollout.sources.model import ModelSourceConfig
+    from sam_rollout.config import ARTICLE, GateConfig, SamConfig
 
     if name in (STOCK, BASE):
         return SamConfig(enabled=False)
     if name == "article":
         return replace(ARTICLE, gate=GateConfig("threshold", TAIL_THRESHOLD))
-    config, texts = SamConfig(), {"own", *ALL}
-    if name == "matched":
-        config = replace(config, gate=GateConfig("closed"))
-    elif name in ("model", "ngram"):
-        texts = set()
-    elif name not in ("on", "joined"):
-        listed, k, gate = name.split(":")
-        if unknown := set(listed.split("+")) - texts:
-            raise SystemExit(f"{name}: no such sources: {', '.join(sorted(unknown))}")
-        texts = {"own", *listed.split("+")}
-        gated = GateConfig("auto") if gate == "auto" else GateConfig("threshold", int(gate))
-        config = replace(config, max_draft_tokens=int(k), gate=gated)
-    sources: Any = sources_of(*texts)
-    sources = replace(sources, run=replace(sources.run, when="always"))
-    if name in ("model", "joined"):
-        sources = replace(sources, model=ModelSourceConfig(True, "eagle3", str(head)))
-    elif name == "ngram":
-        sources = replace(sources, model=ModelSourceConfig(True, "ngram", max_tokens=8))
-    kept = replace(config.texts, path=str(folder) if texts & {"prompt", "run"} else "")
-    return replace(config, sources=sources, texts=kept)
+    if name in ("on", "matched"):
+        # A run with `sam=on` and these sizes has the same sources (docs/configuration.md).
+        config = with_sources(SamConfig(), ALL, folder)
+        return config if name == "on" else replace(config, gate=GateConfig("closed"))
+    if name in ("ngram", "model", "joined"):
+        return with_drafter(SamConfig(), name, folder, head)
+    sources, k, gate = name.split(":")
+    kinds = set(sources.split("+"))
+    if unknown := kinds - {"own", *ALL}:
+        raise SystemExit(f"{name}: no such sources: {', '.join(sorted(unknown))}")
+    config = with_sources(SamConfig(), kinds, folder)
+    gated = GateConfig("auto") if gate == "auto" else GateConfig("threshold", int(gate))
+    return replace(config, max_draft_tokens=int(k), gate=gated)
+
+
+def with_sources(config: Any, kinds: set[str], folder: Path) -> Any:
+    """Return the configuration with the source `own` and the sources in `kinds`."""
+    from sam_rollout.config import sources_of
+
+    sources: Any = sources_of("own", *kinds)
+    run = replace(sources.run, when="always")
+    kept = replace(config.texts, path=str(folder) if kinds & {"prompt", "run"} else "")
+    return replace(config, sources=replace(sources, run=run), texts=kept)
+
+
+def with_drafter(config: Any, name: str, folder: Path, head: Path) -> Any:
+    """Return the configuration with a drafter that the engine has itself.
+
+    It drafts with the head alone ("model"), with head and texts ("joined") or with n-grams
+    ("ngram").
+    """
+    from sam_rollout.config import sources_of
+    from sam_rollout.sources.model import ModelSourceConfig
+
+    joined = name == "joined"
+    base = with_sources(config, ALL, folder) if joined else config
+    model = (
+        ModelSourceConfig(True, "ngram", max_tokens=8)
+        if name == "ngram"
+        else ModelSourceConfig(True, "eagle3", str(head))
+    )
+    return replace(base, sources=replace(base.sources if joined else sources_of(), model=model))
 
 
 class ClockedExtension(SamWorkerExtension):
@@ -125,7 +160,7 @@ class Side:
 
         before = self._engine.collective_rpc("cpu_seconds")[0]
         sampling = {"max_tokens": max_tokens, "temperature": temperature, "logprobs": 0}
-        given = measuring.vllm_requests(requests, **sampling)
+        given = vllm_requests(requests, **sampling)
         self._recorder.work_arrived()
         outputs = self._engine.generate(*given, use_tqdm=False)
         drained = self._engine.collective_rpc("sam_drain")[0]
@@ -140,24 +175,34 @@ class Side:
 
 @contextmanager
 def running_sides(
-    names: list[str], folder: Path, model: Path = MODEL, head: Path = HEAD,
+    names: list[str],
+    folder: Path,
+    model: Path = MODEL,
+    head: Path = HEAD,
     max_model_len: int = 1280,
-) -> Iterator[dict[str, Side]]:  # fmt: skip
+) -> Iterator[dict[str, Side]]:
     """Start all engines, each in its own process."""
     from sam_rollout.config import RolloutSamplerConfig
 
     with ExitStack() as running:
-        sides = {}
-        for name in names:
-            engine = offline_engine(
-                str(model), drafting(name, folder / name.replace(":", "-"), head),
-                RolloutSamplerConfig("stock" if name == STOCK else "coupled"),
-                worker_extension=f"benchmarks.rollout.{ClockedExtension.__name__}", record=True,
-                max_model_len=max_model_len, max_num_seqs=MAX_NUM_SEQS, disable_log_stats=False,
-                logprobs_mode="processed_logprobs",
-            )  # fmt: skip
-            sides[name] = Side(running.enter_context(engine))
-        yield sides
+        yield {
+            name: Side(
+                running.enter_context(
+                    offline_engine(
+                        str(model),
+                        drafting(name, folder / name.replace(":", "-"), head),
+                        RolloutSamplerConfig("stock" if name == STOCK else "coupled"),
+                        worker_extension=f"benchmarks.rollout.{ClockedExtension.__name__}",
+                        record=True,
+                        max_model_len=max_model_len,
+                        max_num_seqs=MAX_NUM_SEQS,
+                        disable_log_stats=False,
+                        logprobs_mode="processed_logprobs",
+                    )
+                )
+            )
+            for name in names
+        }
 
 
 def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
@@ -175,13 +220,13 @@ def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print the tables, and write the record."""
-    options = measuring.parser(__doc__, "rollout_tiny_cpu")
+    options = parser(__doc__, "rollout_tiny_cpu")
     options.add_argument("--rounds", type=int, default=6, help="rounds per epoch")
     options.add_argument("--epochs", type=int, default=2)
     options.add_argument("--sides", nargs="+", default=list(SIDES), help="off is always added")
     options.add_argument("--prompts", type=int, default=PROMPTS, help="prompts per round")
     options.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
-    options.add_argument("--smollm2", action=measuring.UseSmolLM2)
+    options.add_argument("--smollm2", action=UseSmolLM2)
     options.add_argument("--head", type=Path, default=HEAD, help="of the sides model and joined")
     arguments = options.parse_args()
     sides = list(dict.fromkeys([BASE, *arguments.sides]))
@@ -191,15 +236,18 @@ def main() -> None:
     result = {
         "machine": about,
         "setting": {
-            "sides": sides, "prompts": arguments.prompts, "siblings": SIBLINGS,
-            "max_tokens": arguments.max_tokens, "tail_threshold": TAIL_THRESHOLD,
+            "sides": sides,
+            "prompts": arguments.prompts,
+            "siblings": SIBLINGS,
+            "max_tokens": arguments.max_tokens,
+            "tail_threshold": TAIL_THRESHOLD,
             "rounds": arguments.rounds,
         },
         "identical": identical(epochs),
         "epochs": [{"summary": summarise(rounds), "rounds": rounds} for rounds in epochs],
-    }  # fmt: skip
+    }
     print(section(arguments.output.stem, result))
-    measuring.write_record(result, arguments.output)
+    write_record(result, arguments.output)
 
 
 def identical(epochs: list[list[dict[str, dict[str, float]]]]) -> dict[str, float]:
@@ -213,16 +261,20 @@ def measure(
     sides: list[str], arguments: Any, folder: Path
 ) -> list[list[dict[str, dict[str, float]]]]:
     """Measure all rounds; return metrics by epoch, round and side."""
-    size, rounds, most = arguments.prompts, arguments.rounds, arguments.max_tokens
-    prompts = measuring.load_prompts((rounds + 1) * size, model=arguments.model)
+    prompts = load_prompts((arguments.rounds + 1) * arguments.prompts, model=arguments.model)
+    per_round = [
+        prompts[i : i + arguments.prompts] for i in range(0, len(prompts), arguments.prompts)
+    ]
     # The last prompts are for the warm-up.
-    *per_round, warm_up = (prompts[i : i + size] for i in range(0, len(prompts), size))
+    warm_up, per_round = per_round[-1], per_round[:-1]
     with running_sides(sides, folder, arguments.model, arguments.head) as engines:
-        one_round(engines, warm_up, 0, most)
+        one_round(engines, warm_up, 0, arguments.max_tokens)
         return [
             [
-                one_round(engines, these, epoch * rounds + number, most)
-                for number, these in enumerate(per_round, start=1)
+                one_round(
+                    engines, these, 1 + epoch * arguments.rounds + number, arguments.max_tokens
+                )
+                for number, these in enumerate(per_round)
             ]
             for epoch in range(arguments.epochs)
         ]
