@@ -78,22 +78,13 @@ class _Ngram(Session):
     def __init__(self, window: tuple[int, int], k: int, max_rows: int, max_length: int) -> None:
         from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
-        self._k = k
         lookup = dict(zip(("prompt_lookup_min", "prompt_lookup_max"), window, strict=True))
         self._proposer = NgramProposer(_vllm_config(k, max_rows, max_length, **lookup))
-        self._names = set(inspect.signature(self._proposer.propose).parameters)
+        self._k = _own_argument(self._proposer, k)
 
     def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
-        """Call the proposer with the arguments that its version has."""
-        known = {
-            "num_speculative_tokens": self._k,
-            "sampled_token_ids": sampled,
-            "req_ids": request_ids,
-            "num_tokens_no_spec": lengths,
-            "token_ids_cpu": token_ids,
-            "spec_decode_unsupported_reqs": (),
-        }
-        return self._proposer.propose(**{name: known[name] for name in known.keys() & self._names})
+        """Call the proposer."""
+        return self._proposer.propose(*self._k, sampled, lengths, token_ids)
 
 
 class _Arctic(Session):
@@ -123,8 +114,7 @@ class _Arctic(Session):
             suffix_decoding_min_token_prob=ARCTIC_MIN_PROBABILITY,
         )
         self._proposer = SuffixDecodingProposer(config)
-        names = inspect.signature(self._proposer.propose).parameters
-        self._k = (k,) if "num_speculative_tokens" in names else ()
+        self._k = _own_argument(self._proposer, k)
         self._prompt_length: dict[str, int] = {}
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
@@ -141,6 +131,12 @@ class _Arctic(Session):
             token_ids_cpu=token_ids,
         )
         return self._proposer.propose(*self._k, batch, sampled)
+
+
+def _own_argument(proposer: Any, k: int) -> tuple[int, ...]:
+    """Return k if it is a proposer's first argument, as in vLLM 0.31 and not in 0.23."""
+    given = "num_speculative_tokens" in inspect.signature(proposer.propose).parameters
+    return (k,) if given else ()
 
 
 def _vllm_config(k: int, max_rows: int, max_length: int, **speculative: Any) -> SimpleNamespace:

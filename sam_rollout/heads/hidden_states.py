@@ -28,15 +28,12 @@ class Sample:
     last: Tensor  # [n, hidden], the input of the policy's output matrix.
     prompt: int
 
-    def window(self, start: int, length: int) -> Sample:
-        """Return the part of at most `length` tokens from `start` on."""
+    def part(self, rng: random.Random, length: int) -> Sample:
+        """Draw a window at random, with at least one position to learn from if possible."""
+        start = draw_start(rng, len(self.tokens), self.prompt, length)
         part = slice(start, start + length)
         prompt = max(0, self.prompt - start)
         return Sample(self.tokens[part], self.states[part], self.last[part], prompt)
-
-    def part(self, rng: random.Random, length: int) -> Sample:
-        """Draw a window at random, with at least one position to learn from if possible."""
-        return self.window(draw_start(rng, len(self.tokens), self.prompt, length), length)
 
 
 def draw_start(rng: random.Random, tokens: int, prompt: int, length: int) -> int:

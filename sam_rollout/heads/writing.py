@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from sam_rollout.heads.checkpoint import (
     vllm_name,
 )
 from sam_rollout.heads.eagle3 import Eagle3Head
+from sam_rollout.telemetry.records import write_by_rename
 
 _WEIGHTS = "model.safetensors"
 #: Values that a head's configuration must have (or leave open), because `Eagle3Head` supports only
@@ -120,7 +121,9 @@ def write_head(
         weights["d2t"] = chosen - torch.arange(len(chosen))
         weights["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill_(0, chosen, True)
     kept = {name: tensor.contiguous() for name, tensor in weights.items()}
-    replaced(folder / _WEIGHTS, lambda path: save_file(kept, path, metadata={"format": "pt"}))
+    write_by_rename(
+        folder / _WEIGHTS, lambda path: save_file(kept, path, metadata={"format": "pt"})
+    )
     _write(folder / CONFIG, _speculators_config(trained.shape, model_config, model, draft_tokens))
     _write(folder / TRAINING, {"base_model": base_of(model_config), **training})
 
@@ -205,11 +208,4 @@ def write_fresh_head(
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     text = dumps(content, indent=2) + "\n"
-    replaced(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def replaced(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under another name, then rename it, so that readers always see a whole file."""
-    temporary = path.with_name(f".{path.name}.new")
-    write(temporary)
-    temporary.replace(path)
+    write_by_rename(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -124,12 +124,22 @@ class Comparison(Both):
     @property
     def fair(self) -> bool | None:
         """Whether the comparison is fair; None if too little is recorded to decide."""
-        return fairness.verdict(self.findings)
+        unknown = [found.name for found in self.findings if found.severity == fairness.UNKNOWN]
+        return False if self.unfair else None if "prompts" in unknown else True
 
     @property
     def caveat(self) -> str | None:
-        """Says whether runs ended early or have unequal numbers of steps; None if neither is so."""
-        return fairness.caveat(self.findings)
+        """A phrase about runs that ended early or have unequal numbers of steps.
+
+        A run may have ended early in a slow or failing step. Then only the other side contains such
+        a step.
+        """
+        ended = [found.text for found in self.findings if found.name == "unfinished"]
+        if ended:
+            several = f"{len(ended)} runs ended before their last step"
+            return several if len(ended) > 1 else ended[0].partition(":")[0]
+        unequal = any(found.name == "step_counts" for found in self.findings)
+        return "the runs have unequal numbers of steps" if unequal else None
 
     @property
     def unfair(self) -> list[Finding]:

@@ -87,29 +87,6 @@ def findings(both: Both, lossless: Losslessness) -> list[Finding]:
     ]
 
 
-def verdict(found: list[Finding]) -> bool | None:
-    """Return whether the findings allow a fair comparison; None if too little is recorded."""
-    if any(finding.severity == UNFAIR for finding in found):
-        return False
-    unknown = ("prompts", UNKNOWN) in {(finding.name, finding.severity) for finding in found}
-    return None if unknown else True
-
-
-def caveat(found: list[Finding]) -> str | None:
-    """Return a phrase about runs that ended early or have unequal steps; shown with the verdict.
-
-    A run may have ended early in a slow or failing step. Then only the other side contains such a
-    step.
-    """
-    ended = [finding.text for finding in found if finding.name == "unfinished"]
-    if len(ended) == 1:
-        return ended[0].partition(":")[0]
-    if ended:
-        return f"{len(ended)} runs ended before their last step"
-    unequal = any(finding.name == "step_counts" for finding in found)
-    return "the runs have unequal numbers of steps" if unequal else None
-
-
 def _beyond(relative: float, warning: float, unfair: float) -> str | None:
     """Return the severity of a relative difference; None if it is small."""
     if abs(relative) >= unfair:

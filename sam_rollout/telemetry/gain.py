@@ -15,11 +15,9 @@ There is no estimate in these cases:
 * Requests waited in the queue, or arrived after other requests had ended.
 * Steps were padded, or a model drafted: the model's time is not part of the drafter's time.
 
-The recorded runs in `benchmarks/results/runs` include three pairs of a run without and a run with
-drafts. Each pair measures the speed-up of each training step. Every estimate lies within the 95 %
-interval of the three pairs' mean. It differs by about 20 % at most from the speed-up of the pair
-that its run belongs to (`tests/unit/telemetry/test_gain.py`). The estimate ignores that an engine
-without a drafter may schedule asynchronously.
+`tests/unit/telemetry/test_gain.py` compares estimates with the pairs of runs in
+`benchmarks/results/runs`. The estimate ignores that an engine without a drafter may schedule
+asynchronously.
 """
 
 from typing import Any

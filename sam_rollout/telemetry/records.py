@@ -290,7 +290,7 @@ class RunFolder:
         if target.exists():
             target = self.root / f"run-{_next_number(self.root, 'run', 'json'):03d}.json"
         text = dumps(asdict(info), indent=2) + "\n"
-        _write_by_rename(target, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_by_rename(target, lambda temporary: temporary.write_text(text, encoding="utf-8"))
         return target
 
     def read_starts(self) -> list[RunInfo]:
@@ -316,7 +316,7 @@ class RunFolder:
         target = folder / f"{replica}-{number:03d}.parquet"
         schema = TABLES[name][0]
         checked = table.select(schema.names).cast(schema)
-        _write_by_rename(target, lambda temporary: pq.write_table(checked, temporary))
+        write_by_rename(target, lambda temporary: pq.write_table(checked, temporary))
         return target
 
     def read(self, name: str, problems: list[str] | None = None) -> pa.Table:
@@ -459,7 +459,7 @@ def _next_number(folder: Path, stem: str, suffix: str) -> int:
     return int(taken[-1].stem.rpartition("-")[2]) + 1 if taken else 0
 
 
-def _write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
+def write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
     """Write a file so that readers see either the complete file or no file."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

@@ -15,9 +15,7 @@ from sam_rollout.cli import app
 from sam_rollout.telemetry.traces import Trace
 from tests.made_up import group
 
-TINY = CostSizes(
-    batches=(1, 4), contexts=(512,), steps=4,
-)  # fmt: skip
+TINY = CostSizes(batches=(1, 4), contexts=(512,), steps=4)
 REAL, OTHER = "mine", "another"
 OURS = {
     sides.OWN, sides.ADAPTIVE, sides.OWN_SIBLINGS, sides.OWN_RUN,
@@ -57,12 +55,8 @@ def test_every_set_of_texts_is_measured(result):
 def test_the_last_epoch_is_measured_and_earlier_ones_are_read_before(result):
     (mine,) = [row for row in result["sets"] if row["name"] == REAL]
     later = [trace for trace in two_epochs() if trace.step == 1]
-    assert (mine["groups"], mine["siblings"], mine["responses"], mine["read_before"]) == (
-        1,
-        4,
-        4,
-        4,
-    )
+    sizes = [mine[name] for name in ("groups", "siblings", "responses", "read_before")]
+    assert sizes == [1, 4, 4, 4]
     assert mine["tokens"] == sum(len(trace.response) for trace in later)
     assert {row["tokens"] for row in result["acceptance"] if row["data"] == REAL} == {
         mine["tokens"] - 4  # no draft saves the first
@@ -94,20 +88,14 @@ def test_tables(result):
         assert word in text, word
 
 
-def test_the_command_prints_and_writes(result, monkeypatch, tmp_path):
-    monkeypatch.setattr(drafts, "measure", lambda *_: result)
+def test_the_command_reads_texts_of_the_tiny_model_and_writes(result, monkeypatch, tmp_path):
+    sets = []
+    monkeypatch.setattr(drafts, "measure", lambda texts, *_: sets.append(texts) or result)
     arguments = ["bench", "drafter", "--quick", "--json", str(tmp_path / "a.json")]
     outcome = CliRunner().invoke(app, arguments)
     assert outcome.exit_code == 0, outcome.output
-    assert json.loads((tmp_path / "a.json").read_text())["calls"]
-
-
-def test_without_texts_of_the_user_those_of_the_tiny_model_are_read(result, monkeypatch):
-    sets = []
-    monkeypatch.setattr(drafts, "measure", lambda texts, *_: sets.append(texts) or result)
-    outcome = CliRunner().invoke(app, ["bench", "drafter", "--quick"])
-    assert outcome.exit_code == 0, outcome.output
     assert list(sets[0]) == ["tiny_qwen3"]
+    assert json.loads((tmp_path / "a.json").read_text())["calls"]
 
 
 def test_the_command_names_traces_it_cannot_read(tmp_path):

@@ -24,8 +24,7 @@ def test_a_name_says_sources_k_and_gate():
     assert not sam.sources.prompt.enabled
     assert sam.texts.path == "kept"
     own = drafting("own:8:auto", Path("kept"))
-    assert own.gate.kind == "auto"
+    assert own.gate.kind == "auto" and not own.sources.run.enabled
     assert own.sources == replace(sources_of("own"), run=own.sources.run)
-    assert not own.sources.run.enabled
     with pytest.raises(SystemExit, match="no such sources: sibling"):
         drafting("sibling:3:16", Path("kept"))

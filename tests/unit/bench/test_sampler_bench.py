@@ -1,9 +1,11 @@
 """`sam-rollout bench sampler`: what it runs, counts and prints. Nothing here looks at times."""
 
+import io
 import json
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from sam_rollout.bench import sampler_bench as sampler
@@ -30,22 +32,6 @@ def run_cli(*arguments: object):
 
 def test_the_algorithm_written_once_more_is_rejection_sampling():
     check_rejection_sampling(stock_samplers.ascend_023)
-
-
-def test_each_size_has_every_sampler():
-    result = sampler.measure(SMALL)
-    assert [(case["batch"], case["k"]) for case in result["cases"]] == [
-        (2, 1), (2, 2), (3, 1), (3, 2),
-    ]  # fmt: skip
-    for case in result["cases"]:
-        names = [timing["name"] for timing in case["timings"]]
-        ours = "vectorised", "coupled", "coupled_inversion"
-        assert names[:6] == [sampler.READ, sampler.COPY, *ours, "ascend_0.23"]
-        for timing in case["timings"]:
-            assert 0 < timing["q1_ms"] <= timing["median_ms"] <= timing["q3_ms"]
-            assert timing["repeats"] == sampler.MIN_REPEATS
-            assert timing["kernels"] > 0
-        assert case["target_mb"] == case["batch"] * (case["k"] + 1) * 1500 * 4 / 1e6
 
 
 def test_ours_never_wait_and_the_other_does():
@@ -82,19 +68,22 @@ def test_synchronisations_are_seen(waits, call):
     assert count(lambda: call(torch.arange(3))).synchronisations == waits
 
 
-def test_the_table_shows_every_sampler():
-    result = run_cli("--batch", 2, "--k", 1, "--vocabulary", 50, "--budget-s", 0, "--device", "cpu")
-    assert result.exit_code == 0, result.output
-    for name in (*sampler.OURS, "ascend_0.23", "date 20"):
-        assert name in result.output
-
-
-def test_json_holds_machine_setting_and_sizes():
-    result = run_cli("--batch", 1, "--batch", 2, "--k", 1, "--vocabulary", 50, "--budget-s", 0,
+def test_the_command_measures_every_sampler_at_each_size():
+    result = run_cli("--batch", 2, "--batch", 3, "--k", 1, "--vocabulary", 50, "--budget-s", 0,
                      "--device", "cpu", "--json")  # fmt: skip
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
     assert {"cpu", "cores", "python", "torch", "date"} <= set(record["machine"])
-    assert record["setting"]["vocabulary"] == 50
-    assert record["setting"]["threads"] == 1
-    assert [case["batch"] for case in record["cases"]] == [1, 2]
+    assert (record["setting"]["vocabulary"], record["setting"]["threads"]) == (50, 1)
+    assert [(case["batch"], case["k"]) for case in record["cases"]] == [(2, 1), (3, 1)]
+    for case in record["cases"]:
+        assert case["target_mb"] == case["batch"] * 2 * 50 * 4 / 1e6
+        names = [timing["name"] for timing in case["timings"]]
+        assert names == [sampler.READ, sampler.COPY, *sampler.OURS, "ascend_0.23"]
+        for timing in case["timings"]:
+            assert 0 < timing["q1_ms"] <= timing["median_ms"] <= timing["q3_ms"]
+            assert timing["repeats"] == sampler.MIN_REPEATS and timing["kernels"] > 0
+    console = Console(width=200, record=True, file=io.StringIO())
+    sampler.show(record, console)
+    text = console.export_text()
+    assert all(name in text for name in (*sampler.OURS, "ascend_0.23", "date 20"))

@@ -66,30 +66,19 @@ def test_a_recorded_run_is_foretold_within_fifteen_percent(number):
         assert foretold_s == pytest.approx(mean_s, rel=within)
 
 
-def test_without_drafts_every_token_is_a_step(tmp_path):
-    run = read_baseline(write(tmp_path, responses=4, tokens=60))
-    outcomes = list(sample(run, drafts=False))
-    # The first token comes with four prompts of two tokens.
-    first_s = 4 * 2 * 0.001
-    for outcome in outcomes:
+def test_without_drafts_every_token_is_a_step_and_who_waits_joins_later(tmp_path):
+    first_s = 4 * 2 * 0.001  # the first token comes with four prompts of two tokens
+    run = read_baseline(write(tmp_path / "all", responses=4, tokens=60))
+    for outcome in sample(run, drafts=False):
         assert outcome.rollout_s == pytest.approx(first_s + 59 * 0.014, rel=0.01)
         assert outcome.accepted == outcome.tail_s == 0
-
-
-def test_who_waits_joins_when_another_one_ends(tmp_path):
-    run = read_baseline(write(tmp_path, responses=4, tokens=60, limit=2))
-    (one, _) = sample(run, drafts=False)
+    rounds = read_baseline(write(tmp_path / "rounds", rounds=3))
+    assert [len(one) for one in rounds.rollouts[0].rounds] == [4, 4, 4]
+    assert next(sample(rounds, drafts=False)).rollout_s == pytest.approx(3 * outcome.rollout_s)
+    limited = read_baseline(write(tmp_path / "limited", responses=4, tokens=60, limit=2))
+    (one, _) = sample(limited, drafts=False)
     assert one.rollout_s == pytest.approx(2 * (4 * 0.001 + 59 * 0.012), rel=0.01)
     assert one.tail_s == pytest.approx(one.rollout_s / 2, rel=0.01), "nobody waits any more"
-
-
-def test_a_round_begins_when_the_one_before_has_ended(tmp_path):
-    run = read_baseline(write(tmp_path, rounds=3))
-    assert [len(one) for one in run.rollouts[0].rounds] == [4, 4, 4]
-    outcomes = [
-        list(sample(one, drafts=False)) for one in (run, read_baseline(write(tmp_path / "x")))
-    ]
-    assert outcomes[0][0].rollout_s == pytest.approx(3 * outcomes[1][0].rollout_s)
 
 
 def test_texts_that_repeat_themselves_gain_and_the_next_step_remembers(tmp_path):

@@ -50,19 +50,13 @@ def test_what_is_null_is_not_known(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"tokens": [1, 2], "group": null, "sibling": null, "step": null}\n' * 2)
     first, second = read_traces(path)
-    assert (first.sibling, first.step) == (0, 0)
-    assert first.group != second.group
+    assert (first.sibling, first.step) == (0, 0) and first.group != second.group
 
 
 def test_a_damaged_row_of_a_table_is_named(tmp_path):
     rows = {"prompt_ids": [[1], [1]], "response_ids": [[2, 3], [-2, 3]]}
     pq.write_table(pa.table(rows), tmp_path / "a.parquet")
     with pytest.raises(TraceError, match=r"a\.parquet, row 2: token ids"):
-        read_traces(tmp_path)
-    content = bytearray((tmp_path / "a.parquet").read_bytes())
-    content[4:44] = b"x" * 40
-    (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(TraceError, match=r"a\.parquet"):
         read_traces(tmp_path)
 
 
@@ -81,12 +75,8 @@ def test_a_tables_ids_are_in_their_own_columns(tmp_path):
 
 def test_groups_are_of_one_step_and_in_order():
     nothing = np.zeros(0, np.int32)
-    traces = [
-        Trace("a", 1, nothing, nothing, step=2),
-        Trace("a", 0, nothing, nothing, step=2),
-        Trace("b", 0, nothing, nothing, step=1),
-        Trace("a", 0, nothing, nothing, step=1),
-    ]
+    given = [("a", 1, 2), ("a", 0, 2), ("b", 0, 1), ("a", 0, 1)]
+    traces = [Trace(group, sibling, nothing, nothing, step) for group, sibling, step in given]
     named = [[(t.step, t.group, t.sibling) for t in group] for group in groups_of(traces)]
     assert named == [[(1, "b", 0)], [(1, "a", 0)], [(2, "a", 0), (2, "a", 1)]]
 

@@ -84,15 +84,11 @@ def test_folders_without_a_head_are_refused(write, tmp_path):
         read_head(RECIPE / "tiny_qwen3")
 
 
-@pytest.mark.parametrize("key", ["hidden_size", "vocab_size", "num_hidden_layers"])
-def test_a_head_of_another_model_is_refused(write, model_config, key):
-    head = read_head(write())
-    with pytest.raises(ConfigError, match=f"made for a model with {key} = {model_config[key]}"):
-        check_belongs(head, model_config | {key: 2 * model_config[key]})
-
-
-def test_layers_that_are_not_there_are_refused(write, model_config):
+def test_a_head_of_another_model_is_refused(write, model_config):
     folder = write()
+    for key in ("hidden_size", "vocab_size", "num_hidden_layers"):
+        with pytest.raises(ConfigError, match=f"made for a model with {key} = {model_config[key]}"):
+            check_belongs(read_head(folder), model_config | {key: 2 * model_config[key]})
     (folder / "training.json").unlink()
     head = read_head(folder)
     assert head.base_model == {}

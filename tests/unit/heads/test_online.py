@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 import random
+from unittest import mock
 
 import pytest
 import torch
@@ -127,14 +128,6 @@ def test_the_time_it_may_take_is_kept(online, policy, samples):
     assert spent > 80 * share
 
 
-def test_a_problem_met_outside_ends_the_training(online, policy, samples, caplog):
-    head = online()
-    head.buffer.add(samples)
-    head.problem = MemoryError("no room for windows")
-    assert learn(head, policy)["failures"] == 1
-    assert head.failed and "no room for windows" in caplog.text
-
-
 def no_number(learner, _samples):
     return sum(p.sum() for p in learner.head.parameters()) * float("nan")
 
@@ -144,7 +137,8 @@ def no_memory(*_arguments):
 
 
 @pytest.mark.parametrize(
-    ("name", "breaking"), [("loss", no_number), ("loss", no_memory), ("unrolled", no_memory)]
+    ("name", "breaking"),
+    [("loss", no_number), ("loss", no_memory), ("unrolled", no_memory), ("outside", None)],
 )
 def test_a_failure_ends_the_training_and_leaves_the_last_head(
     online, policy, samples, name, breaking, monkeypatch, caplog
@@ -155,7 +149,10 @@ def test_a_failure_ends_the_training_and_leaves_the_last_head(
     good = weights(head)
     head.buffer.add(samples[12:])
     with monkeypatch.context() as broken, caplog.at_level(logging.WARNING):
-        broken.setattr(Learner, name, breaking)
+        if breaking:
+            broken.setattr(Learner, name, breaking)
+        else:
+            head.problem = MemoryError("no room for windows")
         assert learn(head, policy)["failures"] == 1
     assert head.failed and torch.equal(weights(head), good)
     assert len(caplog.records) == 1 and "The rollout goes on" in caplog.text
@@ -193,14 +190,8 @@ def _learn_together(rank, policy, first_head, samples):
             torch.nn.init.zeros_(trainable.head.fc.weight)
         online = OnlineHead(trainable, 2, SETTINGS, peers)
         online.buffer.add(mine)
-        plain = getattr(kind, broken) if breaking else None
-        if breaking:
-            setattr(kind, broken, breaking)
-        try:
+        with mock.patch.object(kind, broken, breaking) if breaking else contextlib.nullcontext():
             found = learn(online, policy)
-        finally:
-            if breaking:
-                setattr(kind, broken, plain)
         return weights(online), found, online.failed
 
     breaking = no_memory if rank else None

@@ -1,6 +1,5 @@
 """Run folders as a run makes them: with given metrics, or whole synthetic runs."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,10 +9,9 @@ import numpy as np
 import pytest
 
 from sam_rollout.report.compare import Comparison, compare_folders
-from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.aggregate import aggregate
 from sam_rollout.telemetry.records import RunFolder, RunInfo
-from tests.records import engine_step, engine_steps, request, trace, traces
+from tests.records import by_source, engine_step, engine_steps, request, trace, traces
 from tests.records import requests as requests_table
 
 MakeRun = Callable[..., Path]
@@ -67,9 +65,8 @@ def make_run(tmp_path) -> MakeRun:
 class Synthetic:
     """A run that is made up: the rollout of every step, request by request.
 
-    `seed` fixes prompts, texts and what of drafts is accepted, `noise_seed` the times, which differ
-    between repeats. Time outside the rollout is `update_s`; the first step's engine steps take
-    `warm_up` times as long.
+    `seed` fixes prompts and texts, `noise_seed` the times, which differ between repeats. Time
+    outside the rollout is `update_s`; the first step's engine steps take `warm_up` times as long.
     """
 
     steps: int = 6
@@ -95,52 +92,44 @@ class Synthetic:
 
     def _write_step(self, folder: RunFolder, step: int, noise: Any) -> None:
         texts = np.random.default_rng([self.seed, step])
-        requests = self.groups * self.siblings
-        lengths = np.sort(texts.gamma(2.0, self.mean_tokens / 2, requests).astype(int) + 4)
-        order, reward = texts.permutation(requests), float(texts.normal())
-        rows, others = [], [0] * (len(NAMES) - 1)  # own text is the first source
+        names = [(f"prompt-{self.seed}-{step}-{g}", s)
+                 for g in range(self.groups) for s in range(self.siblings)]  # fmt: skip
+        lengths = texts.gamma(2.0, self.mean_tokens / 2, len(names)).astype(int) + 4
+        reward, left, rows = float(texts.normal()), lengths, []
         now = start = START_S + 1000.0 * step
-        accepted, generated = np.zeros(requests, int), np.zeros(requests, int)
-        ended = np.full(requests, start)
-        while (running := generated < lengths).any():
-            count = int(running.sum())
+        while count := int((left > 0).sum()):
             drafting = self.sam and count <= TAIL_THRESHOLD
-            bonus = texts.integers(0, K + 1, requests) if drafting else np.zeros(requests, int)
-            gained = np.minimum(1 + bonus, lengths - generated) * running
+            gained = np.minimum(left, 2 if drafting else 1)  # one of K draft tokens is right
+            left = left - gained
+            drafts, kept = count * drafting, int(gained.sum()) - count
             duration = (0.01 + 0.001 * count) * (1 + self.noise * noise.standard_normal())
             duration *= self.warm_up if step == 1 else 1.0
             now += duration
-            generated += gained
-            kept = np.maximum(gained - 1, 0)
-            accepted += kept
-            ended[running] = now
             rows.append(engine_step(
                 step=step, time_s=now, duration_s=duration, running=count,
-                generation_tokens=int(gained.sum()),
-                draft_requests=count if drafting else 0,
-                draft_tokens=K * count if drafting else 0,
-                accepted_tokens=int(kept.sum()),
-                accepted_per_position=[int((kept[running] > at).sum()) for at in range(K)]
-                if drafting else [],
-                drafted_per_source=[K * count, *others] if drafting else [],
-                accepted_per_source=[int(kept.sum()), *others] if drafting else [],
+                generation_tokens=int(gained.sum()), draft_requests=drafts,
+                draft_tokens=K * drafts, accepted_tokens=kept,
+                accepted_per_position=[kept, 0, 0] if drafting else [],
+                drafted_per_source=by_source(own=K * drafts) if drafting else [],
+                accepted_per_source=by_source(own=kept) if drafting else [],
                 gate_open=drafting if self.sam else None,
             ))  # fmt: skip
         steps_table = engine_steps(*rows)
-        names = [(f"prompt-{self.seed}-{step}-{g}", s)
-                 for g in range(self.groups) for s in range(self.siblings)]  # fmt: skip
+        told = [
+            {"step": step, "group": group, "sibling": sibling, "start_s": start, "end_s": now}
+            for group, sibling in names
+        ]
         finished = requests_table(*(
-            request(
-                step=step, group=names[place][0], sibling=names[place][1], prompt_tokens=20,
-                response_tokens=int(lengths[row]), accepted_tokens=int(accepted[row]),
-                start_s=start, end_s=float(ended[row]),
-            )
-            for row, place in enumerate(order)
+            request(**one, prompt_tokens=20, response_tokens=length)
+            for one, length in zip(told, lengths, strict=True)
         ))  # fmt: skip
         folder.write("engine_steps", 0, steps_table)
         folder.write("requests", 0, finished)
         if self.traces:
-            folder.write("traces", 0, self._traces(step, names, lengths[np.argsort(order)], start))
+            folder.write("traces", 0, traces(*(
+                trace(**one, response_ids=texts.integers(0, 50, length).tolist())
+                for one, length in zip(told, lengths, strict=True)
+            )))  # fmt: skip
         metrics = aggregate([steps_table], [finished], tail_threshold=TAIL_THRESHOLD)
         update_s = self.update_s * (1 + self.noise * noise.standard_normal())
         gen_s = metrics["sam/engine/rollout_s"] + 0.1
@@ -156,20 +145,8 @@ class Synthetic:
                 "response_length/mean": float(lengths.mean()),
                 "critic/rewards/mean": reward,
                 "training/rollout_probs_diff_mean": 4e-4,
-                "training/rollout_probs_diff_max": 0.1,
             },
         )
-
-    def _traces(self, step: int, names: list, lengths: np.ndarray, start: float) -> Any:
-        texts = np.random.default_rng([self.seed, step, 2])
-        return traces(*(
-            trace(
-                group=group, sibling=sibling, step=step, prompt_ids=[1, 2, 3],
-                response_ids=texts.integers(0, 50, length).tolist(), start_s=start,
-                end_s=start + 1,
-            )
-            for (group, sibling), length in zip(names, lengths, strict=True)
-        ))  # fmt: skip
 
 
 @pytest.fixture
@@ -211,20 +188,6 @@ def pairs(synthetic) -> Callable[..., tuple[list[Path], list[Path]]]:
         return [run("off", seed) for seed in seeds], [run("on", seed) for seed in seeds]
 
     return make
-
-
-@pytest.fixture
-def rewrite() -> Callable[..., None]:
-    """rewrite(run, change) changes the metrics of a run's log: change(step, metrics)."""
-
-    def change_log(run: Path, change: Callable[[int, dict[str, float]], None]) -> None:
-        log = RunFolder(run).train_steps_path
-        entries = [json.loads(line) for line in log.read_text().splitlines()]
-        for entry in entries:
-            change(entry["step"], entry["metrics"])
-        log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-
-    return change_log
 
 
 @pytest.fixture

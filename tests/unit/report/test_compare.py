@@ -46,9 +46,8 @@ def test_gain_is_of_sums_and_equal_tokens_divides_by_them(make_run):
 
 def test_no_gain_where_a_side_has_no_tail(make_run):
     steps = {1: {"sam/tail/time_s": 0.0, "sam/tail/time_sum_s": 0.0, "sam/tail/tokens": 0.0}}
-    comparison = compare_folders(make_run("off", steps), make_run("on", steps, sam=True))
-    assert comparison.time("tail").raw is None
-    assert comparison.time("tail").equal_tokens is None
+    tail = compare_folders(make_run("off", steps), make_run("on", steps, sam=True)).time("tail")
+    assert tail.raw is None and tail.equal_tokens is None
 
 
 def test_metric_used_is_one_that_both_sides_carry(make_run):

@@ -168,12 +168,9 @@ def test_a_run_that_lost_a_step_and_ended_early(base, synthetic):
     assert texts(comparison, "unfinished")[0].startswith("SAM ended at step 6 of 9: ")
 
 
-def planned(steps: int) -> dict:
-    return config(trainer={"total_training_steps": 6}) | {"steps": steps}
-
-
 def test_a_run_that_ended_early_is_told_with_the_verdict(compared):
-    comparison = compared(planned(6), **planned(3))
+    planned = config(trainer={"total_training_steps": 6})
+    comparison = compared(planned | {"steps": 6}, **planned, steps=3)
     assert comparison.fair is True
     assert comparison.caveat == "SAM ended at step 3 of 6"
     assert sentences(comparison)[0].startswith("Fair, but SAM ended at step 3 of 6: with drafts")

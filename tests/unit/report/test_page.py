@@ -32,8 +32,10 @@ def page(comparison):
 
 
 def test_the_page_says_what_the_comparison_does(comparison, page):
-    ratio = 1 + comparison.time("tail").equal_tokens.speed_up_minus_one.value
-    assert re.search(rf"<h1>With drafts a token .*: {ratio:.2f} times as fast .*</h1>", page)
+    gain = comparison.time("tail").equal_tokens.speed_up_minus_one
+    value, low, high = (f"{1 + end:.2f}" for end in (gain.value, gain.low, gain.high))
+    said = rf"{value} times as fast \(95 % interval {low} to {high}\)\."
+    assert re.search(rf"<h1>With drafts a token of the long tail took .*: {said}</h1>", page)
     assert '<p class="same">All 192 responses are identical.</p>' in page
     assert "Fair comparison" in page and "Why this comparison is unfair" not in page
     assert page.index("<h1>") < page.index("Times and gains") < page.index("All findings")

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sam_rollout.report import panels as layout
-from sam_rollout.report import pictures as pictures
 from sam_rollout.report import wandb_workspace as workspace
 from sam_rollout.report.charts import Side, draw
 from sam_rollout.report.panels import Panel
@@ -87,14 +86,8 @@ def run(tmp_path) -> Path:
     folder.write_start(RunInfo("sam=on", CONFIG, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
     for step in (1, 2):
         folder.write("engine_steps", 0, engine_steps(engine_step(step=step)))
-        folder.append_train_step(
-            step,
-            {
-                "sam/engine/rollout_s": 3.0 - step,
-                "val-core/gsm8k/acc/mean@1": 0.5,
-                "sam/draft/accepted_position_1": 0.5,
-            },
-        )
+        metrics = {"val-core/gsm8k/acc/mean@1": 0.5, "sam/draft/accepted_position_1": 0.5}
+        folder.append_train_step(step, metrics | {"sam/engine/rollout_s": 3.0 - step})
     return folder.path
 
 

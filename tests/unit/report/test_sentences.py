@@ -30,20 +30,6 @@ def told(make_run):
     return tell
 
 
-def test_a_fair_pair_is_told_with_its_interval(synthetic):
-    base = [synthetic(f"off-{n}", noise_seed=n) for n in (1, 2)]
-    sam = [synthetic(f"on-{n}", sam=True, noise_seed=n) for n in (1, 2)]
-    comparison = compare_folders(base, sam)
-    gain = comparison.time("tail").equal_tokens.speed_up_minus_one
-    time, samples = sentences(comparison)
-    assert time.startswith("With drafts a token of the long tail took ")
-    assert time.endswith(
-        f": {1 + gain.value:.2f} times as fast (95 % interval {1 + gain.low:.2f} to "
-        f"{1 + gain.high:.2f})."
-    )
-    assert samples == "All 192 responses are identical."
-
-
 @pytest.mark.parametrize(
     ("base", "sam", "said"),
     [

@@ -9,6 +9,7 @@ from scipy import stats
 
 from sam_rollout.telemetry.aggregate import Rollout, aggregate
 from sam_rollout.telemetry.records import RunFolder
+from sam_rollout.telemetry.tables import of_split
 from tests.records import engine_step, engine_steps, request, requests
 
 RUNS = Path(__file__).parents[3] / "benchmarks" / "results" / "runs"
@@ -114,22 +115,14 @@ def test_work_that_the_records_do_not_tell_leaves_it_out(hidden):
 
 def test_in_the_recorded_runs_it_lies_within_the_interval_of_the_pairs():
     """Three pairs of runs; where their machine slowed down, it is right all the same."""
-    found = []
-    tables = {
-        name: (folder.read("engine_steps"), folder.read("requests"))
-        for name in ("off-1", "off-2", "off-3", "on-1", "on-2", "on-3")
-        for folder in [RunFolder(RUNS / name)]
-    }
+    found, runs = [], {}
+    for name in (f"{side}-{n}" for side in ("off", "on") for n in (1, 2, 3)):
+        runs[name] = [RunFolder(RUNS / name).read(table) for table in ("engine_steps", "requests")]
     for step in range(1, 6):
         seen = {}
-        for name, both in tables.items():
-            of_step = [
-                table.filter(
-                    pc.and_(pc.equal(table["step"], step), pc.equal(table["split"], "train"))
-                )
-                for table in both
-            ]
-            seen[name] = Rollout(*of_step, tail_threshold=8)
+        for name, tables in runs.items():
+            rows = (t.filter(pc.equal(t["step"], step)) for t in tables)
+            seen[name] = Rollout(*(of_split(t, "train") for t in rows), tail_threshold=8)
         busy = {name: one.duration_s.sum() for name, one in seen.items()}
         pairs = np.log([busy[f"off-{n}"] / busy[f"on-{n}"] for n in (1, 2, 3)])
         half = stats.t.ppf(0.975, 2) * pairs.std(ddof=1) / np.sqrt(3)

@@ -3,15 +3,9 @@
 from sam_rollout.telemetry.progress import EngineProgress, progress_line, total
 
 BUSY = EngineProgress(
-    finished=37,
-    running=12,
-    waiting=3,
-    tokens=5000,
-    draft_requests=100,
-    accepted_tokens=131,
-    engines=1,
-    drafting=1,
-)
+    finished=37, running=12, waiting=3, tokens=5000, draft_requests=100, accepted_tokens=131,
+    engines=1, drafting=1,
+)  # fmt: skip
 IDLE = EngineProgress(tokens=400, engines=1)
 
 
@@ -23,11 +17,8 @@ def test_the_line_says_where_all_engines_stand():
     )
 
 
-def test_nothing_in_flight_is_nothing_to_say():
-    assert progress_line(IDLE, None, 0.0) == ""
-
-
 def test_what_is_not_known_is_left_out():
+    assert progress_line(IDLE, None, 0.0) == "", "nothing is in flight"
     line = progress_line(EngineProgress(running=1, tokens=10, engines=1), None, 0.0)
     assert line == "rollout: 0 finished, 1 running, 0 waiting | 0 of 1 engines drafting"
     drained = progress_line(EngineProgress(running=1, tokens=10, engines=1), BUSY, 1.0)

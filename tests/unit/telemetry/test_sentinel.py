@@ -73,14 +73,11 @@ def accepting(
     """A step whose prompts have so many accepted tokens for each of 40 drafts."""
     rows = [
         request(
-            group=str(number),
-            verify_steps=verify_steps,
-            drafted_tokens=drafted if verify_steps else 0,
-            accepted_tokens=round(rate * 40),
-            open_steps=opened if verify_steps else 0,
+            group=str(number), verify_steps=verify_steps, accepted_tokens=round(rate * 40),
+            drafted_tokens=drafted if verify_steps else 0, open_steps=opened if verify_steps else 0,
         )
         for number, rate in enumerate(rates)
-    ]
+    ]  # fmt: skip
     return TrainingStep({}, [reported(ended=rows)])
 
 
@@ -190,9 +187,5 @@ def test_texts_that_differ_are_a_fault_unless_rounding_explains_it():
     said = [names(sentinel, TrainingStep(metrics)) for metrics in steps]
     found = ["texts_differ"]
     assert said == [[], [], [], found, [], [], [], [], found]
-    assert "25% of the responses" in sentinel_says(fault) and "50% are no" in sentinel_says(fault)
-
-
-def sentinel_says(metrics: dict[str, float]) -> str:
-    ((finding,), _) = Sentinel(SentinelConfig()).look(TrainingStep(metrics))
-    return str(finding)
+    ((finding,), _) = Sentinel(SentinelConfig()).look(TrainingStep(fault))
+    assert "25% of the responses" in finding.seen and "50% are no" in finding.seen
