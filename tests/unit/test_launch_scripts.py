@@ -96,9 +96,9 @@ def printed(*arguments: str, **variables: str) -> tuple[dict[str, str], list[lis
 
 @pytest.fixture
 def place(tmp_path):
-    """``place(environment, *options, name=..., domain=...)``: rank, head and names of a machine."""
+    """``place(environment, role, *options, name=..., domain=...)``: rank, head and names."""
 
-    def call(environment, *options, name="host", domain=""):
+    def call(environment, *options, name, domain=""):
         program(tmp_path / "uname", f"echo {name}")
         program(tmp_path / "scontrol", '[ "$*" = "show hostnames gpu-[07-08]" ] && echo gpu-07\n'
                 "echo gpu-08")  # fmt: skip
@@ -106,7 +106,7 @@ def place(tmp_path):
         ask = f"""set -euo pipefail; source {LIB}/common.sh; source {LIB}/cluster.sh
             find_place "$@"; echo "$OWN_RANK $HEAD $NAMES" """
         variables = {"PATH": first_on_path(tmp_path), "PYTHON": str(python), **environment}
-        return bash("-c", ask, "node.sh", *(options or ["auto"]), **variables)
+        return bash("-c", ask, "node.sh", *options, **variables)
 
     return call
 
@@ -131,17 +131,15 @@ def place(tmp_path):
             {**POD, "JOB_COMPLETION_INDEX": "1", "NNODES": "2", "MASTER_ADDR": "train-0.mesh"},
             "train-1-x7f2q", "", "1 train-0.mesh rank 0,train-1-x7f2q",
         ),
+        (SLURM, "host", "", "0 10.1.1.1 a,b,c"),
     ],
-    ids=["slurm", "torchrun's names", "PyTorchJob", "StatefulSet", "indexed job"],
+    ids=["slurm", "torchrun's names", "PyTorchJob", "StatefulSet", "indexed job", "options win"],
 )  # fmt: skip
 def test_a_node_reads_its_place(place, environment, name, domain, said):
-    done = place(environment, name=name, domain=domain)
+    given = ["--node-rank=0", "--num-nodes", "3", "--head-address=10.1.1.1", "--names=a,b,c"]
+    options = given if said.endswith("a,b,c") else []
+    done = place(environment, "auto", *options, name=name, domain=domain)
     assert done.stdout == f"{said}\n", done.stderr
-
-
-def test_options_win_over_variables(place):
-    options = ["auto", "--node-rank=0", "--num-nodes", "3", "--head-address=10.1.1.1"]
-    assert place(SLURM, *options, "--names=a,b,c").stdout == "0 10.1.1.1 a,b,c\n"
 
 
 @pytest.mark.parametrize(
@@ -199,51 +197,14 @@ def test_a_worker_joins_the_head_with_its_devices(device):
     assert exported["NCCL_SOCKET_IFNAME"] == "ib0"  # a value of the shell wins
 
 
-def test_slurm_without_its_commands():
-    arguments = ("auto", "--device=cuda", "--devices-per-node=8", "--print")
-    done = node(*arguments, **SLURM)
-    assert done.returncode == 3
-    assert "scontrol cannot tell the nodes' names" in done.stderr
-    assert "give --names and --head-address" in done.stderr
-    done = node(*arguments, "--names=gpu-07,gpu-08", "--head-address=10.0.0.7", **SLURM)
-    assert "# gpu-08: rank 1 of 2, head 10.0.0.7:6766\n" in done.stdout, done.stderr
-
-
-def test_help_needs_nothing_of_the_node(tmp_path):
-    """Neither a vendor's script, nor its program, nor a default route."""
-    program(tmp_path / "nvidia-smi", "echo GPU is lost; exit 15")
-    program(tmp_path / "awk", "exit 1")  # asked for the default route
-    done = bash(NODE, "--help", PATH=first_on_path(tmp_path), TMPDIR=str(tmp_path))
-    assert done.returncode == 0 and "usage: scripts/node.sh" in done.stdout, done.stderr
-
-
-VENDORS_SCRIPTS = {
-    "unset variables": ('export ASCEND_HOME_PATH="$NOT_SET_AT_ALL/cann"', "ASCEND_HOME_PATH=/cann"),
-    "a status": ("export ASCEND_HOME_PATH=/cann\n[ -f /no ] && echo x", "ASCEND_HOME_PATH=/cann"),
-    "the run's python": (
-        'export ASCEND_FOUND="$(command -v python3)"', "ASCEND_FOUND={root}/bin/python3",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", VENDORS_SCRIPTS)
-def test_a_vendors_script_is_sourced(tmp_path, what):
-    script, exported = VENDORS_SCRIPTS[what]
-    program(tmp_path / "ascend-toolkit" / "set_env.sh", script)
-    python = program(tmp_path / "bin" / "python3", f'exec {sys.executable} "$@"')
-    variables = {"ASCEND_ROOT": str(tmp_path), "PYTHON": str(python)}
-    done = node(*WORKER, "--device=ascend_910c", "--print", **variables)
-    assert done.returncode == 0, done.stderr
-    assert f"export {exported.format(root=tmp_path)}\n" in done.stdout
-    said = "ascend-toolkit/set_env.sh ended with status 1" in done.stdout
-    assert said == (what == "a status")
-
-
 def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
-    """A shell has neither CANN's paths nor the interfaces that a run would be given."""
+    """A shell has neither CANN's paths nor the interfaces that a run would be given.
+
+    The vendor's script uses unset variables, and ends with a status.
+    """
     told = 'echo "$@"\necho "$ASCEND_HOME_PATH $HCCL_SOCKET_IFNAME $(ulimit -n)"'
     python = program(tmp_path / "python", told)
-    vendors = "export ASCEND_HOME_PATH=/cann\necho of the vendor"
+    vendors = 'export ASCEND_HOME_PATH="$NOT_SET/cann"\necho of the vendor\n[ -f /no ] && echo x'
     program(tmp_path / "ascend-toolkit" / "set_env.sh", vendors)
     asked = "doctor --device ascend_910c --interface=eth7 --experiment x --json"
     done = bash(
@@ -257,18 +218,7 @@ def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
         f"/cann eth7 {files}",
     ], done.stderr
     assert "of the vendor" in done.stderr
-
-
-def test_the_interface_is_that_of_the_default_route(tmp_path):
-    route = tmp_path / "route"
-    route.write_text(
-        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
-        "docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\n"
-        "enp67s0f5\t00000000\t010010AC\t0003\t0\t0\t0\t00000000\n"
-    )
-    command = f"source {LIB}/cluster.sh; default_interface {route}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert done.stdout == "enp67s0f5\n"
+    assert "ascend-toolkit/set_env.sh ended with status 1" in done.stderr
 
 
 def test_scripts_and_doctor_agree():
@@ -499,28 +449,20 @@ def commands(hosts, *arguments: str, **variables: str) -> list[list[str]]:
 
 def test_every_node_gets_its_part(hosts):
     asked = ("--env", "HF_HOME=/a b", "--remote-dir=/opt/sam rollout", "--doctor")
-    head, worker = commands(hosts, *asked)
+    # ssh carries no variables: the head would look for the data in its checkout.
+    head, worker = commands(hosts, *asked, TRAIN_FILE="/data/a t.parquet", SECRET="x")
     assert [head[3], worker[3]] == ["root@node-1", "node-2"]
     assert head[1:3] == ["-p", "22"]
     part = shlex.split(head[4])
     assert part[:5] == ["cd", "/opt/sam rollout", "&&", "exec", "env"]
-    assert part[5:9] == ["HF_HOME=/a b", "bash", "scripts/node.sh", "head"]
+    files = ["TRAIN_FILE=/data/a t.parquet", "HF_HOME=/a b"]
+    assert part[5:10] == [*files, "bash", "scripts/node.sh", "head"]
     assert {"--attached", "--node-rank=0", "--num-nodes=2", "--names=node-1,node-2"} <= set(part)
     assert part[-4] == "--doctor"  # it is the head who asks
     assert part[-3:] == ["--config", "a=1", "b='x y'"]
     part = shlex.split(worker[4])
     assert {"worker", "--node-rank=1", "--head-address=10.0.0.1"} <= set(part)
     assert "--config" not in part and "--doctor" not in part
-
-
-def test_places_of_model_and_data_are_passed_on(hosts):
-    """ssh carries no variables: the head would look for the data in its checkout."""
-    given = {"MODEL_PATH": "/data/a model", "TRAIN_FILE": "/data/t.parquet", "SECRET": "x"}
-    for words in commands(hosts, "--env", "MODEL_PATH=/local/model", **given):
-        variables = shlex.split(words[4])[5:]
-        assert variables[: variables.index("bash")] == [
-            "MODEL_PATH=/data/a model", "TRAIN_FILE=/data/t.parquet", "MODEL_PATH=/local/model",
-        ]  # fmt: skip
 
 
 def by_node(head: str, worker: str) -> str:

@@ -67,12 +67,6 @@ def test_the_variable_alone_would_not_be_recorded(monkeypatch, value, wanted):
     checked(f"{SWITCH}={str(wanted).lower()}", "trainer.device=cuda")
 
 
-def test_a_worker_says_whether_it_has_switched(monkeypatch):
-    assert not is_in_force(), "loading the module switches nothing"
-    monkeypatch.setitem(batch_invariance._SWITCHES, __name__, "SWITCH")
-    assert is_in_force()
-
-
 def test_an_engine_that_did_not_switch_is_refused():
     asked = RolloutSamplerConfig(batch_invariant=True)
     on, off = ({"sampler": "coupled", "batch_invariant": value} for value in (True, False))
