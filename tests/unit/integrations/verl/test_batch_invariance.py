@@ -6,8 +6,7 @@ from sam_rollout.config import ConfigError, RolloutSamplerConfig
 from sam_rollout.integrations.verl.batch_invariance import check_batch_invariance
 from sam_rollout.integrations.verl.environment import environment
 from sam_rollout.integrations.verl.run_config import read_run_config
-from sam_rollout.integrations.vllm import batch_invariance
-from sam_rollout.integrations.vllm.batch_invariance import BATCH_INVARIANT_ENV, is_in_force
+from sam_rollout.integrations.vllm.batch_invariance import BATCH_INVARIANT_ENV
 from sam_rollout.integrations.vllm.drafting.startup_check import WrongSamplerError, check_samplers
 from tests.unit.integrations.verl.test_checks import ENGINE, ROLLOUT, composed
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
@@ -29,6 +28,8 @@ def test_both_sides_have_it_by_one_switch():
     for side in ("sam=on", "sam=off"):
         assert checked(side, *ON_CUDA)[BATCH_INVARIANT_ENV] == "1"
         assert BATCH_INVARIANT_ENV not in checked(side)
+    checked(*ON_CUDA, f"+{ENGINE}.attention_backend=triton_attn")
+    checked(f"{SWITCH}=true", "trainer.device=npu", f"+{ENGINE}.attention_backend=CUSTOM")
 
 
 @pytest.mark.parametrize(
@@ -51,11 +52,6 @@ def test_what_cannot_be_is_refused_in_one_line(overrides, said):
         checked(*overrides)
     found = str(caught.value).replace("bfloat16", "bf")
     assert found.startswith(said) and "\n" not in found
-
-
-def test_backends_that_are_invariant_pass():
-    checked(*ON_CUDA, f"+{ENGINE}.attention_backend=triton_attn")
-    checked(f"{SWITCH}=true", "trainer.device=npu", f"+{ENGINE}.attention_backend=CUSTOM")
 
 
 @pytest.mark.parametrize(("value", "wanted"), [("1", False), ("0", True)])

@@ -19,6 +19,7 @@ def exported(shell: dict[str, str], *overrides: str) -> tuple[dict[str, str], di
     with patch.dict(os.environ, {**bare, **shell}, clear=True):
         export_environment(config, read_run_config(config))
         here = dict(os.environ)
+    assert config.trainer.default_local_dir == str(Path("run/checkpoints").absolute())
     return here, dict(config.ray_kwargs.ray_init.runtime_env.env_vars)
 
 
@@ -57,13 +58,3 @@ def test_a_shell_that_overrules_the_experiment_is_named(monkeypatch, capsys):
         "Note: TASK_QUEUE_ENABLE=1 is set in the shell and wins; the experiment says 2 "
         "(unset TASK_QUEUE_ENABLE to use that)\n"
     )
-
-
-def test_the_run_folder_becomes_absolute(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = composed()
-    config.run_dir = "runs/one"
-    with patch.dict(os.environ):
-        export_environment(config, read_run_config(config))
-    assert config.run_dir == f"{tmp_path}/runs/one"
-    assert config.trainer.default_local_dir == f"{tmp_path}/runs/one/checkpoints"

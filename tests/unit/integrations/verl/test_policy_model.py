@@ -99,6 +99,7 @@ def test_a_model_that_is_not_there(path):
         check(path)
     assert caught.value.field == policy_model.PATH
     assert isinstance(caught.value, NotHereError) == ("/" in path)
+    assert check("'hdfs://cluster/model'")[0].text == "hdfs://cluster/model, not read here"
 
 
 def test_a_model_of_the_hub(model, monkeypatch, tmp_path):
@@ -120,11 +121,6 @@ def test_a_model_of_the_hub(model, monkeypatch, tmp_path):
     assert isinstance(check("Qwen/Qwen3-32B")[0], Note)
 
 
-def test_a_model_that_verl_fetches_is_not_read():
-    (fact,) = check("'hdfs://cluster/model'")
-    assert fact.text == "hdfs://cluster/model, not read here"
-
-
 def test_the_models_own_files_give_its_shape(model):
     shape, source = policy_model.policy_shape(with_model(model))
     assert (shape.layers, shape.kv_heads, shape.head_dim, shape.tied_embeddings) == (3, 3, 32, True)
@@ -139,12 +135,6 @@ LINEAR = {
 }  # fmt: skip
 
 
-def test_the_shape_of_a_mixture_of_experts():
-    sizes = SIZES | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    shape = policy_model.ModelShape.of_model(sizes)
-    assert (shape.experts, shape.experts_per_token, shape.intermediate) == (8, 2, 0)
-
-
 @pytest.mark.parametrize(
     ("layers", "linear"),
     [
@@ -152,11 +142,13 @@ def test_the_shape_of_a_mixture_of_experts():
         ({"full_attention_interval": 3}, 2),  # Qwen3-Next
     ],
 )
-def test_the_shape_of_a_hybrid(layers, linear):
-    sizes = SIZES | LINEAR | layers | {"shared_expert_intermediate_size": 64}
+def test_the_shape_of_a_hybrid_with_experts(layers, linear):
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    sizes = SIZES | LINEAR | layers | experts | {"shared_expert_intermediate_size": 64}
     shape = policy_model.ModelShape.of_model({"text_config": sizes})
     assert (shape.linear_layers, shape.linear_key_heads, shape.linear_value_heads) == (linear, 2, 4)
     assert (shape.linear_head_dim, shape.shared_intermediate) == (16, 64)
+    assert (shape.experts, shape.experts_per_token, shape.intermediate) == (8, 2, 0)
 
 
 @pytest.mark.parametrize(
