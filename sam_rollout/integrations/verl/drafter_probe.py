@@ -15,7 +15,6 @@ from vllm import SamplingParams, TokensPrompt
 from sam_rollout.config import SamConfig
 from sam_rollout.integrations.vllm.drafting.startup_check import (
     PROBE_TOKENS,
-    DeadDrafterError,
     check_alive,
 )
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY
@@ -38,9 +37,7 @@ class DrafterProbe:
 
     def __init__(self, engine: Any, sam: SamConfig, recorders: EngineRecorders) -> None:
         self._engine, self._sam, self._recorders = engine, sam, recorders
-        self._asking = asyncio.Lock()
-        self._knows = False
-        self._dead: DeadDrafterError | None = None
+        self._probing: asyncio.Task | None = None
 
     async def passed(self, prompt_ids: Sequence[int]) -> None:
         """Let the engines draft in the first call; later calls wait for the first call's result.
@@ -48,16 +45,9 @@ class DrafterProbe:
         Raises:
             DeadDrafterError: The model's drafts were no better than chance, or it made no drafts.
         """
-        async with self._asking:
-            if self._dead is not None:
-                raise self._dead
-            if not self._knows:
-                try:
-                    await self._probe(prompt_ids)
-                except DeadDrafterError as error:
-                    self._dead = error
-                    raise
-                self._knows = True
+        if self._probing is None:
+            self._probing = asyncio.create_task(self._probe(prompt_ids))
+        await asyncio.shield(self._probing)  # an aborted request must not end the probe
 
     async def _probe(self, prompt_ids: Sequence[int]) -> None:
         engines = engine_count(self._engine)

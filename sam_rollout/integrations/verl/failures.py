@@ -185,31 +185,31 @@ class FailureWatch:
         if self._asked:
             ready, _ = ray.wait(self._asked, num_returns=len(self._asked), timeout=0)
             if len(ready) == len(self._asked):
-                self._take(SETTLE_S)
+                self._take()
         elif time.monotonic() >= self._next_look_s:
             self._ask()
 
     def settle(self) -> None:
         """Ask the workers for failures and wait for the answer."""
         if self._asked:  # an earlier question has no answer yet
-            self._take(SETTLE_S)
+            self._take()
         self._ask()
-        self._take(SETTLE_S)
+        self._take()
 
     def _ask(self) -> None:
         self._asked = [worker.take_failures.remote() for worker in self._workers]
         self._next_look_s = time.monotonic() + LOOK_S
 
-    def _take(self, timeout_s: float) -> None:
+    def _take(self) -> None:
         asked, self._asked = self._asked, []
         if not asked:
             return  # `ray.get([])` would start Ray.
         try:
-            answers = ray.get(asked, timeout=timeout_s)
+            answers = ray.get(asked, timeout=SETTLE_S)
         except ActorDiedError as error:
             raise DeadPartError(f"an agent-loop worker died: {describe(error)}") from None
         except ray.exceptions.GetTimeoutError:
-            logger.warning("Agent-loop workers did not say within %s s what failed.", timeout_s)
+            logger.warning("Agent-loop workers did not say within %s s what failed.", SETTLE_S)
             return
         for failures in answers:
             self.book.add(failures)

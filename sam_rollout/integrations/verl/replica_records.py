@@ -53,24 +53,22 @@ class FinishedRequest:
     # again.
     sampling: dict[str, Any] | None = None
 
-    def _who_and_when(self) -> dict[str, Any]:
+    def _shared_columns(self, place: Place) -> dict[str, Any]:
+        """Return the columns of both tables; this request's split may differ from `place.split`."""
+        who = self.identity
         return {
-            "group": self.identity.group if self.identity else group_of(self.prompt_ids),
-            "sibling": self.identity.sibling if self.identity else 0,
+            **place._asdict(),
+            "split": who.split if who else place.split,
+            "group": who.group if who else group_of(self.prompt_ids),
+            "sibling": who.sibling if who else 0,
             "start_s": self.start_s,
             "end_s": self.end_s,
         }
 
-    def _place(self, place: Place) -> dict[str, Any]:
-        """Return the columns of `place`, but with the split of this request, which may differ."""
-        split = self.identity.split if self.identity else place.split
-        return {**place._asdict(), "split": split}
-
     def record(self, place: Place, totals: RequestTotals) -> RequestRecord:
         """Return the row of the table `requests`: lengths, times, and the totals of the drafts."""
         return RequestRecord(
-            **self._place(place),
-            **self._who_and_when(),
+            **self._shared_columns(place),
             **totals._asdict(),
             prompt_tokens=len(self.prompt_ids),
             response_tokens=len(self.response_ids),
@@ -82,8 +80,7 @@ class FinishedRequest:
     def trace(self, place: Place) -> TraceRecord:
         """Return the request's row of the table `traces`, which has the token ids."""
         return TraceRecord(
-            **self._place(place),
-            **self._who_and_when(),
+            **self._shared_columns(place),
             prompt_ids=self.prompt_ids,
             response_ids=self.response_ids,
         )

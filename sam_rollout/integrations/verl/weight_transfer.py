@@ -9,11 +9,9 @@ second socket, and our sender listens to both.
 from __future__ import annotations
 
 import contextlib
-from importlib.metadata import version
 from typing import Any
 
 import zmq
-from packaging.specifiers import SpecifierSet
 from verl.workers.rollout.vllm_rollout import vllm_rollout
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
@@ -22,8 +20,6 @@ from sam_rollout.integrations.vllm.serving.dead_engine import first_of
 from sam_rollout.integrations.vllm.serving.tied_weights import ties_over_buckets
 
 LINGER_MS = 2000  # Time for a receiver's error to reach the sender.
-# Releases of verl whose sender waits for ever if the receiver fails.
-WAITING_VERSIONS = SpecifierSet(">=0.9,<0.10", prereleases=True)
 
 
 class WeightSyncError(RuntimeError):
@@ -86,10 +82,9 @@ class WatchedSender(BucketedWeightSender):
 
 
 def watch_senders() -> None:
-    """Make verl's training processes send with a `WatchedSender`; may be called repeatedly."""
-    if version("verl") in WAITING_VERSIONS:
-        # verl looks its sender's class up by this name, inside a method too long to override.
-        vllm_rollout.BucketedWeightSender = WatchedSender
+    """Make verl 0.9's training processes send with a `WatchedSender`."""
+    # verl looks its sender's class up by this name, inside a method too long to override.
+    vllm_rollout.BucketedWeightSender = WatchedSender
 
 
 class WeightReceiving:

@@ -10,6 +10,8 @@ from sam_rollout.doctor import Question, examination, examine
 from sam_rollout.doctor.printed_checks import ok
 from sam_rollout.doctor.probe import ProbeError, run_python
 
+CPU = Question("cpu")
+
 
 def check_broken(_question):
     yield ok("first", "said before the fault")
@@ -24,10 +26,10 @@ def check_fine(_question):
     return [ok("fine", "as it should be")]
 
 
-def test_a_check_that_raises_becomes_a_failing_line(monkeypatch, question):
+def test_a_check_that_raises_becomes_a_failing_line(monkeypatch):
     found = [("group", check) for check in (check_broken, check_leaving, check_fine)]
     monkeypatch.setattr(examination, "checks_of", lambda device: found)
-    lines = [finding.line for finding in examine(question, lambda _: None)]
+    lines = [finding.line for finding in examine(CPU, lambda _: None)]
     assert [line.status for line in lines] == ["fail", "fail", "ok"]
     assert lines[0].what == "broken" and "OSError: device or resource busy" in lines[0].found
     assert "SystemExit" in lines[1].found

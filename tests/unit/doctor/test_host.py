@@ -12,6 +12,8 @@ from sam_rollout.doctor import Question, host
 from sam_rollout.doctor.probe import ProbeError
 from sam_rollout.sizing.memory import GIB
 
+CPU = Question("cpu")
+
 
 def answer(said):
     if isinstance(said, Exception):
@@ -77,27 +79,24 @@ def test_devices_are_counted_by_their_files(monkeypatch, tmp_path):
     assert host.count_devices() == 4
 
 
-def test_the_cpu_profile_needs_memory(monkeypatch, question):
+def test_the_cpu_profile_needs_memory(monkeypatch):
     monkeypatch.setattr(host, "CPU_RUN_GIB", 10**6)
-    assert [line.status for line in host.check_cpu(question)] == ["warn"]
+    assert [line.status for line in host.check_cpu(CPU)] == ["warn"]
 
 
 @pytest.mark.parametrize(
     ("problem", "status"), [("", "ok"), ("RuntimeError: no locator available", "warn")]
 )
-def test_a_cache_of_kernels_that_cannot_be_used_is_a_warning(
-    monkeypatch, question, about, problem, status
-):
+def test_a_cache_of_kernels_that_cannot_be_used_is_a_warning(monkeypatch, problem, status):
     found = {"seconds": 4.2, "loaded": 0, "compiled": 3, "cache_path": "/", "problem": problem}
     monkeypatch.setattr(host, "run_python", lambda *_: json.dumps(found))
-    lines = list(host.check_kernels(question))
-    assert about(lines, "kernels").status == "ok"
-    assert about(lines, "kernel cache").status == status
+    lines = {line.what: line.status for line in host.check_kernels(CPU)}
+    assert lines == {"kernels": "ok", "kernel cache": status}
 
 
-def test_kernels_that_do_not_compile_fail(monkeypatch, question):
+def test_kernels_that_do_not_compile_fail(monkeypatch):
     monkeypatch.setattr(host, "run_python", lambda *_: answer(ProbeError("ImportError: numba")))
-    (line,) = host.check_kernels(question)
+    (line,) = host.check_kernels(CPU)
     assert line.status == "fail" and "ImportError: numba" in line.found
 
 

@@ -1,7 +1,8 @@
 """The comparison of nodes; a real cluster is asked in tests/integration."""
 
-from sam_rollout.doctor import nodes
+from sam_rollout.doctor import Question, nodes
 
+CPU = Question("cpu")
 SAME = {"version of torch": "2.10.0", "path of the package": "/opt/sam", "devices": "16"}
 
 
@@ -15,21 +16,21 @@ def test_what_differs_is_named_with_its_nodes():
     assert list(nodes.compare({})) == []
 
 
-def test_checkpoints_have_to_lie_where_all_nodes_see_them(question, tmp_path):
+def test_checkpoints_have_to_lie_where_all_nodes_see_them(tmp_path):
     with nodes.marked(str(tmp_path / "checkpoints")) as marker:
-        seen = nodes.facts(question, marker)
-        blind = nodes.facts(question, marker.replace("doctor", "other"))
+        seen = nodes.facts(CPU, marker)
+        blind = nodes.facts(CPU, marker.replace("doctor", "other"))
     (line,) = nodes.compare({"node0": seen, "node1": seen, "node2": blind})
     assert (line.status, line.what) == ("fail", "folder of checkpoints")
     assert "on node2" in line.found and str(tmp_path) in line.found
     assert not [*(tmp_path / "checkpoints").iterdir()], "the file is removed"
 
 
-def test_the_digest_follows_the_code(question, monkeypatch, tmp_path):
+def test_the_digest_follows_the_code(monkeypatch, tmp_path):
     monkeypatch.setattr(nodes, "recipe_folder", lambda: tmp_path)
     (tmp_path / "configs").mkdir()
     digests = set()
     for text in ("a: 1", "a: 2"):
         (tmp_path / "configs" / "x.yaml").write_text(text)
-        digests.add(nodes.facts(question)["code and configs"])
+        digests.add(nodes.facts(CPU)["code and configs"])
     assert len(digests) == 2

@@ -13,11 +13,7 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 
 import sam_rollout.integrations.verl.server_adapter  # noqa: F401 - replaces verl's sender
 from sam_rollout.integrations.verl import weight_transfer
-from sam_rollout.integrations.verl.weight_transfer import (
-    WatchedSender,
-    WeightReceiving,
-    WeightSyncError,
-)
+from sam_rollout.integrations.verl.weight_transfer import WeightReceiving, WeightSyncError
 
 WEIGHTS = [(f"layer.{number}", torch.full((300, 1000), float(number))) for number in range(4)]
 
@@ -64,7 +60,10 @@ def sync(tmp_path, monkeypatch):
 
         receiving = threading.Thread(target=receive)
         receiving.start()
-        sender = WatchedSender(extension.zmq_handle, bucket_size_mb=2, use_shm=True)
+        # verl's adapter makes its sender by this name.
+        sender = vllm_rollout.BucketedWeightSender(
+            extension.zmq_handle, bucket_size_mb=2, use_shm=True
+        )
         try:
             asyncio.run(sender.async_send_weights(iter(WEIGHTS)))
         finally:
@@ -80,11 +79,3 @@ def test_the_sender_raises_what_the_receiver_failed_of(sync, bucket):
         sync(bucket)
     # An engine that failed has ended: verl's receiver leaves its socket open.
     sync(engine="another")  # the next one works
-
-
-def test_verls_adapter_sends_with_it_in_releases_that_wait(monkeypatch):
-    assert vllm_rollout.BucketedWeightSender is WatchedSender
-    monkeypatch.setattr(vllm_rollout, "BucketedWeightSender", None)
-    monkeypatch.setattr(weight_transfer, "version", lambda _name: "0.10.0")
-    weight_transfer.watch_senders()
-    assert vllm_rollout.BucketedWeightSender is None
