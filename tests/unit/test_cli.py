@@ -133,28 +133,15 @@ def test_a_check_that_cannot_be_made_is_status_2(monkeypatch, error):
     assert ("Traceback" in result.stderr) == isinstance(error, RuntimeError)
 
 
-def test_the_dashboard_is_written_without_a_network(tmp_path):
+def test_the_dashboard_is_written_without_a_network_or_says_what_it_lacks(tmp_path, monkeypatch):
     specification = tmp_path / "workspace.json"
     result = run_cli("dashboard", "--project", "p", "--json", specification)
     assert result.exit_code == 0, result.output
     assert json.loads(specification.read_text())["project"] == "p"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "--entity"),
-        (("--picture", "out"), "name run folders"),
-    ],
-)
-def test_the_dashboard_says_what_it_lacks(arguments, message):
-    result = run_cli("dashboard", *arguments)
-    assert result.exit_code == 2 and message in result.output
-
-
-def test_the_dashboard_names_the_extra_it_needs(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
     monkeypatch.setitem(sys.modules, "wandb_workspaces.workspaces", None)
-    result = run_cli("dashboard", "--json", tmp_path / "workspace.json")
-    assert result.exit_code == 2
-    assert "pip install 'sam_rollout[dashboard]'" in result.output
+    extra = "pip install 'sam_rollout[dashboard]'"
+    lacking = {("--json", specification): extra, ("--picture", "out"): "name run folders"}
+    for arguments, said in lacking.items():
+        result = run_cli("dashboard", *arguments)
+        assert result.exit_code == 2 and said in result.output

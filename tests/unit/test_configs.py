@@ -71,14 +71,11 @@ def differing(one: dict[str, object], other: dict[str, object]) -> set[str]:
     return {path for path in one.keys() | other.keys() if one.get(path) != other.get(path)}
 
 
-def test_off_is_on_without_drafting_and_nothing_else():
-    on, off = (resolved("experiment=tiny_cpu", f"sam={option}") for option in ("on", "off"))
-    assert differing(on, off) == {"sam.enabled"}
-    assert on["sam.enabled"] is True and off["sam.enabled"] is False
-
-
-def test_matched_never_opens_and_is_on_otherwise():
-    on, matched = (resolved("experiment=tiny_cpu", f"sam={option}") for option in ("on", "matched"))
+def test_baselines_are_on_but_for_one_setting():
+    on, off, matched = (
+        resolved("experiment=tiny_cpu", f"sam={option}") for option in ("on", "off", "matched")
+    )
+    assert differing(on, off) == {"sam.enabled"} and on["sam.enabled"] is True
     assert differing(on, matched) == {"sam.gate.kind"}
     config = SamConfig.from_mapping(OmegaConf.to_container(composed("sam=matched").sam))
     assert config.enabled and config.gate.most_drafting(max_num_seqs=2000) == 0
@@ -110,9 +107,10 @@ def test_every_experiment_can_be_run(path, capsys):
     check(config)
     assert capsys.readouterr().out == "", "no notes on the settings we ship"
     assert config.trainer.experiment_name == path.stem, "or two experiments share a run folder"
+    if config.trainer.save_freq > 0 and config.trainer.device != "cpu":
+        assert 0 < config.trainer.max_actor_ckpt_to_keep <= 2, "checkpoints are large"
 
 
-OURS = ["qwen3_32b_910c", "qwen3_235b_910c", "qwen3_32b_cuda", "qwen3_8b_cuda"]
 HYBRIDS = [f"qwen3_5_{name}" for name in ("27b_cuda", "27b_910c", "35b_a3b_cuda", "35b_a3b_910c")]
 
 
@@ -124,12 +122,6 @@ def test_presets_of_hybrids_do_not_draft(name):
     for option in ("on", "article"):
         asked = check(composed(f"experiment={name}", f"sam={option}"))
         assert (asked.sam.enabled, asked.decisions) == (False, (WITHOUT_DRAFTS,)), option
-
-
-@pytest.mark.parametrize("name", OURS + HYBRIDS)
-def test_presets_that_save_do_not_keep_every_checkpoint(name):
-    trainer = composed(f"experiment={name}").trainer
-    assert trainer.save_freq > 0 and 0 < trainer.max_actor_ckpt_to_keep <= 2
 
 
 def test_two_nodes_train_as_one_does():

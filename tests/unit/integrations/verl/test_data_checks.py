@@ -97,7 +97,7 @@ def test_training_files_that_hold_enough(checked, train, overrides):
 
 def test_validation_files_need_a_row(checked):
     assert refused(checked, rows(BATCH), val=rows(0)).startswith("data.val_files = ")
-    for value in ("null", "3", "[]"):
+    for value in ("null", "3", "[]", "[null]"):
         assert refused(checked, rows(BATCH), f"data.val_files={value}").startswith("data.val_files")
 
 

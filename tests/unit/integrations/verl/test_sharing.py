@@ -275,21 +275,16 @@ def test_ended_responses_go_to_one_server_of_every_other_folder(run):
     )
 
 
-def test_a_folder_has_one_name_that_all_find(tmp_path, caplog):
-    names = [find_name(settings(tmp_path / one)) for one in ("a", "b", "a")]
+def test_a_folder_has_one_name_where_any_source_reads_what_has_ended(tmp_path, caplog):
+    def name(path, earlier=True, run=False):
+        sources = {"prompt": {"enabled": True, "earlier_steps": earlier}, "run": {"enabled": run}}
+        texts = {"path": str(path)}
+        return find_name(SamConfig.from_mapping({"sources": sources, "texts": texts}))
+
+    names = [name(tmp_path / one) for one in ("a", "b", "a")]
     assert names[0] == names[2] != names[1] and all(names)
+    assert name(tmp_path, earlier=False, run=True) and not name(tmp_path, earlier=False)
+    assert not name("")
     (tmp_path / "file").write_text("")
-    assert find_name(settings(tmp_path / "file")) == ""
+    assert name(tmp_path / "file") == ""
     assert "does not share ended responses" in caplog.text
-
-
-@pytest.mark.parametrize("earlier", [False, True])
-@pytest.mark.parametrize("run", [False, True])
-def test_a_folder_is_named_where_any_source_reads_what_has_ended(tmp_path, earlier, run):
-    assert bool(find_name(settings(tmp_path, earlier, run))) == (earlier or run)
-    assert find_name(settings("", earlier, run)) == ""
-
-
-def settings(path, earlier=True, run=False):
-    sources = {"prompt": {"enabled": True, "earlier_steps": earlier}, "run": {"enabled": run}}
-    return SamConfig.from_mapping({"sources": sources, "texts": {"path": str(path)}})
