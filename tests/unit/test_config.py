@@ -48,6 +48,7 @@ def test_round_trip_through_json():
 
 def test_absent_keys_take_the_defaults():
     assert SamConfig.from_mapping({}) == SamConfig()
+    assert not SamConfig(enabled=False, sources=sources_of()).enabled, "it needs no source"
     assert SamConfig.from_mapping({"gate": {"threshold": 3}}).gate == GateConfig(threshold=3)
 
 
@@ -121,17 +122,10 @@ def test_construction_validates_as_well():
         RolloutTelemetryConfig(progress=False)
 
 
-def test_errors_use_the_path_of_the_caller():
+def test_errors_use_the_path_of_the_caller_and_survive_pickling():
     with pytest.raises(ConfigError) as caught:
         SamConfig.from_mapping({"gate": {"threshold": -1}}, path="additional_config.sam_rollout")
     assert caught.value.field == "additional_config.sam_rollout.gate.threshold"
     assert isinstance(caught.value, ValueError)
-
-
-def test_errors_survive_pickling():
     error = ConfigError("sam.x", 3, "must be 4")
     assert str(pickle.loads(pickle.dumps(error))) == str(error) == "sam.x = 3: must be 4"
-
-
-def test_disabled_speculation_needs_no_source():
-    assert not SamConfig(enabled=False, sources=sources_of()).enabled

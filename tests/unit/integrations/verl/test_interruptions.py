@@ -93,16 +93,19 @@ def test_rules_that_would_begin_anew_are_refused(client, name):
     ask(client, **{name: None})
 
 
+class Server(SamHttpServer):
+    """Our server without an engine; the test says what the engine answers."""
+
+    def __init__(self):
+        self._under_way, self._admitted_s, self._landing = {}, {}, set()
+        self._interrupted, self._finished = [], []
+        self._recorders = SimpleNamespace(work_arrived=lambda: None, paused=lambda: None)
+        self._sharing = Sharing()
+        self.answers, self.asked, self.node_rank = [], [], 1
+
+
 @pytest.fixture
 def server(monkeypatch):
-    """Our server without an engine; the test says what the engine answers."""
-    one = object.__new__(SamHttpServer)
-    one._under_way, one._admitted_s, one._landing = {}, {}, set()
-    one._interrupted, one._finished = [], []
-    one._recorders = SimpleNamespace(work_arrived=lambda: None, paused=lambda: None)
-    one._sharing = Sharing()
-    one.answers, one.asked = [], []
-
     async def generate(self, prompt_ids, sampling_params, request_id, **kwargs):
         await self._park_until_admitted(request_id)
         self.asked.append(sampling_params)
@@ -114,7 +117,7 @@ def server(monkeypatch):
     base = our_server.vLLMHttpServer
     monkeypatch.setattr(base, "generate", generate)
     monkeypatch.setattr(base, "_park_until_admitted", parked)
-    return one
+    return Server()
 
 
 class Sharing:
@@ -178,9 +181,7 @@ def test_verl_waits_for_requests_on_their_way_to_the_engine_and_for_no_others(se
 
 def test_a_replicas_other_servers_have_no_requests_to_interrupt():
     """verl asks every server of a replica; only the first has an engine."""
-    other = object.__new__(SamHttpServer)
-    other.node_rank = 1
-    assert asyncio.run(other.abort_all_requests()) == {"aborted_count": 0, "request_ids": []}
+    assert asyncio.run(Server().abort_all_requests()) == {"aborted_count": 0, "request_ids": []}
 
 
 def test_parallel_requests_may_have_one_id(server, monkeypatch):

@@ -4,11 +4,12 @@ import subprocess
 from dataclasses import replace
 
 import pytest
+from omegaconf import OmegaConf
 
 from sam_rollout.config import ARTICLE, GateConfig, SamConfig, SourcesConfig
 from sam_rollout.core.hardware import cpu_model
 from sam_rollout.integrations.verl import run_info
-from sam_rollout.integrations.verl.run_info import git_state
+from sam_rollout.integrations.verl.run_info import collect_run_info, git_state
 from sam_rollout.sources.model import ModelSourceConfig
 
 
@@ -20,13 +21,15 @@ def test_the_clusters_accelerators_are_told_by_name_and_number(monkeypatch):
     monkeypatch.setattr(run_info.ray, "cluster_resources", lambda: resources)
     nodes = [{"Alive": True}, {"Alive": True}, {"Alive": False}]
     monkeypatch.setattr(run_info.ray, "nodes", lambda: nodes)
-    host = run_info._host()
+    host = collect_run_info(CONFIG, SamConfig()).host
     assert host["nodes"] == 2 and host["accelerators"] == {"GPU": 16.0, "H100": 2.0}
     assert host["cpu"] == cpu_model()
     monkeypatch.setattr(run_info.ray, "is_initialized", lambda: False)
-    assert run_info._host().keys() == {"machine", "cpu", "cpus", "memory_gib"}
+    alone = collect_run_info(CONFIG, SamConfig()).host
+    assert alone.keys() == {"machine", "cpu", "cpus", "memory_gib"}
 
 
+CONFIG = OmegaConf.create({"actor_rollout_ref": {"rollout": {"seed": 1}}, "data": {"seed": 2}})
 JOINED = SamConfig(sources=SourcesConfig(model=ModelSourceConfig(enabled=True, path="owner/head")))
 
 
@@ -43,7 +46,7 @@ JOINED = SamConfig(sources=SourcesConfig(model=ModelSourceConfig(enabled=True, p
     ],
 )
 def test_a_run_is_called_after_what_it_drafts(sam, label):
-    assert run_info._label(sam) == label
+    assert collect_run_info(CONFIG, sam).label == label
 
 
 @pytest.fixture

@@ -213,8 +213,10 @@ def of_another_shape(engine, part):
     ],
 )
 def test_states_that_are_not_one_of_each_token_are_a_problem(breaking, problem):
-    engine, found = capture(window=12)
-    breaking(engine, found._part)
+    engine = Engine(packed=True)
+    part = FsdpPart(engine)
+    found = StateCapture(part, (0, 2, 3), 12, 9, random.Random(0))
+    breaking(engine, part)
     with found.running(3):
         engine.forward_step(micro_batch(*TEXTS), scale=1)
     assert not found.taken and problem in str(found.problem)
