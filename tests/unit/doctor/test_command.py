@@ -55,24 +55,6 @@ def test_wrong_usage_is_status_2(doctor, options, said):
     assert said in result.stderr and result.stdout == ""
 
 
-@pytest.mark.parametrize("named", [("--experiment", "tiny_cpu"), ("experiment=tiny_cpu",)])
-def test_checks_are_asked_about_the_run_of_the_overrides(monkeypatch, named, tmp_path):
-    pytest.importorskip("verl")
-    asked = []
-
-    def check(question):
-        asked.append(question)
-        return [ok("a", "b")]
-
-    monkeypatch.setattr(examination, "checks_of", lambda device: [("group", check)])
-    words = [*named, "--device", "cpu", "trainer.nnodes=3", f"run_dir={tmp_path}"]
-    assert CliRunner().invoke(app, ["doctor", *words]).exit_code == 0
-    (question,) = asked
-    assert question.experiment == "tiny_cpu"
-    assert question.setting("trainer.nnodes") == 3 and question.many_nodes
-    assert question.setting("trainer.default_local_dir") == f"{tmp_path}/checkpoints"
-
-
 def test_a_cluster_that_is_not_there_is_a_failure(doctor):
     pytest.importorskip("ray")
     with socket.create_server(("127.0.0.1", 0)) as server:

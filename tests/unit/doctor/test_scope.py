@@ -43,13 +43,6 @@ def test_a_wrong_override_is_a_failure_that_names_it(word, named):
     assert named in finding.line.found and "\n" not in finding.line.found
 
 
-def test_without_a_recipe_the_reason_is_said(monkeypatch):
-    monkeypatch.setattr(composition, "RECIPE", "other")
-    about, (finding,) = ask("cuda", ["experiment=tiny_cpu"], cluster=False)
-    assert (about.device, about.config, finding.line.status) == ("cuda", None, "fail")
-    assert "no recipe other" in finding.line.found
-
-
 def test_another_device_than_the_experiments_is_a_warning():
     pytest.importorskip("verl")
     about, (finding,) = ask("ascend_910c", ["experiment=tiny_cpu"], cluster=False)
