@@ -4,7 +4,7 @@ import pytest
 
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.layouts import check_layout
-from tests.unit.test_configs import changed
+from tests.unit.test_configs import changed, composed
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
@@ -63,3 +63,19 @@ def test_what_does_not_divide_is_named(overrides, field):
     name, _, value = overrides.split()[-1].partition("=")
     assert caught.value.field == (field or name) and "\n" not in str(caught.value)
     assert field or str(caught.value.value) == value
+
+
+def test_layouts_of_the_published_setups():
+    sparse, dense, sharded = (
+        check_layout(composed(f"experiment={name}"))
+        for name in ("article_235b", "article_32b", "qwen3_32b_910c")
+    )
+    training = sparse.training
+    assert training.stage_layers == (23, 24, 24, 23) and training.swap_optimizer
+    assert training.data_parallel == 2
+    assert (sparse.rollout.replicas, sparse.rollout.engines) == (1, 32)
+    training = dense.training
+    assert (training.stage_layers, training.data_parallel) == ((32, 32), 1)
+    assert dense.rollout.engines == 4
+    training = sharded.training
+    assert (training.engine, training.shards, training.data_parallel) == ("fsdp", 32, 4)
