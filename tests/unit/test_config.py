@@ -87,10 +87,6 @@ def test_absent_keys_take_the_defaults():
         ({"gate": {"exploration": 0.2}}, "sam.gate.exploration = 0.2: must be 0..0.1"),
         ({"gate": {"exploration": nan}}, "sam.gate.exploration = nan: must be a finite number"),
         ({7: 3}, "sam.7 = 3: unknown key"),
-        (
-            {"sources": {"prompt": {"max_bytes": 3}}},
-            "sam.sources.prompt.max_bytes = 3: must be at least 1048576",
-        ),
         ({"texts": {"max_bytes": 1}}, "sam.texts.max_bytes = 1: must be at least 67108864"),
         ({"sources": {"siblings": {}}}, "sam.sources.siblings = {}: it is sam.sources.prompt now"),
         (

@@ -100,23 +100,21 @@ class FailureBook:
 
     def note(self, error: BaseException) -> None:
         """Count an error; the first of its kind is kept with its traceback."""
-        self._add(failure_of(error))
+        self.add([failure_of(error)])
         error.__dict__[_NOTED] = True
 
     def add(self, failures: Iterable[Failure]) -> None:
-        """Add the failures of another process."""
-        for failure in failures:
-            self._add(failure)
-
-    def _add(self, new: Failure) -> None:
-        known = self._kept.get(new.kind)
-        if known is None and len(self._kept) >= MOST_KINDS and not new.fatal:
-            known = next(reversed(self._kept.values()))
-        if known is None:
-            self._kept[new.kind] = new
-            return
-        first = min(known, new, key=lambda one: one.first_s) if known.kind == new.kind else known
-        self._kept[known.kind] = replace(first, count=known.count + new.count)
+        """Add failures, which may come from another process."""
+        for new in failures:
+            known = self._kept.get(new.kind)
+            if known is None and len(self._kept) >= MOST_KINDS and not new.fatal:
+                known = next(reversed(self._kept.values()))
+            if known is None:
+                self._kept[new.kind] = new
+                continue
+            same = known.kind == new.kind
+            first = new if same and new.first_s < known.first_s else known
+            self._kept[known.kind] = replace(first, count=known.count + new.count)
 
     @property
     def failures(self) -> list[Failure]:

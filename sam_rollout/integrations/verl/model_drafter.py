@@ -195,7 +195,10 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
             first = shape_for(_sizes_of(layout.shape), (), None)
             return _head_size(first, 0, tensor), "memory of the head that the run begins with"
         if model.method == "eagle3" and model.folder is None:
-            return _head_size(_usual_head(layout.shape), 0, tensor), (
+            usual = shape_for(
+                _sizes_of(layout.shape), (), min(USUAL_VOCABULARY, layout.shape.vocab)
+            )
+            return _head_size(usual, 0, tensor), (
                 f"memory estimated: one layer of the policy's sizes, {USUAL_VOCABULARY:,} tokens"
             )
         if model.method == "eagle3":
@@ -221,10 +224,6 @@ def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
     divided = more + sum(math.prod(d) for n, d in shape.weights.items() if n not in maps) - whole
     kv_heads = max(1, shape.kv_heads // tensor)
     return DrafterSize(BF16 * (whole + divided / tensor), 2 * BF16 * kv_heads * shape.head_dim)
-
-
-def _usual_head(policy: ModelShape) -> HeadShape:
-    return shape_for(_sizes_of(policy), (), min(USUAL_VOCABULARY, policy.vocab))
 
 
 def _sizes_of(policy: ModelShape) -> dict[str, int]:

@@ -5,9 +5,7 @@ Many times per second each server asks its engines for newly sampled pieces of t
 sends these pieces to the servers that run siblings; every server announces which prompts it runs.
 Servers call each other directly as Ray actors, which needs no further process, port or file. If
 there is only one engine, nothing is shared. Sharing works nearly as well as running all siblings on
-one replica. With four replicas of the tiny model, 16 responses per prompt and up to 8 draft tokens,
-the slowest replica took 307 engine steps with sharing. It took 299 steps if all siblings ran on one
-replica, and 368 if they ran on different replicas without sharing.
+one replica.
 
 A folder keeps ended responses for later steps. If replicas have different folders, each ended
 response is sent whole to one replica of every other folder: the replica with the lowest number

@@ -43,14 +43,11 @@ def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
     """
     sam, lines = _settled(config, run)
     decisions = tuple(lines) if run.sam.enabled else ()
-    if run.sam.enabled and _is_hybrid(config):
+    own = read_config(config)
+    hybrid = bool(policy_shape(config)[0].linear_layers) if own is None else is_hybrid(own)
+    if run.sam.enabled and hybrid:
         sam, decisions = replace(sam, enabled=False), (WITHOUT_DRAFTS,)
     return replace(run, sam=sam, decisions=decisions)
-
-
-def _is_hybrid(config: DictConfig) -> bool:
-    own = read_config(config)
-    return bool(policy_shape(config)[0].linear_layers) if own is None else is_hybrid(own)
 
 
 def rollout_round(config: DictConfig, run: RunConfig) -> RolloutRound:
