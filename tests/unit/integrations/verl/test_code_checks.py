@@ -74,7 +74,10 @@ def test_a_module_finds_the_runs_variables_and_may_speak_at_exit(written):
     assert "cannot be loaded: KeyError: 'A'" in refused(written(text + GOOD))
 
 
-def test_several_libraries_are_loaded_one_by_one():
+def test_other_code_and_files_of_tools_are_looked_at_one_by_one():
+    for field in ("data.custom_cls.path", "actor_rollout_ref.rollout.multi_turn.tool_config_path"):
+        with pytest.raises(ConfigError, match=f"^{field} = "):
+            list(code_checks.check_other_code(composed(f"{field}=/nope.py")))
     field = "actor_rollout_ref.model.external_lib"
     assert len(list(code_checks.check_other_code(composed(f"{field}=[json,math]")))) == 2
     with pytest.raises(ConfigError, match=rf"^{field} = 'no_such_lib': cannot be loaded"):
@@ -162,9 +165,3 @@ def test_an_agent_loop_that_an_interruption_would_change(tmp_path, monkeypatch):
     py_compile.compile(str(tmp_path / "my_loops.py"), str(tmp_path / "my_loops.pyc"))
     (tmp_path / "my_loops.py").unlink()
     loops(*given)
-
-
-def test_data_sets_of_the_users_own_and_files_of_tools():
-    for field in ("data.custom_cls.path", "actor_rollout_ref.rollout.multi_turn.tool_config_path"):
-        with pytest.raises(ConfigError, match=f"^{field} = "):
-            list(code_checks.check_other_code(composed(f"{field}=/nope.py")))

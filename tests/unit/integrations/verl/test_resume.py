@@ -1,6 +1,5 @@
 """A run goes on from its own checkpoints and from no others."""
 
-import json
 import os
 import re
 from datetime import datetime
@@ -83,18 +82,6 @@ def test_another_runs_checkpoints_are_not_resumed(begun, first, second, differen
         check(composed(second, where, RESUME))
     assert caught.value.field == "run_dir" and f"{difference})" in caught.value.allowed
     check(composed(second, where, "trainer.resume_mode=disable"))
-
-
-def test_a_run_of_before_is_resumed_with_its_sampler_by_todays_name(begun, tmp_path):
-    where = begun("rollout_sampler=coupled")
-    check(composed("rollout_sampler=coupled", where, RESUME))
-    path = tmp_path / "run" / "sam" / "run.json"
-    info = json.loads(path.read_text())
-    del info["config"]["coupling"]  # it was not recorded
-    path.write_text(json.dumps(info))
-    with pytest.raises(ConfigError, match="coupled_inversion there, coupled here"):
-        check(composed("rollout_sampler=coupled", where, RESUME))
-    check(composed("rollout_sampler=coupled_inversion", where, RESUME))
 
 
 @pytest.mark.parametrize(
