@@ -9,26 +9,13 @@ import math
 
 import pytest
 
+from sam_rollout.integrations.verl.layouts import check_layout
 from sam_rollout.sizing.memory import GIB, KV_CACHE, plan_memory, rollout_weights, training_states
-from sam_rollout.sizing.parallelism import (
-    EngineLimits,
-    RolloutLayout,
-    TrainingLayout,
-)
+from sam_rollout.sizing.parallelism import EngineLimits, RolloutLayout, TrainingLayout
 from sam_rollout.sizing.shape import HardwareConfig
+from tests.unit.test_configs import composed
 
 DIE = HardwareConfig("die", memory_gib=64, runtime_gib=2, asleep_gib=9)
-MEGATRON = TrainingLayout(
-    engine="megatron",
-    devices=128,
-    stage_layers=(23, 24, 24, 23),
-    tensor=4,
-    pipeline=4,
-    context=4,
-    expert=32,
-    offload_parameters=True,
-    swap_optimizer=True,
-)
 FSDP = TrainingLayout(
     "fsdp", 128, (64,), sequence=8, shards=128, offload_parameters=True, offload_optimizer=True
 )
@@ -48,7 +35,8 @@ def test_rollout_weights_are_the_published_ones(moe):
 
 
 def test_training_states_are_the_published_ones(moe):
-    states = training_states(moe, MEGATRON)
+    layout = check_layout(composed("experiment=article_235b")).training
+    states = training_states(moe, layout)
     embedding = moe.embedding_parameters // 4 // 2
     layers = states["parameters"] / 2 - embedding - 24 * moe.router_parameters
     assert (2 + 4) * layers / GIB == pytest.approx(12.51, abs=0.01)
