@@ -37,37 +37,22 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """Do nothing: a CPU has no caching allocator, streams or device index."""
 
 
-def _device_module() -> types.ModuleType:
-    """Build the CPU's counterpart of ``torch.cuda``; missing names come from ``torch.cpu``."""
-    module = types.ModuleType("sam_rollout_cpu_device")
-    members: dict[str, Any] = {
-        "memory_allocated": _resident_bytes,
-        "memory_reserved": _resident_bytes,
-        "max_memory_allocated": _peak_resident_bytes,
-        "max_memory_reserved": _peak_resident_bytes,
-        "mem_get_info": _free_and_total_bytes,
-        "get_device_name": lambda *_: "CPU",
-        "get_rng_state": torch.get_rng_state,
-        "set_rng_state": torch.set_rng_state,
-        "manual_seed": torch.manual_seed,
-        "manual_seed_all": torch.manual_seed,
-        "is_available": lambda: True,
-        "__getattr__": lambda name: getattr(torch.cpu, name),
-    }
-    no_ops = (
-        "empty_cache",
-        "ipc_collect",
-        "reset_peak_memory_stats",
-        "synchronize",
-        "set_device",
-        "set_per_process_memory_fraction",
-    )
-    for name, member in {**members, **dict.fromkeys(no_ops, _nothing)}.items():
-        setattr(module, name, member)
-    return module
+class _CpuDevice(types.ModuleType):
+    """The CPU's counterpart of ``torch.cuda``; missing names come from ``torch.cpu``."""
 
+    memory_allocated = memory_reserved = staticmethod(_resident_bytes)
+    max_memory_allocated = max_memory_reserved = staticmethod(_peak_resident_bytes)
+    mem_get_info = staticmethod(_free_and_total_bytes)
+    get_device_name = staticmethod(lambda *_: "CPU")
+    get_rng_state = staticmethod(torch.get_rng_state)
+    set_rng_state = staticmethod(torch.set_rng_state)
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    is_available = staticmethod(lambda: True)
+    empty_cache = ipc_collect = reset_peak_memory_stats = staticmethod(_nothing)
+    synchronize = set_device = set_per_process_memory_fraction = staticmethod(_nothing)
 
-_DEVICE_MODULE = _device_module()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
 
 
 @PlatformRegistry.register(platform="cpu")
@@ -76,7 +61,7 @@ class PlatformCPU(PlatformBase):
 
     device_name = "cpu"
     vendor_name = "cpu"
-    device_module = _DEVICE_MODULE
+    device_module = _CpuDevice("sam_rollout_cpu_device")
 
     def is_available(self) -> bool:
         return True
