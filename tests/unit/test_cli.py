@@ -138,6 +138,7 @@ def test_the_dashboard_is_written_without_a_network_or_says_what_it_lacks(tmp_pa
     result = run_cli("dashboard", "--project", "p", "--json", specification)
     assert result.exit_code == 0, result.output
     assert json.loads(specification.read_text())["project"] == "p"
+    assert "--entity" in run_cli("dashboard").output
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
     monkeypatch.setitem(sys.modules, "wandb_workspaces.workspaces", None)
     extra = "pip install 'sam_rollout[dashboard]'"
