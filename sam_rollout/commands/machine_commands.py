@@ -68,8 +68,7 @@ def check_operators(
 
 def doctor(
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="The run's overrides: run_dir=... trainer.nnodes=4."),
+        list[str] | None, typer.Argument(help="The run's overrides: run_dir=... trainer.nnodes=4.")
     ] = None,
     device: Annotated[
         str | None,

@@ -31,8 +31,7 @@ class CompareCommand(TyperCommand):
 
 def compare(
     base: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Run folders of runs without drafts."),
+        list[Path] | None, typer.Argument(help="Run folders of runs without drafts.")
     ] = None,
     sam: Annotated[
         list[Path] | None, typer.Option("--with", help="Runs with drafts; several may follow.")

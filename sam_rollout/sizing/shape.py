@@ -7,12 +7,7 @@ from typing import Any, ClassVar, Self
 from sam_rollout.config import ConfigError, Section, setting
 
 # Keys of `config.json` that only other kinds of decoders than Qwen3's have.
-_NOT_COVERED = (
-    "kv_lora_rank",
-    "n_routed_experts",
-    "n_shared_experts",
-    "first_k_dense_replace",
-)
+_NOT_COVERED = ("kv_lora_rank", "n_routed_experts", "n_shared_experts", "first_k_dense_replace")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -164,9 +164,7 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         tokens_by_weights.set(Counter())
         _current_response.set(
             _Response(
-                step=int(trajectory["step"]),
-                split=split,
-                sibling=first + int(kwargs["session_id"]),
+                step=int(trajectory["step"]), split=split, sibling=first + int(kwargs["session_id"])
             )
         )
         try:

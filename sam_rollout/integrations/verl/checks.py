@@ -34,11 +34,7 @@ from sam_rollout.integrations.verl.model_drafter import (
     is_missing,
 )
 from sam_rollout.integrations.verl.policy_model import check_model
-from sam_rollout.integrations.verl.resume import (
-    changes_training,
-    check_resume,
-    check_run_folder,
-)
+from sam_rollout.integrations.verl.resume import changes_training, check_resume, check_run_folder
 from sam_rollout.integrations.verl.run_config import plain, read_run_config
 from sam_rollout.integrations.verl.source_choice import settle_sources
 from sam_rollout.integrations.verl.translation import translate

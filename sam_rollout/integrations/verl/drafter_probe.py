@@ -13,10 +13,7 @@ from typing import Any
 from vllm import SamplingParams, TokensPrompt
 
 from sam_rollout.config import SamConfig
-from sam_rollout.integrations.vllm.drafting.startup_check import (
-    PROBE_TOKENS,
-    check_alive,
-)
+from sam_rollout.integrations.vllm.drafting.startup_check import PROBE_TOKENS, check_alive
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY
 from sam_rollout.integrations.vllm.serving.engine_group import (
     EngineRecorders,

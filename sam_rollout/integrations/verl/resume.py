@@ -23,14 +23,7 @@ from sam_rollout.integrations.verl.check_results import Fact, Note, hold
 from sam_rollout.integrations.verl.registered_names import TRAINER_MODES
 from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.integrations.verl.translation import ASKED_SAM, translate
-from sam_rollout.telemetry.records import (
-    ASKED,
-    RunFolder,
-    RunFolderError,
-    RunInfo,
-    flat,
-    value_at,
-)
+from sam_rollout.telemetry.records import ASKED, RunFolder, RunFolderError, RunInfo, flat, value_at
 
 # Settings that identify a run: if one of them differs, the checkpoint belongs to another run.
 IDENTITY = (

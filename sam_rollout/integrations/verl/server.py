@@ -40,10 +40,7 @@ from sam_rollout.integrations.verl.replica_records import (
     join_records,
 )
 from sam_rollout.integrations.verl.sharing import TextSharing, find_name
-from sam_rollout.integrations.vllm.drafting.startup_check import (
-    check_drafters,
-    check_samplers,
-)
+from sam_rollout.integrations.vllm.drafting.startup_check import check_drafters, check_samplers
 from sam_rollout.integrations.vllm.engine_settings import settings_of
 from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
 from sam_rollout.integrations.vllm.serving.dead_engine import (
@@ -177,11 +174,7 @@ class SamHttpServer(vLLMHttpServer):
         return sleep_level(super()._resolve_sleep_level(), self._settings.sam)
 
     async def generate(
-        self,
-        prompt_ids: list[int],
-        sampling_params: dict[str, Any],
-        request_id: str,
-        **kwargs: Any,
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
     ) -> TokenOutput:
         """Generate one response, and record its identity and times.
 
