@@ -38,9 +38,7 @@ _RENAMED = {"coupled": "coupled_inversion", "coupled_gumbel": "coupled"}
 def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
     """Return the present name of a recorded run's sampler, and its coupling ("none" without one).
 
-    Args:
-        kind, coupling: the values in the run's record. The coupling is empty in records from before
-            the samplers were renamed.
+    Records from before the samplers were renamed have no coupling.
     """
     if not coupling:
         kind = _RENAMED.get(kind, kind)

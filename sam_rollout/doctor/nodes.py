@@ -38,11 +38,8 @@ Facts = Mapping[str, str]  # name -> value that should be equal on all nodes
 def facts(question: Question, marker: str = "") -> Facts:
     """Return the facts about this machine that should be equal on all nodes of a run.
 
-    Args:
-        question: The device and the experiment.
-        marker: A file that the doctor created in the folder of checkpoints; empty if it created
-            none. Every training rank writes its part of a checkpoint into this folder. To resume,
-            each rank needs all parts, so the nodes have to share the folder.
+    `marker` is a file that the doctor made in the folder of checkpoints, or empty. Every training
+    rank writes a part of a checkpoint there, and needs all parts to resume, so nodes share it.
     """
     digest = hashlib.sha256()
     package = Path(sam_rollout.__file__).resolve().parent

@@ -35,11 +35,7 @@ PLAIN_ROPE = (None, "default", "mrope", "llama3")
 
 
 def find_folder(path: str, environment: Mapping[str, str] | None = None) -> Path | None:
-    """Return a model's folder on this machine: the path itself, or its copy in the hub's cache.
-
-    Returns:
-        The folder, or None if the model is not on this machine.
-    """
+    """Return a model's folder here: the path itself, or its copy in the hub's cache, or None."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder

@@ -97,13 +97,8 @@ def join_records(
 ) -> ReplicaRecords:
     """Join the records of an engine's workers, its recorder and the server.
 
-    Args:
-        place: Training step, split and engine of the records.
-        recorder: The engine's step recorder.
-        workers: The workers' answers to `sam_drain`; None from workers without a draft session.
-        asked_s: When the workers were asked, by this process's monotonic clock.
-        finished: The responses that this engine finished.
-        traced: Whether token ids are kept.
+    `workers` are the workers' answers to `sam_drain`, or None without a draft session. They were
+    asked at `asked_s` by this process's monotonic clock. With `traced`, token ids are kept.
     """
     session = next((part for part in workers if part), None)
     steps = on_this_clock(session, asked_s) if session else None

@@ -86,8 +86,7 @@ def check_run_folder(config: DictConfig) -> Iterator[Fact]:
 def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     """Compare the configuration with the run that wrote the latest checkpoint.
 
-    Yields:
-        One note that names the settings which have changed since that run.
+    One note names the settings that have changed since that run.
 
     Raises:
         ConfigError: Another run wrote the checkpoint (the ``sam`` group or a setting of `IDENTITY`
