@@ -142,8 +142,8 @@ class Mesh:
         return SimpleNamespace(get_group=lambda: torch.distributed.group.WORLD)
 
 
-def shared(rank, together):
-    """Return the windows that one of two processes keeps; they share texts."""
+def shared(rank, together=3, broken=None):
+    """Return windows of two processes that share texts; `broken` fails in the second process."""
     policy_part.get_device_id = lambda: torch.device("cpu")
     engine = Engine(packed=True)
     engine.use_ulysses_sp, engine.ulysses_device_mesh = True, Mesh()
@@ -153,7 +153,11 @@ def shared(rank, together):
         return plain(torch.nn.functional.pad(ids, (0, ids.shape[1] % 2)).chunk(2, 1)[rank])
 
     engine.module.base_model.forward = half
-    found = StateCapture(FsdpPart(engine), (0, 2), 8, 2, random.Random(0))
+    part = FsdpPart(engine)
+    if broken == "tokens" and rank == 1:
+        part.tokens = None
+    window = 1 << 45 if broken == "memory" and rank == 1 else 8
+    found = StateCapture(part, (0, 2), window, 2, random.Random(0))
     with found.running(3):
         for start in range(0, 3, together):
             engine.forward_step(micro_batch(*TEXTS[start : start + together]), scale=1)
@@ -162,13 +166,20 @@ def shared(rank, together):
 
 @pytest.mark.parametrize("together", [1, 3])
 def test_processes_that_share_texts_take_turns(together):
-    """Where one of them fails: tests/integration/test_megatron.py."""
     results = in_processes(shared, 2, together)
     for (taken, problem), numbers in zip(results, ([0, 2], [1]), strict=True):
         assert problem == "None" and len(taken) == len(numbers)
         for (tokens, states, last), number in zip(taken, numbers, strict=True):
             assert set(tokens) <= set(TEXTS[number][1])
             assert (states[:, -1] == tokens + 2).all() and (last[:, 0] == tokens + LAYERS + 1).all()
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"), [("tokens", "TypeError"), ("memory", "can't allocate memory")]
+)
+def test_none_of_those_that_share_texts_waits_for_one_that_fails(broken, reason):
+    (taken, other), (_, own) = in_processes(shared, 2, 3, broken)
+    assert not taken and "PeerError" in other and reason in own
 
 
 def test_states_of_zeros_are_states():
