@@ -86,9 +86,5 @@ def identify(
     """Build the identity of a response to ``prompt_ids``."""
     group = group_of(prompt_ids)
     return RequestIdentity(
-        group=group,
-        sibling=sibling,
-        step=step,
-        split=split,
-        key=key_of(seed, step, group, sibling),
+        group=group, sibling=sibling, step=step, split=split, key=key_of(seed, step, group, sibling)
     )

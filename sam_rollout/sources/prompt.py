@@ -101,6 +101,11 @@ class PromptTexts(GroupedTexts[GroupKey]):
         """Return the split, step and prompt that siblings have in common."""
         return None if identity is None else identity.group_key
 
+    def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
+        """Let automata read the rows' new tokens, then other engines' texts."""
+        super().catch_up(token_ids, num_tokens, eligible)
+        self._shared.read()
+
     def settle(self) -> None:
         """Switch to automata with earlier responses that are ready, then limit the memory."""
         while self._reading:  # in the order of the requests
@@ -211,10 +216,6 @@ class PromptTexts(GroupedTexts[GroupKey]):
             return None
         group = self._groups.get(key)
         return key, None if group is None else group.automaton
-
-    def _read(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        super()._read(token_ids, num_tokens, eligible)
-        self._shared.read()
 
     def _begin(self, key: GroupKey, identity: RequestIdentity | None) -> Group[GroupKey]:
         group = super()._begin(key, identity)
