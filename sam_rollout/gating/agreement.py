@@ -1,16 +1,12 @@
 """One budget for engines that wait for each other in every step.
 
-Engines that share experts (data parallelism of a mixture of experts) compute every layer together.
-If one engine drafts and others do not, the others wait for its longer step. So all decide together.
-Once a step, each engine reports to the others its load and the budget of draft tokens that it
-proposes. The proposal of the busiest engine holds for all. The busiest engine's step is the
-longest, and gates that decide by the number of requests let it draft the least. Engines without
-requests report nothing.
+Engines that share experts (data parallelism of a mixture of experts) compute every layer together,
+so the proposal of the busiest engine holds for all (docs/gating.md). Engines without requests
+report nothing.
 
-All engines decide from the same reports of the same step, and from nothing else, so they cannot
-disagree. A decision after step t follows from reports that were made after step t - 1 and exchanged
-at the start of step t (``Exchange``). So no engine ever waits for a report. If nothing was
-exchanged, the fallback gate of each engine decides.
+A decision after step t follows from reports that were made after step t - 1 and exchanged at the
+start of step t (``Exchange``). So no engine ever waits for a report, and engines cannot disagree.
+If nothing was exchanged, the fallback gate of each engine decides.
 """
 
 from __future__ import annotations

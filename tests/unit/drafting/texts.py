@@ -70,16 +70,6 @@ def step(
     return dict(zip(texts, batch.to_lists(), strict=True))
 
 
-def expected_draft(text: Sequence[int], k: int, like: SamDrafter | None = None) -> list[int]:
-    """The draft of a drafter that reads the text in one go, having learned what another has."""
-    config = SamConfig(max_draft_tokens=k, sources=sources_of("own"))
-    drafter = SamDrafter(config, Limits(1, WIDTH))
-    if like is not None:
-        for learned in ("shares", "weights"):
-            getattr(drafter._policy.votes, learned)[:] = getattr(like._policy.votes, learned)
-    return step(drafter, {"a": text})["a"]
-
-
 def identity(
     group: str = "g", sibling: int = 0, step: int = 1, split: str = "train"
 ) -> RequestIdentity:

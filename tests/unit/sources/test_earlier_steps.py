@@ -154,39 +154,6 @@ def test_a_group_that_ends_before_its_responses_are_read(tmp_path):
     assert counter(drafter, "prompt_bytes") == 0
 
 
-def test_under_pressure_earlier_responses_go_first_then_ended_ones_then_running_ones(tmp_path):
-    most = 3 << 19
-    texts = np.random.default_rng(0).permutation(48_000).reshape(12, 4000).tolist()
-    writer = make_drafter(tmp_path)
-    for number in range(3):
-        responded(writer, "w", identity(str(number), step=1), texts[number])
-    drafter = make_drafter(tmp_path, max_bytes=most)
-    running = {str(number): texts[3 + number][:3900] for number in range(3)}
-    for name in running:
-        drafter.admit(name, identity(name, step=2))
-    step(drafter, {name: text[:100] for name, text in running.items()})
-    drafter.wait()
-    step(drafter, running)
-    assert counter(drafter, "earlier_found") == 3
-    gone = []
-    for number in range(6):  # one after the other comes and ends
-        name, text = f"ended {number}", texts[6 + number][:3900]
-        drafter.admit(name, identity(name, step=2))
-        step(drafter, {**running, name: text})
-        drafter.finish([name])
-        for _ in range(9):
-            step(drafter, running)
-        assert counter(drafter, "prompt_bytes") <= most
-        found = step(drafter, {name: [*text, *text[20:24]] for name, text in running.items()})
-        assert found == {name: text[24:27] for name, text in running.items()}
-        here = {group.key[2] for group in drafter.sources[0]._groups.values()}
-        ended = [one for one in range(number + 1) if f"ended {one}" not in here]
-        gone.append((counter(drafter, "earlier_evictions"), len(ended)))
-    assert gone[0] == (0, 0) and gone == sorted(gone)
-    assert all(earlier == 3 for earlier, ended in gone if ended), "before ended ones"
-    assert gone[-1][1] > 0
-
-
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, elsewhere):
     """They are there when these are taken over, and when these are given up."""

@@ -57,14 +57,6 @@ def test_a_response_drafts_what_a_sibling_on_another_engine_is_writing():
     assert counter(b, "live_requests") == 1, "a text of another engine is no request"
 
 
-def test_a_text_is_told_with_the_end_of_its_prompt_only():
-    a = make_engine("a")
-    step(a, {"a": list(range(100, 150))})
-    step(a, {"a": [*range(100, 150), 7, 8]})
-    (told,) = a.exchange("x", [])
-    assert told.tokens == piece([*range(141, 150), 7, 8])[-1]
-
-
 def test_what_a_response_ended_with_is_told_once():
     a, b = make_engine("a"), make_engine("b")
     step(a, {"a": [9]})
@@ -207,17 +199,6 @@ def test_a_group_that_was_given_up_takes_nothing_in():
     b.finish(["b", *(f"big {number}" for number in range(6))])
     b.end_step()
     assert b.usage().bytes == b.usage().live_requests == 0
-
-
-def test_more_texts_than_there_are_places_are_missed():
-    b = make_engine("b", max_bytes=1 << 20)  # an eighth of it is 8 texts
-    step(b, {"b": [9]})
-    b.exchange("y", [piece([1, 2], response=f"x/{number}") for number in range(10)])
-    assert counter(b, "shared_missed_tokens") == 4
-    step(b, {"b": [9]})
-    b.exchange("y", [piece([], start=2, response="x/0", is_last=True)])
-    b.exchange("y", [piece([1, 2], response="x/10")])
-    assert counter(b, "shared_missed_tokens") == 4, "the place of one that ended"
 
 
 def test_a_place_is_free_again_when_the_end_of_its_text_is_lost():
