@@ -18,10 +18,9 @@ def test_the_engines_list_of_ids_may_change_in_place():
     drafter = make_drafter()
     ids = ["a", "b"]
     token_ids = np.array([[1, 2, 1], [3, 4, 3]], np.int32)
-    lengths, eligible = int32(3, 3), np.ones(2, bool)
-    drive(drafter, ids, token_ids, lengths, eligible, gate_open=True)
+    drive(drafter, ids, token_ids, int32(3, 3))
     ids.reverse()
-    drive(drafter, ids, token_ids[::-1], lengths, eligible, gate_open=True)
+    drive(drafter, ids, token_ids[::-1], int32(3, 3))
     assert drafter.usage().rebuilds == 0
 
 
@@ -94,7 +93,7 @@ def test_a_prompt_of_a_million_tokens():
     drafter = make_drafter(max_rows=1, max_model_len=length + 10)
     prompt = np.random.default_rng(0).integers(0, 150_000, (1, length + 10)).astype(np.int32)
     prompt[0, length - 6 : length] = prompt[0, 100:106]
-    batch = drive(drafter, ["a"], prompt, int32(length), np.ones(1, bool), gate_open=True)
+    batch = drive(drafter, ["a"], prompt, int32(length))
     assert batch.to_lists() == [prompt[0, 106:109].tolist()]
     assert drafter.usage().bytes / length < 80
 

@@ -42,8 +42,7 @@ class Drafter(SamDrafter):
     def drafts(self, *texts: list[int], name: str = "request") -> list[list[int]]:
         tokens, lengths = rows_of(texts, MAX_LENGTH)
         names = [f"{name} of row {row}" for row in range(len(texts))]
-        eligible = np.ones(len(texts), bool)
-        return drive(self, names, tokens, lengths, eligible, gate_open=True).to_lists()
+        return drive(self, names, tokens, lengths).to_lists()
 
 
 def test_drafts_are_handed_on_for_the_step_they_were_made_for():

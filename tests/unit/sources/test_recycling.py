@@ -30,10 +30,8 @@ def make_drafter(*names):
 
 
 def draft(drafter, *texts):
-    tokens, lengths = rows_of(texts, MAX_LENGTH)
     names = [f"request {row}" for row in range(len(texts))]
-    eligible = np.ones(len(texts), bool)
-    return drive(drafter, names, tokens, lengths, eligible).to_lists()
+    return drive(drafter, names, *rows_of(texts, MAX_LENGTH)).to_lists()
 
 
 def hear(listener, tokens, likeliest, widths=()):

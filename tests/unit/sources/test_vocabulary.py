@@ -7,6 +7,7 @@ import pytest
 
 from sam_rollout.sources.support.text_store import TextStore
 from tests.unit.drafting.texts import counter, drafter_of, identity, step
+from tests.unit.sources.test_earlier_steps import responded
 
 VOCABULARY, LARGER = 512, 1 << 20
 ALL = 1 << 30
@@ -17,15 +18,6 @@ def make_drafter(name, folder, vocabulary):
     return drafter_of(path=folder, longest=4096, vocabulary=vocabulary, **{name: section})
 
 
-def write(drafter, request, text, number):
-    """A request of training step `number` samples a text, and ends."""
-    drafter.admit(request, identity(step=number))
-    for length in (1, len(text)):
-        step(drafter, {request: text[:length]})
-    drafter.finish([request])
-    drafter.wait()
-
-
 @pytest.mark.parametrize("name", ["run", "prompt"])
 def test_texts_of_a_model_with_a_larger_vocabulary_are_dropped_counted_and_named_once(
     name, tmp_path, caplog
@@ -34,7 +26,7 @@ def test_texts_of_a_model_with_a_larger_vocabulary_are_dropped_counted_and_named
     mixed = [*known[:150], 5000, *range(400, 440)]
     before = make_drafter(name, tmp_path / "texts", LARGER)
     for number, text in enumerate((foreign, known, mixed), start=1):
-        write(before, f"r{number}", text, number)
+        responded(before, f"r{number}", identity(step=number), text, prompt=[])
     again = make_drafter(name, tmp_path / "texts", VOCABULARY)
     again.admit("a", identity(step=9))
     with caplog.at_level(logging.WARNING):
