@@ -269,3 +269,27 @@ def test_a_response_that_ended_beside_another_folder_is_kept_here_too(tmp_path):
     assert kept(tmp_path) == [PROMPT[-8:] + RESPONSE]
     assert counter(drafter, "heard_texts") == 1
     assert counter(drafter, "shared_refused") == 2, "of validation, and not whole"
+
+
+@pytest.mark.parametrize("source", [{"run": {"when": "always"}}, {"prompt": {}}])
+def test_texts_of_a_model_with_a_larger_vocabulary_are_dropped_counted_and_named_once(
+    source, tmp_path, caplog
+):
+    foreign, known = list(range(5000, 5200)), list(range(100, 300))
+    mixed = [*known[:150], 5000, *range(400, 440)]
+    before = drafter_of(path=tmp_path, vocabulary=1 << 20, **source)
+    for number, text in enumerate((foreign, known, mixed), start=1):
+        responded(before, f"r{number}", identity(step=number), text, prompt=[])
+    again = drafter_of(path=tmp_path, vocabulary=512, **source)
+    again.admit("a", identity(step=9))
+    step(again, {"a": [7]})
+    again.wait()
+    step(again, {"a": [7, 7]})
+    again.admit("b", identity(step=9))
+    found = step(again, {"a": [7, 7, *known[50:54]], "b": [7, *mixed[155:165]]})
+    assert found == {"a": known[54:57], "b": []}
+    assert counter(again, "refused_texts") == 2 and counter(again, "unknown_tokens") == 0
+    (warning,) = caplog.messages
+    for part in (str(tmp_path), "another model", "the model has 512"):
+        assert part in warning
+    assert counter(again, "texts_failures") == 0

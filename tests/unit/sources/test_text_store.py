@@ -150,6 +150,15 @@ def test_damage_is_never_returned(tmp_path):
         assert len(found) < 2 and all(response in right for response in found)
 
 
+def test_texts_of_a_larger_vocabulary_are_dropped_and_take_no_room_from_others(tmp_path):
+    writer = store(tmp_path)
+    for number, token in enumerate((3, 4, 512, -1)):
+        writer.append("g", number, np.full(10, token, np.int32))
+    reader = store(tmp_path, vocab_size=512)
+    assert [text[0] for text in reader.read("g", PLENTY, max_tokens=20)] == [3, 4]
+    assert reader.refused == 2
+
+
 def test_other_files_in_the_folder_are_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / f"foreign{CLOSED}").write_bytes(b"not a segment at all, but called one")
