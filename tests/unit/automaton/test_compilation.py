@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import resource
+import sys
 
 import numba
 import pytest
@@ -44,6 +45,8 @@ class Package:
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
+    # Python's own cache of a module would take two versions for the same.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     package = Package(tmp_path)
     monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(package.cache))
     return package
