@@ -78,14 +78,14 @@ class DraftPolicy:
     """
 
     def __init__(
-        self, config: SamConfig, sources: int, limits: Limits, votes: voting.Votes | None = None
+        self, config: SamConfig, sources: int, limits: Limits, votes: voting.Votes
     ) -> None:
         warm_up(_draft, _learn, _sum_up)
         self._vocab_size, max_rows = limits.vocab_size, limits.max_rows
         self.unknown_tokens = 0  # chosen tokens beyond the vocabulary; each ended its draft
         self._least = config.min_confidence if config.draft_policy == "confidence" else 0.0
         self._tells = config.gate.kind == "auto"
-        self.votes = votes or voting.Votes(sources, max_rows)
+        self.votes = votes
         # Numbers of drafted tokens and of right ones, for each class and then each wider class.
         self._chances_of = np.zeros((2, _CHANCE_CLASSES + voting.SUMS))
         # For each token of the drafts in flight: number of its votes, class of its chance, the

@@ -82,7 +82,7 @@ class TreePolicy(DraftPolicy):
     """
 
     def __init__(
-        self, config: SamConfig, sources: int, limits: Limits, votes: voting.Votes | None = None
+        self, config: SamConfig, sources: int, limits: Limits, votes: voting.Votes
     ) -> None:
         super().__init__(config, sources, limits, votes)
         warm_up(_grow, _learn_paths)
