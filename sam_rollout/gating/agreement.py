@@ -48,22 +48,9 @@ class Exchange(Protocol):
 
     def publish(self, report: Report) -> None:
         """Send a report in the next exchange only; without a report this engine counts as idle."""
-        ...
 
     def received(self) -> tuple[int, np.ndarray]:
         """Return the number of exchanges so far, and the last reports, int32 [engines, fields]."""
-        ...
-
-
-def busiest(reports: np.ndarray) -> Report | None:
-    """Return the first report with the most requests; None if all engines are idle."""
-    rows = reports[:, _ROWS]
-    return Report(*reports[rows.argmax()].tolist()) if rows.any() else None
-
-
-def all_steady(reports: np.ndarray) -> bool:
-    """Whether all engines with requests only continued to decode them."""
-    return bool(reports[reports[:, _ROWS] > 0, _STEADY].all())
 
 
 class AgreedGate:
@@ -104,11 +91,14 @@ class AgreedGate:
         consecutive = exchanges == self._exchanges + 1
         self._fresh = exchanges > self._exchanges
         self._exchanges = exchanges
-        self._leader = busiest(reports) if self._fresh else None
+        self._leader = None  # the first report with the most requests
+        busy = reports[reports[:, _ROWS] > 0]
+        if self._fresh and len(busy):
+            self._leader = Report(*busy[busy[:, _ROWS].argmax()].tolist())
         if self._waiting is not None:
             load = _UNKNOWN
             if consecutive and self._leader is not None:
-                load = StepLoad(*self._leader[:4], steady=all_steady(reports))
+                load = StepLoad(*self._leader[:4], steady=bool(busy[:, _STEADY].all()))
             before, decision = self._waiting
             self._gate.observe(before._replace(group=DecidedStep(load, *decision)))
         self._load = self._meter.load(step)
