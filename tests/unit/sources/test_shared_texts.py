@@ -30,16 +30,8 @@ def pass_on(sender: SamDrafter, receiver: SamDrafter, origin="x") -> list:
 
 
 def piece(tokens, *, start=0, response="x/1", group="g", is_last=False):
-    return (
-        "train",
-        1,
-        group,
-        response,
-        start,
-        is_last,
-        False,
-        to_bytes(np.array(tokens, np.int32)),
-    )
+    told = to_bytes(np.array(tokens, np.int32))
+    return ("train", 1, group, response, start, is_last, False, told)
 
 
 def test_a_response_drafts_what_a_sibling_on_another_engine_is_writing():

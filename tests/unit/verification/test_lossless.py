@@ -175,15 +175,11 @@ def test_drafts_may_be_drawn_with_their_positions_gumbel_noise():
     layout = layout_of(counts)
     place = place_of_row(layout)
     draw_bits, accept_bits = (keyed_bits(layout.request_of_row, place, n) for n in range(2))
+    rows = rows_of(layout, by_place)
     proposals = proposed.repeat(layout.batch, 1)
     drafts = gumbel_draws(proposals, draw_bits[place < K])
     output = verify_vectorised(
-        layout,
-        drafts,
-        rows_of(layout, by_place),
-        accept_bits,
-        draw_bits,
-        draft_probabilities=proposals,
+        layout, drafts, rows, accept_bits, draw_bits, draft_probabilities=proposals
     )
     assert_lossless(output, by_place, counts, places=1)
 
