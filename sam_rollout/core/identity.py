@@ -14,17 +14,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "EXTRA_ARGS_KEY",
-    "OUTSIDE_TRAINING",
-    "TRAIN_SPLIT",
-    "VAL_SPLIT",
-    "RequestIdentity",
-    "group_of",
-    "identify",
-    "key_of",
-]
-
 EXTRA_ARGS_KEY = "sam"
 TRAIN_SPLIT = "train"
 OUTSIDE_TRAINING = -1  # the step of requests that no training run made
