@@ -115,16 +115,15 @@ class AutomatonPool:
             raise ValueError(f"automaton {automaton} has open slots")
         self._free(automaton)
 
-    def adopt(self, other: AutomatonPool, automaton: int) -> int:
+    def adopt(self, other: AutomatonPool) -> int:
         """Take over another pool's only automaton without a copy; return its number in this pool.
 
         Raises:
-            IndexError: `other` has no such automaton.
-            ValueError: `other` has a second automaton, or an open slot.
+            ValueError: `other` does not have exactly one automaton, or it has an open slot.
         """
-        other._automata.require(automaton)
-        if len(other._automata) > 1 or len(other):
-            raise ValueError("only an automaton that is its pool's last one can be taken over")
+        if len(other._automata) != 1 or len(other):
+            raise ValueError("only the last automaton of a pool can be taken over")
+        (automaton,) = other._directories
         adopted = self._automata.open()
         self._automata.table[adopted] = other._automata.table[automaton]
         other._automata.close(automaton)

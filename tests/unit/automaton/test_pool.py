@@ -265,7 +265,7 @@ def test_an_automaton_of_another_pool_is_taken_over_with_its_memory(pool):
         read(one, slot, old, len(old))
         one.close(slot)
     before, made = pool.nbytes, maker.nbytes
-    adopted = pool.adopt(maker, shared)
+    adopted = pool.adopt(maker)
     assert (pool.nbytes, maker.nbytes) == (before + made, 0)
     del maker
     slots = reference.open(together), pool.open(adopted)
