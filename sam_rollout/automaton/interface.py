@@ -18,6 +18,14 @@ def places_of(tokens: int | Int64Array) -> Any:
     return -(-tokens >> BLOCK_SHIFT) << BLOCK_SHIFT
 
 
+class AutomatonFullError(ValueError):
+    """An automaton can hold no more tokens; `automaton` is its number."""
+
+    def __init__(self, automaton: int) -> None:
+        super().__init__(f"automaton {automaton} holds no more than {LARGEST_AUTOMATON} tokens")
+        self.automaton = automaton
+
+
 # A place, int64[PLACE_WIDTH], is the point where a source continues a row's text. Its columns:
 #
 #             PLACE_HEADER, an address        PLACE_STATE                         PLACE_LENGTH

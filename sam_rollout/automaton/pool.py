@@ -13,7 +13,7 @@ import numpy as np
 
 from sam_rollout.automaton import kernels
 from sam_rollout.automaton.arena import Arena, Rows
-from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, Int64Array, places_of
+from sam_rollout.automaton.interface import AutomatonFullError, Int32Array, Int64Array, places_of
 
 # Edge tables grow by half. Doubling a table would move fewer edges but leave a quarter more memory
 # unused.
@@ -224,8 +224,8 @@ class AutomatonPool:
         Raises:
             TypeError: an array is not int32.
             IndexError: a slot is not open, or a row or length lies outside `token_ids`.
-            ValueError: a token id is negative, or an automaton would hold over 2**24 tokens. Rows
-                before the offending one have been read.
+            ValueError: a token id is negative. Rows before the offending one have been read.
+            AutomatonFullError: an automaton would hold over 2**24 tokens; a ValueError.
         """
         row = 0
         while True:
@@ -253,7 +253,7 @@ class AutomatonPool:
         if reason in (kernels.BAD_SLOT, kernels.BAD_ROW):
             raise IndexError(f"{place}: the slot is not open, or the row is not in token_ids")
         if reason == kernels.TOO_LONG:
-            raise ValueError(f"{place}: an automaton reads no more than {LARGEST_AUTOMATON} tokens")
+            raise AutomatonFullError(self._automaton_of(slot))
         raise ValueError(f"{place}: token {self.length(slot)} is negative")
 
     def _grow(self, slot: int, reason: int, length: int) -> None:

@@ -9,7 +9,12 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, Int64Array
+from sam_rollout.automaton.interface import (
+    LARGEST_AUTOMATON,
+    AutomatonFullError,
+    Int32Array,
+    Int64Array,
+)
 from sam_rollout.core.identity import RequestIdentity
 from sam_rollout.sources.contract import Identities, Limits, Usage
 from sam_rollout.sources.support.live_texts import NO_SLOT, LiveTexts, number_of
@@ -75,9 +80,14 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         self._bound = list(request_ids)
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Let automata read the rows' new tokens, and more tokens of moving requests."""
-        self._arrive(self._moving.read(self._bound, token_ids, num_tokens, eligible))
-        super().catch_up(token_ids, num_tokens, eligible)
+        """Let automata read the rows' new tokens; give up each group whose automaton is full."""
+        while True:
+            try:
+                self._arrive(self._moving.read(self._bound, token_ids, num_tokens, eligible))
+                return super().catch_up(token_ids, num_tokens, eligible)
+            except AutomatonFullError as full:
+                (group,) = (one for one in self._all() if one.automaton == full.automaton)
+                self._give_up(group)
 
     def settle(self) -> None:
         """Give up groups until the rest fits into memory, then groups with too large automata."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sam_rollout.automaton import kernels
-from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_STATE
+from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_STATE, AutomatonFullError
 from sam_rollout.automaton.pool import AutomatonPool
 from tests.unit.automaton.pools import (
     Vote,
@@ -243,12 +243,12 @@ def test_a_negative_token_is_no_way_to_memory_that_was_never_written(pool):
         pool.close(slot)
 
 
-def test_an_automaton_that_is_full_reads_no_more(pool):
+def test_an_automaton_that_is_full_is_named(pool):
     slot = pool.open()
     read(pool, slot, [1, 2, 3], 2)
     blocks = pool._automata.table[:, kernels.PREFIX_BLOCKS]
     blocks[0] = kernels.MOST_PREFIX_BLOCKS
-    with pytest.raises(ValueError, match="reads no more than 16777216 tokens"):
+    with pytest.raises(AutomatonFullError, match="automaton 0 holds no more than 16777216 tokens"):
         read(pool, slot, [1, 2, 3], 3)
     blocks[0] = 1
     assert pool.length(slot) == 2

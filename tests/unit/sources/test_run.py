@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from sam_rollout.automaton.interface import AutomatonFullError
+from sam_rollout.automaton.pool import AutomatonPool
 from sam_rollout.core.identity import OUTSIDE_TRAINING
 from sam_rollout.sources import run
 from sam_rollout.sources.support import text_moves
@@ -274,3 +276,26 @@ def test_what_ends_while_a_successor_is_made_is_read_as_far_as_it_fits(count, le
     assert counter(drafter, "run_restarts") == 1 and counter(drafter, "run_evictions") == 0
     assert continued(drafter, "a", [7, *texts[-1][9:13]]) == texts[-1][13:16]
     assert continued(drafter, "b", [7, *texts[0][9:13]]) == [], "the newest"
+
+
+@pytest.mark.parametrize(("name", "section"), [("prompt", {}), ("run", {"when": "always"})])
+def test_an_automaton_that_one_step_fills_is_given_up_and_the_others_are_read(
+    name, section, monkeypatch
+):
+    drafter = drafter_of(**{name: section})
+    drafter.admit("a", identity("g"))
+    drafter.admit("b", identity("g", split="val"))
+    texts = {"a": [9, 1, 2, 3, 1, 2], "b": [9, 1, 2, 3, 1, 2]}
+    step(drafter, texts)
+    extend = AutomatonPool.extend
+
+    def full(pool, slots, *arguments):
+        if slots[0] >= 0:
+            raise AutomatonFullError(0)
+        extend(pool, slots, *arguments)
+
+    monkeypatch.setattr(AutomatonPool, "extend", full)
+    assert step(drafter, texts) == {"a": [], "b": [3, 1, 2]}
+    assert counter(drafter, f"{name}_evictions") == 1
+    monkeypatch.undo()
+    assert step(drafter, texts) == {"a": [], "b": [3, 1, 2]}
