@@ -80,7 +80,6 @@ def test_it_holds_one_table_whatever_it_hears(source):
     for _ in range(3):
         hear(source, range(VOCABULARY), range(VOCABULARY))
     assert source.usage().bytes == 8 * VOCABULARY
-    assert source.counters() == {"recycling_positions": 3 * VOCABULARY}
 
 
 def test_without_a_known_vocabulary_there_is_none():
