@@ -39,8 +39,8 @@ REGIMES = {
 }
 
 
-def auto(k: int = K) -> AutoGate:
-    return AutoGate(Limits(REQUESTS, 1 << 20, k=k), EXPLORATION)
+def auto() -> AutoGate:
+    return AutoGate(Limits(REQUESTS, 1 << 20, k=K), EXPLORATION)
 
 
 # The best fixed choice there is a gate that is closed.

@@ -10,7 +10,7 @@ import pytest
 
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import CHANCES, Offered
-from sam_rollout.gating import EngineStep, hands_over
+from sam_rollout.gating import hands_over
 from sam_rollout.gating.auto import AutoGate
 from tests.unit.gating.steps import engine_step
 
@@ -47,7 +47,6 @@ class Engine:
     Attributes:
         rows: requests; those at the front may have drafts.
         may: share of them that may have drafts of each shape.
-        same_batch: whether the next steps decode the same requests as the steps before.
         shapes: of the drafts of each step, None while the gate was closed or looked.
     """
 
@@ -61,15 +60,14 @@ class Engine:
     ) -> None:
         self.seconds, self.rows, self.noise, self.offers = seconds, rows, noise, offers
         self.gate = AutoGate(Limits(64, 1 << 20, k=K), EXPLORATION, shapes=2)
-        self.may, self.same_batch = may, True
+        self.may = may
         self.shapes: list[int | None] = []
         self.trials: list[bool] = []
         self._random = np.random.default_rng(0)
-        self._now = 0.0
         self._context = 100 * rows  # of all requests
         # Tokens of each request, tokens of those that may have drafts; shape and least chance.
         self._drafted, self._each, self._step = np.zeros(rows, np.int32), 0, None
-        self.passed_s, self.tokens = 0.0, 0
+        self.passed_s = 0.0
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -106,18 +104,14 @@ class Engine:
                 is_right = proved[:drafting, place].sum()
                 of_place = drafting, drafting, is_right, drafting * chances[place]
                 told[:, class_of(chances[place])] += of_place
-            offered = Offered(drafting, told) if self.same_batch else None
+            offered = Offered(drafting, told)
         sampled = (1 + right).astype(np.int32)
         self._context += int(sampled.sum())
-        self._now += seconds
         self.passed_s += seconds
-        self.tokens += int(sampled.sum())
         texts = np.full(rows, self._context // rows, np.int32)
         texts[0] += self._context % rows
-        step: EngineStep = engine_step(
-            int(self._now * 1e9), sampled, self._drafted, texts, offered=offered,
-            may_draft=self.may, same_batch=self.same_batch,
-        )  # fmt: skip
+        more = {"offered": offered, "may_draft": self.may}
+        step = engine_step(int(self.passed_s * 1e9), sampled, self._drafted, texts, **more)
         self.gate.observe(step)
 
     def share_of(self, shape: int, last: int) -> float:

@@ -44,9 +44,9 @@ def continued(drafter, name, who, text):
     return step(drafter, {name: text})[name]
 
 
-def kept(folder, group="g", before_step=9):
+def kept(folder, group="g"):
     reader = TextStore(folder, 1 << 26, 16, UNKNOWN_VOCABULARY)
-    return [text.tolist() for text in reader.read(group, before_step, 1 << 20)]
+    return [text.tolist() for text in reader.read(group, 9, 1 << 20)]
 
 
 def test_the_next_epoch_drafts_from_the_last_one(tmp_path):

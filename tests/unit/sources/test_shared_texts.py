@@ -22,16 +22,16 @@ def make_engine(name: str, *, share=True, path="", **options) -> SamDrafter:
     return drafter
 
 
-def pass_on(sender: SamDrafter, receiver: SamDrafter, origin="x") -> list:
+def pass_on(sender: SamDrafter, receiver: SamDrafter) -> list:
     """Hand the new pieces of the sender to the receiver; return them."""
-    pieces = sender.exchange(origin, [])
+    pieces = sender.exchange("x", [])
     receiver.exchange("y", pieces)
     return pieces
 
 
-def piece(tokens, *, start=0, response="x/1", group="g", is_last=False):
+def piece(tokens, *, start=0, response="x/1", group="g"):
     told = to_bytes(np.array(tokens, np.int32))
-    return ("train", 1, group, response, start, is_last, False, told)
+    return ("train", 1, group, response, start, False, False, told)
 
 
 def test_a_response_drafts_what_a_sibling_on_another_engine_is_writing():
