@@ -21,8 +21,8 @@ def places_of(tokens: int | Int64Array) -> Any:
 class AutomatonFullError(ValueError):
     """An automaton can hold no more tokens; `automaton` is its number."""
 
-    def __init__(self, message: str, automaton: int) -> None:
-        super().__init__(message)
+    def __init__(self, automaton: int) -> None:
+        super().__init__(f"automaton {automaton} holds no more than {LARGEST_AUTOMATON} tokens")
         self.automaton = automaton
 
 

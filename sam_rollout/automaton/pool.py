@@ -1,4 +1,4 @@
-"""The pool of automata and of the texts they read: it owns the memory and checks all arguments.
+"""The pool of automata and of the texts they read: it owns their memory.
 
 Blocks of states and edges come from one arena per pool. So texts grow without copies, and other
 automata can use the blocks of a freed automaton at once (see `kernels.py`).
@@ -13,13 +13,7 @@ import numpy as np
 
 from sam_rollout.automaton import kernels
 from sam_rollout.automaton.arena import Arena, Rows
-from sam_rollout.automaton.interface import (
-    LARGEST_AUTOMATON,
-    AutomatonFullError,
-    Int32Array,
-    Int64Array,
-    places_of,
-)
+from sam_rollout.automaton.interface import AutomatonFullError, Int32Array, Int64Array, places_of
 
 # Edge tables grow by half. Doubling a table would move fewer edges but leave a quarter more memory
 # unused.
@@ -53,7 +47,6 @@ class _Directories:
 
 
 _NOTHING = np.zeros(0, np.int64)
-_INT32 = np.dtype(np.int32)  # comparing dtypes is faster than comparing with the type
 
 
 class AutomatonPool:
@@ -122,16 +115,15 @@ class AutomatonPool:
             raise ValueError(f"automaton {automaton} has open slots")
         self._free(automaton)
 
-    def adopt(self, other: AutomatonPool, automaton: int) -> int:
+    def adopt(self, other: AutomatonPool) -> int:
         """Take over another pool's only automaton without a copy; return its number in this pool.
 
         Raises:
-            IndexError: `other` has no such automaton.
-            ValueError: `other` has a second automaton, or an open slot.
+            ValueError: `other` does not have exactly one automaton, or it has an open slot.
         """
-        other._automata.require(automaton)
-        if len(other._automata) > 1 or len(other):
-            raise ValueError("only an automaton that is its pool's last one can be taken over")
+        if len(other._automata) != 1 or len(other):
+            raise ValueError("only the last automaton of a pool can be taken over")
+        (automaton,) = other._directories
         adopted = self._automata.open()
         self._automata.table[adopted] = other._automata.table[automaton]
         other._automata.close(automaton)
@@ -232,11 +224,9 @@ class AutomatonPool:
         Raises:
             TypeError: an array is not int32.
             IndexError: a slot is not open, or a row or length lies outside `token_ids`.
-            ValueError: arrays differ in length, or a token id is negative. Rows before the
-                offending one have been read.
+            ValueError: a token id is negative. Rows before the offending one have been read.
             AutomatonFullError: an automaton would hold over 2**24 tokens; a ValueError.
         """
-        self._check(token_ids, slots=slots, rows=rows, lengths=lengths)
         row = 0
         while True:
             row = kernels.extend_rows(
@@ -247,7 +237,7 @@ class AutomatonPool:
                 return
             reason = int(self._progress[kernels.REASON])
             if reason not in _GROWING_HELPS:
-                self._refuse(reason, row, slots, rows, token_ids, lengths)
+                self._refuse(reason, int(slots[row]), int(rows[row]), int(lengths[row]))
             self._grow(int(slots[row]), reason, int(lengths[row]))
 
     def place_rows(self, slots: Int32Array, out_places: Int64Array) -> None:
@@ -257,45 +247,14 @@ class AutomatonPool:
         """
         kernels.place_rows(self._automata.table, self._texts.table, slots, out_places)
 
-    def _check(self, token_ids: Int32Array, **arrays: Int32Array) -> None:
-        """Refuse types that the kernels were not compiled for, and arrays of unequal length."""
-        if token_ids.dtype != _INT32 or token_ids.ndim != 2:
-            raise TypeError(
-                f"token_ids must be int32[R, L], got {token_ids.dtype}{list(token_ids.shape)}"
-            )
-        for name, array in arrays.items():
-            if array.dtype != _INT32:
-                raise TypeError(f"{name} must be int32, got {array.dtype}")
-            if len(array) != len(arrays["slots"]):
-                raise ValueError(f"{name} has {len(array)} rows, slots has {len(arrays['slots'])}")
-
-    def _refuse(
-        self,
-        reason: int,
-        i: int,
-        slots: Int32Array,
-        rows: Int32Array,
-        token_ids: Int32Array,
-        lengths: Int32Array,
-    ) -> NoReturn:
-        """Raise the error that a kernel found in row i."""
-        if reason == kernels.BAD_SLOT:
-            raise IndexError(f"slots[{i}] = {slots[i]} is not an open slot")
-        if reason == kernels.BAD_ROW:
-            raise IndexError(
-                f"rows[{i}] = {rows[i]} with lengths[{i}] = {lengths[i]} lies outside "
-                f"token_ids{list(token_ids.shape)}"
-            )
+    def _refuse(self, reason: int, slot: int, row: int, length: int) -> NoReturn:
+        """Raise the error that a kernel found in a slot's row."""
+        place = f"row {row} of {length} tokens, slot {slot}"
+        if reason in (kernels.BAD_SLOT, kernels.BAD_ROW):
+            raise IndexError(f"{place}: the slot is not open, or the row is not in token_ids")
         if reason == kernels.TOO_LONG:
-            raise AutomatonFullError(
-                f"rows[{i}]: an automaton reads no more than {LARGEST_AUTOMATON} tokens",
-                self._automaton_of(int(slots[i])),
-            )
-        position = self.length(int(slots[i]))
-        raise ValueError(
-            f"token_ids[{rows[i]}, {position}] = {token_ids[rows[i], position]}, "
-            f"token ids must lie in [0, 2**31)"
-        )
+            raise AutomatonFullError(self._automaton_of(slot))
+        raise ValueError(f"{place}: token {self.length(slot)} is negative")
 
     def _grow(self, slot: int, reason: int, length: int) -> None:
         """Provide the memory that a kernel lacked while it read a text of `length` tokens."""

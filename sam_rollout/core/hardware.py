@@ -6,10 +6,10 @@ from pathlib import Path
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
+def cpu_model() -> str:
     """Return the processor's name in /proc/cpuinfo; on ARM, where it has none, the architecture."""
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
+    if _CPUINFO.exists():
+        for line in _CPUINFO.read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()

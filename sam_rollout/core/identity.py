@@ -14,17 +14,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "EXTRA_ARGS_KEY",
-    "OUTSIDE_TRAINING",
-    "TRAIN_SPLIT",
-    "VAL_SPLIT",
-    "RequestIdentity",
-    "group_of",
-    "identify",
-    "key_of",
-]
-
 EXTRA_ARGS_KEY = "sam"
 TRAIN_SPLIT = "train"
 OUTSIDE_TRAINING = -1  # the step of requests that no training run made
@@ -86,9 +75,5 @@ def identify(
     """Build the identity of a response to ``prompt_ids``."""
     group = group_of(prompt_ids)
     return RequestIdentity(
-        group=group,
-        sibling=sibling,
-        step=step,
-        split=split,
-        key=key_of(seed, step, group, sibling),
+        group=group, sibling=sibling, step=step, split=split, key=key_of(seed, step, group, sibling)
     )

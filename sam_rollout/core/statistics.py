@@ -196,13 +196,13 @@ def _estimate(
     resampled = steps > 1 or min(base_runs, sam_runs) > 1
     if not resampled or not len(draws):
         return Estimate(value, None, None)
-    ends = [*percentiles(draws), *also]
+    ends = [*_percentiles(draws), *also]
     return Estimate(value, float(min(ends)), float(max(ends)))
 
 
-def percentiles(draws: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return the limits of the central `confidence` share of a bootstrap's draws."""
-    outside = (1 - confidence) / 2
+def _percentiles(draws: np.ndarray) -> tuple[float, float]:
+    """Return the limits of the central `CONFIDENCE` share of a bootstrap's draws."""
+    outside = (1 - CONFIDENCE) / 2
     low, high = np.quantile(draws, [outside, 1 - outside])
     return float(low), float(high)
 
@@ -216,7 +216,9 @@ def mean(values: Sequence[float] | np.ndarray) -> Estimate:
     value = float(data.mean())
     if np.ptp(data) == 0:
         return Estimate(value, value, value)
-    return Estimate(value, *percentiles(_resampled(data, SEED)))
+    blocks = range(RESAMPLES // _AT_ONCE)
+    sums = np.concatenate([_drawn(len(data), SEED, block) @ data for block in blocks])
+    return Estimate(value, *_percentiles(sums / len(data)))
 
 
 def share(right: int, total: int) -> Estimate:
@@ -225,13 +227,6 @@ def share(right: int, total: int) -> Estimate:
 
     interval = binomtest(right, total).proportion_ci(CONFIDENCE, method="wilson")
     return Estimate(right / total, float(interval.low), float(interval.high))
-
-
-def _resampled(values: np.ndarray, seed: int) -> np.ndarray:
-    """Return means of the values drawn with replacement, [RESAMPLES]."""
-    blocks = range(RESAMPLES // _AT_ONCE)
-    drawn = [_drawn(len(values), seed, block) @ values for block in blocks]
-    return np.concatenate(drawn) / len(values)
 
 
 Sums = tuple[np.ndarray, np.ndarray]  # numerators and denominators, float [units] each

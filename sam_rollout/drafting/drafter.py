@@ -39,7 +39,7 @@ class SamDrafter:
             only shape is the one that `sam.draft_shape` names, or a chain if the setting is `auto`.
 
     Raises:
-        ValueError: the config does not enable speculation, or a size is out of range.
+        ValueError: the config does not enable speculation, or texts may be too long.
         ConfigError: a source cannot work with its settings.
     """
 
@@ -47,8 +47,6 @@ class SamDrafter:
         if not config.enabled:
             raise ValueError("sam.enabled is false: an engine without speculation has no drafter")
         longest = limits.max_model_len
-        if limits.max_rows < 1 or longest < 1:
-            raise ValueError(f"max_rows and max_model_len must be at least 1, got {limits[:2]}")
         if longest > LARGEST_AUTOMATON:
             raise ValueError(
                 f"max_model_len = {longest}: automata read no more than {LARGEST_AUTOMATON}"
@@ -93,18 +91,10 @@ class SamDrafter:
         self._identities[request_id] = identity
 
     def bind(self, request_ids: Sequence[str]) -> None:
-        """Rearrange all rows, drafts in flight included, if the batch has changed.
-
-        Raises:
-            ValueError: more than `max_rows` ids, or an id twice.
-        """
+        """Rearrange all rows, drafts in flight included, if the batch has changed."""
         if request_ids == self._bound:
             return
         ids = list(request_ids)
-        if len(ids) > self._limits.max_rows:
-            raise ValueError(f"{len(ids)} requests, more than max_rows = {self._limits.max_rows}")
-        if len(set(ids)) != len(ids):
-            raise ValueError("a request id occurs twice in the batch")
         identities = [self._identities.get(request_id) for request_id in ids]
         self.responses.bind(ids, identities)
         for source in self.sources:
@@ -169,17 +159,8 @@ class SamDrafter:
 
         Returns:
             `batch`, filled anew.
-
-        Raises:
-            TypeError, IndexError, ValueError: as for `AutomatonPool.extend`, or the arrays' shapes
-                disagree.
         """
         rows = len(self._bound)
-        if num_tokens.shape != (rows,) or eligible.shape != (rows,):
-            raise ValueError(
-                f"{rows} requests, but num_tokens{list(num_tokens.shape)} and "
-                f"eligible{list(eligible.shape)}"
-            )
         self._steps += 1
         self.batch.clear(rows)
         if gate_open:

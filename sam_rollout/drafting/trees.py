@@ -34,16 +34,12 @@ from sam_rollout.automaton.continuations import (
     take_other_votes,
     vote_lanes,
 )
-from sam_rollout.automaton.interface import (
-    LIVE,
-    PLACE_KIND,
-    Int32Array,
-    Int64Array,
-)
+from sam_rollout.automaton.interface import LIVE, PLACE_KIND, Int32Array, Int64Array
 from sam_rollout.automaton.kernels import _inlined
 from sam_rollout.config import SamConfig
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.verified import CHANCES, Offered, Verified
+from sam_rollout.drafting import votes as voting
 from sam_rollout.drafting.in_flight import (
     COUNTS,
     HELD_BACK,
@@ -54,29 +50,13 @@ from sam_rollout.drafting.in_flight import (
     next_node,
 )
 from sam_rollout.drafting.policy import DraftPolicy
-from sam_rollout.drafting.votes import (
-    ASSUMED,
-    BORROWED,
-    CHANCE_MEMORY,
-    SUM_WIDTH,
-    SUMS,
-    Votes,
-    collect,
-    count_in,
-    count_vote,
-    follow_token,
-    origin_of,
-    put_lanes,
-    tell_agreement,
-    weigh,
-)
 
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 _INT32_3D = written(types.int32, 3)
 
 # A token's chance depends on its votes' sum, its rank, its depth, and the previous draft's outcome.
 _RANKS, _DEPTHS, _BEFORE = 4, 4, 3
-_CHANCE_CLASSES = SUMS * _RANKS * _DEPTHS * _BEFORE
+_CHANCE_CLASSES = voting.SUMS * _RANKS * _DEPTHS * _BEFORE
 _ASSUMED_OF_OTHERS = 0.15  # assumed chance of a token that is not the likeliest
 _LEAST = 1e-3  # least chance of a token that is worth a look-up
 _CHILDREN = 8  # most candidates that follow one token
@@ -102,12 +82,12 @@ class TreePolicy(DraftPolicy):
     """
 
     def __init__(
-        self, config: SamConfig, sources: int, limits: Limits, votes: Votes | None = None
+        self, config: SamConfig, sources: int, limits: Limits, votes: voting.Votes
     ) -> None:
         super().__init__(config, sources, limits, votes)
         warm_up(_grow, _learn_paths)
         self._least, self._step_budget = max(self._least, _LEAST), config.step_budget
-        self._chances_of = np.zeros((2, _CHANCE_CLASSES + SUMS * _RANKS))
+        self._chances_of = np.zeros((2, _CHANCE_CLASSES + voting.SUMS * _RANKS))
         sources, rows = max(sources, 1), limits.max_rows
         lookups = rows + min(self._step_budget, rows * limits.k)
         most_votes = sources * LEVELS * (VOTES_PER_LEVEL + OTHER_VOTES)
@@ -145,11 +125,7 @@ class TreePolicy(DraftPolicy):
         )  # fmt: skip
 
     def draft(
-        self,
-        places: Int64Array,
-        budget: Int32Array,
-        batch: DraftBatch,
-        least_chance: float = 0.0,
+        self, places: Int64Array, budget: Int32Array, batch: DraftBatch, least_chance: float = 0.0
     ) -> int:
         """Grow a tree for every row, parents before children; see `DraftPolicy.draft`."""
         batch.has_trees = True
@@ -170,7 +146,7 @@ class TreePolicy(DraftPolicy):
 
 @_inlined
 def _class_of_chance(total, rank, depth, accepted):
-    number = np.int64(min(total / SUM_WIDTH, SUMS - 1))
+    number = np.int64(min(total / voting.SUM_WIDTH, voting.SUMS - 1))
     number = number * _RANKS + min(rank, _RANKS - 1)
     return (number * _DEPTHS + min(depth, _DEPTHS - 1)) * _BEFORE + min(accepted, _BEFORE - 1)
 
@@ -186,8 +162,8 @@ def _chance(table, number, rank, total):
     """Estimate the share of right tokens of a class; at first it follows from the votes' sum."""
     wider = _wider(number)
     first = _ASSUMED_OF_OTHERS if rank > 0 else min(0.95, -np.expm1(-total))
-    share = (table[1, wider] + ASSUMED * first) / (table[0, wider] + ASSUMED)
-    return (table[1, number] + BORROWED * share) / (table[0, number] + BORROWED)
+    share = (table[1, wider] + voting.ASSUMED * first) / (table[0, wider] + voting.ASSUMED)
+    return (table[1, number] + voting.BORROWED * share) / (table[0, number] + voting.BORROWED)
 
 
 @_inlined
@@ -273,7 +249,7 @@ def _grow(
         if budget[i] < 1:
             continue
         nodes[i, 0, 0], nodes[i, 1, 0] = lookups, 0
-        put_lanes(i, lookups * sources, places, lanes)
+        voting.put_lanes(i, lookups * sources, places, lanes)
         heap[lookups, _ROW], heap[lookups, _PARENT] = i, 0  # the text itself, for now
         lookups += 1
     # The row and the node that each new look-up is for.
@@ -302,7 +278,7 @@ def _grow(
                 votes[number, 0, n], votes[number, 1, n] = tokens[n], classes[n]
             distinct = min(_rank(tokens, classes, weights, count, sums), _CHILDREN)
             if node == 0 and count > 0:
-                out_columns[SOURCE, i] = origin_of(
+                out_columns[SOURCE, i] = voting.origin_of(
                     tokens[0], sources, votes[number, 0], votes[number, 1], origin, weights, count
                 )
             expected = 0.0
@@ -345,7 +321,7 @@ def _grow(
             nearest = max(nearest, _NEAR * chance)
             if node < budget[i] and total < step_budget:
                 _copy_lanes(lanes_of, tasks_of, number * sources, lookups * sources, sources)
-                follow_token(i, i - lookups, token, places, lanes, tasks)
+                voting.follow_token(i, i - lookups, token, places, lanes, tasks)
                 nodes[i, 0, node] = lookups
                 row_of[lookups - first], node_of[lookups - first] = i, node
                 lookups += 1
@@ -366,9 +342,11 @@ def _copy_lanes(lanes_of, tasks_of, source, target, count):
 def _named(i, number, places, lanes, tasks, tokens, classes, origin, weights, branches):
     """Gather a look-up's votes, and further ones if the tree may branch; return how many."""
     sources = places.shape[0]
-    texts, count = collect(i, i - number, places, lanes, tasks, tokens, classes, origin, weights)
+    texts, count = voting.collect(
+        i, i - number, places, lanes, tasks, tokens, classes, origin, weights
+    )
     for n in range(texts, count):
-        tell_agreement(tokens, classes, weights, texts, n)
+        voting.tell_agreement(tokens, classes, weights, texts, n)
     for s in range(sources):
         if branches and places[s, i, PLACE_KIND] == LIVE:
             before = count
@@ -408,15 +386,16 @@ def _learn_paths(
                 if learns_votes:
                     for n in range(num_votes[number]):
                         kind = votes[number, 1, n]
-                        count_vote(shares, weights, kind, votes[number, 0, n] == token)
+                        voting.count_vote(shares, weights, kind, votes[number, 0, n] == token)
                 else:
                     for n in range(num_votes[number]):
                         ranked[n], classes[n] = votes[number, 0, n], votes[number, 1, n]
                     distinct = _rank(ranked, classes, weights, num_votes[number], sums)
                     for rank in range(min(distinct, _CHILDREN)):
                         kind = _class_of_chance(sums[rank], rank, nodes[i, 1, node], accepted[i])
-                        count_in(chances_of, kind, ranked[rank] == token, CHANCE_MEMORY)
-                        count_in(chances_of, _wider(kind), ranked[rank] == token, CHANCE_MEMORY)
+                        is_right = ranked[rank] == token
+                        voting.count_in(chances_of, kind, is_right, voting.CHANCE_MEMORY)
+                        voting.count_in(chances_of, _wider(kind), is_right, voting.CHANCE_MEMORY)
                 node = next_node(tokens[i], parents[i], grown, node, token)
                 if node == 0:
                     break
@@ -425,7 +404,7 @@ def _learn_paths(
                 accepted[i] = right
                 text = token_ids[i, start:]
                 _judge(i, text, gained, tokens, parents, grown, lists[0], chances, offered)
-    weigh(shares, weights)
+    voting.weigh(shares, weights)
     return rows
 
 

@@ -1,16 +1,12 @@
 """One budget for engines that wait for each other in every step.
 
-Engines that share experts (data parallelism of a mixture of experts) compute every layer together.
-If one engine drafts and others do not, the others wait for its longer step. So all decide together.
-Once a step, each engine reports to the others its load and the budget of draft tokens that it
-proposes. The proposal of the busiest engine holds for all. The busiest engine's step is the
-longest, and gates that decide by the number of requests let it draft the least. Engines without
-requests report nothing.
+Engines that share experts (data parallelism of a mixture of experts) compute every layer together,
+so the proposal of the busiest engine holds for all (docs/gating.md). Engines without requests
+report nothing.
 
-All engines decide from the same reports of the same step, and from nothing else, so they cannot
-disagree. A decision after step t follows from reports that were made after step t - 1 and exchanged
-at the start of step t (``Exchange``). So no engine ever waits for a report. If nothing was
-exchanged, the fallback gate of each engine decides.
+A decision after step t follows from reports that were made after step t - 1 and exchanged at the
+start of step t (``Exchange``). So no engine ever waits for a report, and engines cannot disagree.
+If nothing was exchanged, the fallback gate of each engine decides.
 """
 
 from __future__ import annotations
@@ -52,22 +48,9 @@ class Exchange(Protocol):
 
     def publish(self, report: Report) -> None:
         """Send a report in the next exchange only; without a report this engine counts as idle."""
-        ...
 
     def received(self) -> tuple[int, np.ndarray]:
         """Return the number of exchanges so far, and the last reports, int32 [engines, fields]."""
-        ...
-
-
-def busiest(reports: np.ndarray) -> Report | None:
-    """Return the first report with the most requests; None if all engines are idle."""
-    rows = reports[:, _ROWS]
-    return Report(*reports[rows.argmax()].tolist()) if rows.any() else None
-
-
-def all_steady(reports: np.ndarray) -> bool:
-    """Whether all engines with requests only continued to decode them."""
-    return bool(reports[reports[:, _ROWS] > 0, _STEADY].all())
 
 
 class AgreedGate:
@@ -108,11 +91,14 @@ class AgreedGate:
         consecutive = exchanges == self._exchanges + 1
         self._fresh = exchanges > self._exchanges
         self._exchanges = exchanges
-        self._leader = busiest(reports) if self._fresh else None
+        self._leader = None  # the first report with the most requests
+        busy = reports[reports[:, _ROWS] > 0]
+        if self._fresh and len(busy):
+            self._leader = Report(*busy[busy[:, _ROWS].argmax()].tolist())
         if self._waiting is not None:
             load = _UNKNOWN
             if consecutive and self._leader is not None:
-                load = StepLoad(*self._leader[:4], steady=all_steady(reports))
+                load = StepLoad(*self._leader[:4], steady=bool(busy[:, _STEADY].all()))
             before, decision = self._waiting
             self._gate.observe(before._replace(group=DecidedStep(load, *decision)))
         self._load = self._meter.load(step)

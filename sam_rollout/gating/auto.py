@@ -1,34 +1,16 @@
 """The gate `auto`: it measures which drafts yield the most tokens per second on this engine.
 
-The time of a step is the time between two calls of the proposer, which finds the drafts. The engine
-calls it for every step, after the step's tokens have reached the host, so the measurement waits for
-nothing. The time contains all costs of drafts, including the cost of finding them. A step counts
-only if it decoded the same requests as the step before. So steps with prompts, with requests that
-joined or left, and steps after which the engine did not call the proposer are left out.
+docs/gating.md explains what it measures and how it decides. The terms of this module:
 
-The gate chooses a level. A level says whether to draft and, if so, which chance of acceptance a
-draft token must have at least to be worth its time. Then each request gets as many draft tokens as
-are worth their time, which may be none. The rate of a level is requests * (1 + expected accepted
-tokens) / expected step time. The level with the highest rate replaces the present one if its rate
-is higher by the factor `_LEAD`. A new level that drafts also needs this lead over not drafting; if
-nothing is drafted at present, it needs the lead twice. A level's offers are the tokens that could
-be drafted at that level. Now and then the gate tries another level, if it does not know the time of
-that level's steps or its offers, or no longer knows them. Trials may lose the share `exploration`
-of all step time. They may also lose the time of `_ADVANCE` steps in advance, so that the first
-trials need not wait.
+* A level says whether to draft and, if so, which shape, and which least chance of acceptance makes
+  a token worth its time. Its rate is requests * (1 + expected accepted tokens) / expected step
+  time.
+* The offers of a level are the tokens that could be drafted at it.
+* A trial is a step with another level than the best one, made only to learn from it.
 
-If drafts may be chains or trees, each shape has its own levels, and the level with the highest rate
-decides the shape, too. Offers, their shares of right tokens, and step times are learned separately
-for each shape. To replace the shape in use, the other shape needs a rate that is higher by a factor
-of `_SHAPE_LEADS`. The other shape is tried now and then (`shape_trials.py`), as long as its trials
-are affordable. If only some requests may have drafts of a shape, the gate learns the shape's offers
-from these requests, and expects such offers from them alone.
-
-If engines decide together (``agreement.py``), each learns times from the busiest engine's load, and
-offers from its own requests.
-
-Nothing here is random. Decisions follow from measured times, so they are not repeatable. With the
-coupled sampler the texts do not depend on the decisions.
+If only some requests may have drafts of a shape, the gate learns the shape's offers from these
+requests, and expects such offers from them alone. If engines decide together (``agreement.py``),
+each learns times from the busiest engine's load, and offers from its own requests.
 """
 
 import math
@@ -44,6 +26,8 @@ from sam_rollout.gating.shape_trials import LOOK_ROWS, ShapeTrials
 from sam_rollout.gating.step import DecidedStep, EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
 
+# Factor by which a level's rate has to lead to replace the best level; to draft at all, a level
+# needs this lead over no drafts, too.
 _LEAD = 1.01
 _ADVANCE = 4  # trials may lose the time of this many steps in advance
 _DECIDE_EVERY = 4  # steps from one decision to the next, as long as no request joins or leaves

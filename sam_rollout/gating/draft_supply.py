@@ -1,15 +1,12 @@
 """Learns from past steps how many draft tokens reach a least chance, and how many are right.
 
-In every step in which the drafter looks for drafts, it reports the tokens that it could have
-drafted (`verified.Offered`). They are counted by class of their chance to be accepted. The tokens
-that the text has shown to be right or wrong ("judged") are counted, too, and the right ones. With a
-given least chance, the tokens of all classes at or above it are drafted. Their share of right
-tokens is estimated from the outcomes in their class; in a class with few tokens, the drafter's own
-estimate counts more.
+The drafter reports the tokens that it could have drafted (`verified.Offered`), and those that the
+text has shown to be right or wrong ("judged"). They are counted by class of their chance to be
+accepted. With a given least chance, the tokens of all classes at or above it are drafted. In a
+class with few tokens, the drafter's own estimate counts more.
 
-How many tokens are offered in a step depends on how many tokens the step before added to the text.
-This number, in turn, depends on the least chance in use. So the figures for other least chances are
-not exact.
+The number of offered tokens depends on the least chance in use, through the number of tokens that
+the step before added to the text. So the figures for other least chances are not exact.
 
 The requests of the long tail are no fair sample of all requests, so each octave of the number of
 running requests (from one power of two to the next) has figures of its own. The shares of right

@@ -34,7 +34,6 @@ class Gate(Protocol):
 
     def observe(self, step: EngineStep) -> None:
         """Take in the previous step; called once per step, before `budget`."""
-        ...
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
         """Return the largest number of tokens that each request may draft now.
@@ -45,11 +44,9 @@ class Gate(Protocol):
             room: whether the next step can verify drafts. If not, the budget only says what would
                 be drafted.
         """
-        ...
 
     def drain(self) -> dict[str, float]:
         """Return the gate's counts since the last call, by metric (`gate/...`)."""
-        ...
 
 
 class ScheduleGate:

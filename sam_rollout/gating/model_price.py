@@ -1,13 +1,9 @@
 """Decides whether a drafting model is worth its forward passes; drafts from texts cost little.
 
-A gate only decides which draft tokens are verified. But a model that drafts also costs forward
-passes before anything is verified, for all requests at once. So there are two ways to draft, with
-the model and with texts alone. For both ways, the tokens per second of steps with drafts are
-measured, separately for each octave of the number of running requests (`draft_supply.py`). The
-faster way is used. The slower way is tried again for a few steps now and then, half as often after
-each trial that it loses. If the run trains the model, each training step makes the trials of a
-model that lost as frequent as at first. If the gate stays closed while the model drafts, texts
-alone are tried.
+There are two ways to draft, with the model and with texts alone. The tokens per second of steps
+with drafts are measured for both, separately for each octave of the number of running requests
+(`draft_supply.py`). The faster way is used, and the other one is tried now and then
+(docs/gating.md). If the gate stays closed while the model drafts, texts alone are tried.
 """
 
 from __future__ import annotations

@@ -1,21 +1,19 @@
 """How long an engine step takes, learned from the steps of the engine itself.
 
-The expected time of a step is `speed * base * correction`:
+The expected time of a step is `speed * base * correction` (docs/gating.md):
 
-* `base` ("the line") is linear in requests, scored tokens and context. It carries measurements over
-  to batches that were not measured. It is fitted by least squares with forgetting. Residuals count
-  relative to the time of their step, because otherwise large batches would outweigh the small ones
-  of the long tail.
-* `correction` is the ratio of measured times to `base` in a cell. A cell holds the steps with about
-  the same number of requests and of draft tokens per request. A cell without steps takes its
-  correction from the cells with the same number of requests; without these it is 1.
-* `speed` follows causes that slow all steps down, such as another program on the machine. So drafts
-  are not blamed for a slow moment at which they were tried. `speed` is also pulled back to 1, as
-  strongly as it follows a new step, because otherwise it and `base` could drift apart without end.
-  `base` follows lasting changes.
+* `base` ("the line") is linear in requests, scored tokens and context. It is fitted by least
+  squares with forgetting. Residuals count relative to the time of their step, because otherwise
+  large batches would outweigh the small ones of the long tail.
+* `correction` is the ratio of measured times to `base` in a cell: the steps with about the same
+  number of requests and of draft tokens per request. A cell without steps takes its correction
+  from the cells with the same number of requests; without these it is 1.
+* `speed` follows causes that slow all steps down, such as another program on the machine. It is
+  also pulled back to 1, as strongly as it follows a new step, because otherwise it and `base` could
+  drift apart without end. `base` follows lasting changes.
 
-A step far outside the expectation (garbage collection, a pause for weights) is left out. After
-`_PATIENCE` such steps in a row the expectation must be wrong, and everything learned is forgotten.
+A step far outside the expectation is left out. After `_PATIENCE` such steps in a row the
+expectation must be wrong, and everything learned is forgotten.
 """
 
 import math

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from sam_rollout.core.limits import Limits
-from sam_rollout.gating import EngineStep
 from sam_rollout.session.ledger import BY_PLACE, KEPT, REQUESTS, TOKENS, RequestLedger
 from sam_rollout.sources import NAMES
 from sam_rollout.telemetry.records import NOTE_COLUMNS
@@ -42,10 +41,6 @@ class Bookkeeping:
         if not self._record:
             self.ledger.drain()  # else totals of ended requests would pile up
         return ended
-
-    def book(self, step: EngineStep, *, drafted: bool) -> None:
-        """Add a step to the ledger; `drafted` says whether it verified draft or padding tokens."""
-        self.ledger.book(step.verified, step.num_tokens, drafted=drafted)
 
     def end(
         self, started_ns: int, offered: np.ndarray | None, budget: int, *, branches: bool = False

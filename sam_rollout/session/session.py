@@ -267,7 +267,7 @@ class DraftSession:
 
     def _decide(self, step: EngineStep, drafted: bool, *, whole: bool, room: bool) -> int:
         """Book a step; return the gate's budget for the next step, 0 if that step has no room."""
-        self._books.book(step, drafted=drafted)
+        self._books.ledger.book(step.verified, step.num_tokens, drafted=drafted)
         was_open = self._may_open
         budget = self.gate.next_budget(step, whole=whole, room=room)
         # While a closed gate looks (`made_drafts.py`), the drafter finds drafts but hands none

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -27,8 +27,10 @@ from sam_rollout.sources.contract import Limits, Piece, SourceEntry
 from sam_rollout.sources.support.grouped import Group, GroupedTexts
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, number_of
 from sam_rollout.sources.support.responses import Responses, is_of_training
-from sam_rollout.sources.support.seeds import Seed
 from sam_rollout.sources.support.shared_texts import Place, SharedTexts
+
+if TYPE_CHECKING:
+    from sam_rollout.automaton.pool import AutomatonPool
 
 # The earlier responses to one prompt may take this share of `max_bytes`.
 _SHARE_OF_ONE = 1 / 4
@@ -91,7 +93,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         self._reads_earlier = config.earlier_steps
         if config.earlier_steps:
             responses.want()
-        self._reading: dict[GroupKey, Future[Seed | None]] = {}
+        self._reading: dict[GroupKey, Future[AutomatonPool | None]] = {}
         # This step's ended texts, kept where another automaton may have to read them.
         self._ended: dict[GroupKey, list[Int32Array]] = {}
         self._ended_bytes = 0
@@ -100,6 +102,11 @@ class PromptTexts(GroupedTexts[GroupKey]):
     def key_of(self, identity: RequestIdentity | None) -> GroupKey | None:
         """Return the split, step and prompt that siblings have in common."""
         return None if identity is None else identity.group_key
+
+    def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
+        """Let automata read the rows' new tokens, then other engines' texts."""
+        super().catch_up(token_ids, num_tokens, eligible)
+        self._shared.read()
 
     def settle(self) -> None:
         """Switch to automata with earlier responses that are ready, then limit the memory."""
@@ -186,23 +193,23 @@ class PromptTexts(GroupedTexts[GroupKey]):
     def _forget_ended(self, key: GroupKey) -> None:
         self._ended_bytes -= sum(text.nbytes for text in self._ended.pop(key, ()))
 
-    def _take_over(self, key: GroupKey, reading: Future[Seed | None]) -> None:
+    def _take_over(self, key: GroupKey, reading: Future[AutomatonPool | None]) -> None:
         """Replace a prompt's automaton by the new automaton with the earlier responses."""
         if (error := reading.exception()) is not None:
             self._forget_ended(key)
             return self._responses.fail(error)
-        seed = reading.result()
-        self._counts["missing" if seed is None else "found"] += 1
+        pool = reading.result()
+        self._counts["missing" if pool is None else "found"] += 1
         group = self._groups.get(key)
-        if seed is None or group is None or group.is_over:
+        if pool is None or group is None or group.is_over:
             return self._forget_ended(key)
         ended = np.array([len(text) for text in self._ended.get(key, ())], np.int64)
         tokens = np.concatenate([self._live_tokens(group), ended])
-        needed = seed.pool.nbytes + int(self.pool.nbytes_of_texts(group.automaton, tokens).sum())
+        needed = pool.nbytes + int(self.pool.nbytes_of_texts(group.automaton, tokens).sum())
         if self._nbytes + needed > self._max_bytes:
             self._counts["evictions"] += 1
             return self._forget_ended(key)
-        self._succeed(group, self.pool.adopt(seed.pool, seed.automaton), seed.tokens)
+        self._succeed(group, self.pool.adopt(pool), pool.appended_tokens)
 
     def _place_of(self, piece: Piece) -> Place | None:
         """Return the group and automaton of a piece; None if the group was given up."""
@@ -211,10 +218,6 @@ class PromptTexts(GroupedTexts[GroupKey]):
             return None
         group = self._groups.get(key)
         return key, None if group is None else group.automaton
-
-    def _read(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        super()._read(token_ids, num_tokens, eligible)
-        self._shared.read()
 
     def _begin(self, key: GroupKey, identity: RequestIdentity | None) -> Group[GroupKey]:
         group = super()._begin(key, identity)

@@ -9,7 +9,6 @@ suffix. The sampler sees the logits and hands the likeliest tokens to the source
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -49,13 +48,11 @@ class TokenRecycling(Source):
         self._note = note_likeliest
         self._followers = np.zeros((limits.vocab_size, 2), np.int32)
         self._followers[:, interface.FOLLOWER] = -1
-        self._heard = 0
 
     def hear(self, scored: Scored) -> None:
         """Note the likeliest token after each scored position; padding is skipped."""
         if scored.likeliest is not None:
             self._note(scored.tokens, scored.likeliest, scored.widths, self._followers)
-            self._heard += len(scored.tokens)
 
     def locate(
         self,
@@ -69,10 +66,6 @@ class TokenRecycling(Source):
         last = token_ids[np.arange(rows), num_tokens - 1]
         kind = np.where(eligible, interface.FOLLOWERS, interface.NOWHERE)
         interface.write_places(out_places[:rows], kind, table.ctypes.data, last, len(table))
-
-    def counters(self) -> Mapping[str, int]:
-        """Count the scored positions that were noted."""
-        return {"recycling_positions": self._heard}
 
     def usage(self) -> Usage:
         """Report the bytes of the table."""

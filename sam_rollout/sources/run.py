@@ -30,7 +30,7 @@ from sam_rollout.sources.support.grouped import LEAST_BYTES_OF_LARGE, Group, Gro
 from sam_rollout.sources.support.kept_texts import KeptTexts, Room
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN
 from sam_rollout.sources.support.responses import Responses, is_of_training, submit
-from sam_rollout.sources.support.seeds import Seed, empty_seed, read_texts
+from sam_rollout.sources.support.seeds import empty_pool, read_texts
 
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
@@ -104,7 +104,7 @@ class _Making:
     """A successor that is being made, or waits to take over."""
 
     pool: AutomatonPool
-    made: Future[Seed]
+    made: Future[AutomatonPool]
     room: Room  # for all the old text that it reads
     since: int  # number of texts that had been kept before it was begun
 
@@ -217,9 +217,9 @@ class RunTexts(GroupedTexts[str]):
         if group.key != TRAIN_SPLIT:
             return self._succeed(group, self.pool.create())
         nbytes_of = functools.partial(self.pool.nbytes_of_texts, group.automaton)
-        seed, texts = empty_seed(), self._kept.newest(room, nbytes_of)
-        made = submit(self._executor, read_texts, seed, texts)
-        self._making = _Making(seed.pool, made, room, self._kept.added)
+        pool, texts = empty_pool(), self._kept.newest(room, nbytes_of)
+        made = submit(self._executor, read_texts, pool, texts)
+        self._making = _Making(pool, made, room, self._kept.added)
 
     def _take_over(self, group: Group[str], making: _Making) -> None:
         """Let a successor take over and read the texts that ended meanwhile, if they fit."""
@@ -231,14 +231,13 @@ class RunTexts(GroupedTexts[str]):
                 )
             self.failures += 1
             return
-        seed = making.made.result()
-        automaton = self.pool.adopt(seed.pool, seed.automaton)
+        automaton = self.pool.adopt(making.pool)
         places = making.room.places - self.pool.places_of_automaton(automaton)
         nbytes = making.room.nbytes - self.pool.nbytes_of_automaton(automaton)
         room = Room(int(self._kept.most_tokens * _LATE_SHARE), places, nbytes)
         nbytes_of = functools.partial(self.pool.nbytes_of_texts, automaton)
         late = self._kept.newest(room, nbytes_of, self._kept.added - making.since)
-        self._succeed(group, automaton, seed.tokens)
+        self._succeed(group, automaton, making.pool.appended_tokens)
         for text in late:
             self._moving.read_to_end(text, automaton)
 

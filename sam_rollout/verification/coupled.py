@@ -2,15 +2,9 @@
 
 The token of every position is drawn from the target distribution with the random number of that
 position, as if there were no drafts. Draft tokens are accepted as long as they equal these tokens.
-If p is the target distribution, a one-hot draft token (one that was not sampled) is accepted with
-probability p(draft), as in rejection sampling. The token that replaces a rejected draft token is
-distributed like p with the draft token removed, renormalised. Drafts decide only how many tokens a
-step yields. With the same seed and the same logits the text is therefore the same, with speculation
-on, off or gated, and with any number of drafts from any source.
-
-The same code serves drafts that a draft model sampled from its distribution. They are accepted less
-often than with rejection sampling, which can use that distribution. They are accepted nearly as
-often if the same noise draws the drafts and the target's tokens (``draw_gumbel``).
+Drafts decide only how many tokens a step yields. With the same seed and the same logits the text is
+therefore the same, with speculation on, off or gated, and with any number of drafts from any source
+(docs/verification.md).
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
 """Token draws by the Gumbel-max trick, which couples draws from similar distributions.
 
-Each token of the vocabulary has a probability p and gets Gumbel noise g of its own. The token with
-the largest log p + g is drawn. A token's noise depends on the response's key, the position and the
-token's id only. So a draw from another distribution q with the noise of the same position often
-gives the same token. With i and j running over all tokens, the probability of the same token is
-sum_i 1 / sum_j max(p_j / p_i, q_j / q_i). It lies between (1 - TV) / (1 + TV) and 1 - TV, where TV
-is the total variation distance of p and q (Daliri, Musco, Suresh, "Coupling without communication
-and drafter-invariant speculative decoding", arXiv 2408.07978). The distribution q may be p with
-other rounding, or a draft model's distribution.
-
-Draws by inverting the cumulative sum (``inverse_cdf``) are coupled far less: if mass moves from one
-token to another, the intervals of all tokens between them shift.
+The token with the largest log p + g is drawn, where each token has Gumbel noise g of its own. The
+noise depends on the response's key, the position and the token's id only. So a draw from another
+distribution, such as a draft model's, with the noise of the same position often gives the same
+token (Daliri, Musco, Suresh, arXiv 2408.07978; docs/verification.md has the probability).
 
 On devices for which there is no kernel, torch operations draw the tokens of a few rows at a time.
 """

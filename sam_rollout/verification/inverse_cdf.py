@@ -1,11 +1,9 @@
 """Token draws from rows of probabilities, with one random number per row.
 
 Sums of probabilities decide which token a random number selects, so they must not depend on the
-batch or the device: a batch of one and a batch of a hundred must give a row the same token.
-Cumulative sums are therefore taken over integers (fixed point), which give the same result in any
-order. A floating-point ``cumsum`` on CUDA is not even repeatable. In a large vocabulary, a block is
-searched first, then a token in the block. The probabilities are read once, and only one block per
-row is scanned.
+batch or the device. Cumulative sums are therefore taken over integers (fixed point), which give the
+same result in any order. In a large vocabulary, a block is searched first, then a token in the
+block. The probabilities are read once, and only one block per row is scanned.
 """
 
 from __future__ import annotations

@@ -83,7 +83,8 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         """Let automata read the rows' new tokens; give up each group whose automaton is full."""
         while True:
             try:
-                return self._read(token_ids, num_tokens, eligible)
+                self._arrive(self._moving.read(self._bound, token_ids, num_tokens, eligible))
+                return super().catch_up(token_ids, num_tokens, eligible)
             except AutomatonFullError as full:
                 (group,) = (one for one in self._all() if one.automaton == full.automaton)
                 self._give_up(group)
@@ -131,11 +132,6 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         """Yield all groups in the order in which they are given up."""
         yield from self._replaced
         yield from self._groups.values()
-
-    def _read(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Read the rows' new tokens; after an AutomatonFullError `catch_up` calls it again."""
-        self._arrive(self._moving.read(self._bound, token_ids, num_tokens, eligible))
-        super().catch_up(token_ids, num_tokens, eligible)
 
     def _arrive(self, moved: list[tuple[int, int, int]]) -> None:
         """Switch moved requests, each a row, slot and automaton, to their new automata."""

@@ -25,10 +25,11 @@ from sam_rollout.automaton.interface import Int32Array
 from sam_rollout.core.identity import TRAIN_SPLIT, GroupKey, RequestIdentity
 from sam_rollout.core.limits import Limits
 from sam_rollout.core.settings import Section, setting
-from sam_rollout.sources.support.seeds import Seed, empty_seed, read_texts
+from sam_rollout.sources.support.seeds import empty_pool, read_texts
 from sam_rollout.sources.support.text_store import TextStore
 
 if TYPE_CHECKING:
+    from sam_rollout.automaton.pool import AutomatonPool
     from sam_rollout.automaton.recorder import TextRecorder
 
 logger = logging.getLogger(__name__)
@@ -164,10 +165,10 @@ class Responses:
         """Keep a response of an engine that writes to another folder."""
         self.heard += self._keep(group, step, text)
 
-    def read_earlier(self, group: str, step: int, max_tokens: int) -> Future[Seed | None]:
+    def read_earlier(self, group: str, step: int, max_tokens: int) -> Future[AutomatonPool | None]:
         """Begin to make an automaton of the responses to a prompt from steps before `step`.
 
-        The automaton reads the newest of them, at most `max_tokens` tokens together. The result is
+        It reads the newest of them, at most `max_tokens` tokens together. The result is
         None if there is no such response.
         """
         return self._submit(0, _read_earlier, self._store, group, step, max_tokens)
@@ -237,9 +238,9 @@ def submit(executor: Executor, task: Callable[..., Any], *arguments: object) -> 
         return failed
 
 
-def _read_earlier(store: TextStore, group: str, step: int, max_tokens: int) -> Seed | None:
+def _read_earlier(store: TextStore, group: str, step: int, max_tokens: int) -> AutomatonPool | None:
     texts = store.read(group, step, max_tokens)
-    return read_texts(empty_seed(), texts) if texts else None
+    return read_texts(empty_pool(), texts) if texts else None
 
 
 def is_of_training(identity: RequestIdentity | None) -> bool:

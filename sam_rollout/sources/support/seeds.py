@@ -1,9 +1,9 @@
-"""Makes automata of ended texts, each in a memory pool of its own, so that a thread can fill it."""
+"""Makes automata of ended texts, each in a pool of its own, so that a thread can fill it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,30 +13,18 @@ if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
 
-class Seed(NamedTuple):
-    """An automaton of ended texts, for live requests to share; its pool holds nothing else."""
-
-    pool: AutomatonPool
-    automaton: int  # its number in the pool
-    tokens: int  # number of tokens in its texts
-
-
-def empty_seed() -> Seed:
-    """Make an empty automaton."""
+def empty_pool() -> AutomatonPool:
+    """Make a pool without automata."""
     from sam_rollout.automaton.pool import AutomatonPool  # compiles
 
-    pool = AutomatonPool()
-    return Seed(pool, pool.create(), 0)
+    return AutomatonPool()
 
 
-def read_texts(seed: Seed, texts: Iterable[Int32Array]) -> Seed:
-    """Let a seed's automaton read ended texts, mostly without the GIL; return the new seed."""
-    pool, automaton, tokens = seed
-    first = np.zeros(1, np.int32)
+def read_texts(pool: AutomatonPool, texts: Iterable[Int32Array]) -> AutomatonPool:
+    """Let a new automaton of a pool read ended texts, mostly without the GIL; return the pool."""
+    automaton, first = pool.create(), np.zeros(1, np.int32)
     for text in texts:
         slot = pool.open(automaton)
-        lengths = np.array([len(text)], np.int32)
-        pool.extend(np.array([slot], np.int32), first, text[None], lengths)
+        pool.extend(np.array([slot], np.int32), first, text[None], np.array([len(text)], np.int32))
         pool.close(slot)
-        tokens += len(text)
-    return Seed(pool, automaton, tokens)
+    return pool

@@ -1,175 +1,107 @@
-"""The kernels in fresh processes: what numba's disk cache may do, and that reading survives it."""
+"""Kernels and numba's disk cache: what is loaded from it, and that none of its faults is fatal."""
 
-import importlib
-import json
+import importlib.util
 import os
-import shutil
-import subprocess
+import resource
 import sys
-from pathlib import Path
 
+import numba
 import pytest
+
+from sam_rollout.automaton.compilation import warm_up
+
+SOURCE = """
 from numba import types
 
-import sam_rollout
-from sam_rollout.automaton import compilation, kernels
-from sam_rollout.automaton.interface import LIVE
+from sam_rollout.automaton.compilation import kernel
 
-SOURCE = Path(sam_rollout.__file__).parent
-LIMIT_S = 300
-# Each worker compiles for seconds, on what cores there are.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-# Warms up and, where that is for all kernels, reads two texts into one automaton; prints what it
-# took and where the second text stands.
-WORKER = """
-import dataclasses, json, sys
-{prelude}
-import numpy as np
-from sam_rollout.automaton import interface, kernels
-from sam_rollout.automaton.pool import AutomatonPool
-kernels.KERNELS = kernels.KERNELS[::-1][:{number}]
-warm_up = dataclasses.asdict(kernels.warm_up())
-if {number} < {all}:
-    sys.exit(print(json.dumps([warm_up, None])))
-pool = AutomatonPool()
-of = lambda *values: np.array(values, np.int32)
-automaton = pool.create()
-slots = of(pool.open(automaton), pool.open(automaton))
-pool.extend(slots, of(0, 1), np.array([[1, 2, 3, 4], [2, 3, 0, 0]], np.int32), of(4, 2))
-places = np.zeros((2, interface.PLACE_WIDTH), np.int64)
-pool.place_rows(slots, places)
-place = places[1, [interface.PLACE_KIND, interface.PLACE_STATE, interface.PLACE_LENGTH]]
-print(json.dumps([warm_up, place.tolist()]))
+@kernel(types.int64)
+def add(number):
+    return number + {number}
 """
-PLACE = [LIVE, -2 * kernels.CLONE_PLACES, 2]  # "2 3" is the second string to be split off
-KERNELS = len(kernels.KERNELS)
-QUICK = KERNELS - 1  # without the first one, which takes most of the time to compile
 
 
-def copy_package(folder: Path) -> Path:
-    """A copy of the automaton, as far as it can be imported, without compiled files."""
-    package = folder / "site" / "sam_rollout"
-    shutil.copytree(
-        SOURCE / "automaton", package / "automaton", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    shutil.copy(SOURCE / "__init__.py", package)
-    return package
+class Package:
+    """A folder with one kernel, in which a process begins with each call of `start`."""
+
+    def __init__(self, folder):
+        self.cache, self._module = folder / "cache", folder / "kernel_of_a_test.py"
+        self.neighbour = folder / "neighbour.py"
+        self.write(1)
+
+    def write(self, number):
+        """Write a version of the kernel; its time stamp and size are those of all others."""
+        self._module.write_text(SOURCE.format(number=number))
+        os.utime(self._module, ns=(0, 0))
+
+    def start(self):
+        spec = importlib.util.spec_from_file_location("kernel_of_a_test", self._module)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        report = warm_up(module.add)
+        return report, module.add(1)
 
 
 @pytest.fixture
-def package(tmp_path):
-    """A copy of one's own."""
-    return copy_package(tmp_path)
+def package(tmp_path, monkeypatch):
+    # Python's own cache of a module would take two versions for the same.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    package = Package(tmp_path)
+    monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(package.cache))
+    return package
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """A copy and its cache, filled by two processes that started together, and what they reported.
-
-    Compiling takes many seconds of a core: the tests below share it. Both begin with the quick
-    kernels, one ends with them.
-    """
-    folder = tmp_path_factory.mktemp("compiled")
-    package, cache = copy_package(folder), folder / "cache"
-    workers = [start(package, cache, number=number) for number in (KERNELS, QUICK)]
-    return package, cache, [finish(worker) for worker in workers]
+def test_a_kernel_is_compiled_once_and_then_loaded(package):
+    for loaded in (0, 1, 1):
+        report, found = package.start()
+        assert (report.loaded, report.compiled, found) == (loaded, 1 - loaded, 2)
+        assert report.problem == ""
+        assert report.cache_path.startswith(str(package.cache))
 
 
-def start(
-    package: Path, cache: Path | None, prelude: str = "", number: int = KERNELS
-) -> subprocess.Popen:
-    """A worker; without a cache folder numba has nowhere to write, even for root."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")}
-    environment |= {"PYTHONPATH": str(package.parent), "HOME": "/dev/null"}
-    environment |= {"XDG_CACHE_HOME": "/dev/null", "PYTHONDONTWRITEBYTECODE": "1"}
-    environment |= {"NUMBA_OPT": "1"}  # compiles sooner, and caches as it does by default
-    if cache is None:
-        (package / "automaton" / "__pycache__").write_text("a file where a folder should be")
-    else:
-        environment["NUMBA_CACHE_DIR"] = str(cache)
-    return subprocess.Popen(
-        [sys.executable, "-c", WORKER.format(prelude=prelude, number=number, all=KERNELS)],
-        cwd=package.parent,  # `python -c` looks there first
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def test_code_of_another_version_is_never_loaded(package):
+    """numba alone would: it compares time stamp and size of the one file that defines a kernel."""
+    package.start()
+    package.write(2)
+    report, found = package.start()
+    assert (report.compiled, found) == (1, 3)
+    package.neighbour.write_text("# a file whose helpers the kernel may call")
+    assert package.start()[0].compiled == 1
+    package.neighbour.unlink()
+    assert package.start()[0].loaded == 1
 
 
-def finish(worker: subprocess.Popen) -> tuple[dict, str]:
-    """What the worker's warm-up took, and what it wrote to stderr; the place is right."""
-    try:
-        stdout, stderr = worker.communicate(timeout=LIMIT_S)
-    finally:
-        worker.kill()
-    assert worker.returncode == 0, stderr
-    warm_up, place = json.loads(stdout)
-    assert place in (PLACE, None)
-    return warm_up, stderr
+def damaged(package, monkeypatch):
+    package.start()
+    (index,) = package.cache.rglob("*.nbi")
+    index.write_bytes(b"")
 
 
-FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
+def nowhere(package, monkeypatch):
+    monkeypatch.setattr(numba.core.config, "CACHE_DIR", "/dev/null/cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    (package.neighbour.parent / "__pycache__").write_text("a file where a folder should be")
+
+
+def full(package, monkeypatch):
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
 
 
 @pytest.mark.parametrize(
-    ("cached", "prelude", "problem"), [(False, "", "no locator available"), (True, FULL, "OSError")]
+    ("fault", "problem"), [(damaged, "EOFError"), (nowhere, "no locator"), (full, "OSError")]
 )
-def test_a_folder_that_cannot_be_written_and_a_full_disk_are_survived(
-    package, tmp_path, cached, prelude, problem
+def test_a_cache_that_cannot_be_used_costs_one_warning(
+    package, monkeypatch, caplog, fault, problem
 ):
-    cache = tmp_path / "cache" if cached else None
-    warm_up, stderr = finish(start(package, cache, prelude, QUICK))
-    assert (warm_up["loaded"], warm_up["compiled"]) == (0, QUICK)
-    assert problem in warm_up["problem"] and bool(warm_up["cache_path"]) <= cached
-    assert stderr.count("numba's disk cache cannot be used") == 1
-
-
-def test_processes_that_start_together_on_an_empty_cache(compiled):
-    _, cache, reports = compiled
-    for (warm_up, stderr), number in zip(reports, (KERNELS, QUICK), strict=True):
-        assert warm_up["problem"] == "" and stderr == ""
-        assert warm_up["loaded"] + warm_up["compiled"] == number
-    assert sum(warm_up["compiled"] for warm_up, _ in reports) >= KERNELS
-    assert len(list(cache.rglob("*.nbc"))) == KERNELS
-
-
-def test_a_damaged_entry_is_survived(compiled, tmp_path):
-    package, cache, _ = compiled
-    damaged = shutil.copytree(cache, tmp_path / "cache")
-    index, *_ = sorted(damaged.rglob("*.nbi"))
-    index.write_bytes(b"")
-    warm_up, _ = finish(start(package, damaged))
-    assert (warm_up["loaded"], warm_up["compiled"]) == (KERNELS - 1, 1), "the others are loaded"
-    assert warm_up["problem"].startswith("EOFError")
-
-
-def test_a_kernels_files_are_named_after_its_neighbours_too(tmp_path, monkeypatch):
-    """A kernel of drafts, say, calls helpers of another file of its folder."""
-    (tmp_path / "kernel_of_a_test.py").write_text("def function(a):\n    return a + 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    function, names = importlib.import_module("kernel_of_a_test").function, []
-    for neighbour in "first", "second", "first":
-        (tmp_path / "neighbour.py").write_text(neighbour)
-        function.__qualname__ = "function"
-        declared = compilation.kernel(types.int64)(function)
-        compilation._name_after_content(declared)
-        names.append(function.__qualname__)
-    assert names[0] == names[2] != names[1]
-
-
-def test_code_of_another_version_is_never_loaded(compiled):
-    """numba alone would: it compares time stamp and size of the one file that defines a kernel.
-
-    Last: it changes the copy that is shared.
-    """
-    package, cache, _ = compiled
-    source = package / "automaton" / "arena.py"
-    before = source.stat()
-    text = source.read_text()
-    assert text.count("_FIRST_SLAB_BLOCKS = 32") == 1
-    source.write_text(text.replace("_FIRST_SLAB_BLOCKS = 32", "_FIRST_SLAB_BLOCKS = 31"))
-    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert source.stat().st_size == before.st_size
-    assert finish(start(package, cache, number=QUICK))[0]["compiled"] == QUICK
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    fault(package, monkeypatch)
+    try:
+        report, found = package.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (report.loaded, report.compiled, found) == (0, 1, 2)
+    assert problem in report.problem
+    (warning,) = caplog.messages
+    assert "numba's disk cache cannot be used" in warning and problem in warning

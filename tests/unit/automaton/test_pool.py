@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sam_rollout.automaton import kernels
-from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_STATE
-from sam_rollout.automaton.pool import AutomatonFullError, AutomatonPool
+from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_STATE, AutomatonFullError
+from sam_rollout.automaton.pool import AutomatonPool
 from tests.unit.automaton.pools import (
     Vote,
     draft,
@@ -196,32 +196,26 @@ def test_a_changed_text_of_a_common_automaton_starts_anew_and_leaves_the_others(
     assert draft(pool, b, [7, 8, 2, 3], 4, 3) == [4]
 
 
-# Fields that differ from a sound call -> the error. Slot 0 is open, slot 1 was closed.
+# Fields that differ from a sound call. Slot 0 is open, slot 1 was closed.
 REFUSED = {
-    "int64": ({"token_ids": np.zeros((1, 4), np.int64)}, TypeError, "must be int32.*got int64"),
-    "uint32": ({"token_ids": np.zeros((1, 4), np.uint32)}, TypeError, "must be int32.*got uint32"),
-    "float": ({"token_ids": np.zeros((1, 4), np.float32)}, TypeError, "must be int32.*got float"),
-    "no rows": ({"token_ids": np.zeros(4, np.int32)}, TypeError, r"token_ids must be int32\[R, L"),
-    "lengths": ({"lengths": np.array([4])}, TypeError, "lengths must be int32, got int64"),
-    "rows": ({"rows": int32(0, 0)}, ValueError, "rows has 2 rows, slots has 1"),
-    "row too large": ({"rows": int32(1)}, IndexError, "lies outside"),
-    "row negative": ({"rows": int32(-1)}, IndexError, "lies outside"),
-    "too long": ({"lengths": int32(5)}, IndexError, "lies outside"),
-    "length negative": ({"lengths": int32(-1)}, IndexError, "lies outside"),
-    "closed": ({"slots": int32(1)}, IndexError, "= 1 is not an open slot"),
-    "never open": ({"slots": int32(5)}, IndexError, "= 5 is not an open slot"),
-    "beyond the table": ({"slots": int32(10_000)}, IndexError, "= 10000 is not an open slot"),
-}  # fmt: skip
+    "row too large": {"rows": int32(1)},
+    "row negative": {"rows": int32(-1)},
+    "too long": {"lengths": int32(5)},
+    "length negative": {"lengths": int32(-1)},
+    "closed": {"slots": int32(1)},
+    "never open": {"slots": int32(5)},
+    "beyond the table": {"slots": int32(10_000)},
+}
 
 
-@pytest.mark.parametrize(("changed", "error", "message"), REFUSED.values(), ids=REFUSED)
-def test_arguments_that_cannot_be_read_are_refused_by_name(pool, changed, error, message):
+@pytest.mark.parametrize("changed", REFUSED.values(), ids=REFUSED)
+def test_no_call_reads_beyond_its_arrays(pool, changed):
     sound = {"slots": int32(pool.open()), "rows": int32(0), "lengths": int32(4)}
     sound["token_ids"] = np.zeros((1, 4), np.int32)
     closed = pool.open()
     read(pool, closed, [0] * 4, 4)
     pool.close(closed)
-    with pytest.raises(error, match=message):
+    with pytest.raises(IndexError, match="the slot is not open, or the row is not in token_ids"):
         pool.extend(**sound | changed)
     for call in (pool.close, pool.length, pool.nbytes_of, pool.group_of):
         with pytest.raises(IndexError, match=f"slot {closed} is not open"):
@@ -230,7 +224,7 @@ def test_arguments_that_cannot_be_read_are_refused_by_name(pool, changed, error,
 
 def test_a_negative_token_is_named_and_the_text_before_it_kept(pool):
     slot = pool.open()
-    with pytest.raises(ValueError, match=r"token_ids\[0, 2\] = -1"):
+    with pytest.raises(ValueError, match="token 2 is negative"):
         read(pool, slot, [1, 2, -1, 2], 4)
     assert pool.length(slot) == 2
     assert draft(pool, slot, [1, 2, 1], 3, 3) == [2, 1, 2]
@@ -244,23 +238,20 @@ def test_a_negative_token_is_no_way_to_memory_that_was_never_written(pool):
         text = rng.integers(0, 3, length + 8)
         text[length] = -1
         read(pool, slot, text, length)
-        with pytest.raises(ValueError, match=rf"token_ids\[0, {length}\] = -1"):
+        with pytest.raises(ValueError, match=f"token {length} is negative"):
             read(pool, slot, text, length + 8)
         pool.close(slot)
 
 
 def test_an_automaton_that_is_full_is_named(pool):
-    other, automaton = pool.create(), pool.create()
-    slots = int32(pool.open(other), pool.open(automaton))
-    rows = np.ones((2, 4), np.int32)
-    pool.extend(slots, int32(0, 1), rows, int32(2, 2))
+    slot = pool.open()
+    read(pool, slot, [1, 2, 3], 2)
     blocks = pool._automata.table[:, kernels.PREFIX_BLOCKS]
-    blocks[automaton] = kernels.MOST_PREFIX_BLOCKS
-    with pytest.raises(AutomatonFullError, match=r"rows\[1\].*16777216") as caught:
-        pool.extend(slots, int32(0, 1), rows, int32(3, 3))
-    assert caught.value.automaton == automaton
-    blocks[automaton] = 1
-    assert pool.length(int(slots[0])) == 3 and pool.length(int(slots[1])) == 2
+    blocks[0] = kernels.MOST_PREFIX_BLOCKS
+    with pytest.raises(AutomatonFullError, match="automaton 0 holds no more than 16777216 tokens"):
+        read(pool, slot, [1, 2, 3], 3)
+    blocks[0] = 1
+    assert pool.length(slot) == 2
 
 
 def test_an_automaton_of_another_pool_is_taken_over_with_its_memory(pool):
@@ -274,7 +265,7 @@ def test_an_automaton_of_another_pool_is_taken_over_with_its_memory(pool):
         read(one, slot, old, len(old))
         one.close(slot)
     before, made = pool.nbytes, maker.nbytes
-    adopted = pool.adopt(maker, shared)
+    adopted = pool.adopt(maker)
     assert (pool.nbytes, maker.nbytes) == (before + made, 0)
     del maker
     slots = reference.open(together), pool.open(adopted)

@@ -26,20 +26,6 @@ def test_responses_are_recorded_with_the_end_of_their_prompts():
         assert max(0, prompts[row] - CONTEXT) <= first <= prompts[row] + 8
 
 
-@pytest.mark.parametrize("prompt", [30, 3])
-def test_a_response_that_goes_on_is_recorded_from_its_beginning(prompt):
-    recorder = TextRecorder(1, 100)
-    row, known = int32(*range(100))[None], np.ones(1, bool)
-    slot = recorder.open(prompt_tokens=prompt)
-    assert recorder.peek(slot, 0).tolist() == []
-    recorder.record(int32(slot), row, int32(prompt + 21), known)  # 20 tokens came before
-    recorder.record(int32(slot), row, int32(prompt + 25), known)
-    assert recorder.take(slot).tolist() == [*range(max(0, prompt - CONTEXT), prompt + 25)]
-    assert recorder.open() == slot
-    recorder.record(int32(slot), row, int32(51), known)
-    assert recorder.take(slot).tolist() == [*range(50 - CONTEXT, 51)]
-
-
 def test_slots_are_limited_and_used_again():
     recorder = TextRecorder(2, 10)
     slots = [recorder.open(), recorder.open()]

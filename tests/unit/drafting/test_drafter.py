@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sam_rollout.config import GateConfig, SamConfig
+from sam_rollout.config import SamConfig
 from sam_rollout.core.limits import Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from tests.unit.drafting.texts import counter, drafter_of, drive, int32, step
@@ -18,10 +18,9 @@ def test_the_engines_list_of_ids_may_change_in_place():
     drafter = make_drafter()
     ids = ["a", "b"]
     token_ids = np.array([[1, 2, 1], [3, 4, 3]], np.int32)
-    lengths, eligible = int32(3, 3), np.ones(2, bool)
-    drive(drafter, ids, token_ids, lengths, eligible, gate_open=True)
+    drive(drafter, ids, token_ids, int32(3, 3))
     ids.reverse()
-    drive(drafter, ids, token_ids[::-1], lengths, eligible, gate_open=True)
+    drive(drafter, ids, token_ids[::-1], int32(3, 3))
     assert drafter.usage().rebuilds == 0
 
 
@@ -94,27 +93,20 @@ def test_a_prompt_of_a_million_tokens():
     drafter = make_drafter(max_rows=1, max_model_len=length + 10)
     prompt = np.random.default_rng(0).integers(0, 150_000, (1, length + 10)).astype(np.int32)
     prompt[0, length - 6 : length] = prompt[0, 100:106]
-    batch = drive(drafter, ["a"], prompt, int32(length), np.ones(1, bool), gate_open=True)
+    batch = drive(drafter, ["a"], prompt, int32(length))
     assert batch.to_lists() == [prompt[0, 106:109].tolist()]
     assert drafter.usage().bytes / length < 80
 
 
 def test_misuse_is_refused():
-    drafter = make_drafter(max_rows=2)
-    one = np.ones((3, 4), np.int32)
-    with pytest.raises(ValueError, match="3 requests, more than max_rows = 2"):
-        drive(drafter, list("abc"), one, int32(1, 1, 1), np.ones(3, bool), gate_open=True)
-    with pytest.raises(ValueError, match="a request id occurs twice"):
-        drive(drafter, ["a", "a"], one, int32(1, 1), np.ones(2, bool), gate_open=True)
+    drafter, one = make_drafter(max_rows=2), np.ones((2, 4), np.int32)
+    drafter.bind(["a", "b"])
     with pytest.raises(ValueError, match=r"2 requests, but num_tokens\[1\]"):
-        drive(drafter, ["a", "b"], one, int32(1), np.ones(2, bool), gate_open=True)
-    with pytest.raises(TypeError, match="lengths must be int32"):
-        drive(drafter, ["a"], one, np.array([1]), np.ones(1, bool), gate_open=True)
+        drafter.observe(one, int32(1), int32(1, 1))
+    for tokens, lengths in ((one, np.array([1, 1])), (one.astype(np.int64), int32(1, 1))):
+        with pytest.raises(TypeError, match="No matching definition"):
+            drafter.draft(tokens, lengths, np.ones(2, bool), gate_open=True)
     with pytest.raises(ValueError, match=r"sam\.enabled is false"):
         SamDrafter(SamConfig(enabled=False), Limits(2, 10))
     with pytest.raises(ValueError, match="max_model_len = 16777217: automata read no more than"):
         SamDrafter(SamConfig(), Limits(2, (1 << 24) + 1))
-    with pytest.raises(TypeError, match=r"token_ids must be int32\[R, L\], got int64"):
-        drive(drafter, ["a"], one.astype(np.int64), int32(1), np.ones(1, bool), gate_open=True)
-    with pytest.raises(ValueError, match="must be at least 1"):
-        SamDrafter(SamConfig(gate=GateConfig("threshold", 0)), Limits(0, 10))

@@ -269,15 +269,8 @@ class Fuzz:
         eligible = rng.random(len(rows)) < 0.9
         gate_open = bool(rng.random() < 0.8)
         shape = int(rng.integers(len(self._drafter.shapes)))
-        batch = drive(
-            self._drafter,
-            [request.name for request in rows],
-            token_ids,
-            lengths,
-            eligible,
-            gate_open=gate_open,
-            shape=shape,
-        )
+        names = [request.name for request in rows]
+        batch = drive(self._drafter, names, token_ids, lengths, eligible, gate_open, shape)
         assert not batch.has_trees or sum(batch.counts[: len(rows)]) <= self._step_budget
         for row, (request, draft) in enumerate(zip(rows, batch.to_lists(), strict=True)):
             parents = batch.parents[row, : len(draft)].tolist() if batch.has_trees else None

@@ -113,7 +113,7 @@ class Policy(DraftPolicy):
             gate=GateConfig(kind=gate),
         )
         limits = Limits(MAX_ROWS, 40, k=K)
-        super().__init__(config, sources, limits)
+        super().__init__(config, sources, limits, vote_rule.Votes(sources, MAX_ROWS))
         self.said = [CERTAIN] * sources
         self.batch = DraftBatch(limits)
 

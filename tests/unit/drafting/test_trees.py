@@ -145,13 +145,6 @@ def test_the_gate_is_told_nothing_of_what_the_text_does_not_reach():
     assert below > 0 and judged == len(nodes) - below and right == 1
 
 
-def test_requests_without_any_draft_count_for_the_gate():
-    drafter = drafter_of(k=12, gate="auto")
-    grow(drafter, BRANCHING, [1, 2, 3])
-    _, verified = grow(drafter, [*BRANCHING, 4], [1, 2, 3, 4])
-    assert drafter.offered(verified).rows == 2
-
-
 def test_tokens_that_prove_right_as_often_as_expected_say_so():
     """A text goes on at random with one of its earlier continuations, at every depth."""
     drafter, rng = drafter_of(k=12, gate="auto"), np.random.default_rng(1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from sam_rollout.config import SamConfig, sources_of
 from sam_rollout.core.identity import RequestIdentity
-from sam_rollout.core.limits import MAX_DRAFT_TOKENS, UNKNOWN_VOCABULARY, Limits
+from sam_rollout.core.limits import UNKNOWN_VOCABULARY, Limits
 from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.drafting.in_flight import DraftBatch
 
@@ -35,20 +35,18 @@ def drive(
     request_ids: Sequence[str],
     token_ids: np.ndarray,
     num_tokens: np.ndarray,
-    eligible: np.ndarray,
+    eligible: np.ndarray | None = None,
     gate_open: bool = True,
-    max_tokens: np.ndarray | int = MAX_DRAFT_TOKENS,
     shape: int = 0,
 ) -> DraftBatch:
     """All calls of an engine step; what a row gained is what it grew by."""
     drafter.bind(request_ids)
     rows = len(request_ids)
-    if num_tokens.shape == (rows,) == eligible.shape:
-        gained = (num_tokens - drafter.batch.length[:rows]) * eligible
-        drafter.observe(token_ids, num_tokens, gained)
-    batch = drafter.draft(
-        token_ids, num_tokens, eligible, max_tokens, gate_open=gate_open, shape=shape
-    )
+    if eligible is None:
+        eligible = np.ones(rows, bool)
+    gained = (num_tokens - drafter.batch.length[:rows]) * eligible
+    drafter.observe(token_ids, num_tokens, gained)
+    batch = drafter.draft(token_ids, num_tokens, eligible, gate_open=gate_open, shape=shape)
     drafter.settle()
     return batch
 
@@ -57,27 +55,13 @@ def step(
     drafter: SamDrafter,
     texts: Mapping[str, Sequence[int]],
     *,
-    eligible: Sequence[bool] | np.ndarray | None = None,
     gate_open: bool = True,
     width: int = WIDTH,
-    **options: Any,
 ) -> dict[str, list[int]]:
     """One engine step; `texts` maps request ids to their known tokens, in row order."""
-    reading = np.ones(len(texts), bool) if eligible is None else np.array(eligible)
-    batch = drive(
-        drafter, list(texts), *rows_of(texts.values(), width), reading, gate_open, **options
-    )
+    rows = rows_of(texts.values(), width)
+    batch = drive(drafter, list(texts), *rows, gate_open=gate_open)
     return dict(zip(texts, batch.to_lists(), strict=True))
-
-
-def expected_draft(text: Sequence[int], k: int, like: SamDrafter | None = None) -> list[int]:
-    """The draft of a drafter that reads the text in one go, having learned what another has."""
-    config = SamConfig(max_draft_tokens=k, sources=sources_of("own"))
-    drafter = SamDrafter(config, Limits(1, WIDTH))
-    if like is not None:
-        for learned in ("shares", "weights"):
-            getattr(drafter._policy.votes, learned)[:] = getattr(like._policy.votes, learned)
-    return step(drafter, {"a": text})["a"]
 
 
 def identity(

@@ -290,18 +290,6 @@ def test_drafting_goes_on_without_records(caplog):
     assert engine.counter("record_failures") == 0
 
 
-def test_ended_requests_are_freed_and_preempted_ones_kept():
-    engine = Engine("a", "b")
-    engine.step("a", "b")
-    engine.step("a")
-    assert engine.counter("live_requests") == 2, "b is still known to the engine"
-    del engine.texts["b"]
-    engine.add("c")
-    engine.step("a", "c")
-    assert engine.counter("live_requests") == 2, "b has ended, c has come"
-    assert "b" not in engine.drain()["requests"]
-
-
 def holders_of(root: object, word: str) -> list[object]:
     """Every container below an object that holds a text with this word in it."""
     seen, found, todo = {id(root)}, [], [root]
@@ -347,20 +335,6 @@ def test_without_recording_nothing_piles_up():
     assert engine.session.drafter.levels()["draft/prompt_groups"] == 1, "ended with its batch"
     drained = engine.drain()
     assert (drained["steps"]["noted_s"], list(drained["requests"])) == ([], ["r19"])
-
-
-def test_a_drain_ends_the_step_and_needs_no_further_batch():
-    """vLLM runs an empty step after the last request, without asking for drafts."""
-    engine = Engine(siblings=True)
-    engine.add_siblings(PERIOD * 2, "a", "b", step=1)
-    engine.step("a", "b")
-    assert engine.session.drafter.levels()["draft/prompt_groups"] == 1
-    engine.texts.clear()
-    drained = engine.drain()
-    assert drained["counters"]["draft/prompt_groups"] == 0
-    assert drained["counters"]["draft/live_requests"] == 0
-    assert set(drained["requests"]) == {"a", "b"}
-    assert engine.drain()["requests"] == {}, "nobody is reported twice"
 
 
 def life(engine: Engine, drained: list) -> None:

@@ -3,19 +3,16 @@
 import numpy as np
 
 from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_STATE, PLACE_WIDTH
-from sam_rollout.config import GateConfig, SamConfig, sources_of
-from sam_rollout.drafting.drafter import SamDrafter
 from sam_rollout.sources.contract import Limits, Scored
 from sam_rollout.sources.draws import PositionDraws
-from tests.unit.drafting.texts import drive, int32, rows_of
+from tests.unit.drafting.texts import drafter_of, int32, rows_of, step
 
 K, MAX_ROWS, MAX_LENGTH, VOCABULARY = 4, 3, 64, 50
 LIMITS = Limits(MAX_ROWS, MAX_LENGTH, VOCABULARY, k=K)
 
 
-def drafter_of(*names):
-    gate = GateConfig("threshold", MAX_ROWS)
-    return SamDrafter(SamConfig(max_draft_tokens=K, gate=gate, sources=sources_of(*names)), LIMITS)
+def make_drafter():
+    return drafter_of("draws", k=K, max_rows=MAX_ROWS, longest=MAX_LENGTH, vocabulary=VOCABULARY)
 
 
 def scored(*steps):
@@ -36,16 +33,14 @@ def scored(*steps):
 
 
 def draft(drafter, texts, heard=None):
-    names = list(texts)
-    drafter.bind(names)
+    drafter.bind(list(texts))
     if heard is not None:
         drafter.hear(heard)
-    tokens, lengths = rows_of(texts.values(), MAX_LENGTH)
-    return drive(drafter, names, tokens, lengths, np.ones(len(names), bool)).to_lists()
+    return list(step(drafter, texts, width=MAX_LENGTH).values())
 
 
 def test_draws_behind_the_first_wrong_token_are_drafted_by_position():
-    drafter = drafter_of("draws")
+    drafter = make_drafter()
     assert draft(drafter, {"a": [1, 2]}) == [[]]
     # 3 is right, 9 wrong: 4 is sampled in its place, and 5, 6 were drawn behind it.
     heard = scored(("a", [1, 2], [3, 9, 8], [3, 4, 5, 6]))
@@ -55,7 +50,7 @@ def test_draws_behind_the_first_wrong_token_are_drafted_by_position():
 
 
 def test_the_newest_draw_of_a_position_counts():
-    drafter = drafter_of("draws")
+    drafter = make_drafter()
     heard = scored(("a", [1], [9, 9, 9], [2, 3, 4, 5]))
     assert draft(drafter, {"a": [1, 2]}, heard) == [[3, 4, 5]]
     heard = scored(("a", [1, 2], [3, 4, 5], [8, 3, 6, 7]))
@@ -63,7 +58,7 @@ def test_the_newest_draw_of_a_position_counts():
 
 
 def test_draws_of_a_tree_are_of_their_depth():
-    drafter = drafter_of("draws")
+    drafter = make_drafter()
     # After 1: 2 and 3, which was drawn; 4 after 2, 5 after 3; 6 after 5. 7 was drawn after 3.
     parents, depths = int32(-1, 0, 0, 1, 2, 4), [0, 1, 1, 2, 2, 3]
     heard = Scored(
@@ -75,13 +70,13 @@ def test_draws_of_a_tree_are_of_their_depth():
 
 
 def test_nothing_is_left_where_every_draft_token_was_right():
-    drafter = drafter_of("draws")
+    drafter = make_drafter()
     heard = scored(("a", [1], [2, 3], [2, 3, 4]))
     assert draft(drafter, {"a": [1, 2, 3, 4]}, heard) == [[]]
 
 
 def test_draws_follow_their_request_and_end_with_it():
-    drafter = drafter_of("draws")
+    drafter = make_drafter()
     texts = {"a": [1, 2], "b": [5, 6], "c": [7, 8]}
     draft(drafter, texts)
     heard = scored(*((name, text[:1], [0, 0], [text[1], 30, 31]) for name, text in texts.items()))
@@ -107,7 +102,7 @@ def test_a_row_that_is_not_eligible_stands_nowhere():
 
 
 def test_tokens_that_were_not_drawn_are_passed_over():
-    drafter = drafter_of("draws")
+    drafter = make_drafter()
     heard = scored(("a", [1], [9, 9, 9], [2, -1, 3, VOCABULARY]))
     assert draft(drafter, {"a": [1, 2]}, heard) == [[]]
     assert draft(drafter, {"a": [1, 2, 5]}) == [[3]], "and one outside the vocabulary ends a draft"

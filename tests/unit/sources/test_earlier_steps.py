@@ -44,9 +44,9 @@ def continued(drafter, name, who, text):
     return step(drafter, {name: text})[name]
 
 
-def kept(folder, group="g", before_step=9):
+def kept(folder, group="g"):
     reader = TextStore(folder, 1 << 26, 16, UNKNOWN_VOCABULARY)
-    return [text.tolist() for text in reader.read(group, before_step, 1 << 20)]
+    return [text.tolist() for text in reader.read(group, 9, 1 << 20)]
 
 
 def test_the_next_epoch_drafts_from_the_last_one(tmp_path):
@@ -152,39 +152,6 @@ def test_a_group_that_ends_before_its_responses_are_read(tmp_path):
     drafter.finish(["c"])
     drafter.end_step()
     assert counter(drafter, "prompt_bytes") == 0
-
-
-def test_under_pressure_earlier_responses_go_first_then_ended_ones_then_running_ones(tmp_path):
-    most = 3 << 19
-    texts = np.random.default_rng(0).permutation(48_000).reshape(12, 4000).tolist()
-    writer = make_drafter(tmp_path)
-    for number in range(3):
-        responded(writer, "w", identity(str(number), step=1), texts[number])
-    drafter = make_drafter(tmp_path, max_bytes=most)
-    running = {str(number): texts[3 + number][:3900] for number in range(3)}
-    for name in running:
-        drafter.admit(name, identity(name, step=2))
-    step(drafter, {name: text[:100] for name, text in running.items()})
-    drafter.wait()
-    step(drafter, running)
-    assert counter(drafter, "earlier_found") == 3
-    gone = []
-    for number in range(6):  # one after the other comes and ends
-        name, text = f"ended {number}", texts[6 + number][:3900]
-        drafter.admit(name, identity(name, step=2))
-        step(drafter, {**running, name: text})
-        drafter.finish([name])
-        for _ in range(9):
-            step(drafter, running)
-        assert counter(drafter, "prompt_bytes") <= most
-        found = step(drafter, {name: [*text, *text[20:24]] for name, text in running.items()})
-        assert found == {name: text[24:27] for name, text in running.items()}
-        here = {group.key[2] for group in drafter.sources[0]._groups.values()}
-        ended = [one for one in range(number + 1) if f"ended {one}" not in here]
-        gone.append((counter(drafter, "earlier_evictions"), len(ended)))
-    assert gone[0] == (0, 0) and gone == sorted(gone)
-    assert all(earlier == 3 for earlier, ended in gone if ended), "before ended ones"
-    assert gone[-1][1] > 0
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -302,3 +269,27 @@ def test_a_response_that_ended_beside_another_folder_is_kept_here_too(tmp_path):
     assert kept(tmp_path) == [PROMPT[-8:] + RESPONSE]
     assert counter(drafter, "heard_texts") == 1
     assert counter(drafter, "shared_refused") == 2, "of validation, and not whole"
+
+
+@pytest.mark.parametrize("source", [{"run": {"when": "always"}}, {"prompt": {}}])
+def test_texts_of_a_model_with_a_larger_vocabulary_are_dropped_counted_and_named_once(
+    source, tmp_path, caplog
+):
+    foreign, known = list(range(5000, 5200)), list(range(100, 300))
+    mixed = [*known[:150], 5000, *range(400, 440)]
+    before = drafter_of(path=tmp_path, vocabulary=1 << 20, **source)
+    for number, text in enumerate((foreign, known, mixed), start=1):
+        responded(before, f"r{number}", identity(step=number), text, prompt=[])
+    again = drafter_of(path=tmp_path, vocabulary=512, **source)
+    again.admit("a", identity(step=9))
+    step(again, {"a": [7]})
+    again.wait()
+    step(again, {"a": [7, 7]})
+    again.admit("b", identity(step=9))
+    found = step(again, {"a": [7, 7, *known[50:54]], "b": [7, *mixed[155:165]]})
+    assert found == {"a": known[54:57], "b": []}
+    assert counter(again, "refused_texts") == 2 and counter(again, "unknown_tokens") == 0
+    (warning,) = caplog.messages
+    for part in (str(tmp_path), "another model", "the model has 512"):
+        assert part in warning
+    assert counter(again, "texts_failures") == 0

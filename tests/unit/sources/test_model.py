@@ -42,8 +42,7 @@ class Drafter(SamDrafter):
     def drafts(self, *texts: list[int], name: str = "request") -> list[list[int]]:
         tokens, lengths = rows_of(texts, MAX_LENGTH)
         names = [f"{name} of row {row}" for row in range(len(texts))]
-        eligible = np.ones(len(texts), bool)
-        return drive(self, names, tokens, lengths, eligible, gate_open=True).to_lists()
+        return drive(self, names, tokens, lengths).to_lists()
 
 
 def test_drafts_are_handed_on_for_the_step_they_were_made_for():
@@ -122,37 +121,28 @@ def test_a_model_drafts_no_more_than_a_step_verifies():
         config_of(max_tokens=5)
 
 
-def section(path: str, method: str = "eagle3") -> ModelSourceConfig:
-    return ModelSourceConfig(enabled=True, method=method, path=path)
+def section(path: object, method: str = "eagle3") -> ModelSourceConfig:
+    return ModelSourceConfig(enabled=True, method=method, path=str(path))
 
 
-def test_a_name_on_the_hub_is_left_to_the_engine():
-    model = section("RedHatAI/Qwen3-32B-speculator.eagle3")
-    assert model.folder is None and model.read_files_config() == {}
-
-
-def test_a_method_without_files_has_no_folder():
-    assert section("", "ngram").folder is None
-
-
-def test_a_folder_is_read(tmp_path):
+def test_a_folder_is_read_and_a_name_on_the_hub_is_left_to_the_engine(tmp_path):
     (tmp_path / "config.json").write_text('{"vocab_size": 7}')
-    model = section(str(tmp_path))
+    model = section(tmp_path)
     assert model.folder == tmp_path and model.read_files_config() == {"vocab_size": 7}
+    for model in (section("RedHatAI/Qwen3-32B-speculator.eagle3"), section("", "ngram")):
+        assert model.folder is None and model.read_files_config() == {}
 
 
-@pytest.mark.parametrize("path", ["/nowhere/head", "./owner/name", "../heads", "head", "a/b/c"])
-def test_what_is_neither_is_refused(path, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("path", "content", "allowed"),
+    [
+        *((path, None, "no such folder") for path in ("/nowhere/head", "./a/b", "head", "a/b/c")),
+        *((".", content, "must be a folder with") for content in (None, "{", "[1]")),
+    ],
+)
+def test_what_is_neither_is_refused(path, content, allowed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"^sam\.sources\.model\.path = .*: no such folder"):
-        check_sources(SourcesConfig(model=section(path)))
-
-
-@pytest.mark.parametrize("content", [None, "{", "[1]"])
-def test_a_folder_without_a_config_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    with pytest.raises(
-        ConfigError, match=r"^sam\.sources\.model\.path = .*: must be a folder with"
-    ):
-        check_sources(SourcesConfig(model=section(str(tmp_path))))
+    with pytest.raises(ConfigError, match=rf"^sam\.sources\.model\.path = .*: {allowed}"):
+        check_sources(SourcesConfig(model=section(path)))

@@ -6,12 +6,8 @@ import pytest
 from sam_rollout.automaton.interface import AutomatonFullError
 from sam_rollout.automaton.pool import AutomatonPool
 from sam_rollout.core.identity import OUTSIDE_TRAINING
-from sam_rollout.core.limits import Limits
 from sam_rollout.sources import run
-from sam_rollout.sources.run import RunSourceConfig, RunTexts
 from sam_rollout.sources.support import text_moves
-from sam_rollout.sources.support.kept_texts import KeptTexts
-from sam_rollout.sources.support.responses import Responses, TextsConfig
 from sam_rollout.sources.support.text_store import TextStore
 from tests.unit.drafting.texts import Later, counter, drafter_of, identity, step
 
@@ -89,8 +85,8 @@ def continued(drafter, name, start, **who):
     return draft
 
 
-def random_texts(count, length, seed=0):
-    rng = np.random.default_rng(seed)
+def random_texts(count, length):
+    rng = np.random.default_rng(0)
     return rng.permutation(count * length).reshape(count, length).tolist()
 
 
@@ -262,13 +258,6 @@ def test_a_successor_that_cannot_be_made_is_not_missed(monkeypatch, caplog):
     assert "cannot be taken over" in caplog.text
 
 
-def kept_text(kept, name, length):
-    """A request of training generates `length` tokens and ends; return its text."""
-    text = np.random.default_rng([length, *name.encode()]).integers(0, 1000, length, np.int32)
-    kept.keep(text)
-    return text
-
-
 @pytest.mark.parametrize(("count", "length"), [(90, 20), (10, 1000)])
 def test_what_ends_while_a_successor_is_made_is_read_as_far_as_it_fits(count, length, tmp_path):
     """Each takes whole blocks of memory: twenty tokens as much as some hundred."""
@@ -289,50 +278,11 @@ def test_what_ends_while_a_successor_is_made_is_read_as_far_as_it_fits(count, le
     assert continued(drafter, "b", [7, *texts[0][9:13]]) == [], "the newest"
 
 
-def test_older_texts_that_come_late_replace_nothing_that_is_already_there():
-    kept = KeptTexts(MIB)
-    assert kept.keep_older([np.zeros(1000, np.int32)])
-    for number in range(8):
-        kept_text(kept, f"r{number}", 1000)
-    assert not kept.keep_older([np.zeros(1000, np.int32)])
-
-
-def test_a_run_of_many_short_turns_turns_over():
-    """Requests that end in every engine step: the successor takes over, nothing is given up."""
-    config = RunSourceConfig(max_bytes=16 * MIB)
-    limits = Limits(max_rows=64, max_model_len=4096)
-    responses = Responses(limits, TextsConfig())
-    source = RunTexts(config, limits, responses)
-    rng = np.random.default_rng(0)
-    rows = rng.integers(0, 1 << 20, (64, 4096), np.int32)
-    names, born = [f"r{row}" for row in range(64)], 64
-    lengths = np.linspace(1, 300, 64).astype(np.int32)
-    eligible = np.ones(64, bool)
-    for _ in range(600):
-        identities = [identity(name) for name in names]
-        responses.bind(names, identities)
-        source.bind(names, identities)
-        responses.record(rows, lengths, eligible)
-        source.catch_up(rows, lengths, eligible)
-        source.wait()  # an engine step takes longer
-        source.settle()
-        lengths += 6
-        for row in np.flatnonzero(lengths > 300):
-            responses.finish([names[row]])
-            source.finish([names[row]])
-            names[row], born = f"r{born}", born + 1
-            lengths[row], rows[row] = 1, rng.integers(0, 1 << 20, 4096, np.int32)
-    assert born > 500
-    assert source.evictions == 0
-    assert source.restarts >= 3
-
-
-SHARING = {"prompt": {}, "run": {"when": "always"}}
-
-
-@pytest.mark.parametrize("name", SHARING)
-def test_an_automaton_that_one_step_fills_is_given_up_and_the_others_are_read(name, monkeypatch):
-    drafter = drafter_of(**{name: SHARING[name]})
+@pytest.mark.parametrize(("name", "section"), [("prompt", {}), ("run", {"when": "always"})])
+def test_an_automaton_that_one_step_fills_is_given_up_and_the_others_are_read(
+    name, section, monkeypatch
+):
+    drafter = drafter_of(**{name: section})
     drafter.admit("a", identity("g"))
     drafter.admit("b", identity("g", split="val"))
     texts = {"a": [9, 1, 2, 3, 1, 2], "b": [9, 1, 2, 3, 1, 2]}
@@ -341,7 +291,7 @@ def test_an_automaton_that_one_step_fills_is_given_up_and_the_others_are_read(na
 
     def full(pool, slots, *arguments):
         if slots[0] >= 0:
-            raise AutomatonFullError("full", pool._automaton_of(int(slots[0])))
+            raise AutomatonFullError(0)
         extend(pool, slots, *arguments)
 
     monkeypatch.setattr(AutomatonPool, "extend", full)

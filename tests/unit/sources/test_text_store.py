@@ -112,7 +112,7 @@ def test_too_many_writers_are_told(tmp_path):
         store(tmp_path, 64_000).append("g", 0, tokens(1))
 
 
-def test_a_torn_tail_costs_its_record_only(tmp_path):
+def test_a_torn_tail_costs_its_record_only(tmp_path, caplog):
     writer = store(tmp_path)
     for step in range(3):
         writer.append("g", step, np.full(50, step, np.int32))
@@ -122,7 +122,10 @@ def test_a_torn_tail_costs_its_record_only(tmp_path):
     record = len(content) // 3
     for size in range(2 * record, len(content), 13):
         segment.write_bytes(content[:size])
-        assert [r[0] for r in read(tmp_path, "g")] == [0, 1]
+        reader = store(tmp_path)
+        assert [r[0] for r in reader.read("g", PLENTY, PLENTY)] == [0, 1]
+        assert reader.refused == (size > 2 * record)
+    assert segment.name in caplog.text
     later = store(tmp_path)
     later.append("g", 7, tokens(7))
     assert [r[0] for r in read(tmp_path, "g")] == [0, 1, 7]
@@ -145,6 +148,15 @@ def test_damage_is_never_returned(tmp_path):
         segment.write_bytes(damaged)
         found = read(tmp_path, "g")
         assert len(found) < 2 and all(response in right for response in found)
+
+
+def test_texts_of_a_larger_vocabulary_are_dropped_and_take_no_room_from_others(tmp_path):
+    writer = store(tmp_path)
+    for number, token in enumerate((3, 4, 512, -1)):
+        writer.append("g", number, np.full(10, token, np.int32))
+    reader = store(tmp_path, vocab_size=512)
+    assert [text[0] for text in reader.read("g", PLENTY, max_tokens=20)] == [3, 4]
+    assert reader.refused == 2
 
 
 def test_other_files_in_the_folder_are_left_alone(tmp_path):

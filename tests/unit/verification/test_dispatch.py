@@ -48,13 +48,7 @@ def vectorised_with_distributions(batch, counts, drafts, probabilities):
 @pytest.mark.parametrize("vocabulary", [50, 1300])
 @pytest.mark.parametrize(
     "call",
-    [
-        coupled,
-        coupled_inversion,
-        vectorised,
-        vectorised_greedy,
-        vectorised_with_distributions,
-    ],
+    [coupled, coupled_inversion, vectorised, vectorised_greedy, vectorised_with_distributions],
     ids=lambda call: call.__name__,
 )
 def test_the_same_operations_at_any_size_and_none_that_waits(call, vocabulary):

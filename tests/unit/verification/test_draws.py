@@ -75,23 +75,6 @@ def test_extreme_bits_draw_possible_tokens(draw, vocabulary, extreme):
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_a_single_possible_token_is_always_drawn(draw, vocabulary):
-    for token in {0, vocabulary // 2, vocabulary - 1}:
-        rows = torch.zeros(64, vocabulary)
-        rows[:, token] = 1.0
-        assert (draw(rows, bits(64)) == token).all()
-
-
-@pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_what_is_left_of_a_distribution_is_drawn_in_its_proportions(draw, vocabulary):
-    """A row need not sum to one: a rejected draft's mass is missing from it."""
-    row = target(1, vocabulary)[0]
-    row[row.argmax()] = 0.0
-    for scale in (1.0, 1e-3):
-        assert_drawn_from(draw((row * scale).expand(3000, -1), bits(3000)), row)
-
-
-@pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])
 def test_broken_rows_yield_valid_ids_and_leave_the_others_alone(draw, vocabulary, value):
     probabilities, random = target(12, vocabulary), bits(12)

@@ -175,15 +175,11 @@ def test_drafts_may_be_drawn_with_their_positions_gumbel_noise():
     layout = layout_of(counts)
     place = place_of_row(layout)
     draw_bits, accept_bits = (keyed_bits(layout.request_of_row, place, n) for n in range(2))
+    rows = rows_of(layout, by_place)
     proposals = proposed.repeat(layout.batch, 1)
     drafts = gumbel_draws(proposals, draw_bits[place < K])
     output = verify_vectorised(
-        layout,
-        drafts,
-        rows_of(layout, by_place),
-        accept_bits,
-        draw_bits,
-        draft_probabilities=proposals,
+        layout, drafts, rows, accept_bits, draw_bits, draft_probabilities=proposals
     )
     assert_lossless(output, by_place, counts, places=1)
 
@@ -221,20 +217,6 @@ def test_a_request_alone_gets_what_it_gets_in_a_batch(way, vocabulary):
         alone = layout_of(counts[request : request + 1])
         output = verify(way, alone, own, probabilities[rows], [one[rows] for one in random])
         assert output[0].tolist() == together[request, : counts[request] + 1].tolist()
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_rows_of_nan_yield_valid_ids_and_leave_the_others_alone(way, vocabulary):
-    counts = torch.full((12,), K)
-    layout = layout_of(counts)
-    probabilities = target(layout.num_rows, vocabulary)
-    drafts = probabilities[layout.rows[:, :-1].flatten()].argmax(dim=-1)
-    good = verify(way, layout, drafts, probabilities)
-    probabilities[: 4 * (K + 1)] = float("nan")
-    output = verify(way, layout, drafts, probabilities)
-    assert ((output >= NO_TOKEN) & (output < vocabulary)).all()
-    assert (output[:, 0] >= 0).all()
-    assert output[4:].tolist() == good[4:].tolist()
 
 
 @pytest.mark.parametrize("distribution", [False, True])
