@@ -278,9 +278,8 @@ _TRAINER = (
            "dynamic_sampling.gen_batch_size.", STEP),
     Metric("rounds/staleness", "updates",
            "Weight updates between the sampling of a token and its training, mean over the batch's "
-           "tokens; only with trainer_mode=sam_colocate_async, as it is 0 with sam_sync. If "
-           "rewards fall behind a synchronous run's, lower "
-           "trainer.v1.colocate_async.num_warmup_batches or "
+           "tokens; only with asynchronous trainers, as it is 0 with sam_sync. If rewards fall "
+           "behind a synchronous run's, lower the trainer's num_warmup_batches or "
            "trainer.v1.sampler.max_off_policy_threshold.", STEP),
     Metric("rounds/accuracy_unfiltered", "1",
            "Share of right responses before any prompt was dropped. It rises if the policy learns.",

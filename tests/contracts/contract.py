@@ -808,6 +808,14 @@ VERL_TRAINER: Table = {
             "self.validation_generations_logger = ",
             "self.dapo_filtered_reward_logger = ",
             "default_backend=self.config.trainer.logger"),
+        "PPOTrainer._rollout_server_managers()": "private: the managers of all replicas",
+        "PPOTrainer._reissue_inflight_prompts(partition_id)": (
+            "overridden: an asynchronous trainer's buffer takes up the groups of a checkpoint",
+            "status') in ('pending', 'running')"),
+        "PPOTrainer.step(metrics, timing_raw)": (
+            "averages the metrics of a step's batches, so ours come with the last one",
+            "for trigger_idx in range(self.parameter_sync_step)",
+            "metrics_aggregator.add_step_metrics("),
         "PPOTrainer._consume_sync_metrics()": (
             "private: what we put into _pending_sync_metrics is logged with the step",
             "getattr(self, '_pending_sync_metrics', None)"),
@@ -819,6 +827,21 @@ VERL_TRAINER: Table = {
         "PPOTrainerSync.on_sample_end()":
             "overridden: drains the engines' records into _pending_sync_metrics",
         "PPOTrainerSync.on_step_end()": "overridden: ends the step's drafting state",
+    },
+    "trainer.ppo.v1.trainer_separate_async": {
+        "PPOTrainerSeparateAsync(PPOTrainer)": "base of our trainer with separate engines",
+        "PPOTrainerSeparateAsync._setup()": (
+            "makes the separate engines' managers; a bug of verl's makes hybrid engines needed",
+            "self.standalone_server_manager:",
+            "self.standalone_checkpoint_manager =",
+            "flush=True"),
+        "PPOTrainerSeparateAsync.get_llm_client()": (
+            "overridden: our client counts tokens by weights",
+            "client_cls=FullyAsyncLLMServerClient"),
+        "PPOTrainerSeparateAsync.on_step_end()": (
+            "overridden: interrupts responses, drains their records, adds their metrics",
+            "self._pending_sync_metrics = dict(",
+            "self.standalone_checkpoint_manager.update_weights(self.global_steps)"),
     },
     "trainer.ppo.v1.trainer_colocate_async": {
         "PPOTrainerColocateAsync(PPOTrainer)": "base of our asynchronous trainer",

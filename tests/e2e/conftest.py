@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +53,15 @@ def train(tmp_path: Path, data: list[str]) -> Callable[..., FinishedRun]:
     """``train(*overrides)`` runs the recipe in a folder of its own and returns what it left.
 
     ``paths`` are searched for modules, in every process of the run. A run that ``fails`` has to end
-    with an error within its time.
+    with an error within its time. With ``killed_when`` the run is killed once this holds for its
+    folder; the next call resumes it.
     """
 
     def run(
-        *overrides: str, paths: Sequence[Path] = (REPOSITORY,), fails: bool = False
+        *overrides: str,
+        paths: Sequence[Path] = (REPOSITORY,),
+        fails: bool = False,
+        killed_when: Callable[[RunFolder], bool] | None = None,
     ) -> FinishedRun:
         run_dir, log_path = tmp_path / "run", tmp_path / "log.txt"
         command = [sys.executable, "-m", "recipes.dapo_qwen3.main", *SMALL, f"run_dir={run_dir}"]
@@ -77,14 +82,17 @@ def train(tmp_path: Path, data: list[str]) -> Callable[..., FinishedRun]:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-            try:
-                exit_code = process.wait(timeout=TIMEOUT_S)
-            except subprocess.TimeoutExpired:
+            deadline = time.monotonic() + TIMEOUT_S
+            while process.poll() is None and time.monotonic() < deadline:
+                if killed_when is not None and killed_when(RunFolder(run_dir)):
+                    break
+                time.sleep(0.2)
+            exit_code = process.poll()
+            if exit_code is None:
                 _end(process)
-                exit_code = None
         text = log_path.read_text(errors="replace")
-        as_expected = exit_code == 1 if fails else exit_code == 0
-        assert as_expected, f"exit code {exit_code} (None: {TIMEOUT_S} s over)\n{text[-6000:]}"
+        expected = None if killed_when is not None else int(fails)
+        assert exit_code == expected, f"exit code {exit_code} (None: killed)\n{text[-6000:]}"
         return FinishedRun(RunFolder(run_dir), text)
 
     return run

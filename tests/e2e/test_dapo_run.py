@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 import pandas as pd
 
@@ -145,12 +146,14 @@ def test_a_baseline_with_verls_own_refill_ends_when_its_engine_dies_in_a_weight_
 
 
 def _parts(run) -> pd.DataFrame:
-    """The training responses' parts, in the order in which they ended."""
+    """The training responses' parts, in the order in which they ended, and each one's start."""
     requests = run.folder.read("requests").to_pandas()
+    began = [datetime.fromisoformat(one.started_at).timestamp() for one in run.folder.read_starts()]
+    requests["start"] = sum((requests.end_s >= one for one in began), start=0)
     return requests[requests.split == "train"].sort_values("end_s")
 
 
-def test_interrupted_responses_go_on(train):
+def test_interrupted_responses_go_on_and_a_killed_run_is_resumed(train):
     """Half of the responses run at once, so that others do when a step has its own."""
     trainer = (
         "sam=on",
@@ -160,33 +163,87 @@ def test_interrupted_responses_go_on(train):
         "dynamic_sampling.gen_batch_size=4",
         "actor_rollout_ref.rollout.max_num_seqs=32",  # those of a step
         "trainer.val_before_train=true",  # later the reward's first call would take long
+        "trainer.total_training_steps=2",
+        "trainer.save_freq=1",
+        "trainer.resume_mode=auto",
     )
-    run = train(*trainer, "trainer.total_training_steps=2")
+
+    def has_records_of_step_2(folder) -> bool:
+        return len(list(folder.root.glob("requests/0-*.parquet"))) == 3  # the first: validation
+
+    killed = train(*trainer, killed_when=has_records_of_step_2)
+    before = _parts(killed)
+    assert list(killed.steps) == [0, 1] and set(before.step) == {1, 2}
+    assert _count_continued(before) > 0
+    # The time in which the policy trains is no engine step's: the engine is idle meanwhile.
+    trained = killed.folder.read("engine_steps").to_pandas().sort_values("time_s")
+    trained = trained[trained.split == "train"]
+    idle_s = trained.time_s - trained.duration_s - trained.time_s.shift()
+    assert idle_s.max() >= killed.steps[1]["timing_s/update_actor"]
+    run = train(*trainer)
+    assert "Restored 4 training prompt groups from TransferQueue" in run.log
     steps = run.steps
     assert steps.pop(0)["sam_val/engine/generation_tokens"] > 0
     _assert_trained(steps, 2)
     assert steps[1]["sam/rounds/staleness"] == 0 <= steps[2]["sam/rounds/staleness"] <= 1
     parts = _parts(run)
+    # No prompt is lost or new: the warm-up's 4 groups, and 4 of each step.
+    assert set(before.group) <= set(parts.group) and parts.group.nunique() <= 12
+    # What the killed run sampled in the step that is repeated does not count.
+    assert set(parts[parts.step == 2].start) == {2} and set(parts[parts.step == 1].start) == {1}
     engine = run.folder.read("engine_steps").to_pandas()
     for step, metrics in steps.items():
         own = engine[(engine.step == step) & (engine.split == "train")]
         assert own.generation_tokens.sum() == metrics["sam/engine/generation_tokens"]
         assert parts[parts.step == step].response_tokens.sum() == own.generation_tokens.sum()
         assert metrics["sam/draft/failures"] == metrics["sam/draft/texts_failures"] == 0
-    # The time in which the policy trains is no engine step's: the engine is idle meanwhile.
-    trained = engine[engine.split == "train"].sort_values("time_s")
-    idle_s = trained.time_s - trained.duration_s - trained.time_s.shift()
-    assert idle_s.max() >= steps[1]["timing_s/update_actor"]
+    assert _count_continued(parts) == 0, "the resumed run samples anew"
+
+
+def test_engines_with_devices_of_their_own_go_on_while_the_policy_trains(train):
+    """Two batches of two prompts in a step; the weights reach the engines through a file."""
+    rollout = "actor_rollout_ref.rollout"
+    run = train(
+        "sam=on",
+        "trainer.v1.trainer_mode=sam_separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=2",
+        "trainer.v1.separate_async.num_warmup_batches=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        f"{rollout}.nnodes=1",
+        f"{rollout}.max_num_seqs=16",  # a sixth of the responses, so that others run at an update
+        f"+{rollout}.engine_kwargs.vllm.num_gpu_blocks_override=100",  # two engines in memory
+        f"{rollout}.checkpoint_engine.backend=file",
+        f"{rollout}.checkpoint_engine.custom_backend_module=tests.e2e.file_checkpoint_engine",
+        "ray_kwargs.ray_init.num_gpus=2",
+        "dynamic_sampling=none",
+        "dynamic_sampling.gen_batch_size=4",
+        "trainer.total_training_steps=2",
+    )
+    steps = run.steps
+    _assert_trained(steps, 2)
+    parts, engine = _parts(run), run.folder.read("engine_steps").to_pandas()
+    for step, metrics in steps.items():
+        own = engine[(engine.step == step) & (engine.split == "train")]
+        assert own.generation_tokens.sum() == metrics["sam/engine/generation_tokens"]
+        assert parts[parts.step == step].response_tokens.sum() == own.generation_tokens.sum()
+        assert metrics["sam/draft/accepted_tokens"] == own.accepted_tokens.sum() > 0
+        assert metrics["sam/draft/failures"] == metrics["sam/draft/texts_failures"] == 0
+    assert steps[1]["sam/rounds/staleness"] == 0 <= steps[2]["sam/rounds/staleness"] <= 1
+    assert set(parts.weights) == {0, 1} and set(parts[parts.weights == 1].step) == {2}
+    assert 1 in set(engine.replica), "the engine of replica 1 has its own device"
+    _count_continued(parts)
+
+
+def _count_continued(parts: pd.DataFrame) -> int:
+    """Check that a part of a response begins where the one before ended; count such responses."""
     interrupted = parts[parts.finish_reason == "aborted"]
     assert len(interrupted) and (interrupted.weights == interrupted.step - 1).all()
     continued = 0
-    for _, response in parts.groupby(["group", "sibling"]):
+    for _, response in parts.groupby(["group", "sibling", "start"]):
         so_far = response.response_tokens.cumsum().shift(fill_value=0)
         assert list(response.resumed_tokens) == list(so_far)
-        assert list(response.prompt_tokens - so_far) == [response.prompt_tokens.iloc[0]] * len(
-            so_far
-        )
+        assert (response.prompt_tokens - so_far == response.prompt_tokens.iloc[0]).all()
         assert response.weights.is_monotonic_increasing
         assert set(response.finish_reason[:-1]) <= {"aborted"}
         continued += len(response) > 1
-    assert continued
+    return continued

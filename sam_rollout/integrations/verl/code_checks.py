@@ -20,7 +20,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from sam_rollout.config import ConfigError, RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, Note, hold
 from sam_rollout.integrations.verl.environment import experiment_variables
-from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINER_NAME, BEGIN_ANEW
+from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINERS, BEGIN_ANEW
 
 LIMIT_S = 60
 REWARD = "reward.custom_reward_function"
@@ -104,8 +104,8 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
             raise ConfigError(field, path, allowed) from error
         for loop, (module, _, name) in targets.items():
             loaded = _load(config, f"{field}[{loop}]", module, f"{field}[{loop}]", name)
-            if loaded and config.trainer.v1.trainer_mode == ASYNC_TRAINER_NAME:
-                _check_interruptions(f"{field}[{loop}]", loaded["file"])
+            if loaded and (mode := config.trainer.v1.trainer_mode) in ASYNC_TRAINERS:
+                _check_interruptions(f"{field}[{loop}]", loaded["file"], mode)
         known |= targets.keys()
     right = agent.default_agent_loop in known
     allowed = f"must be one of {', '.join(sorted(known))}; others are named in {field}"
@@ -113,7 +113,7 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
     yield Fact(agent.default_agent_loop)
 
 
-def _check_interruptions(field: str, file: str) -> None:
+def _check_interruptions(field: str, file: str, mode: str) -> None:
     """Refuse an agent loop whose file sets a sampling parameter that an interruption would reset.
 
     The file of a compiled agent loop is not read here, but each request is checked later.
@@ -123,8 +123,8 @@ def _check_interruptions(field: str, file: str) -> None:
     named = {name for name, value in _settings(Path(file).read_bytes()) if not _is_off(value)}
     found = [name for name in BEGIN_ANEW if name in named]
     allowed = (
-        f"must not set {', '.join(found)} with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}: it "
-        "would begin anew where a response is interrupted"
+        f"must not set {', '.join(found)} with trainer.v1.trainer_mode={mode}: it would begin anew "
+        "where a response is interrupted"
     )
     hold([(field, file, not found, allowed)])
 

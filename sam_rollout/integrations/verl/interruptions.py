@@ -1,4 +1,4 @@
-"""Responses that verl's asynchronous trainer interrupts at a weight update.
+"""Responses that verl's asynchronous trainers interrupt at a weight update.
 
 verl aborts all running requests. For each of them, verl later sends a new request, whose prompt is
 the old prompt followed by the tokens sampled until then. vLLM treats this as a new response. Random
@@ -21,7 +21,7 @@ from typing import Any
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 
 from sam_rollout.config import ConfigError
-from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINER_NAME, BEGIN_ANEW
+from sam_rollout.integrations.verl.registered_names import BEGIN_ANEW
 
 INTERRUPTED = "aborted"  # verl's stop reason of an interrupted output
 # Number of tokens of the current response, by the training step whose weights sampled them.
@@ -39,8 +39,8 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"SamplingParams.{name}",
                 value,
-                f"must be left out with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}: it would "
-                "begin anew where a response is interrupted",
+                "must be left out with asynchronous trainers: it would begin anew where a response "
+                "is interrupted",
             )
 
 

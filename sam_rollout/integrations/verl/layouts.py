@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from sam_rollout.config import ConfigError
 from sam_rollout.integrations.verl.check_results import Rule, hold
 from sam_rollout.integrations.verl.policy_model import policy_shape
+from sam_rollout.integrations.verl.registered_names import SEPARATE_NAME
 from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.sizing.parallelism import RolloutLayout, TrainingLayout
 from sam_rollout.sizing.shape import HardwareConfig, ModelShape
@@ -39,8 +40,8 @@ class RunLayout:
 
     @property
     def devices(self) -> int:
-        """Number of devices of the run."""
-        return self.rollout.devices
+        """Number of devices that train."""
+        return self.training.devices
 
 
 def _devices(config: DictConfig) -> int:
@@ -48,10 +49,11 @@ def _devices(config: DictConfig) -> int:
 
 
 def rollout_layout(config: DictConfig) -> RolloutLayout:
-    """Return how the rollout's engines divide the devices."""
+    """Return how the engines that sample training responses divide their devices."""
     rollout = config.actor_rollout_ref.rollout
+    separate = config.trainer.v1.trainer_mode == SEPARATE_NAME
     return RolloutLayout(
-        devices=_devices(config),
+        devices=rollout.nnodes * rollout.n_gpus_per_node if separate else _devices(config),
         tensor=rollout.tensor_model_parallel_size,
         data=rollout.data_parallel_size,
         expert=rollout.expert_parallel_size,
@@ -144,6 +146,8 @@ def _positive(config: DictConfig) -> Iterator[Rule]:
         f"{ACTOR}.ppo_mini_batch_size",
         "reward.num_workers",
     ]
+    if config.trainer.v1.trainer_mode == SEPARATE_NAME:
+        fields += [f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node"]
     if config.trainer.total_training_steps is not None:
         fields.append("trainer.total_training_steps")
     if config.actor_rollout_ref.actor.strategy == "megatron":
@@ -203,7 +207,8 @@ def _rollout_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
         yield expert, layout.expert, layout.expert == replica, allowed
         yield _divides(expert, layout.expert, shape.experts, "model_shape.experts")
     product = f"{ROLLOUT}.{{tensor_model,data}}_parallel_size"
-    yield _divides(product, replica, layout.devices, ALL_DEVICES)
+    yield _divides(product, replica, run.devices, ALL_DEVICES)  # they serve validation at least
+    yield _divides(product, replica, layout.devices, f"{ROLLOUT}.nnodes * n_gpus_per_node")
     yield _fits(product, replica, node, "trainer.n_gpus_per_node")
     share = config.actor_rollout_ref.rollout.gpu_memory_utilization
     allowed = "must be more than 0 and less than 1"

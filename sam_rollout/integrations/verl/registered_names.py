@@ -1,9 +1,14 @@
 """The names under which verl finds our classes; this module does not import verl."""
 
 ROLLOUT_NAME = "sam_vllm"
-TRAINER_NAME, ASYNC_TRAINER_NAME = "sam_sync", "sam_colocate_async"
+TRAINER_NAME, COLOCATE_NAME, SEPARATE_NAME = "sam_sync", "sam_colocate_async", "sam_separate_async"
 # Name of our trainer -> the mode of verl's trainer that our trainer extends.
-TRAINER_MODES = {TRAINER_NAME: "sync", ASYNC_TRAINER_NAME: "colocate_async"}
+TRAINER_MODES = {
+    TRAINER_NAME: "sync",
+    COLOCATE_NAME: "colocate_async",
+    SEPARATE_NAME: "separate_async",
+}
+ASYNC_TRAINERS = (COLOCATE_NAME, SEPARATE_NAME)  # they interrupt responses
 # Sampling parameters that depend on a response's own tokens, so an interruption would reset them.
 BEGIN_ANEW = (
     "presence_penalty",

@@ -86,6 +86,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self._outcomes = {}
         self._filtered = set()
         self._failed = set()
+        self._trained = []
         self._global_steps = global_steps
         self._where = f"training step {global_steps}"
         self.failures.begin()
@@ -162,9 +163,10 @@ class _ObservedReplayBuffer(ReplayBuffer):
         ordered = sorted(
             sampleable_keys, key=lambda uid: (steps.get(uid, 0), self._order.get(uid, 0))
         )
-        self._trained = ordered[:batch_size]
+        chosen = ordered[:batch_size]
+        self._trained += chosen
         return (
-            self._trained,
+            chosen,
             dict(self.partitions[partition_id]),
             dict(self.prompt_global_steps[partition_id]),
         )
@@ -254,7 +256,39 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
 
 
 class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
-    """verl's refill with its asynchronous buffer, which keeps groups for later steps."""
+    """verl's refill with its asynchronous buffer, which keeps groups for later steps.
+
+    A trainer may sample several batches in a step, and averages their metrics. Ours count the whole
+    step, so only its last batch has them.
+    """
+
+    def __init__(self, *, trainer_config: Any, **kwargs: Any) -> None:
+        super().__init__(trainer_config=trainer_config, **kwargs)
+        self._batches: int = trainer_config.get("parameter_sync_step", 1)
+        self._times_s: list[float] = []  # of the step's batches until now
+
+    def note_restored(self) -> None:
+        """Take up the groups of a checkpoint; those that have ended count in an earlier step."""
+        self._sync_metadata_from_transfer_queue()
+        restored = self.prompt_global_steps[TRAIN_SPLIT]
+        # A checkpoint also has the responses that its step trained on, whose prompts are gone. verl
+        # would keep them, and write them into every later checkpoint.
+        used = [key for key in self.partitions[TRAIN_SPLIT] if key.split("_")[0] not in restored]
+        if used:
+            tq.kv_clear(partition_id=TRAIN_SPLIT, keys=used)
+        self.note_submitted(list(restored))
+        self._observe_outcomes(TRAIN_SPLIT)
+
+    def _begin_step(self, global_steps: int) -> None:
+        if not self._times_s:
+            super()._begin_step(global_steps)
+
+    def _step_metrics(self, round_times_s: list[float]) -> dict[str, float]:
+        self._times_s += round_times_s
+        if len(self._times_s) < self._batches:
+            return {}
+        step_s, self._times_s = sum(self._times_s), []
+        return super()._step_metrics([step_s])
 
     def _forget_order(self) -> None:
         kept = self.pending_keys, self.running_keys, self.finished_keys

@@ -18,6 +18,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 from verl.workers.rollout.llm_server import LLMServerClient
@@ -33,8 +34,9 @@ from sam_rollout.integrations.verl.loggers import (
     start_wandb,
 )
 from sam_rollout.integrations.verl.registered_names import (
-    ASYNC_TRAINER_NAME,
+    COLOCATE_NAME,
     HEAD_FOLDER,
+    SEPARATE_NAME,
     TRAINER_MODES,
     TRAINER_NAME,
 )
@@ -94,8 +96,11 @@ class _RecordingTrainer(PPOTrainer):
 
     def _servers(self) -> dict[int, Any]:
         """Return each replica's first server, which receives the replica's requests."""
-        replicas = self.llm_server_manager.get_replicas()
-        return {replica.replica_rank: replica.servers[0] for replica in replicas}
+        return {
+            replica.replica_rank: replica.servers[0]
+            for manager in self._rollout_server_managers()
+            for replica in manager.get_replicas()
+        }
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Start our wandb run and train as verl does; raise an error if a process dies."""
@@ -171,16 +176,6 @@ class _RecordingTrainer(PPOTrainer):
             folder = Path(self.config.trainer.default_local_dir).absolute() / HEAD_FOLDER
             self.actor_rollout_wg.save_head(str(folder))
             print(f"The trained draft head: {folder}", flush=True)
-
-    def on_sample_end(self) -> None:
-        """Collect the rollout's records, and compare texts, before the replicas go to sleep."""
-        proof, step = self._run.telemetry.proof, self.global_steps
-        due = self._run.sam.enabled and proof.is_due(step)
-        metrics = self._drain(TRAIN_SPLIT, keep=due)
-        if due:
-            metrics |= self._records.prove(step, lambda: self._compared(proof.responses))
-        self._pending_sync_metrics = metrics
-        super().on_sample_end()
 
     def _validate(self) -> dict[str, float]:
         """Validate as verl does, and record the rollout under the split of validation."""
@@ -261,19 +256,58 @@ class _RecordingTrainer(PPOTrainer):
 class SamTrainerSync(_RecordingTrainer, PPOTrainerSync):
     """Our synchronous trainer: trains on responses that were sampled with the current weights."""
 
+    def on_sample_end(self) -> None:
+        """Collect the rollout's records, and compare texts, before the replicas go to sleep."""
+        proof, step = self._run.telemetry.proof, self.global_steps
+        due = self._run.sam.enabled and proof.is_due(step)
+        metrics = self._drain(TRAIN_SPLIT, keep=due)
+        if due:
+            metrics |= self._records.prove(step, lambda: self._compared(proof.responses))
+        self._pending_sync_metrics = metrics
+        super().on_sample_end()
 
-@register_trainer(ASYNC_TRAINER_NAME)
-class SamTrainerColocateAsync(_RecordingTrainer, PPOTrainerColocateAsync):
-    """Our asynchronous trainer: interrupts running responses, and continues them after the update.
+
+class _AsyncTrainer(_RecordingTrainer):
+    """A mixin for verl's trainers that interrupt responses and continue them after the update.
 
     An interrupted response keeps its identity, and therefore its random numbers by position.
     """
+
+    def _reissue_inflight_prompts(self, *args: Any, **kwargs: Any) -> int:
+        """Sample the unfinished prompts of a checkpoint anew, as verl does."""
+        self.replay_buffer.note_restored()
+        return super()._reissue_inflight_prompts(*args, **kwargs)
+
+    def _drain_interrupted(self, checkpoint_manager: Any) -> dict[str, float]:
+        """Interrupt running responses, so that their tokens belong to this step's records."""
+        checkpoint_manager.abort_replicas()
+        return self._drain(TRAIN_SPLIT)
+
+
+@register_trainer(COLOCATE_NAME)
+class SamTrainerColocateAsync(_AsyncTrainer, PPOTrainerColocateAsync):
+    """Our asynchronous trainer whose engines stand still while the policy trains."""
 
     def get_llm_client(self) -> LLMServerClient:
         """Return an `InterruptedClient`, which continues interrupted responses."""
         return self.llm_server_manager.get_client(client_cls=InterruptedClient)
 
     def on_sample_end(self) -> None:
-        """Interrupt running responses first, because their tokens belong to this step's records."""
-        self.checkpoint_manager.abort_replicas()
+        """Collect the rollout's records before the replicas go to sleep."""
+        self._pending_sync_metrics = self._drain_interrupted(self.checkpoint_manager)
         super().on_sample_end()
+
+
+@register_trainer(SEPARATE_NAME)
+class SamTrainerSeparateAsync(_AsyncTrainer, PPOTrainerSeparateAsync):
+    """Our asynchronous trainer whose engines have devices of their own, and never stand still."""
+
+    def get_llm_client(self) -> LLMServerClient:
+        """Return an `InterruptedClient`, which continues interrupted responses."""
+        return self.standalone_server_manager.get_client(client_cls=InterruptedClient)
+
+    def on_step_end(self) -> None:
+        """Collect the records of the time since the last weight update, then update the weights."""
+        metrics = self._drain_interrupted(self.standalone_checkpoint_manager)
+        super().on_step_end()
+        self._pending_sync_metrics |= metrics

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from sam_rollout.config import RunConfig, SamConfig
 from sam_rollout.integrations.verl.graphs import SIZES, capture_sizes
 from sam_rollout.integrations.verl.model_drafter import with_first_head
-from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINER_NAME, SAMPLER_MODULE
+from sam_rollout.integrations.verl.registered_names import ASYNC_TRAINERS, SAMPLER_MODULE
 from sam_rollout.integrations.verl.run_config import read_run_config
 from sam_rollout.integrations.vllm.engine_settings import EngineSettings
 from sam_rollout.telemetry.records import ASKED
@@ -69,7 +69,7 @@ def _configure_sampling(config: DictConfig, run: RunConfig) -> None:
     filter_groups.enable = run.sampling.kind != "none"
     sampler = config.trainer.v1.sampler
     sampler.custom_sampler.path = SAMPLER_MODULE
-    is_asynchronous = config.trainer.v1.trainer_mode == ASYNC_TRAINER_NAME
+    is_asynchronous = config.trainer.v1.trainer_mode in ASYNC_TRAINERS
     sampler.custom_sampler.name = (
         ASYNC_SAMPLER_CLASS if is_asynchronous else SAMPLER_CLASSES[run.sampling.kind]
     )

@@ -15,8 +15,9 @@ from sam_rollout.config import RunConfig
 from sam_rollout.integrations.verl.check_results import Fact, hold
 from sam_rollout.integrations.verl.registered_names import (
     AGENT_LOOP_MANAGER,
-    ASYNC_TRAINER_NAME,
+    ASYNC_TRAINERS,
     ROLLOUT_NAME,
+    SEPARATE_NAME,
     TRAINER_MODES,
 )
 from sam_rollout.integrations.verl.run_config import plain
@@ -42,7 +43,11 @@ OLDER_KEYS = {
 
 def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
     """Refuse keys that are not supported or would have no effect."""
-    rules = (*_served(config, run), *_older(config), *_ours(config, run.sampling.kind))
+    rules = [*_served(config, run), *_older(config), *_ours(config, run.sampling.kind)]
+    if config.trainer.v1.trainer_mode in ASYNC_TRAINERS:
+        rules += _asynchronous(config, run)
+    if config.trainer.v1.trainer_mode == SEPARATE_NAME:
+        rules += _separate(config, run)
     hold((f, OmegaConf.select(config, f), right, allowed) for f, right, allowed in rules)
     yield from ()
 
@@ -65,22 +70,9 @@ def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
             f"must be one of {', '.join(TRAINER_MODES)}",
         ),
         (
-            "dynamic_sampling.kind",
-            mode != ASYNC_TRAINER_NAME or run.sampling.kind != "rounds",
-            f"must be refill or none with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}: "
-            "a round waits for all of its responses",
-        ),
-        (
-            f"{run.telemetry.proof.PATH}.every",
-            mode != ASYNC_TRAINER_NAME or not run.telemetry.proof.every,
-            f"must be 0 with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}, whose engines stand "
-            "still when a step has its responses",
-        ),
-        (
-            f"{ENGINE}.logits_processors",
-            mode != ASYNC_TRAINER_NAME or not engine.get("logits_processors"),
-            f"must be left out with trainer.v1.trainer_mode={ASYNC_TRAINER_NAME}: they would see "
-            "an interrupted response as its own prompt",
+            "actor_rollout_ref.hybrid_engine",
+            config.actor_rollout_ref.hybrid_engine,
+            "must be true: verl 0.9.1 fails without its engines on the training devices",
         ),
         (f"{ROLLOUT}.name", rollout.name == ROLLOUT_NAME, f"must be {ROLLOUT_NAME!r}, always"),
         (f"{ROLLOUT}.disable_log_stats", not rollout.disable_log_stats, "must be False"),
@@ -94,6 +86,61 @@ def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
             f"{ENGINE}.additional_config.{ADDITIONAL_CONFIG_KEY}",
             not taken,
             "must not be set: it is filled from sam, rollout_sampler and rollout_telemetry",
+        ),
+    ]
+
+
+def _asynchronous(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
+    """Return rules for both asynchronous trainers (see `_served`)."""
+    engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm
+    mode = f"with trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}"
+    return [
+        (
+            "dynamic_sampling.kind",
+            run.sampling.kind != "rounds",
+            f"must be refill or none {mode}: a round waits for all of its responses",
+        ),
+        (
+            f"{run.telemetry.proof.PATH}.every",
+            not run.telemetry.proof.every,
+            f"must be 0 {mode}: no engine has time for it when a step has its responses",
+        ),
+        (
+            f"{ENGINE}.logits_processors",
+            not engine.get("logits_processors"),
+            f"must be left out {mode}: they would see an interrupted response as its own prompt",
+        ),
+    ]
+
+
+def _separate(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
+    """Return rules for the trainer whose engines have devices of their own (see `_served`).
+
+    verl asserts most of them minutes into a start.
+    """
+    rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.separate_async
+    needed = f"with trainer.v1.trainer_mode={SEPARATE_NAME}"
+    batch = mode.parameter_sync_step * config.actor_rollout_ref.actor.ppo_mini_batch_size
+    return [
+        (
+            f"{ROLLOUT}.checkpoint_engine.backend",
+            rollout.checkpoint_engine.backend != "naive",
+            f"must be nccl, nixl or another that sends weights between devices {needed}",
+        ),
+        (
+            "data.train_batch_size",
+            config.data.train_batch_size == batch,
+            f"must be parameter_sync_step * ppo_mini_batch_size = {batch} {needed}",
+        ),
+        (
+            "trainer.v1.separate_async.hybrid_rollout.enable_switch",
+            not mode.hybrid_rollout.enable_switch,
+            "must be false: lending training devices to the rollout was not tried",
+        ),
+        (
+            f"{run.sam.sources.model.train.PATH}.enabled",
+            not (run.sam.enabled and run.sam.sources.model.trains),
+            f"must be false {needed}, which sends the engines only the policy's weights",
         ),
     ]
 

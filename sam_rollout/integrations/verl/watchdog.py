@@ -35,8 +35,10 @@ Parts = Mapping[str, Callable[[], Any]]
 
 def parts_of(trainer: Any) -> Parts:
     """Return all processes of a trainer's run that have started so far."""
-    servers = getattr(trainer, "llm_server_manager", None)
-    replicas = servers.get_replicas() if servers else []
+    # The second manager is that of engines with devices of their own.
+    names = "llm_server_manager", "standalone_server_manager"
+    managers = [one for name in names if (one := getattr(trainer, name, None)) is not None]
+    replicas = [replica for manager in managers for replica in manager.get_replicas()]
     queue = (getattr(queue_interface, "_TQ_STORAGE", None) or {}).get("SimpleStorage") or {}
     rewards = getattr(trainer, "reward_loop_manager", None)
     agents = getattr(trainer, "agent_loop_manager", None)
@@ -47,7 +49,7 @@ def parts_of(trainer: Any) -> Parts:
         "training process": getattr(training, "workers", []),
         "reward worker": getattr(rewards, "reward_loop_workers", []),
         "agent-loop worker": getattr(agents, "agent_loop_workers", []),
-        "load balancer": [getattr(servers, "global_load_balancer", None)],
+        "load balancer": [getattr(one, "global_load_balancer", None) for one in managers],
         # Only a replica's first server has an engine. The other servers run on other nodes.
         "rollout server": [server for one in replicas for server in one.servers[1:]],
     }

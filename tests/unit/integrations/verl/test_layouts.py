@@ -79,3 +79,16 @@ def test_layouts_of_the_published_setups():
     assert dense.rollout.engines == 4
     training = sharded.training
     assert (training.engine, training.shards, training.data_parallel) == ("fsdp", 32, 4)
+
+
+def test_engines_with_devices_of_their_own_divide_these():
+    separate = ("experiment=article_32b", "trainer.v1.trainer_mode=sam_separate_async")
+    shared = check_layout(changed(separate[0]))
+    layout = check_layout(changed(*separate, f"{ROLLOUT}.nnodes=3"))
+    assert layout.devices == shared.devices and layout.training == shared.training
+    own, tensor = layout.rollout, layout.rollout.tensor
+    assert own.devices == own.replicas * tensor != shared.rollout.devices
+    own_nodes = (f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=6")
+    with pytest.raises(ConfigError, match=r"rollout.nnodes \* n_gpus_per_node = 6") as caught:
+        check_layout(changed(*separate, *own_nodes))
+    assert caught.value.field == ROLLOUT_PRODUCT

@@ -114,14 +114,16 @@ class Trainer:
 def make(monkeypatch):
     """Build a trainer and its buffer: make(kind, outcomes, train_batch_size=...)."""
 
-    def build(cls, outcomes, *, seed=0, gen=3, train=2, max_rounds=0, metric="acc", share=0.5):
+    def build(
+        cls, outcomes, *, seed=0, gen=3, train=2, max_rounds=0, metric="acc", share=0.5, batches=1
+    ):
         queue = Queue(seed)
         monkeypatch.setattr(sampler, "tq", queue)
         monkeypatch.setattr(verl_replay_buffer, "tq", queue)
         trainer = Trainer(queue, outcomes)
         trainer.buffer = cls(
             trainer_mode="sync",
-            trainer_config=None,
+            trainer_config={"parameter_sync_step": batches},
             max_off_policy_threshold=8,
             max_off_policy_strategy="drop",
             refill_fn=trainer.submit,
@@ -407,3 +409,39 @@ def test_an_error_that_all_would_meet_ends_the_run_at_the_first_response(make):
     with pytest.raises(RolloutFailedError, match=r"filter_groups.metric"):
         rounds_step(trainer)
     assert trainer.queue.to_finish, "not all had ended"
+
+
+def test_a_resumed_run_trains_on_groups_of_its_checkpoint_without_counting_them_again(make):
+    trainer = make(AsyncRefillReplayBuffer, [MIXED] * 40)
+    for number in range(5):  # submitted before the checkpoint
+        trainer.queue.submit("train", uid_of(number), MIXED)
+        for key in responses_of(number):
+            trainer.queue.tokens[key] = [(0, 10)]
+    for _ in range(3):
+        trainer.queue.kv_list()
+    trainer.queue.tags["train"]["used_0_0"] = {"status": "success", "seq_len": 9}
+    trainer.buffer.note_restored()
+    assert "used_0_0" not in trainer.queue.tags["train"], "its step has trained on it"
+    trainer.next = 5
+    trainer.submit(2)
+    batch, metrics = step(trainer)
+    assert {key.split("_")[0] for key in batch.keys} <= {uid_of(number) for number in range(7)}
+    assert metrics["generated_groups"] == 1, "that which ended after the checkpoint"
+    assert metrics["staleness"] == 0, "the tokens of restored responses are known"
+    assert len(trainer.buffer._order) == 7 - 2, "restored groups count as submitted"
+
+
+def test_metrics_are_those_of_all_batches_of_a_step(make):
+    trainer = make(AsyncRefillReplayBuffer, [RIGHT, *[MIXED] * 40], batches=2)
+    trainer.submit(8)
+    trained = []
+    for _ in range(2):
+        first, nothing = step(trainer)
+        second, metrics = step(trainer)
+        assert nothing == {} and metrics["count"] == 1
+        trained += [*first.keys, *second.keys]
+        left = metrics["generated_groups"] - metrics["filtered_groups"]
+        kept = len(trainer.buffer.finished_keys["train"])
+        assert 0 <= metrics["surplus_groups"] <= kept and left >= metrics["surplus_groups"]
+        trainer.submit(4)
+    assert len(set(trained)) == len(trained) == 2 * 2 * 2 * SIBLINGS

@@ -130,8 +130,13 @@ def test_engine_arguments_of_others_stay():
             "AsyncRefillReplayBuffer",
             "acc",
         ),
+        (
+            ["dynamic_sampling=refill", "trainer.v1.trainer_mode=sam_separate_async"],
+            "AsyncRefillReplayBuffer",
+            "acc",
+        ),
     ],
-    ids=["rounds", "refill", "none", "asynchronous"],
+    ids=["rounds", "refill", "none", "colocated", "separate"],
 )
 def test_dynamic_sampling_becomes_a_replay_buffer(overrides, sampler, metric):
     inflight = 2 if "RefillReplayBuffer" in sampler else 1

@@ -27,7 +27,10 @@ FILTER = "algorithm.filter_groups"
         ("sandbox_fusion.url=http://x", "set reward.sandbox_fusion.url"),
         ("trainer.v1.sampler.custom_sampler.path=/x.py", "must be null"),
         ("actor_rollout_ref.rollout.do_sample=false", "must be true"),
-        ("trainer.v1.trainer_mode=separate_async", "must be one of sam_sync, sam_colocate_async"),
+        (
+            "trainer.v1.trainer_mode=separate_async",
+            "must be one of sam_sync, sam_colocate_async, sam_sep",
+        ),
         ("trainer.v1.sampler.sync_refill_failed_groups=true", "does nothing here"),
         (
             "actor_rollout_ref.rollout.agent.agent_loop_manager_class=a.B",
@@ -42,18 +45,48 @@ def test_a_key_without_effect_is_refused(override, instead):
     assert instead in caught.value.allowed and "\n" not in str(caught.value)
 
 
-def test_an_asynchronous_trainer_does_not_wait_for_rounds():
-    mode = "trainer.v1.trainer_mode=sam_colocate_async"
-    with pytest.raises(ConfigError, match=r"dynamic_sampling.kind .*must be refill or none"):
-        check(composed(mode))
-    check(composed(mode, "dynamic_sampling=refill"))
-    with pytest.raises(ConfigError, match=r"rollout_telemetry.proof.every .*must be 0"):
-        check(composed(mode, "dynamic_sampling=refill", "rollout_telemetry.proof.every=5"))
+ROLLOUT = "actor_rollout_ref.rollout"
+OWN_PROCESSOR = f"+{ROLLOUT}.engine_kwargs.vllm.logits_processors=[mine.Processor]"
+COLOCATED = ("trainer.v1.trainer_mode=sam_colocate_async", "dynamic_sampling=refill")
+SEPARATE = (
+    "trainer.v1.trainer_mode=sam_separate_async",
+    "trainer.v1.separate_async.parameter_sync_step=1",
+    f"{ROLLOUT}.nnodes=1",
+    f"{ROLLOUT}.checkpoint_engine.backend=nccl",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=${data.train_batch_size}",
+    "dynamic_sampling=refill",
+)
 
 
-def test_an_asynchronous_trainer_has_no_logits_processors_that_would_begin_anew():
-    mode = ("trainer.v1.trainer_mode=sam_colocate_async", "dynamic_sampling=refill")
-    own = "+actor_rollout_ref.rollout.engine_kwargs.vllm.logits_processors=[mine.Processor]"
-    check(composed(own))
-    with pytest.raises(ConfigError, match=r"vllm.logits_processors .*must be left out"):
-        check(composed(own, *mode))
+@pytest.mark.parametrize("mode", [COLOCATED, SEPARATE], ids=["colocated", "separate"])
+@pytest.mark.parametrize(
+    ("override", "refused"),
+    [
+        ("dynamic_sampling=rounds", r"dynamic_sampling.kind .*must be refill or none"),
+        ("rollout_telemetry.proof.every=5", r"rollout_telemetry.proof.every .*must be 0"),
+        (OWN_PROCESSOR, r"vllm.logits_processors .*must be left out"),
+    ],
+    ids=["rounds", "proof", "processors"],
+)
+def test_an_asynchronous_trainer_refuses_what_waits_or_begins_anew(mode, override, refused):
+    check(composed(*mode))
+    check(composed(override))
+    with pytest.raises(ConfigError, match=refused):
+        check(composed(*mode, override))
+
+
+@pytest.mark.parametrize(
+    ("override", "refused"),
+    [
+        (f"{ROLLOUT}.nnodes=0", r"rollout.nnodes .*at least 1"),
+        (f"{ROLLOUT}.checkpoint_engine.backend=naive", r"backend .*between devices"),
+        ("trainer.v1.separate_async.parameter_sync_step=2", r"data.train_batch_size .*must be"),
+        ("trainer.v1.separate_async.hybrid_rollout.enable_switch=true", "must be false"),
+        ("actor_rollout_ref.hybrid_engine=false", r"hybrid_engine .*must be true"),
+        ("sam=trained", r"model.train.enabled .*only the policy's weights"),
+    ],
+)
+def test_engines_with_devices_of_their_own_need_weights_from_elsewhere(override, refused):
+    with pytest.raises(ConfigError, match=refused) as caught:
+        check(composed(*SEPARATE, override))
+    assert "\n" not in str(caught.value)

@@ -100,3 +100,18 @@ def test_all_processes_of_a_run_are_watched(monkeypatch):
     asked = {"agent", "balancer", "controller", "reward", "second node", "server asked"}
     assert {ask() for ask in parts.values()} == asked | {"storage", "training"}
     assert parts["rollout server of replica 5"]() == "server asked"
+
+
+def test_engines_with_devices_of_their_own_are_watched():
+    well = SimpleNamespace(remote=lambda: WELL)
+    server = SimpleNamespace(trouble=well)
+    replicas = [SimpleNamespace(replica_rank=rank, servers=[server]) for rank in range(2)]
+    balancer = SimpleNamespace(__ray_ready__=well)
+    managers = [
+        SimpleNamespace(get_replicas=lambda one=one: [one], global_load_balancer=balancer)
+        for one in replicas
+    ]
+    trainer = SimpleNamespace(llm_server_manager=managers[0], standalone_server_manager=managers[1])
+    names = {name for name in parts_of(trainer) if "queue" not in name.lower()}
+    servers = {f"rollout server of replica {rank}" for rank in range(2)}
+    assert names == {"load balancer 0", "load balancer 1", *servers}
