@@ -6,8 +6,6 @@ as the installed release no longer has one of them. Then the workaround of that 
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from sam_rollout.integrations.vllm.engine_settings import has_settings, settings_of
-
-logger = logging.getLogger(__name__)
+from sam_rollout.integrations.vllm.wrapping import is_wrapped, wrap_once
 
 # Releases of vLLM, read or run by us, that have these bugs. A newer release is patched only after
 # the tests have been run with it.
@@ -51,16 +48,10 @@ def _keep_linear_weights() -> None:
     """
     import vllm.model_executor.layers.utils as layer_utils
 
-    original = layer_utils.dispatch_cpu_unquantized_gemm
-    if getattr(original, "keeps_weights", False):
-        return
+    def keeping(original: Any) -> Any:
+        return lambda layer, remove_weight: original(layer, remove_weight=False)
 
-    @functools.wraps(original)
-    def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
-        original(layer, remove_weight=False)
-
-    dispatch.__dict__["keeps_weights"] = True
-    layer_utils.dispatch_cpu_unquantized_gemm = dispatch
+    wrap_once(layer_utils, "dispatch_cpu_unquantized_gemm", keeping)
 
 
 def _leave_out_amx() -> None:
@@ -78,8 +69,7 @@ def _leave_out_amx() -> None:
     """
     from vllm.config import get_current_vllm_config_or_none
 
-    original = torch.cpu._is_amx_tile_supported
-    if getattr(original, "sam_rollout", False) or not original():
+    if is_wrapped(torch.cpu, "_is_amx_tile_supported") or not torch.cpu._is_amx_tile_supported():
         return
     left_out = False
 
@@ -92,8 +82,7 @@ def _leave_out_amx() -> None:
                 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
         return not left_out
 
-    is_supported.__dict__["sam_rollout"] = True
-    torch.cpu._is_amx_tile_supported = is_supported
+    wrap_once(torch.cpu, "_is_amx_tile_supported", lambda _original: is_supported)
 
 
 def scan_breaks_on(value: object) -> bool:

@@ -9,10 +9,10 @@ policy's training.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from sam_rollout.integrations.vllm.engine_settings import has_model
+from sam_rollout.integrations.vllm.wrapping import wrap_once
 
 _HEADS = ("eagle", "eagle3")  # methods that use the policy's embedding
 _READ_AGAIN = ("draft_model", "medusa")  # vLLM loads these with the policy's load_format
@@ -26,23 +26,17 @@ def share_embeddings(loader: Any = None) -> None:
     default vLLM's.
     """
     if loader is None:
-        try:
-            from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-        except ImportError:  # this release has no draft models
-            return
-        loader = SpecDecodeBaseProposer
-    original = loader._maybe_share_embeddings
-    if getattr(original, "sam_rollout", False):
-        return
+        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as loader
+    wrap_once(loader, "_maybe_share_embeddings", _sharing)
 
-    @functools.wraps(original)
+
+def _sharing(original: Any) -> Any:
     def share(self: Any, *args: Any, **kwargs: Any) -> Any:
         if reads_policy(self) and hasattr(self.model, "has_own_embed_tokens"):
             self.model.has_own_embed_tokens = False
         return original(self, *args, **kwargs)
 
-    share.__dict__["sam_rollout"] = True
-    loader._maybe_share_embeddings = share
+    return share
 
 
 def reads_policy(drafter: Any) -> bool:

@@ -12,11 +12,12 @@ The output also says whether a draft model's drafts are wanted in the next step
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
+
+from sam_rollout.integrations.vllm.wrapping import wrap_once
 
 _DRAFTS, _WANTS_MADE = "sam_rollout_drafts", "sam_rollout_wants_made"
 
@@ -86,14 +87,12 @@ def fetch_only_what_did_not_come() -> None:
     """Make engines skip the second message if drafts came with the output; safe to repeat."""
     from vllm.v1.engine.core import EngineCore  # imported here, because workers do not need it
 
-    original = EngineCore.post_step
-    if getattr(original, "sam_rollout", False):
-        return
+    wrap_once(EngineCore, "post_step", _unless_drafts_came)
 
-    @functools.wraps(original)
+
+def _unless_drafts_came(original: Any) -> Any:
     def post_step(self: Any, model_executed: bool) -> None:
         if not getattr(self.scheduler, "drafts_came", False):
             original(self, model_executed)
 
-    post_step.__dict__["sam_rollout"] = True
-    EngineCore.post_step = post_step
+    return post_step

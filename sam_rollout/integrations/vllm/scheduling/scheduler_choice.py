@@ -12,7 +12,6 @@ travel with the output of a step (`drafts_with_output.py`).
 
 from __future__ import annotations
 
-import functools
 import os
 import pkgutil
 from importlib.util import find_spec
@@ -31,6 +30,7 @@ from sam_rollout.integrations.vllm.hybrids import leave_out_drafts
 from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_engines_drafter
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
 from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
+from sam_rollout.integrations.vllm.wrapping import wrap_once
 from sam_rollout.sources.model import BY_PASSES
 
 # Releases of vLLM in which both our schedulers work; tests/contracts/contract.py has their rows.
@@ -132,14 +132,15 @@ def settle_for_model(vllm_config: Any, vllm_version: str) -> None:
 
 def choose_schedulers() -> None:
     """Give engines with our drafter one of our schedulers; safe to call repeatedly."""
+    import vllm.config.vllm as module
+
+    wrap_once(module.VllmConfig, "__post_init__", _choosing)
+
+
+def _choosing(original: Any) -> Any:
     import vllm
     import vllm.config.vllm as module
 
-    original = module.VllmConfig.__post_init__
-    if getattr(original, "sam_rollout", False) or not hasattr(module, "NgramGPUTypes"):
-        return
-
-    @functools.wraps(original)
     def check(self: Any) -> None:
         if not drafts_here(self) or leave_out_drafts(self):
             original(self)
@@ -166,5 +167,4 @@ def choose_schedulers() -> None:
         if scheduler.async_scheduling or scheduler.scheduler_cls is None:
             scheduler.scheduler_cls = scheduler_of(self, vllm.__version__)
 
-    check.__dict__["sam_rollout"] = True
-    module.VllmConfig.__post_init__ = check
+    return check
