@@ -1,8 +1,7 @@
 """vLLM's offline engine with our drafter and sampler, for programs that measure.
 
-Such a program runs several engines one after the other in one process. As in a training run, each
-engine is connected with our drafter (`sam_bind`) and checked. An engine frees its memory before the
-next one starts.
+Such a program may run several engines one after the other in one process. Each engine is connected
+with our drafter (`sam_bind`), checked, and frees its memory before the next one starts.
 """
 
 from __future__ import annotations

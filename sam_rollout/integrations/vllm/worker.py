@@ -18,8 +18,8 @@ from sam_rollout.integrations.vllm.engine_settings import (
     settings_of,
 )
 
-# The extension is imported before the model is loaded. So `register` applies the workarounds even
-# where the package's entry points are not installed (code shipped through PYTHONPATH).
+# So `register` runs before the model is loaded, even where the package's entry points are not
+# installed (code shipped through PYTHONPATH).
 from sam_rollout.integrations.vllm.plugin import register
 
 if TYPE_CHECKING:

@@ -1,9 +1,8 @@
 """The functions that vllm-ascend's model runner calls to draft and sample with our code.
 
-vllm-ascend 0.23 does not support custom drafters: it refuses vLLM's method ``custom_class`` and
-distinguishes its own drafters by class. The plugin (``plugin.py``) wraps its runner so that these
-functions are called. Where plugins cannot be loaded, patches put the same calls into the runner's
-source.
+vllm-ascend 0.23 refuses vLLM's method ``custom_class`` and distinguishes its own drafters by class.
+The plugin (``plugin.py``) wraps its runner so that these functions are called. Where plugins cannot
+be loaded, patches put the same calls into the runner's source.
 """
 
 from __future__ import annotations

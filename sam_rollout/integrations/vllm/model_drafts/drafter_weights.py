@@ -1,10 +1,9 @@
 """The weights of a draft model in an engine that a trainer sends weights to.
 
-A trainer starts engines with random weights and sends the policy's weights afterwards. The
-drafter's own weights come from its files. A head's files may contain a copy of the policy's
-embedding. Then vLLM lets the head share the policy's embedding only if it equals the copy, but the
-two differ until the policy's weights arrive. A head that kept its copy would not follow the
-policy's training.
+Such an engine starts with random weights; the policy's arrive later. The drafter's own weights come
+from its files. If a head's files contain a copy of the policy's embedding, vLLM lets the head share
+the policy's only if the two are equal, which they are not until the policy's weights arrive. The
+head would keep its copy and not follow the policy's training.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Checks that verifying k + 1 tokens at a time gives the log-probabilities of plain decoding.
 
-Drafts leave the samples unchanged only if the model's operators compute the same with drafts.
 Attention over k + 1 queries runs another kernel than attention over one query, or other code of the
 same kernel. If its mask is wrong, other tokens are sampled without any error. The check (section
 2.1 of the article on speculation in RL training) samples texts without drafts, verifies each text
-with the text itself as draft, and compares the two log-probabilities of each token. The results are
-grouped by length of context.
+with the text itself as draft, and compares the two log-probabilities of each token, by length of
+context.
 
-Rounding differs even between correct kernels, so the size of a difference decides. To judge a
-difference, compare it with the row "decoded again", with the difference in another dtype, and with
-other lengths.
+Rounding differs even between correct kernels. To judge a difference, compare it with the row
+"decoded again", with the difference in another dtype, and with other lengths.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Drafts that travel with a step's output, where vLLM schedules synchronously.
 
 For a drafter on the host, vLLM fetches the drafts by a second message to its worker after every
-step, even if there are none. Our drafts are made before the output is sent, so they travel with it.
-The worker adds them (`WithOutput`), the scheduler takes them (`SyncScheduler`), and the second
-message is left out. After an output without our mark, vLLM still sends its own message, for example
-to a worker that is not connected with our drafter yet (`sam_bind`).
+step, even if there are none. Here the worker adds them to the output (`WithOutput`), the scheduler
+takes them (`SyncScheduler`), and the second message is left out. After an output without our mark,
+for example before `sam_bind`, vLLM still sends its own message.
 
 The output also says whether a draft model's drafts are wanted in the next step
 (`engine_drafter.py`). The scheduler passes this on to every rank with that step's schedule.

@@ -1,10 +1,9 @@
 """The choice of a scheduler for an engine with our drafter.
 
-vLLM lists the methods of speculation that work with asynchronous scheduling, all of which draft on
-the device. It schedules synchronously for every other method. Our drafter drafts on the host and
-binds its drafts late (`late_binding.py`), together with a draft model's drafts. So its method is
-added to the list while an engine's configuration is checked. This module can be removed when vLLM
-asks the proposer whether it works with asynchronous scheduling.
+vLLM lists the methods of speculation that work with asynchronous scheduling, and schedules
+synchronously for every other method. Our drafter binds its drafts late (`late_binding.py`), so its
+method is added to the list while an engine's configuration is checked. This can go when vLLM asks
+the proposer whether it works with asynchronous scheduling.
 
 If the engine schedules synchronously, and vLLM's release is known to fit our scheduler, drafts
 travel with the output of a step (`drafts_with_output.py`).

@@ -1,10 +1,9 @@
 """Lets an engine with our drafter use vLLM's second model runner, if the environment asks for it.
 
-vLLM has two model runners. From 0.29 on it chooses the second runner by itself, except with a
-plug-in's drafter. The method `custom_class` is in the list of features that the second runner does
-not support, and the function that makes this runner's drafters supports no plug-ins. In engines
-started with ``VLLM_USE_V2_MODEL_RUNNER=1`` we take our method off the list and add it to the
-function. This module can be removed when vLLM's second runner accepts plug-ins' drafters.
+The method `custom_class` is in the list of features that the second runner does not support, and
+the function that makes its drafters knows no plug-ins. In engines started with
+``VLLM_USE_V2_MODEL_RUNNER=1`` we take our method off the list and add it to the function. This
+module can be removed when vLLM's second runner accepts plug-ins' drafters.
 """
 
 from __future__ import annotations

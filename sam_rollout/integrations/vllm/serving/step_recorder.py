@@ -1,10 +1,9 @@
 """Makes a record of every engine step in the server process, with our drafter or without.
 
-vLLM's own logger prints averages over ten seconds, but the long tail needs every step. The worker
-process notes the session's half of a step's record (gate, time, verified tokens). The two halves
-are joined here in order. Both processes read the host's monotonic clock, so a step without a note
-is recognised. Recording takes about 5 us per step by itself, and 34 us (0.2 % of the time) in a run
-of the tiny model, where the processor's caches are cold.
+The worker process notes the session's half of a step's record (gate, time, verified tokens). The
+two halves are joined here in order. Both processes read the host's monotonic clock, so a step
+without a note is recognised. Recording takes about 5 us per step by itself, and 34 us (0.2 % of the
+time) in a run of the tiny model, where the processor's caches are cold.
 """
 
 from __future__ import annotations
