@@ -19,8 +19,8 @@ from sam_rollout.config import SAMPLERS, GateConfig, RolloutSamplerConfig, SamCo
 from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterError, check_drafters
 from sam_rollout.integrations.vllm.engine_settings import ENGINES_OWN_SAMPLER, engine_arguments
 from sam_rollout.integrations.vllm.sampling.samplers import installed_sampler
+from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 from sam_rollout.integrations.vllm_ascend import hooks
-from sam_rollout.integrations.vllm_ascend.worker import SamAscendWorkerExtension
 from tests.ascend.conftest import SAM
 from tests.ascend.steps import ToyEngine, same_draft_for_all, sampling_metadata
 from tests.ascend.test_sampling import IndependentRows, make_sampler
@@ -49,9 +49,9 @@ def ours(sam=SAM, sampler=ENGINES_OWN_SAMPLER):
     return engine_arguments(sam, sampler)["additional_config"]
 
 
-def worker_of(runner) -> SamAscendWorkerExtension:
+def worker_of(runner) -> SamWorkerExtension:
     """The part of vLLM's worker, with the extension mixed in, that ``sam_bind`` needs."""
-    worker = SamAscendWorkerExtension()
+    worker = SamWorkerExtension()
     worker.model_runner, worker.vllm_config = runner, runner.vllm_config
     return worker
 

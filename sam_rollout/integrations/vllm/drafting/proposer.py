@@ -18,6 +18,7 @@ import numpy as np
 from sam_rollout.config import ConfigError
 from sam_rollout.core.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.core.limits import Limits
+from sam_rollout.integrations.vllm.ascend import hooks_of
 from sam_rollout.integrations.vllm.drafting.scored_positions import ScoredPositions
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY, settings_of
 from sam_rollout.integrations.vllm.sampling.sampler_clock import SamplerClock
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ROOMS = "sam_rollout.integrations.vllm"
+# Classes for vLLM's runner; `vllm_ascend/hooks.py` names those for vllm-ascend's.
+LATE_BINDING = "sam_rollout.integrations.vllm.scheduling.late_binding:LateBinding"
+ENGINE_DRAFTER = "sam_rollout.integrations.vllm.model_drafts.engine_drafter:EngineDrafter"
 # If a runner has vLLM's own drafter, our proposer is kept in this attribute of the runner.
 PROPOSER_ATTRIBUTE = "sam_rollout_proposer"
 
@@ -115,11 +118,6 @@ class SamProposer:
     Raises:
         ConfigError: The configuration is not valid, k differs from the engine's
             ``num_speculative_tokens``, or the corpus has tokens that the model lacks.
-
-    Attributes:
-        late_binding, engine_drafter: Names of two classes: the first puts drafts into a step that
-            is already scheduled, the second takes a draft model's drafts. If a runner needs other
-            classes, their names are set before ``bind``.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -146,8 +144,6 @@ class SamProposer:
         self.session: DraftSession | None = None
         self._runner: Any = None
         self._sampler_clock: SamplerClock | None = None
-        self.late_binding = f"{ROOMS}.scheduling.late_binding:LateBinding"
-        self.engine_drafter = f"{ROOMS}.model_drafts.engine_drafter:EngineDrafter"
         self._scored: ScoredPositions | None = None
         self._late_binding: LateBinding | None = None  # set if the engine schedules ahead
         self._with_output: WithOutput | None = None  # set if drafts come with a step's output
@@ -191,11 +187,13 @@ class SamProposer:
         self._sampler_clock = self._scored = self._late_binding = self._with_output = None
         self._engine_drafter = self._trees = None
         self._bind_trees(model_runner)
+        hooks = hooks_of(model_runner)
         if self.config.drafts_with_model:
             from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
 
             read_again(model_runner)
-            self._engine_drafter = pkgutil.resolve_name(self.engine_drafter)(
+            name = ENGINE_DRAFTER if hooks is None else hooks.ENGINE_DRAFTER
+            self._engine_drafter = pkgutil.resolve_name(name)(
                 model_runner,
                 self.config.sources.model,
                 # Engines that share experts must all run k passes of the model, even if they are
@@ -212,7 +210,8 @@ class SamProposer:
             from vllm.distributed import get_tp_group
 
             group = get_tp_group()
-            self._late_binding = pkgutil.resolve_name(self.late_binding)(
+            name = LATE_BINDING if hooks is None else hooks.LATE_BINDING
+            self._late_binding = pkgutil.resolve_name(name)(
                 model_runner,
                 self.session,
                 group if group.world_size > 1 else None,

@@ -47,13 +47,11 @@ DRAW = {"vectorised": _invert, "coupled": draw_gumbel, "coupled_inversion": _inv
 
 
 def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
-    """Replace the runner's samplers by ours, unless the configured kind is ``stock``.
+    """Replace the runner's samplers by ours; the configured kind is not ``stock``.
 
     Raises:
         ConfigError: The engine's configuration needs something that our samplers lack.
     """
-    if config.kind == "stock":
-        return
     sampler: Any = getattr(model_runner, "sampler", None)
     if not hasattr(sampler, "topk_topp_sampler"):
         raise ConfigError(

@@ -12,13 +12,12 @@ travel with the output of a step (`drafts_with_output.py`).
 from __future__ import annotations
 
 import os
-import pkgutil
-from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 from packaging.version import Version
 
 from sam_rollout.config import ConfigError
+from sam_rollout.integrations.vllm import ascend
 from sam_rollout.integrations.vllm.engine_settings import (
     MODEL_RUNNER_ENV,
     drafts_here,
@@ -36,12 +35,6 @@ from sam_rollout.sources.model import BY_PASSES
 KNOWN_RELEASES = ((0, 24), (0, 31))
 # Releases in which our synchronous scheduler also works with a draft model.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
-# A package that extends vLLM -> the name of our `why_synchronous` for it, which is called first.
-RULES_OF = {
-    "vllm_ascend": (
-        "sam_rollout.integrations.vllm_ascend.scheduling.scheduler_choice:why_synchronous"
-    )
-}
 SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.async_scheduler.LateBindingScheduler"
 SYNC_SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.drafts_with_output.SyncScheduler"
 
@@ -54,11 +47,11 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     if has_model(vllm_config) and method not in BY_PASSES:
         return f"{method} reads on the host what was sampled"
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
-    rules = [rule for package, rule in RULES_OF.items() if find_spec(package)]
-    for rule in rules:
-        if reason := pkgutil.resolve_name(rule)(vllm_config, vllm_version):
+    if ascend.is_installed():
+        rule = ascend.from_ascend("scheduling.scheduler_choice:why_synchronous")
+        if reason := rule(vllm_config, vllm_version):
             return reason
-    if not rules and Version(vllm_version).release[:2] not in KNOWN_RELEASES:
+    elif Version(vllm_version).release[:2] not in KNOWN_RELEASES:
         known = " and ".join(".".join(map(str, release)) for release in KNOWN_RELEASES)
         return f"late binding is known to fit vLLM {known}, not {vllm_version}"
     outputs = getattr(vllm_config, "aux_output_config", model)  # in `model` before 0.31

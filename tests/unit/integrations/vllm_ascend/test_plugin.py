@@ -1,7 +1,6 @@
 """The plugin on a package that is called vllm_ascend and holds a runner and a drafter."""
 
 import importlib
-import pkgutil
 import sys
 from types import SimpleNamespace
 
@@ -9,7 +8,6 @@ import pytest
 
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
 from sam_rollout.integrations.vllm.engine_settings import engine_arguments
-from sam_rollout.integrations.vllm.offline import ON_ASCEND
 from sam_rollout.integrations.vllm_ascend import hooks, plugin, versions
 from sam_rollout.integrations.vllm_ascend.versions import UnsupportedVersionError
 
@@ -121,8 +119,3 @@ def test_another_release_is_left_alone_without_ours(installed, monkeypatch):
 def test_every_build_of_the_release_is_supported(installed, monkeypatch, found):
     monkeypatch.setattr(versions, "version", lambda _name: found)
     assert versions.is_supported()
-
-
-@pytest.mark.parametrize("name", ON_ASCEND)
-def test_what_stands_for_an_extension_on_npus_is_one_too(name):
-    assert issubclass(pkgutil.resolve_name(ON_ASCEND[name]), pkgutil.resolve_name(name))
