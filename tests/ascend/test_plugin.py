@@ -29,22 +29,6 @@ K = SAM.max_draft_tokens
 PERIOD = [5, 6, 7, 8]
 
 
-@pytest.fixture
-def make_runner(vllm_config):
-    """``make_runner(**fields)``: a runner whose engine has other fields of its configuration."""
-    # Late, and before anything else of vllm-ascend's workers: its modules import each other.
-    from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
-
-    def make(**fields):
-        config = copy.copy(vllm_config)
-        config.scheduler_config = copy.copy(vllm_config.scheduler_config)
-        for name, value in fields.items():
-            setattr(config, name, value)
-        return NPUModelRunner(config, torch.device("cpu"))
-
-    return make
-
-
 def ours(sam=SAM, sampler=ENGINES_OWN_SAMPLER):
     return engine_arguments(sam, sampler)["additional_config"]
 

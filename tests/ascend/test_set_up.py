@@ -60,7 +60,7 @@ def test_an_engine_with_a_head_schedules_synchronously_whatever_was_asked_for():
 
 @pytest.fixture
 def proposer_class(vllm_config):
-    # Late, and after its runner: modules of vllm-ascend import each other.
+    # After its runner: modules of vllm-ascend import each other.
     import vllm_ascend.worker.model_runner_v1  # noqa: F401
     from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBaseProposer
 

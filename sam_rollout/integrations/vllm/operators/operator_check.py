@@ -49,24 +49,14 @@ class OperatorCheckError(RuntimeError):
 
 @dataclass(frozen=True)
 class OperatorCheck:
-    """The settings of a check.
+    """The settings of a check."""
 
-    Attributes:
-        model: Checkpoint folder or hub name.
-        dtype: The engine's dtype, one of ``DTYPES``.
-        draft_tokens: Numbers of draft tokens per step; each is checked in a separate engine.
-        max_tokens: Length of every text; the end-of-text token does not end it.
-        prompts: Number of texts; all run at once.
-        seed: Seed of the sampled texts.
-        tensor_parallel_size: Number of devices that share the model.
-    """
-
-    model: str
-    dtype: str = "bfloat16"
-    draft_tokens: tuple[int, ...] = (1, 3, 8)
-    max_tokens: int = 512
-    prompts: int = 8
-    seed: int = 0
+    model: str  # checkpoint folder or hub name
+    dtype: str = "bfloat16"  # one of DTYPES
+    draft_tokens: tuple[int, ...] = (1, 3, 8)  # per step; each has an engine of its own
+    max_tokens: int = 512  # length of every text; the end-of-text token does not end it
+    prompts: int = 8  # number of texts; all run at once
+    seed: int = 0  # of the sampled texts
     tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
@@ -79,8 +69,6 @@ class OperatorCheck:
                 f"max_tokens = {self.max_tokens}: at least {2 + max(self.draft_tokens)}, one "
                 "token of the prefill and one whole verify step"
             )
-        if self.prompts < 1:
-            raise ValueError(f"prompts = {self.prompts}: at least 1")
 
 
 def differences(

@@ -5,7 +5,8 @@ Put ``tests/ascend/stand_in`` on PYTHONPATH, and every process gets it with its 
 code decides and computes; it says nothing about the numerics of an NPU, graphs, collective
 communication, vendor operators or speed.
 
-* ``torch.npu`` has streams and events that do nothing, and one device, an Ascend910B1 (an A2).
+* ``torch.npu`` has one device, an Ascend910B1 (an A2). Its streams, events and graphs are mocks,
+  which do nothing; an event is over whenever somebody asks.
 * Operators that samplers need are written out in torch. All other names of torch_npu are mocks.
 * ``pin_memory`` is ignored: a torch without an accelerator refuses it.
 """
@@ -20,50 +21,6 @@ from npu_stand_in.placeholders import Placeholder, install_placeholders
 GIB = 1 << 30
 # Take `pin_memory`, and refuse it where there is no accelerator.
 FACTORIES = ("arange", "empty", "full", "ones", "tensor", "zeros")
-
-
-class _Context:
-    """What torch.npu hands out for `with`, and orders nothing here."""
-
-    def __init__(self, *_args, **_kwargs):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_error):
-        return False
-
-
-class Stream(_Context):
-    def wait_stream(self, stream):
-        pass
-
-    def wait_event(self, event):
-        pass
-
-    def synchronize(self):
-        pass
-
-    def record_event(self, event=None):
-        return event or Event()
-
-
-class Event:
-    def __init__(self, *_args, **_kwargs):
-        pass
-
-    def record(self, stream=None):
-        pass
-
-    def wait(self, stream=None):
-        pass
-
-    def synchronize(self):
-        pass
-
-    def query(self):
-        return True
 
 
 def npu_top_k_top_p(logits, k=None, p=None):
@@ -83,13 +40,9 @@ def npu_top_k_top_p(logits, k=None, p=None):
 
 def _make_torch_npu_namespace():
     npu = MagicMock(name="torch.npu")
-    npu.Stream, npu.Event = Stream, Event
-    npu.stream = npu.graph = _Context
-    npu.current_stream = npu.default_stream = lambda *_args, **_kwargs: Stream()
     npu.current_device = lambda: 0
     npu.device_count = lambda: 1
     npu.is_available = lambda: True
-    npu.synchronize = lambda *_args, **_kwargs: None
     npu.mem_get_info = lambda *_args, **_kwargs: (60 * GIB, 64 * GIB)
     npu.get_device_name = lambda *_args: "Ascend910B1"
     npu.get_soc_version = lambda: 220
