@@ -143,8 +143,7 @@ class SamProposer:
             self.exchange = join_group(vllm_config.parallel_config)
         self.session: DraftSession | None = None
         self._runner: Any = None
-        self._sampler_clock: SamplerClock | None = None
-        self._scored: ScoredPositions | None = None
+        self._attached: list[Any] = []  # what has wrapped methods of the runner, in this order
         self._late_binding: LateBinding | None = None  # set if the engine schedules ahead
         self._with_output: WithOutput | None = None  # set if drafts come with a step's output
         self._engine_drafter: EngineDrafter | None = None  # set if vLLM runs a draft model
@@ -178,14 +177,9 @@ class SamProposer:
                 "installed",
             )
         self._runner = model_runner
-        for attached in (
-            self._sampler_clock, self._scored, self._late_binding, self._with_output,
-            self._engine_drafter, self._trees,
-        ):  # fmt: skip
-            if attached is not None:
-                attached.detach()
-        self._sampler_clock = self._scored = self._late_binding = self._with_output = None
-        self._engine_drafter = self._trees = None
+        while self._attached:
+            self._attached.pop().detach()
+        self._late_binding = self._with_output = self._engine_drafter = self._trees = None
         self._bind_trees(model_runner)
         hooks = hooks_of(model_runner)
         if self.config.drafts_with_model:
@@ -205,6 +199,7 @@ class SamProposer:
                 self._choose_drafts if drafts_are_used and not late else None,
                 ahead=drafts_are_used and late,
             )
+            self._attached.append(self._engine_drafter)
         self.session = self._new_session(record) if drafts_are_used else None
         if late:
             from vllm.distributed import get_tp_group
@@ -217,10 +212,12 @@ class SamProposer:
                 group if group.world_size > 1 else None,
                 self._engine_drafter if drafts_are_used else None,
             )
+            self._attached.append(self._late_binding)
         elif drafts_are_used and come_with_output(self._vllm_config):
             from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
 
             self._with_output = WithOutput(model_runner)
+            self._attached.append(self._with_output)
 
     def _bind_trees(self, model_runner: Any) -> None:
         """Prepare the runner for trees; drafts are chains if it cannot verify trees."""
@@ -234,22 +231,23 @@ class SamProposer:
         )
         if not self._why_no_trees:
             self._trees = Trees(model_runner, self.config.drafts_with_model)
+            self._attached.append(self._trees)
         elif self.config.draft_shape == "tree":
             logger.warning("sam.draft_shape = chain: %s", self._why_no_trees)
 
     def _new_session(self, record: bool) -> DraftSession:
         hooks: dict[str, Any] = {}
         if record:
-            self._sampler_clock = SamplerClock(self._runner)
-            hooks["sampler_us"] = self._sampler_clock.take_us
+            clock = SamplerClock(self._runner)
+            self._attached.append(clock)
+            hooks["sampler_us"] = clock.take_us
         likeliest = self.config.sources.recycling.enabled
         drawn = self.config.sources.draws.enabled and keeps_draws(self._runner)
         if likeliest or drawn:
             options = {} if self._trees is None else {"row_parents": self._trees.row_parents}
-            self._scored = ScoredPositions(
-                self._runner, likeliest=likeliest, drawn=drawn, **options
-            )
-            hooks["heard"] = self._scored.take
+            scored = ScoredPositions(self._runner, likeliest=likeliest, drawn=drawn, **options)
+            self._attached.append(scored)
+            hooks["heard"] = scored.take
         if self._engine_drafter is not None:
             hooks["made"] = self._engine_drafter.take
             # If the engine schedules a step ahead, a model's drafts come two steps later than
@@ -325,8 +323,6 @@ class SamProposer:
         return {
             "proposer": f"{type(self).__module__}.{type(self).__qualname__}",
             "sam": self.config.to_mapping(),
-            "bound": self._runner is not None,
-            "drafts_are_used": self.session is not None,
             "draft_shapes": shapes_of(self.config) if self._trees else ("chain",),
             "why_no_trees": self._why_no_trees,
             "padding": self.session.padding.describe() if self.session else NO_PADDING,
