@@ -181,6 +181,8 @@ class SamProposer:
             self._attached.pop().detach()
         self._late_binding = self._with_output = self._engine_drafter = self._trees = None
         self._bind_trees(model_runner)
+        if self._trees is not None:
+            self._attached.append(self._trees)
         hooks = hooks_of(model_runner)
         if self.config.drafts_with_model:
             from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
@@ -231,7 +233,6 @@ class SamProposer:
         )
         if not self._why_no_trees:
             self._trees = Trees(model_runner, self.config.drafts_with_model)
-            self._attached.append(self._trees)
         elif self.config.draft_shape == "tree":
             logger.warning("sam.draft_shape = chain: %s", self._why_no_trees)
 
