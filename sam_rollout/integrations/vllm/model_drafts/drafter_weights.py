@@ -44,16 +44,16 @@ def reads_policy(drafter: Any) -> bool:
     return has_model(config) and drafter.method in _HEADS
 
 
-def read_again(runner: Any) -> bool:
+def read_again(runner: Any) -> None:
     """Read the drafter's weights from its files, if the engine began with random weights.
 
     For the methods in `_READ_AGAIN` vLLM ignores `draft_load_config`, and begins with random
-    weights. Returns whether the weights were read.
+    weights.
     """
     config = runner.vllm_config
     speculation = config.speculative_config
     if speculation.method not in _READ_AGAIN or config.load_config.load_format != _RANDOM:
-        return False
+        return
     from vllm.config import LoadConfig, set_current_vllm_config
     from vllm.model_executor.model_loader import get_model_loader
     from vllm.model_executor.model_loader.utils import process_weights_after_loading
@@ -63,4 +63,3 @@ def read_again(runner: Any) -> bool:
         get_model_loader(LoadConfig(load_format="auto")).load_weights(model, draft_config)
         # On a CPU, layers compute with packed copies of their weights.
         process_weights_after_loading(model, draft_config, runner.device)
-    return True

@@ -8,19 +8,53 @@ communication, vendor operators or speed.
 * ``torch.npu`` has one device, an Ascend910B1 (an A2). Its streams, events and graphs are mocks,
   which do nothing; an event is over whenever somebody asks.
 * Operators that samplers need are written out in torch. All other names of torch_npu are mocks.
+* Modules without a CPU build, of which vllm-ascend imports much more than it calls, answer to every
+  name with a mock, so that a test which really depends on one fails on the mock's value.
 * ``pin_memory`` is ignored: a torch without an accelerator refuses it.
 """
 
+import importlib.abc
+import importlib.machinery
 import sys
 from functools import wraps
+from types import ModuleType
 from unittest.mock import MagicMock
 
 import torch
-from npu_stand_in.placeholders import Placeholder, install_placeholders
 
 GIB = 1 << 30
+WITHOUT_CPU_BUILD = ("acl", "fla_npu", "mooncake", "torch_npu", "torchaudio", "torchvision")
 # Take `pin_memory`, and refuse it where there is no accelerator.
 FACTORIES = ("arange", "empty", "full", "ones", "tensor", "zeros")
+
+
+class Placeholder(ModuleType):
+    """A module that has every attribute and every submodule."""
+
+    __path__ = ()
+    __version__ = "0.0.0"
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        value = MagicMock(name=f"{self.__name__}.{name}")
+        setattr(self, name, value)
+        return value
+
+
+class PlaceholderFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds what lies below `WITHOUT_CPU_BUILD` and nothing else finds."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in WITHOUT_CPU_BUILD:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return Placeholder(spec.name)
+
+    def exec_module(self, module):
+        pass
 
 
 def npu_top_k_top_p(logits, k=None, p=None):
@@ -61,7 +95,7 @@ def _without_pinning(function):
 def _install():
     this = sys.modules[__name__]
     this.__class__ = Placeholder
-    install_placeholders("acl", "fla_npu", "mooncake", "torch_npu", "torchaudio", "torchvision")
+    sys.meta_path.append(PlaceholderFinder())  # real installations come first
     torch.utils.rename_privateuse1_backend("npu")
     torch.npu = this.npu = _make_torch_npu_namespace()
     torch.version.cann = None
