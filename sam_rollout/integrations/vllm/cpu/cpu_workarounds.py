@@ -57,15 +57,13 @@ def _keep_linear_weights() -> None:
 def _leave_out_amx() -> None:
     """If the sampler is coupled, avoid kernels whose rounding depends on the number of rows.
 
-    With AMX, vLLM computes a small bfloat16 layer by one kernel for up to four rows, and by another
-    for more rows. For larger layers, oneDNN also changes its kernel, at about 36 rows. A verify
-    step would then have other logits than plain decoding. The kernels without AMX give a row the
-    same bits, whatever the other rows are.
+    With AMX, vLLM computes a small bfloat16 layer by another kernel from five rows on, and oneDNN a
+    larger one from about 36 rows on. A verify step would then have other logits than plain
+    decoding. The kernels without AMX give a row the same bits, whatever the other rows are.
 
-    A layer checks for AMX while it is created; a layer of experts does so even before it has
-    weights. So from the first layer of an engine with a coupled sampler on, torch reports in this
-    process that there is no AMX. oneDNN reads its environment variable only afterwards, so the
-    variable can be set at the same time.
+    A layer checks for AMX while it is created. So from the first layer of an engine with a coupled
+    sampler on, torch reports in this process that there is no AMX. oneDNN reads its environment
+    variable only afterwards, so the variable can be set at the same time.
     """
     from vllm.config import get_current_vllm_config_or_none
 
@@ -86,11 +84,10 @@ def _leave_out_amx() -> None:
 
 
 def scan_breaks_on(value: object) -> bool:
-    """Whether vLLM's search through all loaded modules would fail at this value.
+    """Whether vLLM's search for its kernels in all loaded modules would fail at this value.
 
-    Before it makes a worker, vLLM looks for its kernels in all loaded modules, and reads each
-    value's ``__dict__``. llvmlite's library object, which numba loads, answers every attribute
-    name, and so returns something for ``__dict__`` that is no dict.
+    vLLM reads each value's ``__dict__``. llvmlite's library object, which numba loads, answers
+    every attribute name, and so returns something for ``__dict__`` that is no dict.
     """
     return hasattr(value, "__dict__") and not hasattr(value.__dict__, "get")
 

@@ -55,8 +55,8 @@ class EngineDrafter:
             only the drafter's drafts; otherwise it ends the engine.
         drafted: called after every step with the step's sampled tokens by row; None on ranks whose
             drafts are not read, and if the engine schedules a step ahead.
-        ahead: whether the engine schedules a step ahead and this rank's drafts are read. If so,
-            `launched` and `arrived` are called.
+        ahead: whether `launched` and `arrived` are called: the engine schedules a step ahead and
+            this rank's drafts are read.
     """
 
     def __init__(

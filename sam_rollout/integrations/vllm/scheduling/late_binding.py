@@ -279,8 +279,8 @@ class LateBinding:
     def _land(self, before: Launched, *, room: bool) -> Mapping[str, list[int]]:
         """Write the previous step's tokens into the host's arrays, and draft.
 
-        `room` says whether drafts can be verified in the next step. Returns the draft tokens by
-        request; nothing on ranks that do not draft.
+        `room` says whether the next step can verify drafts. Returns draft tokens by request; none
+        on ranks that do not draft.
         """
         runner, batch = self._runner, self._runner.input_batch
         lengths, gained = self._follow(

@@ -119,9 +119,8 @@ def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
     """Return the steps of ``DraftSession.drain()``, with times converted to this process's clock.
 
     Engines of one server may run on several hosts, each with a clock of its own. ``asked_s`` is
-    this process's ``time.monotonic()`` when it called ``drain``. The time that the call took to
-    reach another host makes that host's steps look earlier. That is harmless, but steps that look
-    later would be matched with the wrong records.
+    this process's ``time.monotonic()`` when it called ``drain``. Another host's steps look earlier
+    by the time that the call took to reach it, which is harmless; later would not be.
     """
     steps = drained["steps"]
     if drained["host"] == platform.node():
