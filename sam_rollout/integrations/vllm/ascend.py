@@ -21,5 +21,5 @@ def from_ascend(name: str) -> Any:
 
 def hooks_of(runner: Any) -> Any:
     """Return the module `hooks` for a model runner of vllm-ascend; None for vLLM's own runners."""
-    package = type(runner).__module__.partition(".")[0]
-    return from_ascend("hooks") if package == PACKAGE else None
+    packages = {base.__module__.partition(".")[0] for base in type(runner).__mro__}
+    return from_ascend("hooks") if PACKAGE in packages else None

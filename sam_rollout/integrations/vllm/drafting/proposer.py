@@ -68,10 +68,10 @@ class RunnerRequests:
         from vllm.v1.structured_output import StructuredOutputManager
 
         self._runner = runner
-        # A grammar has to see drafts before they are verified, which it does not if the worker makes
-        # them after the step was scheduled (`late_binding.py`). In vLLM 0.23 and 0.24 a grammar
-        # cannot begin in the middle of a step: where thinking ends, it misses the step's remaining
-        # tokens. In both cases, requests with a grammar get no drafts.
+        # Requests with a grammar get no drafts in two cases. If the worker makes drafts after the
+        # step was scheduled (`late_binding.py`), the grammar does not see them in time. In vLLM
+        # 0.23 and 0.24 a grammar cannot begin in the middle of a step: where thinking ends, it
+        # misses the step's remaining tokens.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
         ahead = getattr(runner, "use_async_scheduling", False)
         self._no_grammars = ahead or not begins
