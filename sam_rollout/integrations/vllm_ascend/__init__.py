@@ -1,1 +1,10 @@
 """The integration of vllm-ascend, which builds on the integration of vLLM."""
+
+# The names of vllm-ascend that this package wraps. tests/contracts/contract.py has a row for each.
+WRAPPED = (
+    "worker.model_runner_v1:NPUModelRunner.__init__",
+    "worker.model_runner_v1:NPUModelRunner._get_drafter",
+    "worker.model_runner_v1:NPUModelRunner.propose_draft_token_ids",
+    "spec_decode.llm_base_proposer:AscendSpecDecodeBaseProposer._maybe_share_embeddings",
+    "spec_decode.llm_base_proposer:AscendSpecDecodeBaseProposer._maybe_share_lm_head",
+)
