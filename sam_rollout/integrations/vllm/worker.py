@@ -46,11 +46,14 @@ class SamWorkerExtension:
         runner, sampler = self.model_runner, settings_of(self.vllm_config).sampler
         samplers: Any
         if is_second_runner(runner):
-            from sam_rollout.integrations.vllm.second_runner import speculator as samplers
+            from sam_rollout.integrations.vllm.second_runner import speculator
 
-            samplers.attach(runner)
+            speculator.attach(runner)
+            samplers = speculator
         else:
-            from sam_rollout.integrations.vllm.sampling import samplers
+            from sam_rollout.integrations.vllm.sampling import samplers as of_first_runner
+
+            samplers = of_first_runner
         report: dict[str, Any] = {}
         if hooks := hooks_of(runner):
             hooks.install_samplers(runner)

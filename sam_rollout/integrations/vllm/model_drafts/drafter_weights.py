@@ -25,7 +25,9 @@ def share_embeddings(loader: Any = None) -> None:
     default vLLM's.
     """
     if loader is None:
-        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as loader
+        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+        loader = SpecDecodeBaseProposer
     wrap_once(loader, "_maybe_share_embeddings", _sharing)
 
 

@@ -91,8 +91,8 @@ def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
     This replaces an earlier exchange of the same module.
     """
     original = module.dist.dist if isinstance(module.dist, DpExchange) else module.dist
-    module.dist = DpExchange(rank, ranks, original)
-    return module.dist
+    module.dist = exchange = DpExchange(rank, ranks, original)
+    return exchange
 
 
 def join_group(parallel_config: Any) -> DpExchange:
