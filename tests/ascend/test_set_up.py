@@ -87,7 +87,7 @@ def test_a_heads_own_output_layer_stays(proposer_class, vllm_config):
 
 
 def test_upstream_still_leaves_a_head_without_an_output_layer(proposer_class, vllm_config):
-    """When this fails, ``share_output_layer`` can go."""
+    """When this fails, ``_sharing_output_layer`` can go."""
     drafter, policy = loaded(vllm_config, has_own_lm_head=False)
     proposer_class._maybe_share_lm_head.__wrapped__(drafter, policy)
     assert drafter.model.lm_head == "own"

@@ -178,7 +178,7 @@ class SamProposer:
         self._runner = model_runner
         while self._attached:
             self._attached.pop().detach()
-        self._late_binding = self._with_output = self._engine_drafter = self._trees = None
+        self._late_binding = self._with_output = self._engine_drafter = None
         self._bind_trees(model_runner)
         if self._trees is not None:
             self._attached.append(self._trees)
@@ -225,6 +225,7 @@ class SamProposer:
         from sam_rollout.integrations.vllm.trees.attachment import Trees, why_no_trees
 
         self._why_no_trees = ""
+        self._trees = None
         if self.config.draft_shape == "chain":
             return
         self._why_no_trees = why_chains(self.config) or why_no_trees(
