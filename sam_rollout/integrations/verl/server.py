@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from verl.utils.device import get_device_name
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from vllm import SamplingParams, TokensPrompt
@@ -60,15 +59,8 @@ WARM_UP_TOKENS = 16
 ABORTED_WITHIN_S = 5.0  # longest wait for the last outputs of aborted requests
 # Arguments of `generate` that add images or other data to a prompt's tokens.
 MEDIA = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "kv_transfer_params")
+WORKER_EXTENSION = "sam_rollout.integrations.verl.worker_extension.SamColocateWorkerExtension"
 ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
-
-
-def worker_extension(device: str) -> str:
-    """Return the import path of the class that extends the engine's workers."""
-    if device == "npu":
-        module = "sam_rollout.integrations.verl.worker_extension_ascend"
-        return f"{module}.SamColocateAscendWorkerExtension"
-    return "sam_rollout.integrations.verl.worker_extension.SamColocateWorkerExtension"
 
 
 def sleep_level(deepest: int, sam: SamConfig) -> int:
@@ -88,7 +80,7 @@ class SamHttpServer(vLLMHttpServer):
     _sharing: TextSharing | None = None
 
     def _get_worker_extension_cls(self) -> str:
-        return worker_extension(get_device_name())
+        return WORKER_EXTENSION
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         """Start the engine with the number of threads that the device profile sets.

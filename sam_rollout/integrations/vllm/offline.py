@@ -1,8 +1,7 @@
 """vLLM's offline engine with our drafter and sampler, for programs that measure.
 
-Such a program runs several engines one after the other in one process. As in a training run, each
-engine is connected with our drafter (`sam_bind`) and checked. An engine frees its memory before the
-next one starts.
+Such a program may run several engines one after the other in one process. Each engine is connected
+with our drafter (`sam_bind`), checked, and frees its memory before the next one starts.
 """
 
 from __future__ import annotations
@@ -22,13 +21,6 @@ if TYPE_CHECKING:
 
 MULTIPROCESSING_ENV = "VLLM_ENABLE_V1_MULTIPROCESSING"
 EXTENSION = "sam_rollout.integrations.vllm.worker.SamWorkerExtension"
-# Extension -> its counterpart for vllm-ascend's workers, which we have not run on an NPU.
-ON_ASCEND = {
-    EXTENSION: "sam_rollout.integrations.vllm_ascend.worker.SamAscendWorkerExtension",
-    "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension": (
-        "sam_rollout.integrations.vllm_ascend.worker.KnownTextAscendExtension"
-    ),
-}
 # Environment variables that vLLM reads.
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -63,8 +55,7 @@ def offline_engine(
         model: Checkpoint folder or hub name.
         sam: Whether and what to draft.
         sampler: The sampler that draws and verifies tokens; by default the engine's own.
-        worker_extension: Full name of ``SamWorkerExtension`` or a subclass; on NPUs its
-            counterpart in ``ON_ASCEND`` is used.
+        worker_extension: Full name of ``SamWorkerExtension`` or a subclass.
         record: Keep records for ``sam_drain``; the caller then has to drain.
         overrides: Engine arguments. If they contain ``speculative_config``, the caller chooses the
             drafter and has to check it.
@@ -78,8 +69,6 @@ def offline_engine(
     from sam_rollout.integrations.vllm.scheduling.request_rules import keep_rules_with_drafts
 
     keep_rules_with_drafts()  # the entry points, which call it, may not be installed
-    if current_platform.device_type == "npu":
-        worker_extension = ON_ASCEND.get(worker_extension, worker_extension)
     arguments = {
         "model": model,
         "generation_config": "vllm",  # the checkpoint's own would change the caller's sampling

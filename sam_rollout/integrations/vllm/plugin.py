@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import pkgutil
-from importlib.util import find_spec
-
-# A package that extends vLLM -> the function that registers our code with it. The package is found
-# without an import, because its import would choose a device. The function is given by name,
-# because integrations/vllm_ascend imports this folder.
-PLUGINS_FOR = {"vllm_ascend": "sam_rollout.integrations.vllm_ascend.plugin:register"}
+from sam_rollout.integrations.vllm import ascend
 
 
 def register() -> None:
@@ -26,8 +20,7 @@ def register() -> None:
     choose_schedulers()
     keep_rules_with_drafts()
     allow_second_runner()
-    if not any(map(find_spec, PLUGINS_FOR)):  # such a package has drafter classes of its own
+    if ascend.is_installed():  # it has drafter classes of its own
+        ascend.from_ascend("plugin:register")()
+    else:
         share_embeddings()
-    for package, plugin in PLUGINS_FOR.items():
-        if find_spec(package):
-            pkgutil.resolve_name(plugin)()

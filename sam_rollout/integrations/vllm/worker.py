@@ -7,10 +7,10 @@ every public method is reachable through ``collective_rpc``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sam_rollout.core.identity import RequestIdentity
+from sam_rollout.integrations.vllm.ascend import from_ascend, hooks_of
 from sam_rollout.integrations.vllm.batch_invariance import is_in_force
 from sam_rollout.integrations.vllm.engine_settings import (
     ENGINES_OWN_SAMPLER,
@@ -18,13 +18,9 @@ from sam_rollout.integrations.vllm.engine_settings import (
     settings_of,
 )
 
-# The extension is imported before the model is loaded. So `register` applies the workarounds even
-# where the package's entry points are not installed (code shipped through PYTHONPATH).
+# So `register` runs before the model is loaded, even where the package's entry points are not
+# installed (code shipped through PYTHONPATH).
 from sam_rollout.integrations.vllm.plugin import register
-
-if TYPE_CHECKING:
-    from sam_rollout.config import RolloutSamplerConfig
-    from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 
 register()
 
@@ -41,19 +37,31 @@ class SamWorkerExtension:
 
         Returns:
             ``sampler``, the installed kind; ``batch_invariant``, whether the kernels are
-            batch-invariant; ``proposer``, the drafter's class name or None. With our drafter, all
-            of ``SamProposer.describe()`` is added.
+            batch-invariant; ``proposer``, the drafter's class name or None; in vllm-ascend
+            ``way_in``. With our drafter, all of ``SamProposer.describe()`` is added.
         """
         from sam_rollout.integrations.vllm.drafting.proposer import is_output_rank
         from sam_rollout.integrations.vllm.second_runner.runner_choice import is_second_runner
 
-        if is_second_runner(self.model_runner):
-            from sam_rollout.integrations.vllm.second_runner.speculator import attach
+        runner, sampler = self.model_runner, settings_of(self.vllm_config).sampler
+        samplers: Any
+        if is_second_runner(runner):
+            from sam_rollout.integrations.vllm.second_runner import speculator
 
-            attach(self.model_runner)
-        self._install_sampler(settings_of(self.vllm_config).sampler)
-        report = {
-            "sampler": self._samplers().installed_sampler(self.model_runner),
+            speculator.attach(runner)
+            samplers = speculator
+        else:
+            from sam_rollout.integrations.vllm.sampling import samplers as of_first_runner
+
+            samplers = of_first_runner
+        report: dict[str, Any] = {}
+        if hooks := hooks_of(runner):
+            hooks.install_samplers(runner)
+            report["way_in"] = from_ascend("plugin:way_in")()
+        elif sampler.kind != ENGINES_OWN_SAMPLER.kind:
+            samplers.install_sampler(runner, sampler)
+        report |= {
+            "sampler": samplers.installed_sampler(runner),
             "batch_invariant": is_in_force(),
             "proposer": None,
         }
@@ -62,42 +70,20 @@ class SamWorkerExtension:
             return report
         if not hasattr(drafter, "describe"):
             return report | {"proposer": f"{type(drafter).__module__}.{type(drafter).__qualname__}"}
-        drafter.bind(self.model_runner, drafts_are_used=is_output_rank(), record=record)
+        drafter.bind(runner, drafts_are_used=is_output_rank(), record=record)
         return report | drafter.describe()
 
     def _proposer(self) -> Any:
         """Return our proposer; if there is none, vLLM's own drafter; None without any drafter."""
-        from sam_rollout.integrations.vllm.drafting.proposer import PROPOSER_ATTRIBUTE
+        from sam_rollout.integrations.vllm.drafting.proposer import PROPOSER_ATTRIBUTE, SamProposer
 
         runner, config = self.model_runner, self.vllm_config
         drafter = getattr(runner, "drafter", None)
         if drafter is None or not has_model(config):
             return drafter
         if not hasattr(runner, PROPOSER_ATTRIBUTE):
-            setattr(runner, PROPOSER_ATTRIBUTE, self._make_proposer())
+            setattr(runner, PROPOSER_ATTRIBUTE, SamProposer(config))
         return getattr(runner, PROPOSER_ATTRIBUTE)
-
-    def _make_proposer(self) -> SamProposer:
-        from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
-
-        return SamProposer(self.vllm_config)
-
-    def _install_sampler(self, config: RolloutSamplerConfig) -> None:
-        """Replace the runner's samplers, unless the engine's own samplers are asked for."""
-        if config.kind != ENGINES_OWN_SAMPLER.kind:
-            self._samplers().install_sampler(self.model_runner, config)
-
-    def _samplers(self) -> ModuleType:
-        """Return the module with the samplers for this worker's model runner."""
-        from sam_rollout.integrations.vllm.second_runner.runner_choice import is_second_runner
-
-        if is_second_runner(self.model_runner):
-            from sam_rollout.integrations.vllm.second_runner import speculator
-
-            return speculator
-        from sam_rollout.integrations.vllm.sampling import samplers
-
-        return samplers
 
     def sam_exchange_texts(self, origin: str, pieces: list) -> list[tuple]:
         """Hand other engines' texts to the drafter between steps; return this engine's new ones."""

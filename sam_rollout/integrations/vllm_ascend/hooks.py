@@ -1,9 +1,8 @@
 """The functions that vllm-ascend's model runner calls to draft and sample with our code.
 
-vllm-ascend 0.23 does not support custom drafters: it refuses vLLM's method ``custom_class`` and
-distinguishes its own drafters by class. The plugin (``plugin.py``) wraps its runner so that these
-functions are called. Where plugins cannot be loaded, patches put the same calls into the runner's
-source.
+vllm-ascend 0.23 refuses vLLM's method ``custom_class`` and distinguishes its own drafters by class.
+The plugin (``plugin.py``) wraps its runner so that these functions are called. Where plugins cannot
+be loaded, patches put the same calls into the runner's source.
 """
 
 from __future__ import annotations
@@ -15,7 +14,11 @@ from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterErr
 from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS, has_settings, settings_of
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
+# Classes that `SamProposer.bind` takes for vllm-ascend's runner.
 LATE_BINDING = "sam_rollout.integrations.vllm_ascend.scheduling.late_binding:AscendLateBinding"
+ENGINE_DRAFTER = (
+    "sam_rollout.integrations.vllm_ascend.model_drafts.engine_drafter:AscendEngineDrafter"
+)
 # Methods that NPUModelRunner calls on every drafter, even on one that lacks them.
 CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
 
@@ -35,7 +38,6 @@ def make_drafter(vllm_config: Any, runner: Any) -> Any:
 
     drafter = create_custom_proposer(vllm_config)
     if isinstance(drafter, SamProposer):
-        drafter.late_binding = LATE_BINDING
         drafter.bind(runner, drafts_are_used=is_output_rank(), record=False)
     elif asked == PROPOSER_CLASS:
         made = f"{type(drafter).__module__}.{type(drafter).__qualname__}"

@@ -6,7 +6,6 @@ Every process that vLLM starts loads the plugins and wraps its runner anew.
 
 from __future__ import annotations
 
-import functools
 import importlib.abc
 import importlib.util
 import sys
@@ -15,14 +14,14 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from sam_rollout.integrations.vllm.engine_settings import METHOD, has_settings, settings_of
+from sam_rollout.integrations.vllm.wrapping import is_wrapped, wrap_once
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
 RUNNER_MODULE = "vllm_ascend.worker.model_runner_v1"
 # A patched source tree of vllm-ascend, which calls hooks.py itself, sets this flag in the runner's
 # module.
 PATCHED_FLAG = "SAM_ROLLOUT_PATCHED"
-WRAPPED_FLAG = "sam_rollout_wrapped"
-METHOD = "custom_class"
 
 
 def register() -> None:
@@ -65,29 +64,28 @@ def wrap(module: ModuleType) -> None:
         from sam_rollout.integrations.vllm_ascend.model_drafts.drafter_weights import share_weights
 
         share_weights()  # patched sources need it, too: the patches do not change drafters
-    runner = module.NPUModelRunner
-    if way_in() is not None:
+    if getattr(module, PATCHED_FLAG, False):
         return
+    runner = module.NPUModelRunner
     if is_supported():
-        runner._get_drafter = _make_drafter(runner._get_drafter)
-        runner.propose_draft_token_ids = _propose_drafts(runner.propose_draft_token_ids)
-        runner.__init__ = _then_install_samplers(runner.__init__)
+        wrap_once(runner, "_get_drafter", _make_drafter)
+        wrap_once(runner, "propose_draft_token_ids", _propose_drafts)
+        wrap_once(runner, "__init__", _then_install_samplers)
     else:
-        runner.__init__ = _unless_asked_for_ours(runner.__init__)
-    setattr(runner, WRAPPED_FLAG, True)
+        wrap_once(runner, "__init__", _unless_asked_for_ours)
 
 
 def way_in() -> str | None:
     """Return how the runner got our code: ``"patched"``, ``"plugin"``, or None if it has none."""
     module = sys.modules.get(RUNNER_MODULE)
+    if module is None:
+        return None
     if getattr(module, PATCHED_FLAG, False):
         return "patched"
-    runner = getattr(module, "NPUModelRunner", None)
-    return "plugin" if getattr(runner, WRAPPED_FLAG, False) else None
+    return "plugin" if is_wrapped(module.NPUModelRunner, "__init__") else None
 
 
 def _make_drafter(original: Any) -> Any:
-    @functools.wraps(original)
     def get_drafter(self: Any) -> Any:
         from sam_rollout.integrations.vllm_ascend import hooks
 
@@ -99,7 +97,6 @@ def _make_drafter(original: Any) -> Any:
 
 
 def _propose_drafts(original: Any) -> Any:
-    @functools.wraps(original)
     def propose_draft_token_ids(
         self: Any, valid_sampled_token_ids: Any, *args: Any, **kwargs: Any
     ) -> Any:
@@ -113,7 +110,6 @@ def _propose_drafts(original: Any) -> Any:
 
 
 def _then_install_samplers(original: Any) -> Any:
-    @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         from sam_rollout.integrations.vllm_ascend import hooks
 
@@ -126,10 +122,7 @@ def _then_install_samplers(original: Any) -> Any:
 def _unless_asked_for_ours(original: Any) -> Any:
     """Wrap a constructor so that it refuses our settings in an unsupported release."""
 
-    @functools.wraps(original)
     def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        from sam_rollout.integrations.vllm.engine_settings import has_settings, settings_of
-
         if has_settings(vllm_config) and (asked := settings_of(vllm_config).ours):
             require_supported(asked)
         original(self, vllm_config, *args, **kwargs)

@@ -6,8 +6,6 @@ as the installed release no longer has one of them. Then the workaround of that 
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from sam_rollout.integrations.vllm.engine_settings import has_settings, settings_of
-
-logger = logging.getLogger(__name__)
+from sam_rollout.integrations.vllm.wrapping import is_wrapped, wrap_once
 
 # Releases of vLLM, read or run by us, that have these bugs. A newer release is patched only after
 # the tests have been run with it.
@@ -51,35 +48,26 @@ def _keep_linear_weights() -> None:
     """
     import vllm.model_executor.layers.utils as layer_utils
 
-    original = layer_utils.dispatch_cpu_unquantized_gemm
-    if getattr(original, "keeps_weights", False):
-        return
+    def keeping(original: Any) -> Any:
+        return lambda layer, remove_weight: original(layer, remove_weight=False)
 
-    @functools.wraps(original)
-    def dispatch(layer: torch.nn.Module, remove_weight: bool) -> None:
-        original(layer, remove_weight=False)
-
-    dispatch.__dict__["keeps_weights"] = True
-    layer_utils.dispatch_cpu_unquantized_gemm = dispatch
+    wrap_once(layer_utils, "dispatch_cpu_unquantized_gemm", keeping)
 
 
 def _leave_out_amx() -> None:
     """If the sampler is coupled, avoid kernels whose rounding depends on the number of rows.
 
-    With AMX, vLLM computes a small bfloat16 layer by one kernel for up to four rows, and by another
-    for more rows. For larger layers, oneDNN also changes its kernel, at about 36 rows. A verify
-    step would then have other logits than plain decoding. The kernels without AMX give a row the
-    same bits, whatever the other rows are.
+    With AMX, vLLM computes a small bfloat16 layer by another kernel from five rows on, and oneDNN a
+    larger one from about 36 rows on. A verify step would then have other logits than plain
+    decoding. The kernels without AMX give a row the same bits, whatever the other rows are.
 
-    A layer checks for AMX while it is created; a layer of experts does so even before it has
-    weights. So from the first layer of an engine with a coupled sampler on, torch reports in this
-    process that there is no AMX. oneDNN reads its environment variable only afterwards, so the
-    variable can be set at the same time.
+    A layer checks for AMX while it is created. So from the first layer of an engine with a coupled
+    sampler on, torch reports in this process that there is no AMX. oneDNN reads its environment
+    variable only afterwards, so the variable can be set at the same time.
     """
     from vllm.config import get_current_vllm_config_or_none
 
-    original = torch.cpu._is_amx_tile_supported
-    if getattr(original, "sam_rollout", False) or not original():
+    if is_wrapped(torch.cpu, "_is_amx_tile_supported") or not torch.cpu._is_amx_tile_supported():
         return
     left_out = False
 
@@ -92,16 +80,14 @@ def _leave_out_amx() -> None:
                 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
         return not left_out
 
-    is_supported.__dict__["sam_rollout"] = True
-    torch.cpu._is_amx_tile_supported = is_supported
+    wrap_once(torch.cpu, "_is_amx_tile_supported", lambda _original: is_supported)
 
 
 def scan_breaks_on(value: object) -> bool:
-    """Whether vLLM's search through all loaded modules would fail at this value.
+    """Whether vLLM's search for its kernels in all loaded modules would fail at this value.
 
-    Before it makes a worker, vLLM looks for its kernels in all loaded modules, and reads each
-    value's ``__dict__``. llvmlite's library object, which numba loads, answers every attribute
-    name, and so returns something for ``__dict__`` that is no dict.
+    vLLM reads each value's ``__dict__``. llvmlite's library object, which numba loads, answers
+    every attribute name, and so returns something for ``__dict__`` that is no dict.
     """
     return hasattr(value, "__dict__") and not hasattr(value.__dict__, "get")
 

@@ -18,6 +18,7 @@ import numpy as np
 from sam_rollout.config import ConfigError
 from sam_rollout.core.identity import OUTSIDE_TRAINING, TRAIN_SPLIT, RequestIdentity, identify
 from sam_rollout.core.limits import Limits
+from sam_rollout.integrations.vllm.ascend import hooks_of
 from sam_rollout.integrations.vllm.drafting.scored_positions import ScoredPositions
 from sam_rollout.integrations.vllm.engine_settings import WITHOUT_DRAFTS_KEY, settings_of
 from sam_rollout.integrations.vllm.sampling.sampler_clock import SamplerClock
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ROOMS = "sam_rollout.integrations.vllm"
+# Classes for vLLM's runner; `vllm_ascend/hooks.py` names those for vllm-ascend's.
+LATE_BINDING = "sam_rollout.integrations.vllm.scheduling.late_binding:LateBinding"
+ENGINE_DRAFTER = "sam_rollout.integrations.vllm.model_drafts.engine_drafter:EngineDrafter"
 # If a runner has vLLM's own drafter, our proposer is kept in this attribute of the runner.
 PROPOSER_ATTRIBUTE = "sam_rollout_proposer"
 
@@ -65,11 +68,10 @@ class RunnerRequests:
         from vllm.v1.structured_output import StructuredOutputManager
 
         self._runner = runner
-        # A grammar has to see drafts before they are verified. So requests with a grammar get no
-        # drafts if the worker makes the drafts after the step was scheduled (`late_binding.py`).
-        # Besides, in vLLM 0.23 and 0.24 a grammar cannot begin in the middle of a step. If thinking
-        # ends in a step, such a grammar misses the step's remaining tokens. With these releases,
-        # requests with a grammar never get drafts.
+        # Requests with a grammar get no drafts in two cases. If the worker makes drafts after the
+        # step was scheduled (`late_binding.py`), the grammar does not see them in time. In vLLM
+        # 0.23 and 0.24 a grammar cannot begin in the middle of a step: where thinking ends, it
+        # misses the step's remaining tokens.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
         ahead = getattr(runner, "use_async_scheduling", False)
         self._no_grammars = ahead or not begins
@@ -115,11 +117,6 @@ class SamProposer:
     Raises:
         ConfigError: The configuration is not valid, k differs from the engine's
             ``num_speculative_tokens``, or the corpus has tokens that the model lacks.
-
-    Attributes:
-        late_binding, engine_drafter: Names of two classes: the first puts drafts into a step that
-            is already scheduled, the second takes a draft model's drafts. If a runner needs other
-            classes, their names are set before ``bind``.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -145,10 +142,7 @@ class SamProposer:
             self.exchange = join_group(vllm_config.parallel_config)
         self.session: DraftSession | None = None
         self._runner: Any = None
-        self._sampler_clock: SamplerClock | None = None
-        self.late_binding = f"{ROOMS}.scheduling.late_binding:LateBinding"
-        self.engine_drafter = f"{ROOMS}.model_drafts.engine_drafter:EngineDrafter"
-        self._scored: ScoredPositions | None = None
+        self._attached: list[Any] = []  # what has wrapped methods of the runner, in this order
         self._late_binding: LateBinding | None = None  # set if the engine schedules ahead
         self._with_output: WithOutput | None = None  # set if drafts come with a step's output
         self._engine_drafter: EngineDrafter | None = None  # set if vLLM runs a draft model
@@ -182,20 +176,19 @@ class SamProposer:
                 "installed",
             )
         self._runner = model_runner
-        for attached in (
-            self._sampler_clock, self._scored, self._late_binding, self._with_output,
-            self._engine_drafter, self._trees,
-        ):  # fmt: skip
-            if attached is not None:
-                attached.detach()
-        self._sampler_clock = self._scored = self._late_binding = self._with_output = None
-        self._engine_drafter = self._trees = None
+        while self._attached:
+            self._attached.pop().detach()
+        self._late_binding = self._with_output = self._engine_drafter = None
         self._bind_trees(model_runner)
+        if self._trees is not None:
+            self._attached.append(self._trees)
+        hooks = hooks_of(model_runner)
         if self.config.drafts_with_model:
             from sam_rollout.integrations.vllm.model_drafts.drafter_weights import read_again
 
             read_again(model_runner)
-            self._engine_drafter = pkgutil.resolve_name(self.engine_drafter)(
+            name = ENGINE_DRAFTER if hooks is None else hooks.ENGINE_DRAFTER
+            self._engine_drafter = pkgutil.resolve_name(name)(
                 model_runner,
                 self.config.sources.model,
                 # Engines that share experts must all run k passes of the model, even if they are
@@ -207,27 +200,32 @@ class SamProposer:
                 self._choose_drafts if drafts_are_used and not late else None,
                 ahead=drafts_are_used and late,
             )
+            self._attached.append(self._engine_drafter)
         self.session = self._new_session(record) if drafts_are_used else None
         if late:
             from vllm.distributed import get_tp_group
 
             group = get_tp_group()
-            self._late_binding = pkgutil.resolve_name(self.late_binding)(
+            name = LATE_BINDING if hooks is None else hooks.LATE_BINDING
+            self._late_binding = pkgutil.resolve_name(name)(
                 model_runner,
                 self.session,
                 group if group.world_size > 1 else None,
                 self._engine_drafter if drafts_are_used else None,
             )
+            self._attached.append(self._late_binding)
         elif drafts_are_used and come_with_output(self._vllm_config):
             from sam_rollout.integrations.vllm.scheduling.drafts_with_output import WithOutput
 
             self._with_output = WithOutput(model_runner)
+            self._attached.append(self._with_output)
 
     def _bind_trees(self, model_runner: Any) -> None:
         """Prepare the runner for trees; drafts are chains if it cannot verify trees."""
         from sam_rollout.integrations.vllm.trees.attachment import Trees, why_no_trees
 
         self._why_no_trees = ""
+        self._trees = None
         if self.config.draft_shape == "chain":
             return
         self._why_no_trees = why_chains(self.config) or why_no_trees(
@@ -241,16 +239,16 @@ class SamProposer:
     def _new_session(self, record: bool) -> DraftSession:
         hooks: dict[str, Any] = {}
         if record:
-            self._sampler_clock = SamplerClock(self._runner)
-            hooks["sampler_us"] = self._sampler_clock.take_us
+            clock = SamplerClock(self._runner)
+            self._attached.append(clock)
+            hooks["sampler_us"] = clock.take_us
         likeliest = self.config.sources.recycling.enabled
         drawn = self.config.sources.draws.enabled and keeps_draws(self._runner)
         if likeliest or drawn:
             options = {} if self._trees is None else {"row_parents": self._trees.row_parents}
-            self._scored = ScoredPositions(
-                self._runner, likeliest=likeliest, drawn=drawn, **options
-            )
-            hooks["heard"] = self._scored.take
+            scored = ScoredPositions(self._runner, likeliest=likeliest, drawn=drawn, **options)
+            self._attached.append(scored)
+            hooks["heard"] = scored.take
         if self._engine_drafter is not None:
             hooks["made"] = self._engine_drafter.take
             # If the engine schedules a step ahead, a model's drafts come two steps later than
@@ -326,8 +324,6 @@ class SamProposer:
         return {
             "proposer": f"{type(self).__module__}.{type(self).__qualname__}",
             "sam": self.config.to_mapping(),
-            "bound": self._runner is not None,
-            "drafts_are_used": self.session is not None,
             "draft_shapes": shapes_of(self.config) if self._trees else ("chain",),
             "why_no_trees": self._why_no_trees,
             "padding": self.session.padding.describe() if self.session else NO_PADDING,

@@ -1,10 +1,9 @@
 """Collects likeliest and drawn tokens at scored positions, for sources `recycling` and `draws`.
 
-vLLM's runner hands the logits of a step to `_sample`. Before the samplers change the logits, the
-likeliest token of each row is found on the device. Our sampler then draws a token for each row,
-even for rows after a rejected draft token. The likeliest and the drawn tokens are copied to the
-host after the step, and read only after they have arrived, so nothing waits for the copy. While the
-gate is closed, nothing is noted.
+The likeliest token of each row is found on the device before the samplers change the logits. Our
+sampler then draws a token for each row, even after a rejected draft token. Both are copied to the
+host after the step, and read once they have arrived, so nothing waits. While the gate is closed,
+nothing is noted.
 """
 
 from __future__ import annotations

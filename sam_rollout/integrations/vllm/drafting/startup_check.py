@@ -1,7 +1,7 @@
 """Checks, when a run starts, that the engine really uses the configured drafter and sampler.
 
-A published integration maps the method name of its drafter to n-gram drafting, so its benchmarks
-measure vLLM's n-gram proposer. Our runs refuse to start with a wrong drafter.
+Another drafter would go unnoticed: a published integration's benchmarks measure vLLM's n-gram
+proposer, because its method name is mapped to n-gram drafting.
 """
 
 from __future__ import annotations

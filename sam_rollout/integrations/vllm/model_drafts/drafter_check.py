@@ -67,8 +67,7 @@ def positions_note(model: ModelSourceConfig, positions: int | None, max_model_le
 def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
     """Compare an engine's drafter with its policy, and warn of texts that are too long for it.
 
-    `vllm_config` is the configuration of the engine or of its drafter. A Medusa head is limited to
-    drafts of `max_tokens` tokens. Raises the errors of `check_drafter`.
+    A Medusa head is limited to drafts of `max_tokens` tokens. Raises the errors of `check_drafter`.
     """
     speculation = vllm_config.speculative_config
     policy, drafter = speculation.target_model_config, speculation.draft_model_config

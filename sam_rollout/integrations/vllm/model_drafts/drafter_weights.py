@@ -1,18 +1,17 @@
 """The weights of a draft model in an engine that a trainer sends weights to.
 
-A trainer starts engines with random weights and sends the policy's weights afterwards. The
-drafter's own weights come from its files. A head's files may contain a copy of the policy's
-embedding. Then vLLM lets the head share the policy's embedding only if it equals the copy, but the
-two differ until the policy's weights arrive. A head that kept its copy would not follow the
-policy's training.
+Such an engine starts with random weights; the policy's arrive later. The drafter's own weights come
+from its files. If a head's files contain a copy of the policy's embedding, vLLM lets the head share
+the policy's only if the two are equal, which they are not until the policy's weights arrive. The
+head would keep its copy and not follow the policy's training.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from sam_rollout.integrations.vllm.engine_settings import has_model
+from sam_rollout.integrations.vllm.wrapping import wrap_once
 
 _HEADS = ("eagle", "eagle3")  # methods that use the policy's embedding
 _READ_AGAIN = ("draft_model", "medusa")  # vLLM loads these with the policy's load_format
@@ -26,23 +25,19 @@ def share_embeddings(loader: Any = None) -> None:
     default vLLM's.
     """
     if loader is None:
-        try:
-            from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-        except ImportError:  # this release has no draft models
-            return
-        loader = SpecDecodeBaseProposer
-    original = loader._maybe_share_embeddings
-    if getattr(original, "sam_rollout", False):
-        return
+        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-    @functools.wraps(original)
+        loader = SpecDecodeBaseProposer
+    wrap_once(loader, "_maybe_share_embeddings", _sharing)
+
+
+def _sharing(original: Any) -> Any:
     def share(self: Any, *args: Any, **kwargs: Any) -> Any:
         if reads_policy(self) and hasattr(self.model, "has_own_embed_tokens"):
             self.model.has_own_embed_tokens = False
         return original(self, *args, **kwargs)
 
-    share.__dict__["sam_rollout"] = True
-    loader._maybe_share_embeddings = share
+    return share
 
 
 def reads_policy(drafter: Any) -> bool:
@@ -51,16 +46,16 @@ def reads_policy(drafter: Any) -> bool:
     return has_model(config) and drafter.method in _HEADS
 
 
-def read_again(runner: Any) -> bool:
+def read_again(runner: Any) -> None:
     """Read the drafter's weights from its files, if the engine began with random weights.
 
     For the methods in `_READ_AGAIN` vLLM ignores `draft_load_config`, and begins with random
-    weights. Returns whether the weights were read.
+    weights.
     """
     config = runner.vllm_config
     speculation = config.speculative_config
     if speculation.method not in _READ_AGAIN or config.load_config.load_format != _RANDOM:
-        return False
+        return
     from vllm.config import LoadConfig, set_current_vllm_config
     from vllm.model_executor.model_loader import get_model_loader
     from vllm.model_executor.model_loader.utils import process_weights_after_loading
@@ -70,4 +65,3 @@ def read_again(runner: Any) -> bool:
         get_model_loader(LoadConfig(load_format="auto")).load_weights(model, draft_config)
         # On a CPU, layers compute with packed copies of their weights.
         process_weights_after_loading(model, draft_config, runner.device)
-    return True

@@ -1,26 +1,22 @@
 """Drafts of a model that vLLM runs, for a session that also drafts from texts.
 
 vLLM loads the drafter, gives it the target's hidden states, keeps its cache and captures its
-graphs. Once per step, a method of vLLM's runner calls the drafter. We wrap that method: the
-drafter's proposals become one source of the session among others, and the next step verifies the
-drafts that the session chooses. The drafter's first pass runs over every token of the step with the
-target's true hidden states. So the drafter's cache does not depend on which drafts were verified.
+graphs. We wrap the method of vLLM's runner that calls it: the proposals become one source of the
+session among others. The drafter's first pass runs over every token of the step with the target's
+true hidden states, so its cache does not depend on which drafts were verified.
 
 The number of passes is sent with each step's schedule, so it is the same for every rank of an
-engine (`drafts_with_output.py`). With an open gate, the drafter makes a pass for each token that
-the source may draft. With a closed gate only the first pass runs, which keeps the cache right. A
-drafter that fails is not run again, but the session still drafts from texts. If several processes
-run the drafter together, its failure ends the engine instead.
+engine (`drafts_with_output.py`). With a closed gate only the first pass runs, which keeps the cache
+right. A drafter that fails is not run again. If several processes run it together, its failure ends
+the engine instead.
 
-If the engine schedules a step ahead, nothing waits for the proposals. They are copied to the host
-in the stream that made them, before the sampled tokens are copied. `late_binding.py` waits for the
-sampled tokens and hands them and the proposals to the session.
+If the engine schedules a step ahead, the proposals are copied to the host in the stream that made
+them, before the sampled tokens. `late_binding.py` waits for both and hands them to the session.
 
 By default a draft token is the drafter's likeliest token. With the setting `sampled`, it is drawn
-with the same noise that will draw the final token at its position. The closer the drafter is to the
-target, the more often both draw the same token. Verification treats the draft tokens as one-hot in
-either case. Since the session chooses among several drafts, the draft tokens that are verified do
-not follow the drafter's distribution.
+with the noise that will draw the final token at its position. The closer the drafter is to the
+target, the more often both draw the same token. Verification treats draft tokens as one-hot in
+either case, because the session chooses among several drafts.
 """
 
 from __future__ import annotations
@@ -59,8 +55,8 @@ class EngineDrafter:
             only the drafter's drafts; otherwise it ends the engine.
         drafted: called after every step with the step's sampled tokens by row; None on ranks whose
             drafts are not read, and if the engine schedules a step ahead.
-        ahead: whether the engine schedules a step ahead and this rank's drafts are read. If so,
-            `launched` and `arrived` are called.
+        ahead: whether `launched` and `arrived` are called: the engine schedules a step ahead and
+            this rank's drafts are read.
     """
 
     def __init__(

@@ -23,8 +23,7 @@ def known_text_arguments(
 ) -> dict[str, dict[str, Any]]:
     """Return ``SamplingParams.extra_args`` of a request whose output shall be ``token_ids``.
 
-    The text's scores can be found by ``number``. If ``draft_tokens`` is 0, one token is scored at a
-    time.
+    Its scores are found by ``number``. Without ``draft_tokens``, one token is scored at a time.
     """
     known = {"number": number, "token_ids": list(token_ids), "draft_tokens": draft_tokens}
     return {EXTRA_ARGS_KEY: known}

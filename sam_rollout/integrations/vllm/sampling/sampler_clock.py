@@ -1,8 +1,7 @@
 """Measures the host time spent in an engine's samplers, ours or vLLM's own.
 
-The measurement does not wait for the device, so on an accelerator it is the time to launch the
-samplers' kernels. If a sampler itself waits for the device (to read a number back), that wait
-counts, too, even if the device is still busy with the model's forward pass.
+On an accelerator that is the time to launch the samplers' kernels. If a sampler waits for the
+device (to read a number back), the wait counts, even if the device still runs the forward pass.
 """
 
 from __future__ import annotations

@@ -47,13 +47,11 @@ DRAW = {"vectorised": _invert, "coupled": draw_gumbel, "coupled_inversion": _inv
 
 
 def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
-    """Replace the runner's samplers by ours, unless the configured kind is ``stock``.
+    """Replace the runner's samplers by ours; the configured kind is not ``stock``.
 
     Raises:
         ConfigError: The engine's configuration needs something that our samplers lack.
     """
-    if config.kind == "stock":
-        return
     sampler: Any = getattr(model_runner, "sampler", None)
     if not hasattr(sampler, "topk_topp_sampler"):
         raise ConfigError(
@@ -100,8 +98,8 @@ def installed_sampler(model_runner: Any) -> str:
 def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
     """Apply top-k and top-p like vLLM, but never by sorting on GPUs.
 
-    On GPUs, vLLM 0.23 and 0.24 sort the logits of up to 7 rows; with more rows they search for the
-    threshold. The two methods may keep different tokens at the threshold, and a verify step has
+    On GPUs, vLLM 0.23 and 0.24 sort the logits of up to 7 rows, and search for the threshold with
+    more rows. The two methods may keep different tokens at the threshold, and a verify step has
     more rows than a step without drafts. vLLM 0.31 always searches, but by another method if there
     are more than 64 rows.
 

@@ -1,11 +1,8 @@
 """Late binding in the scheduler: it reserves places, which `late_binding.py` fills with drafts.
 
-vLLM's asynchronous scheduler reserves places for k draft tokens in every request, since a draft
-model drafts on the device in every step. Our drafts are made, or chosen, on the host, which has to
-wait for the step before. So the worker reports with each step's output whether it wants drafts
-(`Note`). Places are then reserved for all requests or for none. Whether a draft model runs in a
-step is decided separately, because its drafts fill the places of the next step, and its passes cost
-time.
+The worker reports with each step's output whether it wants drafts (`Note`). Places are then
+reserved for all requests or for none. Whether a draft model runs in a step is decided separately,
+because its drafts fill the places of the next step.
 """
 
 from __future__ import annotations

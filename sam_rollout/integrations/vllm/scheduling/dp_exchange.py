@@ -1,15 +1,14 @@
 """Exchanges gate reports between engines that share experts, in messages that vLLM sends anyway.
 
 Before each forward pass the data-parallel ranks of vLLM add up a small tensor of shape [fields,
-ranks]. Each rank has filled its own column with its number of tokens and the graph it would use.
-Ranks without requests take part, too, with a dummy batch, because the other ranks need their
-experts. Our reports travel as further rows of that tensor. We add no collective of our own: one
-rank could call it more often than another, and it could hang when a rank ends or pauses.
+ranks], each rank with numbers in its own column. Ranks without requests take part with a dummy
+batch, because the others need their experts. Our reports travel as further rows of that tensor. A
+collective of our own could hang: one rank might call it more often than another.
 
 vLLM does this in ``dp_utils.coordinate_batch_across_dp`` (read in 0.11 to 0.28), vllm-ascend in
 ``NPUModelRunner._sync_metadata_across_dp`` (read in 0.23). Both call ``dist.all_reduce`` of their
-module, which is wrapped here. All ranks have to wrap it before their first step. So they do it when
-the proposer is made; whether there is a proposer depends on the engine's configuration alone.
+module, which all ranks have to wrap before their first step. So they do it when the proposer is
+made; whether there is one depends on the engine's configuration alone.
 """
 
 from __future__ import annotations
@@ -40,12 +39,15 @@ def steps_in_lockstep(vllm_config: Any) -> bool:
 
 
 class DpExchange:
-    """Exchanges reports between all data-parallel ranks of an engine group, ``ranks`` in number."""
+    """Exchanges reports between all data-parallel ranks of an engine group, ``ranks`` in number.
+
+    It replaces ``torch.distributed`` in the module that adds up; only ``all_reduce`` is ours.
+    """
 
     def __init__(self, rank: int, ranks: int, dist: Any = torch.distributed) -> None:
-        self._rank = rank
+        self.dist = dist
         self.ranks = ranks
-        self._dist = dist
+        self._rank = rank
         self._report = IDLE
         self._received = torch.zeros(len(Report._fields), ranks, dtype=torch.int32)
         self._exchanges = 0
@@ -64,31 +66,23 @@ class DpExchange:
         Only a step's sum, int32 [fields, ranks], is changed.
         """
         if args or kwargs.keys() != {"group"} or not self._is_of_a_step(tensor):
-            return self._dist.all_reduce(tensor, *args, **kwargs)
+            return self.dist.all_reduce(tensor, *args, **kwargs)
         reports = torch.zeros(len(Report._fields), self.ranks, dtype=torch.int32)
         reports[:, self._rank] = torch.tensor(self._report, dtype=torch.int32)
         self._report = IDLE
         fields = len(tensor)
         both = torch.cat([tensor, reports.to(tensor.device, non_blocking=True)])
-        self._dist.all_reduce(both, **kwargs)
+        self.dist.all_reduce(both, **kwargs)
         tensor.copy_(both[:fields])
         self._received = both[fields:]  # it stays on the device, so that nothing waits here
         self._exchanges += 1
         return None
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dist, name)
+
     def _is_of_a_step(self, tensor: torch.Tensor) -> bool:
         return tensor.dtype == torch.int32 and tensor.dim() == 2 and tensor.shape[1] == self.ranks
-
-
-class _DistWithReports:
-    """Replaces ``torch.distributed`` in one module; only ``all_reduce`` is ours."""
-
-    def __init__(self, exchange: DpExchange, original: Any) -> None:
-        self.all_reduce = exchange.all_reduce
-        self.original = original
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.original, name)
 
 
 def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
@@ -96,11 +90,8 @@ def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
 
     This replaces an earlier exchange of the same module.
     """
-    original = module.dist
-    if isinstance(original, _DistWithReports):
-        original = original.original
-    exchange = DpExchange(rank, ranks, original)
-    module.dist = _DistWithReports(exchange, original)
+    original = module.dist.dist if isinstance(module.dist, DpExchange) else module.dist
+    module.dist = exchange = DpExchange(rank, ranks, original)
     return exchange
 
 

@@ -1,10 +1,9 @@
 """Drafts that travel with a step's output, where vLLM schedules synchronously.
 
 For a drafter on the host, vLLM fetches the drafts by a second message to its worker after every
-step, even if there are none. Our drafts are made before the output is sent, so they travel with it.
-The worker adds them (`WithOutput`), the scheduler takes them (`SyncScheduler`), and the second
-message is left out. After an output without our mark, vLLM still sends its own message, for example
-to a worker that is not connected with our drafter yet (`sam_bind`).
+step, even if there are none. Here the worker adds them to the output (`WithOutput`), the scheduler
+takes them (`SyncScheduler`), and the second message is left out. After an output without our mark,
+for example before `sam_bind`, vLLM still sends its own message.
 
 The output also says whether a draft model's drafts are wanted in the next step
 (`engine_drafter.py`). The scheduler passes this on to every rank with that step's schedule.
@@ -12,11 +11,12 @@ The output also says whether a draft model's drafts are wanted in the next step
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
+
+from sam_rollout.integrations.vllm.wrapping import wrap_once
 
 _DRAFTS, _WANTS_MADE = "sam_rollout_drafts", "sam_rollout_wants_made"
 
@@ -86,14 +86,12 @@ def fetch_only_what_did_not_come() -> None:
     """Make engines skip the second message if drafts came with the output; safe to repeat."""
     from vllm.v1.engine.core import EngineCore  # imported here, because workers do not need it
 
-    original = EngineCore.post_step
-    if getattr(original, "sam_rollout", False):
-        return
+    wrap_once(EngineCore, "post_step", _unless_drafts_came)
 
-    @functools.wraps(original)
+
+def _unless_drafts_came(original: Any) -> Any:
     def post_step(self: Any, model_executed: bool) -> None:
         if not getattr(self.scheduler, "drafts_came", False):
             original(self, model_executed)
 
-    post_step.__dict__["sam_rollout"] = True
-    EngineCore.post_step = post_step
+    return post_step

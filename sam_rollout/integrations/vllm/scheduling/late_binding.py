@@ -1,24 +1,18 @@
 """The worker's half of late binding: our drafter with vLLM's asynchronous scheduling.
 
-vLLM's scheduler runs one step ahead. It schedules step n + 1 while step n is on the device, with
+vLLM's scheduler runs one step ahead: it schedules step n + 1 while step n is on the device, with
 places for k draft tokens per request or with none (`async_scheduler.py`). The drafts follow from
 the tokens of step n, so they are not known yet. There are three ways to run such a step:
 
-* **No places.** The step is launched at once, and the tokens of step n are read while step n + 1
-  runs.
-* **Prepared ahead**, while few requests run. Every place gets a token. So the shape of the step is
-  known, and the step is prepared while step n runs. Positions are corrected on the device, as vLLM
-  does for drafts of a model. Right before the forward pass, the worker waits for the tokens of step
-  n, makes drafts, and writes them into the input. Places without a draft hold arbitrary tokens.
-* **Bound**, while many requests run and every token costs time. Before the step is prepared, the
-  worker waits for the tokens of step n and writes them into the host's arrays, as vLLM does when it
-  schedules synchronously. Then it makes drafts, and puts drafts and real lengths into its own copy
-  of the step. Places without a draft are taken out.
+* **No places.** The step is launched at once. The tokens of step n are read while it runs.
+* **Prepared ahead**, while few requests run. Every place gets a token, so the shape of the step is
+  known before the tokens of step n are. Right before the forward pass, the drafts are written into
+  the input. Places without a draft hold arbitrary tokens. The device corrects the positions.
+* **Bound**, while many requests run and every token costs time. The worker waits for the tokens of
+  step n, drafts, and prepares a copy of the step that has the drafts with their real lengths.
 
-The passes of a draft model (`engine_drafter.py`) for step n + 1 run on the device at the end of
-step n. Its drafts reach the host together with the tokens of step n, so the session waits for
-nothing else. The worker's wishes for places and passes travel to the scheduler with a step's
-output, and take effect two steps later.
+A draft model (`engine_drafter.py`) drafts for step n + 1 at the end of step n, so its drafts are
+there when the tokens of step n are.
 """
 
 from __future__ import annotations
@@ -105,12 +99,9 @@ class Launched:
         output.async_copy_ready_event = self
 
     def synchronize(self) -> None:
-        """Wait for the tokens.
+        """Wait for the tokens; vLLM's thread that hands them on calls it as the event's method.
 
-        The thread of vLLM that hands the tokens to the scheduler calls this in place of the event's
-        method.
-
-        While the device idles, that thread waits until the worker has launched the next step,
+        While the device idles, that thread also waits until the worker has launched the next step,
         because it would compete for the interpreter's lock. The scheduler needs the tokens only for
         the step after the next.
         """
@@ -288,8 +279,8 @@ class LateBinding:
     def _land(self, before: Launched, *, room: bool) -> Mapping[str, list[int]]:
         """Write the previous step's tokens into the host's arrays, and draft.
 
-        `room` says whether drafts can be verified in the next step. Returns the draft tokens by
-        request; nothing on ranks that do not draft.
+        `room` says whether the next step can verify drafts. Returns draft tokens by request; none
+        on ranks that do not draft.
         """
         runner, batch = self._runner, self._runner.input_batch
         lengths, gained = self._follow(

@@ -13,12 +13,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
+
+from sam_rollout.integrations.vllm.wrapping import wrap_once
 
 # Fields of SamplingParams that vLLM does not respect when drafts are verified.
 REFUSED = ("thinking_token_budget", "logprob_token_ids")
-_OURS = "sam_rollout"  # attribute that marks our configurations and wrappers
+_OURS = "sam_rollout"  # attribute that marks our configurations
 
 
 def mark_as_ours(speculative_config: Any) -> None:
@@ -36,16 +37,9 @@ def keep_rules_with_drafts() -> None:
     from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
     from vllm.v1.engine.logprobs import LogprobsProcessor
 
-    for owner, name, make in (
-        (BaseIncrementalDetokenizer, "update", _one_by_one),
-        (LogprobsProcessor, "update_from_output", _as_many_as_tokens),
-        (SamplingParams, "_validate_spec_decode", _refusing),
-    ):
-        original = getattr(owner, name)
-        if not getattr(original, _OURS, False):
-            wrapper = functools.wraps(original)(make(original))
-            setattr(wrapper, _OURS, True)
-            setattr(owner, name, wrapper)
+    wrap_once(BaseIncrementalDetokenizer, "update", _one_by_one)
+    wrap_once(LogprobsProcessor, "update_from_output", _as_many_as_tokens)
+    wrap_once(SamplingParams, "_validate_spec_decode", _refusing)
 
 
 def _one_by_one(original: Any) -> Any:

@@ -1,10 +1,9 @@
 """The choice of a scheduler for an engine with our drafter.
 
-vLLM lists the methods of speculation that work with asynchronous scheduling, all of which draft on
-the device. It schedules synchronously for every other method. Our drafter drafts on the host and
-binds its drafts late (`late_binding.py`), together with a draft model's drafts. So its method is
-added to the list while an engine's configuration is checked. This module can be removed when vLLM
-asks the proposer whether it works with asynchronous scheduling.
+vLLM lists the methods of speculation that work with asynchronous scheduling, and schedules
+synchronously for every other method. Our drafter binds its drafts late (`late_binding.py`), so its
+method is added to the list while an engine's configuration is checked. This can go when vLLM asks
+the proposer whether it works with asynchronous scheduling.
 
 If the engine schedules synchronously, and vLLM's release is known to fit our scheduler, drafts
 travel with the output of a step (`drafts_with_output.py`).
@@ -12,15 +11,13 @@ travel with the output of a step (`drafts_with_output.py`).
 
 from __future__ import annotations
 
-import functools
 import os
-import pkgutil
-from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 from packaging.version import Version
 
 from sam_rollout.config import ConfigError
+from sam_rollout.integrations.vllm import ascend
 from sam_rollout.integrations.vllm.engine_settings import (
     MODEL_RUNNER_ENV,
     drafts_here,
@@ -31,18 +28,13 @@ from sam_rollout.integrations.vllm.hybrids import leave_out_drafts
 from sam_rollout.integrations.vllm.model_drafts.drafter_check import check_engines_drafter
 from sam_rollout.integrations.vllm.scheduling.dp_exchange import steps_in_lockstep
 from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
+from sam_rollout.integrations.vllm.wrapping import wrap_once
 from sam_rollout.sources.model import BY_PASSES
 
 # Releases of vLLM in which both our schedulers work; tests/contracts/contract.py has their rows.
 KNOWN_RELEASES = ((0, 24), (0, 31))
 # Releases in which our synchronous scheduler also works with a draft model.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
-# A package that extends vLLM -> the name of our `why_synchronous` for it, which is called first.
-RULES_OF = {
-    "vllm_ascend": (
-        "sam_rollout.integrations.vllm_ascend.scheduling.scheduler_choice:why_synchronous"
-    )
-}
 SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.async_scheduler.LateBindingScheduler"
 SYNC_SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.drafts_with_output.SyncScheduler"
 
@@ -55,11 +47,11 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
     if has_model(vllm_config) and method not in BY_PASSES:
         return f"{method} reads on the host what was sampled"
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
-    rules = [rule for package, rule in RULES_OF.items() if find_spec(package)]
-    for rule in rules:
-        if reason := pkgutil.resolve_name(rule)(vllm_config, vllm_version):
+    if ascend.is_installed():
+        rule = ascend.from_ascend("scheduling.scheduler_choice:why_synchronous")
+        if reason := rule(vllm_config, vllm_version):
             return reason
-    if not rules and Version(vllm_version).release[:2] not in KNOWN_RELEASES:
+    elif Version(vllm_version).release[:2] not in KNOWN_RELEASES:
         known = " and ".join(".".join(map(str, release)) for release in KNOWN_RELEASES)
         return f"late binding is known to fit vLLM {known}, not {vllm_version}"
     outputs = getattr(vllm_config, "aux_output_config", model)  # in `model` before 0.31
@@ -132,14 +124,15 @@ def settle_for_model(vllm_config: Any, vllm_version: str) -> None:
 
 def choose_schedulers() -> None:
     """Give engines with our drafter one of our schedulers; safe to call repeatedly."""
+    import vllm.config.vllm as module
+
+    wrap_once(module.VllmConfig, "__post_init__", _choosing)
+
+
+def _choosing(original: Any) -> Any:
     import vllm
     import vllm.config.vllm as module
 
-    original = module.VllmConfig.__post_init__
-    if getattr(original, "sam_rollout", False) or not hasattr(module, "NgramGPUTypes"):
-        return
-
-    @functools.wraps(original)
     def check(self: Any) -> None:
         if not drafts_here(self) or leave_out_drafts(self):
             original(self)
@@ -166,5 +159,4 @@ def choose_schedulers() -> None:
         if scheduler.async_scheduling or scheduler.scheduler_cls is None:
             scheduler.scheduler_cls = scheduler_of(self, vllm.__version__)
 
-    check.__dict__["sam_rollout"] = True
-    module.VllmConfig.__post_init__ = check
+    return check

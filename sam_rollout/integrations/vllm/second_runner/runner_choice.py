@@ -1,15 +1,13 @@
 """Lets an engine with our drafter use vLLM's second model runner, if the environment asks for it.
 
-vLLM has two model runners. From 0.29 on it chooses the second runner by itself, except with a
-plug-in's drafter. The method `custom_class` is in the list of features that the second runner does
-not support, and the function that makes this runner's drafters supports no plug-ins. In engines
-started with ``VLLM_USE_V2_MODEL_RUNNER=1`` we take our method off the list and add it to the
-function. This module can be removed when vLLM's second runner accepts plug-ins' drafters.
+The method `custom_class` is in the list of features that the second runner does not support, and
+the function that makes its drafters knows no plug-ins. In engines started with
+``VLLM_USE_V2_MODEL_RUNNER=1`` we take our method off the list and add it to the function. This
+module can be removed when vLLM's second runner accepts plug-ins' drafters.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 from packaging.version import Version
 
 from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, drafts_here
+from sam_rollout.integrations.vllm.wrapping import wrap_once
 
 # Releases for which tests/contracts/contract.py checks the rows of the second runner.
 SECOND_RUNNER_RELEASES = ((0, 31),)
@@ -40,18 +39,20 @@ def allow_second_runner() -> None:
     from vllm.config.vllm import VllmConfig
     from vllm.v1.worker.gpu import spec_decode
 
-    refused, make = (
-        VllmConfig._get_v2_model_runner_unsupported_features,
-        spec_decode.init_speculator,
-    )
-    if getattr(make, "sam_rollout", False):
-        return
+    wrap_once(VllmConfig, "_get_v2_model_runner_unsupported_features", _without_ours)
+    wrap_once(spec_decode, "init_speculator", _making_ours)
+    if _RUNNER_MODULE in sys.modules:
+        sys.modules[_RUNNER_MODULE].__dict__["init_speculator"] = spec_decode.init_speculator
 
-    @functools.wraps(refused)
+
+def _without_ours(refused: Any) -> Any:
     def without_ours(self: Any) -> list[str]:
         return [name for name in refused(self) if name != _REFUSED or not drafts_here(self)]
 
-    @functools.wraps(make)
+    return without_ours
+
+
+def _making_ours(make: Any) -> Any:
     def make_ours(vllm_config: Any, device: Any, *others: Any) -> Any:
         if not drafts_here(vllm_config):
             return make(vllm_config, device, *others)
@@ -59,8 +60,4 @@ def allow_second_runner() -> None:
 
         return SamSpeculator(vllm_config, device)
 
-    make_ours.__dict__["sam_rollout"] = True
-    VllmConfig._get_v2_model_runner_unsupported_features = without_ours
-    spec_decode.init_speculator = make_ours
-    if _RUNNER_MODULE in sys.modules:
-        sys.modules[_RUNNER_MODULE].__dict__["init_speculator"] = make_ours
+    return make_ours

@@ -1,10 +1,9 @@
 """Our drafter and sampler inside vLLM's second model runner (``vllm/v1/worker/gpu``); a trial.
 
-That runner keeps texts and lengths of all requests on the device, or in host memory that the device
-can reach, and reads drafts from there, too. Each request has a slot while it runs. `SamSpeculator`
-waits for a step's tokens, drafts, leaves the drafts in the slots, and reports their numbers to the
-scheduler. `KeyedSampling` uses the same random bits as the first runner's samplers.
-docs/architecture.md has the rest.
+That runner keeps texts, lengths and drafts of all requests by slot, on the device or in host memory
+that the device can reach. `SamSpeculator` waits for a step's tokens, drafts, leaves the drafts in
+the slots, and reports their numbers to the scheduler. `KeyedSampling` uses the same random bits as
+the first runner's samplers. docs/architecture.md has the rest.
 """
 
 from __future__ import annotations

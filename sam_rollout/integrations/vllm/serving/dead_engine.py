@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import traceback
@@ -19,13 +18,14 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from sam_rollout.integrations.vllm.wrapping import wrap_once
+
 # Environment variable that names the file for the cause of death; set by the process that starts an
 # engine.
 CAUSE_ENV = "SAM_ENGINE_CAUSE_FILE"
 # Releases of vLLM, read or run by us, in which calls wait for a dead engine forever.
 WAITING_VERSIONS = SpecifierSet(">=0.23,<0.32", prereleases=True)
 LOOK_S = 1.0  # time between two checks that the engine lives, while a call waits
-_OURS = "sam_rollout"  # attribute that marks our wrappers
 # vLLM logs these messages with the exception that ends the process. The worker's message comes
 # before the engine's.
 _SPEAKERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
@@ -77,13 +77,11 @@ def answer_or_die() -> None:
     import vllm
     from vllm.v1.engine.core_client import AsyncMPClient
 
-    if Version(Version(vllm.__version__).public) not in WAITING_VERSIONS:
-        return
-    original = AsyncMPClient._call_utility_async
-    if getattr(original, _OURS, False):
-        return
+    if Version(Version(vllm.__version__).public) in WAITING_VERSIONS:
+        wrap_once(AsyncMPClient, "_call_utility_async", _or_die)
 
-    @functools.wraps(original)
+
+def _or_die(original: Any) -> Any:
     async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         asked = asyncio.ensure_future(original(self, *args, **kwargs))
         try:
@@ -93,5 +91,4 @@ def answer_or_die() -> None:
         finally:
             asked.cancel()
 
-    setattr(call, _OURS, True)
-    AsyncMPClient._call_utility_async = call
+    return call

@@ -58,11 +58,7 @@ class EngineRecorders(StatLoggerBase):
         """Do nothing: there is nothing to announce."""
 
     def work_arrived(self) -> None:
-        """Start the clocks of idle engines.
-
-        It is not known yet which engine gets a request. So an engine counts as busy before its
-        first request arrives, but a round's requests arrive within milliseconds of each other.
-        """
+        """Start the clocks of all idle engines: which of them gets the work is not known yet."""
         for recorder in self.recorders:
             recorder.work_arrived()
 

@@ -1,10 +1,9 @@
 """Makes a record of every engine step in the server process, with our drafter or without.
 
-vLLM's own logger prints averages over ten seconds, but the long tail needs every step. The worker
-process notes the session's half of a step's record (gate, time, verified tokens). The two halves
-are joined here in order. Both processes read the host's monotonic clock, so a step without a note
-is recognised. Recording takes about 5 us per step by itself, and 34 us (0.2 % of the time) in a run
-of the tiny model, where the processor's caches are cold.
+The worker process notes the session's half of a step's record (gate, time, verified tokens). The
+two halves are joined here in order. Both processes read the host's monotonic clock, so a step
+without a note is recognised. Recording takes about 5 us per step by itself, and 34 us (0.2 % of the
+time) in a run of the tiny model, where the processor's caches are cold.
 """
 
 from __future__ import annotations
@@ -120,9 +119,8 @@ def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
     """Return the steps of ``DraftSession.drain()``, with times converted to this process's clock.
 
     Engines of one server may run on several hosts, each with a clock of its own. ``asked_s`` is
-    this process's ``time.monotonic()`` when it called ``drain``. The time that the call took to
-    reach another host makes that host's steps look earlier. That is harmless, but steps that look
-    later would be matched with the wrong records.
+    this process's ``time.monotonic()`` when it called ``drain``. Another host's steps look earlier
+    by the time that the call took to reach it, which is harmless; later would not be.
     """
     steps = drained["steps"]
     if drained["host"] == platform.node():

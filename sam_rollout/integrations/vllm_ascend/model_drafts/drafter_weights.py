@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from sam_rollout.integrations.vllm.model_drafts.drafter_weights import (
     reads_policy,
     share_embeddings,
 )
+from sam_rollout.integrations.vllm.wrapping import wrap_once
 
 
 def share_weights() -> None:
@@ -20,10 +20,10 @@ def share_weights() -> None:
     from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBaseProposer
 
     share_embeddings(AscendSpecDecodeBaseProposer)
-    share_output_layer(AscendSpecDecodeBaseProposer)
+    wrap_once(AscendSpecDecodeBaseProposer, "_maybe_share_lm_head", _sharing_output_layer)
 
 
-def share_output_layer(loader: Any) -> None:
+def _sharing_output_layer(original: Any) -> Any:
     """Give EAGLE-3 heads the policy's output layer if they have none of their own.
 
     vllm-ascend 0.23 to 0.26 share the layer only for the methods `eagle` and `dflash`, so an
@@ -31,11 +31,7 @@ def share_output_layer(loader: Any) -> None:
     go when vllm-ascend's `_maybe_share_lm_head` checks whether the head has the layer, as vLLM's
     method does.
     """
-    original = loader._maybe_share_lm_head
-    if getattr(original, "sam_rollout", False):
-        return
 
-    @functools.wraps(original)
     def share(self: Any, model: Any) -> None:
         original(self, model)
         if not reads_policy(self) or getattr(self.model, "has_own_lm_head", True):
@@ -43,5 +39,4 @@ def share_output_layer(loader: Any) -> None:
         owner = model if hasattr(model, "lm_head") else model.get_language_model()
         self.model.lm_head = owner.lm_head
 
-    share.__dict__["sam_rollout"] = True
-    loader._maybe_share_lm_head = share
+    return share

@@ -1,10 +1,9 @@
 """Drafts of a model that vllm-ascend runs, for a session that also drafts from texts.
 
-This module does the same as vLLM's module of the same name, but for a runner whose drafter gets
-other arguments than vLLM's drafter. vllm-ascend's drafters call `compute_logits` once per draft
-token (`num_speculative_tokens` times) and take the likeliest token themselves. This method and this
-number are replaced by ours while the drafter runs. If all passes are captured in one graph, no pass
-can be left out, no token can be drawn with noise, and probabilities are unknown.
+vllm-ascend's drafters call `compute_logits` once per draft token (`num_speculative_tokens` times)
+and take the likeliest token themselves. This method and this number are replaced by ours while the
+drafter runs. If all passes are captured in one graph, no pass can be left out, no token can be
+drawn with noise, and probabilities are unknown.
 """
 
 from __future__ import annotations

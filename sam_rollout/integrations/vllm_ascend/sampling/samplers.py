@@ -1,12 +1,13 @@
 """Our samplers inside vllm-ascend, with vllm-ascend's own processing of logits.
 
-vllm-ascend replaces vLLM's samplers by subclasses, and our samplers replace these subclasses.
-vllm-ascend's code applies penalties, replaces NaN and infinite logits, and applies top-k and top-p.
-All later steps of sampling are the same as on other devices.
+They replace vllm-ascend's subclasses of vLLM's samplers. vllm-ascend's code applies penalties,
+replaces NaN and infinite logits, and applies top-k and top-p. All later steps of sampling are the
+same as on other devices.
 """
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -24,8 +25,16 @@ from sam_rollout.integrations.vllm.sampling.samplers import (
     KeyedRejectionSampler,
     KeyedTopKTopPSampler,
 )
-from sam_rollout.integrations.vllm_ascend.sampling.options import check_options
 from sam_rollout.verification import DraftLayout
+
+# Field of vllm-ascend's additional_config -> why it has to stay off: it would be ignored silently,
+# or would change what is sampled.
+REFUSED = {
+    "enable_reduce_sample": "sampling from parts of the vocabulary on several devices",
+    "enable_async_exponential": "noise that is drawn before the logits are known",
+    "rejection_sampler_config.enable_block_verify": "accepting drafts by blocks",
+    "rejection_sampler_config.enable_entropy_verify": "accepting more than the target would sample",
+}
 
 
 def heed_logprobs_mode(model_runner: Any) -> None:
@@ -54,15 +63,21 @@ def install_sampler(model_runner: Any, config: RolloutSamplerConfig) -> None:
     sampler = model_runner.sampler
     if isinstance(sampler.topk_topp_sampler, KeyedTopKTopPSampler):
         return
-    check_options(get_ascend_config())
-    _check_positions_are_whole(model_runner.vllm_config.parallel_config)
+    _check_options(model_runner.vllm_config.parallel_config)
     rows = KeyedRows(model_runner)
     sampler.topk_topp_sampler = AscendKeyedTopKTopPSampler(sampler.logprobs_mode, rows, config)
     if hasattr(model_runner, "rejection_sampler"):
         model_runner.rejection_sampler = AscendKeyedRejectionSampler(sampler, rows, config)
 
 
-def _check_positions_are_whole(parallel_config: Any) -> None:
+def _check_options(parallel_config: Any) -> None:
+    for field, reason in REFUSED.items():
+        if value := attrgetter(field)(get_ascend_config()):
+            raise ConfigError(
+                f"additional_config.{field}",
+                value,
+                f"must be false ({reason}) unless rollout_sampler.kind = 'stock'",
+            )
     for field in ("prefill_context_parallel_size", "decode_context_parallel_size"):
         value = getattr(parallel_config, field)
         if value > 1:

@@ -1,11 +1,8 @@
 """Late binding in vllm-ascend's runner, which has an asynchronous path of its own.
 
-vLLM's module of the same name describes three ways to run a step. Here only the first and the third
-way are used: a step either has no places for drafts, or is prepared after its drafts are known. No
-step is prepared ahead, because the attention on NPUs reads the lengths of texts on the host, so the
-runner waits for the sampled tokens while it prepares a step. In the second way, every place gets an
-arbitrary token, and drafts are written into the places later. Here it would hardly start a step
-earlier, but would also compute the places that get no draft.
+Of the three ways in vLLM's module of the same name, no step is prepared ahead here: the attention
+on NPUs reads the lengths of texts on the host, so the runner waits for the sampled tokens while it
+prepares a step. It would hardly start earlier, but would compute the places that get no draft.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ granted. These are replaced; its platform, worker, runner and samplers stay its 
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 import torch_npu
 
@@ -34,16 +36,6 @@ def compute_slot_mapping(
     out[: len(requests)] = blocks * block_size + positions % block_size
 
 
-class Launch:
-    """A kernel that is called as ``kernel[grid](...)``."""
-
-    def __init__(self, function):
-        self.function = function
-
-    def __getitem__(self, _grid):
-        return self.function
-
-
 def prepare():
     """Replace what needs an NPU; call before the engine is made."""
     for operator in operators.OPERATORS:
@@ -66,7 +58,8 @@ def prepare():
 
     from vllm_ascend.worker import block_table, worker
 
-    block_table._compute_slot_mapping_kernel = Launch(compute_slot_mapping)
+    # It is called as kernel[grid](...).
+    block_table._compute_slot_mapping_kernel = defaultdict(lambda: compute_slot_mapping)
     initialize = worker.init_distributed_environment
 
     def initialize_with_gloo(world_size, rank, method, local_rank, _backend=None, *args, **kwargs):

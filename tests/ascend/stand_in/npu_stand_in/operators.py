@@ -22,15 +22,6 @@ def npu_swiglu(x, dim=-1):
     return torch.nn.functional.silu(gate) * up
 
 
-def npu_rotary_mul(x, cos, sin, rotary_mode="half"):
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
-
-
-def npu_apply_rotary_pos_emb(query, key, cos, sin, layout="BSND", rotary_mode="half"):
-    return npu_rotary_mul(query, cos, sin), npu_rotary_mul(key, cos, sin)
-
-
 def _npu_rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
     """Rotate in place; halves of a head are rotated against each other (neox)."""
     assert is_neox
@@ -41,12 +32,6 @@ def _npu_rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_ne
         first, second = heads[..., : 2 * cos.shape[-1]].float().chunk(2, -1)
         turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
         heads[..., : turned.shape[-1]] = turned.to(tensor.dtype)
-
-
-def npu_mrope(positions, query, key, cos_sin_cache, head_size, rotary_mode="half", **_options):
-    query, key = query.clone(), key.clone()
-    _npu_rotary_embedding(positions, query, key, head_size, cos_sin_cache, rotary_mode == "half")
-    return query, key
 
 
 def _npu_reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
@@ -102,10 +87,7 @@ OPERATORS = (
     npu_rms_norm,
     npu_add_rms_norm,
     npu_swiglu,
-    npu_rotary_mul,
-    npu_apply_rotary_pos_emb,
     _npu_rotary_embedding,
-    npu_mrope,
     _npu_reshape_and_cache,
     npu_fused_infer_attention_score,
 )

@@ -5,65 +5,56 @@ Put ``tests/ascend/stand_in`` on PYTHONPATH, and every process gets it with its 
 code decides and computes; it says nothing about the numerics of an NPU, graphs, collective
 communication, vendor operators or speed.
 
-* ``torch.npu`` has streams and events that do nothing, and one device, an Ascend910B1 (an A2).
+* ``torch.npu`` has one device, an Ascend910B1 (an A2). Its streams, events and graphs are mocks,
+  which do nothing; an event is over whenever somebody asks.
 * Operators that samplers need are written out in torch. All other names of torch_npu are mocks.
+* Modules without a CPU build, of which vllm-ascend imports much more than it calls, answer to every
+  name with a mock, so that a test which really depends on one fails on the mock's value.
 * ``pin_memory`` is ignored: a torch without an accelerator refuses it.
 """
 
+import importlib.abc
+import importlib.machinery
 import sys
 from functools import wraps
+from types import ModuleType
 from unittest.mock import MagicMock
 
 import torch
-from npu_stand_in.placeholders import Placeholder, install_placeholders
 
 GIB = 1 << 30
+WITHOUT_CPU_BUILD = ("acl", "fla_npu", "mooncake", "torch_npu", "torchaudio", "torchvision")
 # Take `pin_memory`, and refuse it where there is no accelerator.
 FACTORIES = ("arange", "empty", "full", "ones", "tensor", "zeros")
 
 
-class _Context:
-    """What torch.npu hands out for `with`, and orders nothing here."""
+class Placeholder(ModuleType):
+    """A module that has every attribute and every submodule."""
 
-    def __init__(self, *_args, **_kwargs):
+    __path__ = ()
+    __version__ = "0.0.0"
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        value = MagicMock(name=f"{self.__name__}.{name}")
+        setattr(self, name, value)
+        return value
+
+
+class PlaceholderFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds what lies below `WITHOUT_CPU_BUILD` and nothing else finds."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in WITHOUT_CPU_BUILD:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return Placeholder(spec.name)
+
+    def exec_module(self, module):
         pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_error):
-        return False
-
-
-class Stream(_Context):
-    def wait_stream(self, stream):
-        pass
-
-    def wait_event(self, event):
-        pass
-
-    def synchronize(self):
-        pass
-
-    def record_event(self, event=None):
-        return event or Event()
-
-
-class Event:
-    def __init__(self, *_args, **_kwargs):
-        pass
-
-    def record(self, stream=None):
-        pass
-
-    def wait(self, stream=None):
-        pass
-
-    def synchronize(self):
-        pass
-
-    def query(self):
-        return True
 
 
 def npu_top_k_top_p(logits, k=None, p=None):
@@ -83,13 +74,9 @@ def npu_top_k_top_p(logits, k=None, p=None):
 
 def _make_torch_npu_namespace():
     npu = MagicMock(name="torch.npu")
-    npu.Stream, npu.Event = Stream, Event
-    npu.stream = npu.graph = _Context
-    npu.current_stream = npu.default_stream = lambda *_args, **_kwargs: Stream()
     npu.current_device = lambda: 0
     npu.device_count = lambda: 1
     npu.is_available = lambda: True
-    npu.synchronize = lambda *_args, **_kwargs: None
     npu.mem_get_info = lambda *_args, **_kwargs: (60 * GIB, 64 * GIB)
     npu.get_device_name = lambda *_args: "Ascend910B1"
     npu.get_soc_version = lambda: 220
@@ -108,7 +95,7 @@ def _without_pinning(function):
 def _install():
     this = sys.modules[__name__]
     this.__class__ = Placeholder
-    install_placeholders("acl", "fla_npu", "mooncake", "torch_npu", "torchaudio", "torchvision")
+    sys.meta_path.append(PlaceholderFinder())  # real installations come first
     torch.utils.rename_privateuse1_backend("npu")
     torch.npu = this.npu = _make_torch_npu_namespace()
     torch.version.cann = None

@@ -18,6 +18,13 @@ from sam_rollout.integrations.vllm.serving.dead_engine import (
 )
 
 
+class Client(AsyncMPClient):
+    """A client without sockets."""
+
+    def __init__(self):
+        self.resources, self.core_engine = SimpleNamespace(engine_dead=False), b"engine"
+
+
 @pytest.fixture
 def client(monkeypatch):
     """vLLM's client of an engine that never answers."""
@@ -29,9 +36,7 @@ def client(monkeypatch):
     monkeypatch.setattr(dead_engine, "LOOK_S", 0.01)
     answer_or_die()
     answer_or_die()
-    client = object.__new__(AsyncMPClient)
-    client.resources, client.core_engine = SimpleNamespace(engine_dead=False), b"engine"
-    return client
+    return Client()
 
 
 def test_a_call_ends_when_the_engine_dies(client):

@@ -54,8 +54,9 @@ def test_steps_and_requests_stay_with_their_engine():
 
 
 def test_requests_that_ended_without_a_response_are_forgotten_at_the_second_drain():
-    recorders, late = EngineRecorders(2), SimpleNamespace(request_id="late")
+    recorders = EngineRecorders(2)
+    late, none = (SimpleNamespace(request_id=name) for name in ("late", "none"))
     recorders.record(scheduler(), progress(finished=("late", "none")), engine_idx=1)
     assert recorders.share_out([]) == [[], []]
     assert recorders.share_out([late]) == [[], [late]]
-    assert not recorders._engine_of
+    assert recorders.share_out([none]) == [[none], []], "it is known to nobody any more"

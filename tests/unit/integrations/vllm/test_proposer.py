@@ -178,38 +178,32 @@ def test_a_grammar_has_no_drafts_that_it_would_not_see(ahead, begins_anywhere, d
     assert not requests.takes_no_drafts("without")
 
 
-@pytest.mark.parametrize("shape", ["chain", "tree", "auto"])
-def test_where_trees_cannot_be_verified_chains_are_drafted_and_the_start_goes_on(shape, caplog):
-    """The check at start-up compares with what was asked."""
-    runner = Runner()
-    gate = GateConfig("auto")
-    asked = dataclasses.replace(runner.proposer.config, draft_shape=shape, gate=gate)
-    runner.proposer = SamProposer(vllm_config(asked))
-    runner.bind()
-    session = runner.proposer.session
-    assert session.drafter.shapes == ("chain",)
-    assert "draws" not in [source.name for source in session.drafter.sources]
-    report = {"sampler": "stock", **runner.proposer.describe()}
-    line = check_drafters([report], asked)
-    told = [record.getMessage() for record in caplog.records]
-    reason = "this kind of model runner verifies chains"
-    assert told == [f"sam.draft_shape = chain: {reason}"] * (shape == "tree")
-    assert (f"; chains, not trees: {reason}" in line) == (shape != "chain")
+NO_CPU_RUNNER = "this kind of model runner verifies chains"
 
 
 @pytest.mark.parametrize(
     ("shape", "changes", "reason"),
     [
+        ("chain", {}, ""),
+        ("tree", {"gate": GateConfig("auto")}, NO_CPU_RUNNER),
+        ("auto", {"gate": GateConfig("auto")}, NO_CPU_RUNNER),
         ("tree", {"max_draft_tokens": 1}, "a tree of one token is a chain"),
         ("auto", {"gate": GateConfig("auto"), "max_draft_tokens": 1}, "a tree of one token"),
         ("auto", {}, "the gate threshold measures nothing"),
     ],
 )
-def test_what_is_no_tree_in_any_engine_is_said(shape, changes, reason, caplog):
+def test_where_trees_cannot_be_chains_are_drafted_and_the_start_goes_on(
+    shape, changes, reason, caplog
+):
+    """The check at start-up compares with what was asked."""
     runner = Runner()
     asked = dataclasses.replace(runner.proposer.config, draft_shape=shape, **changes)
     runner.proposer = SamProposer(vllm_config(asked))
     runner.bind()
-    assert runner.proposer.session.drafter.shapes == ("chain",)
-    assert reason in runner.proposer.describe()["why_no_trees"]
-    assert (reason in caplog.text) == (shape == "tree")
+    drafter = runner.proposer.session.drafter
+    assert drafter.shapes == ("chain",)
+    assert "draws" not in [source.name for source in drafter.sources]
+    line = check_drafters([{"sampler": "stock", **runner.proposer.describe()}], asked)
+    assert (f"; chains, not trees: {reason}" in line) == (shape != "chain")
+    warned = f"sam.draft_shape = chain: {reason}" in caplog.text
+    assert warned == (shape == "tree") and len(caplog.records) == warned

@@ -1,0 +1,25 @@
+"""Finds our code for vllm-ascend by name, because integrations/vllm_ascend imports this folder."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib.util import find_spec
+from typing import Any
+
+PACKAGE = "vllm_ascend"
+
+
+def is_installed() -> bool:
+    """Whether vllm-ascend is installed; it is not imported, because it would choose a device."""
+    return find_spec(PACKAGE) is not None
+
+
+def from_ascend(name: str) -> Any:
+    """Return an object of integrations/vllm_ascend, ``module:object`` or a module."""
+    return pkgutil.resolve_name(f"sam_rollout.integrations.vllm_ascend.{name}")
+
+
+def hooks_of(runner: Any) -> Any:
+    """Return the module `hooks` for a model runner of vllm-ascend; None for vLLM's own runners."""
+    packages = {base.__module__.partition(".")[0] for base in type(runner).__mro__}
+    return from_ascend("hooks") if PACKAGE in packages else None
