@@ -8,8 +8,7 @@ has the same random numbers, so all sides train on the same responses. The first
 left out, because it includes lazy initialisation. Other programs on the machine disturb times.
 Therefore the record also has each run's engine steps and its engine's processor time. The unfair
 run has another seed and shorter responses. It shows, and a test checks, that a comparison reports
-such differences. Two more sides stand beside the comparison: `chains` drafts without draws, and
-`trees` lets the gate choose between chains and trees.
+such differences. One more side, `chains`, drafts without draws.
 """
 
 from __future__ import annotations
@@ -44,11 +43,8 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 # Name of a side -> its overrides; the first side is the baseline.
 SIDES = {"off": ("sam=off",), "on": ("sam=on",)}
-# Chains of copied text only, as drafters have them that know no draws; and trees by the gate.
-MORE_SIDES = {
-    "chains": ("sam=on", "sam.draft_shape=chain", "sam.sources.draws.enabled=false"),
-    "trees": ("sam=on", "sam.draft_shape=auto", "sam.max_draft_tokens=16"),
-}
+# Chains of copied text only, as drafters have them that know no draws.
+MORE_SIDES = {"chains": ("sam=on", "sam.draft_shape=chain", "sam.sources.draws.enabled=false")}
 TAIL = 16  # most running requests in the tail, as in the experiments
 UNFAIR_RUN = "other-seed-shorter"
 UNFAIR_OVERRIDES = (
