@@ -233,11 +233,11 @@ class SplitTreeAttention:
             tokens, pages = step.tokens[row].unique(), step.table[row].long()
             mask = torch.ones(1, len(tokens), length + len(tokens), dtype=torch.bool)
             mask[0, :, length:] = step.own[row, : len(tokens), : len(tokens)].cpu()
-            sides = (
+            keys, values = (
                 torch.cat([cache[pages].flatten(0, 1)[:length], new[tokens]])[None].cpu()
                 for cache, new in zip(halves, (key, value), strict=True)
             )
-            found, _ = attend(query[tokens][None].cpu(), *sides, mask, impl.scale)
+            found, _ = attend(query[tokens][None].cpu(), keys, values, mask, impl.scale)
             expected[tokens.cpu()] = found[0]
         return float((output.cpu().float() - expected).abs().max())
 
