@@ -95,6 +95,7 @@ ENGINES = {
     "preempted": Side(texts_alone(1_000, k=8), engine=SMALL),
     # Or an engine's steps would not be those that the gate saw last.
     "sync": Side(texts_alone(2, scheduling="sync")),
+    "trees": Side(texts_alone(1_000, k=8, scheduling="sync", draft_shape="tree")),
     "off, stock": Side(OFF, "stock"),
     "on, stock": Side(texts_alone(1_000, pad_drafts="always"), "stock"),
     "head and texts": Side(head("own", "prompt", k=8), engine=SMALL),

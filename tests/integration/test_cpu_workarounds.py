@@ -79,7 +79,7 @@ def test_linear_layers_keep_their_weight_with_the_plugin(layer_utils):
 
 _PROGRAM = """
 from types import SimpleNamespace
-import sys, torch, vllm.config
+import os, sys, torch, vllm.config
 from llvmlite.binding import ffi
 from vllm.model_executor.layers import utils
 from sam_rollout.config import RolloutSamplerConfig, SamConfig
@@ -101,19 +101,23 @@ for outputs, inputs in ((1024, 192), (4096, 1024)):  # computed by vLLM's own ke
     whole = layer.cpu_linear(rows, layer.weight, None)
     for count in range(1, 64):
         alike &= torch.equal(layer.cpu_linear(rows[:count], layer.weight, None), whole[:count])
-print(before, scan_breaks_on(ffi.lib), alike)
+print(before, scan_breaks_on(ffi.lib), alike, os.environ.get("VLLM_CPU_ATTN_SPLIT_KV"))
 """
 
 
 @cache
 def told(kind: str) -> list[str]:
-    """Whether a scan of all modules breaks before and with the plugin; whether rows round alike."""
+    """Whether a scan of all modules breaks before and with the plugin; whether rows round alike.
+
+    The last value is the variable that divides a request's keys among threads.
+    """
     program = [sys.executable, "-c", _PROGRAM, kind]
-    # An engine in this process may have set the variable.
-    environment = {k: v for k, v in os.environ.items() if k != "ONEDNN_MAX_CPU_ISA"}
+    # An engine in this process may have set the variables.
+    ours = ("ONEDNN_MAX_CPU_ISA", "VLLM_CPU_ATTN_SPLIT_KV")
+    environment = {k: v for k, v in os.environ.items() if k not in ours}
     done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()[-3:]
+    return done.stdout.split()[-4:]
 
 
 def test_a_scan_of_all_modules_breaks_upstream_and_not_with_the_plugin():
@@ -123,5 +127,50 @@ def test_a_scan_of_all_modules_breaks_upstream_and_not_with_the_plugin():
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="a CPU without AMX")
 @pytest.mark.parametrize(("kind", "alike"), [("stock", "False"), ("coupled", "True")])
 def test_rows_round_by_their_number_with_amx_and_not_for_coupled_samplers(kind, alike):
-    """If the first fails, vLLM and oneDNN round all rows alike: delete `_leave_out_amx`."""
+    """If the first fails, vLLM and oneDNN round all rows alike: `_round_tokens_alike` keeps AMX."""
     assert told(kind)[2] == alike
+
+
+@pytest.mark.parametrize(("kind", "split"), [("stock", "None"), ("coupled", "0")])
+def test_coupled_engines_keep_the_keys_of_a_request_together(kind, split):
+    assert told(kind)[3] == split
+
+
+_ATTENTION = """
+import torch, vllm._C
+from vllm import _custom_ops as ops
+
+HEADS, CACHED, SIZE, LENGTH, TOKENS, BLOCK = 6, 3, 64, 320, 9, 32
+torch.manual_seed(0)
+cache = torch.zeros(2, LENGTH // BLOCK, CACHED, BLOCK, SIZE)
+keys, values = torch.randn(2, LENGTH, CACHED, SIZE)
+ops.cpu_attn_reshape_and_cache(keys, values, *cache, torch.arange(LENGTH), "vec")
+queries = torch.randn(TOKENS, HEADS, SIZE)
+
+def attention(query, length, split):
+    starts, lengths = (torch.tensor(one, dtype=torch.int32) for one in ([0, len(query)], [length]))
+    plan = ops.cpu_attn_get_scheduler_metadata(
+        1, HEADS, CACHED, SIZE, lengths, query.dtype, starts, True, -1, "vec", split
+    )
+    output = torch.zeros_like(query)
+    table = torch.arange(LENGTH // BLOCK, dtype=torch.int32)[None]
+    ops.cpu_attention_with_kv_cache(
+        query, *cache, output, starts, lengths, 0.125, True, None, -1, table, 0.0, plan, None
+    )
+    return output
+
+for split in (True, False):
+    decoded = [
+        attention(queries[i : i + 1], LENGTH - TOKENS + 1 + i, split) for i in range(TOKENS)
+    ]
+    print(torch.equal(torch.cat(decoded), attention(queries, LENGTH, split)))
+"""
+
+
+def test_a_verify_step_attends_as_plain_decoding_if_keys_are_not_split():
+    """If the first fails, vLLM's kernel adds up alike: delete `VLLM_CPU_ATTN_SPLIT_KV`."""
+    program = [sys.executable, "-c", _ATTENTION]
+    environment = os.environ | {"OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False", "True"]

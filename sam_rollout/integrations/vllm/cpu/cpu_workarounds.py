@@ -31,7 +31,7 @@ def apply_cpu_workarounds() -> None:
         return
     if Version(Version(vllm.__version__).public) not in AFFECTED_VERSIONS:
         return
-    _leave_out_amx()
+    _round_tokens_alike()
     _keep_linear_weights()
     _survive_a_scan()
     import vllm.utils.cpu_triton_utils as kernels
@@ -54,31 +54,36 @@ def _keep_linear_weights() -> None:
     wrap_once(layer_utils, "dispatch_cpu_unquantized_gemm", keeping)
 
 
-def _leave_out_amx() -> None:
-    """If the sampler is coupled, avoid kernels whose rounding depends on the number of rows.
+def _round_tokens_alike() -> None:
+    """If the sampler is coupled, leave out what makes a token's rounding depend on other tokens.
 
     With AMX, vLLM computes a small bfloat16 layer by another kernel from five rows on, and oneDNN a
-    larger one from about 36 rows on. A verify step would then have other logits than plain
-    decoding. The kernels without AMX give a row the same bits, whatever the other rows are.
+    larger one from about 36 rows on. Without AMX, a row has the same bits among any other rows.
+
+    With several threads, vLLM divides the keys of a request among them if the request has one
+    token in the step. A token of a verify step has all its keys in one thread, so the sums of plain
+    decoding have another order. `VLLM_CPU_ATTN_SPLIT_KV=0` keeps the keys together.
 
     A layer checks for AMX while it is created. So from the first layer of an engine with a coupled
-    sampler on, torch reports in this process that there is no AMX. oneDNN reads its environment
-    variable only afterwards, so the variable can be set at the same time.
+    sampler on, torch reports in this process that there is no AMX. oneDNN and the attention read
+    their environment variables only afterwards, so the variables can be set at the same time.
     """
     from vllm.config import get_current_vllm_config_or_none
 
-    if is_wrapped(torch.cpu, "_is_amx_tile_supported") or not torch.cpu._is_amx_tile_supported():
+    if is_wrapped(torch.cpu, "_is_amx_tile_supported"):
         return
-    left_out = False
+    has_amx, is_coupled = torch.cpu._is_amx_tile_supported(), False
 
     def is_supported() -> bool:
-        nonlocal left_out
-        config = None if left_out else get_current_vllm_config_or_none()
+        nonlocal is_coupled
+        config = None if is_coupled else get_current_vllm_config_or_none()
         if config is not None and has_settings(config):
-            left_out = settings_of(config).sampler.kind.startswith("coupled")
-            if left_out:
-                os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-        return not left_out
+            is_coupled = settings_of(config).sampler.kind.startswith("coupled")
+            if is_coupled:
+                os.environ.setdefault("VLLM_CPU_ATTN_SPLIT_KV", "0")
+                if has_amx:
+                    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+        return has_amx and not is_coupled
 
     wrap_once(torch.cpu, "_is_amx_tile_supported", lambda _original: is_supported)
 

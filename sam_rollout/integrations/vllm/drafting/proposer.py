@@ -222,7 +222,7 @@ class SamProposer:
 
     def _bind_trees(self, model_runner: Any) -> None:
         """Prepare the runner for trees; drafts are chains if it cannot verify trees."""
-        from sam_rollout.integrations.vllm.trees.attachment import Trees, why_no_trees
+        from sam_rollout.integrations.vllm.trees.attachment import NOT_YET, Trees, why_no_trees
 
         self._why_no_trees = ""
         self._trees = None
@@ -233,7 +233,7 @@ class SamProposer:
         )
         if not self._why_no_trees:
             self._trees = Trees(model_runner, self.config.drafts_with_model)
-        elif self.config.draft_shape == "tree":
+        elif self.config.draft_shape == "tree" and self._why_no_trees != NOT_YET:
             logger.warning("sam.draft_shape = chain: %s", self._why_no_trees)
 
     def _new_session(self, record: bool) -> DraftSession:

@@ -8,4 +8,5 @@ WRAPPED = (
     "v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs",
     "v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
     "v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
+    "v1.attention.backends.flash_attn:FlashAttentionImpl.forward",
 )

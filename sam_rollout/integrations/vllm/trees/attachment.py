@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,16 +15,27 @@ if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.trees.drafter_inputs import DrafterInputs
 
 
+# Device, as vLLM's platform names it -> the attention that verifies trees there.
+ATTENTION = {
+    "cpu": "sam_rollout.integrations.vllm.trees.cpu_attention:CpuTreeAttention",
+    "cuda": "sam_rollout.integrations.vllm.trees.cuda_attention:CudaTreeAttention",
+    "npu": "sam_rollout.integrations.vllm_ascend.trees:AscendTreeAttention",
+}
+
+# The runner of vllm-ascend is bound once more when its cache is ready.
+NOT_YET = "the engine's cache is not ready"
+
+
 def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
     """Return why drafts of this engine have to be chains; empty if they may be trees."""
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
-        return "trees are verified on CPUs only so far"
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
-
+    if current_platform.device_name not in ATTENTION:
+        return f"no attention for trees on {current_platform.device_name}"
     if not hasattr(runner, "_prepare_inputs"):
         return "this kind of model runner verifies chains"
+    if not hasattr(runner, "kv_cache_config"):
+        return NOT_YET
     if not keeps_draws(runner):
         return "trees need a coupled sampler"
     if getattr(runner, "use_async_scheduling", False):
@@ -41,13 +53,22 @@ def why_no_trees(runner: Any, vllm_config: Any, config: SamConfig) -> str:
         return "layers of several kinds, or positions of several dimensions"
     context = runner.compilation_config.static_forward_context.values()
     layers = [layer for layer in context if hasattr(layer, "impl")]  # experts have none
-    if {type(layer.impl) for layer in layers} != {CPUAttentionBackendImpl}:
+    attention = _attention_of_device()
+    if {type(layer.impl) for layer in layers} != {attention.implementation}:
         return "layers other than plain attention"
     if {layer.impl.sliding_window for layer in layers} - {None, -1, (-1, -1)}:
         return "attention in a sliding window"
     if any(getattr(layer, "kv_sharing_target_layer_name", None) for layer in layers):
         return "layers that share a cache"
-    return ""
+    if config.drafts_with_model and not attention.goes_with_model:
+        return "a draft model would read the tokens of a tree as a chain"
+    return attention.why_not(runner)
+
+
+def _attention_of_device() -> Any:
+    from vllm.platforms import current_platform
+
+    return pkgutil.resolve_name(ATTENTION[current_platform.device_name])
 
 
 class Trees:
@@ -57,16 +78,13 @@ class Trees:
     """
 
     def __init__(self, runner: Any, with_model: bool) -> None:
-        from sam_rollout.integrations.vllm.trees.cpu_attention import CpuTreeAttention
         from sam_rollout.integrations.vllm.trees.drafter_inputs import DrafterInputs
-        from sam_rollout.integrations.vllm.trees.tree_sampler import TreeRejectionSampler
+        from sam_rollout.integrations.vllm.trees.tree_sampler import with_trees
 
         self._runner, self._sampler = runner, runner.rejection_sampler
         self._keeper = TreeKeeper(runner)
-        self._attention = CpuTreeAttention(runner, self._keeper)
-        runner.rejection_sampler = TreeRejectionSampler(
-            self._sampler, self._keeper, self._attention.accept
-        )
+        self._attention = _attention_of_device()(runner, self._keeper)
+        runner.rejection_sampler = with_trees(self._sampler, self._keeper, self._attention.accept)
         self._drafter_inputs: DrafterInputs | None = None
         if with_model:
             self._drafter_inputs = DrafterInputs(runner, self._keeper, runner.rejection_sampler)

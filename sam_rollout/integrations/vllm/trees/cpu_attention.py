@@ -21,7 +21,7 @@ from vllm import _custom_ops as ops
 from vllm import envs
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
 
-from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper
+from sam_rollout.integrations.vllm.trees.step_trees import StepTrees, TreeKeeper, moves
 
 _SPARE_PAGES = 64  # per layer; a step that needs more pages takes several calls of the kernel
 
@@ -39,12 +39,20 @@ class _Call(NamedTuple):
 
 
 class CpuTreeAttention:
-    """Replaces the kernel of the runner's attention layers.
+    """Replaces the kernel of the runner's attention layers, which have `implementation`.
 
     Args:
         runner: vLLM's model runner for CPUs, whose cache is ready.
         keeper: has the step's trees.
     """
+
+    implementation = CPUAttentionBackendImpl
+    goes_with_model = True
+
+    @staticmethod
+    def why_not(_runner: Any) -> str:
+        """Return an empty string: the kernel is vLLM's own, called in the usual way."""
+        return ""
 
     def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
         self._runner, self._keeper = runner, keeper
@@ -203,13 +211,9 @@ class CpuTreeAttention:
             path: int64 [B, N + 1], the accepted path's node at each depth.
             token_ids: int32 [B, N + 1], the sampled tokens, then negative numbers.
         """
-        accepted = (token_ids >= 0).sum(dim=1) - 1
-        depth = torch.arange(path.shape[1])
-        moves = (depth >= 1) & (depth <= accepted.unsqueeze(1)) & (path != depth)
-        if not moves.any():
+        source, target = moves(trees, path, token_ids)
+        if not len(source):
             return
-        first = torch.from_numpy(trees.first).to(torch.int64).unsqueeze(1)
-        source, target = (first + path)[moves], (first + depth)[moves]
         slots = self._runner.input_batch.block_table[0].slot_mapping.gpu[target]
         place = torch.searchsorted(self._tree_tokens, source)
         for layer, key, value in self._computed:

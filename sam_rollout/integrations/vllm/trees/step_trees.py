@@ -89,7 +89,7 @@ class TreeKeeper:
     """
 
     def __init__(self, runner: Any) -> None:
-        warm_up(_shape)
+        warm_up_shapes()
         self._runner = runner
         self._prepare_inputs = runner._prepare_inputs
         self._row_of: dict[str, int] = {}
@@ -135,25 +135,72 @@ class TreeKeeper:
         request_ids = runner.input_batch.req_ids
         rows = len(request_ids)
         counts = np.array([len(drafts.get(name, ())) for name in request_ids], np.int32)
-        most = int(counts.max())
         kept = np.array([self._row_of.get(name, -1) for name in request_ids], np.int32)
-        nodes = np.empty((2, rows, most), np.int64)
-        ancestors = np.empty((rows, most, most), np.bool_)
-        branches, first = np.empty((2, rows), np.int32)
-        moved = np.empty((2, rows * most), np.int64)
         ends = runner.query_start_loc.np[1 : rows + 1]
-        count = _shape(counts, kept, ends, self._parents, *nodes, ancestors, branches, first, moved)
-        branching = np.flatnonzero(branches)
-        if not len(branching):
+        trees, moved = trees_of(counts, kept, ends, self._parents, runner.device)
+        if not len(trees.branching):
             return None
-        device = runner.device
-        parents, depths = torch.from_numpy(nodes).to(device, non_blocking=True)
-        shapes = TreeShapes(
-            parents, depths, torch.from_numpy(ancestors).to(device, non_blocking=True)
-        )
         # The tokens already have cache slots, one after the other. A token's rotary embedding and
         # its random number depend on its position in the text of its path, so the positions are
         # corrected.
-        at, back = torch.from_numpy(moved[:, :count]).to(device, non_blocking=True)
+        at, back = torch.from_numpy(moved).to(runner.device, non_blocking=True)
         runner.positions.index_add_(0, at, back)
-        return StepTrees(shapes, nodes[0], nodes[1], counts, first, branching)
+        return trees
+
+
+def warm_up_shapes() -> None:
+    """Compile what `trees_of` calls."""
+    warm_up(_shape)
+
+
+def trees_of(
+    counts: np.ndarray,
+    kept: np.ndarray,
+    ends: np.ndarray,
+    kept_parents: np.ndarray,
+    device: torch.device,
+) -> tuple[StepTrees, np.ndarray]:
+    """Return a step's trees, and the tokens that are not as deep as in a chain.
+
+    Args:
+        counts: int32 [B], draft tokens of each request.
+        kept: int32 [B], the row of `kept_parents` that has the request's tree; -1: a chain.
+        ends: int32 [B], the index behind the request's last token among the step's tokens.
+        kept_parents: int32 [rows, k], the draft token that each draft token follows; -1: none.
+        device: the device of `StepTrees.shapes`.
+
+    Returns:
+        The trees; int64 [2, tokens], indices of tokens and the corrections of their positions.
+    """
+    rows, most = len(counts), int(counts.max())
+    nodes = np.empty((2, rows, most), np.int64)
+    ancestors = np.empty((rows, most, most), np.bool_)
+    branches, first = np.empty((2, rows), np.int32)
+    moved = np.empty((2, rows * most), np.int64)
+    count = _shape(counts, kept, ends, kept_parents, *nodes, ancestors, branches, first, moved)
+    parents, depths = torch.from_numpy(nodes).to(device, non_blocking=True)
+    shapes = TreeShapes(parents, depths, torch.from_numpy(ancestors).to(device, non_blocking=True))
+    trees = StepTrees(shapes, nodes[0], nodes[1], counts, first, np.flatnonzero(branches))
+    return trees, moved[:, :count]
+
+
+def moves(
+    trees: StepTrees, path: torch.Tensor, token_ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the accepted tokens whose keys and values have to move, and where they belong.
+
+    The host waits for the device.
+
+    Args:
+        trees: the step's trees.
+        path: int64 [B, N + 1], the accepted path's node at each depth.
+        token_ids: int32 [B, N + 1], the sampled tokens, then negative numbers.
+
+    Returns:
+        Indices among the step's tokens, int64 [moves] each.
+    """
+    accepted = (token_ids >= 0).sum(dim=1) - 1
+    depth = torch.arange(path.shape[1], device=path.device)
+    moved = (depth >= 1) & (depth <= accepted.unsqueeze(1)) & (path != depth)
+    first = torch.from_numpy(trees.first).to(path.device, torch.int64).unsqueeze(1)
+    return (first + path)[moved], (first + depth)[moved]

@@ -23,6 +23,12 @@ from sam_rollout.verification import DraftLayout
 from sam_rollout.verification.trees import verify_tree
 
 
+def with_trees(sampler: KeyedRejectionSampler, *args: Any, **options: Any) -> TreeRejectionSampler:
+    """Make a `TreeRejectionSampler` that keeps what the sampler's own class does on its device."""
+    kind = type("TreeRejectionSampler", (TreeRejectionSampler, type(sampler)), {})
+    return kind(sampler, *args, **options)
+
+
 class TreeRejectionSampler(KeyedRejectionSampler):
     """Verifies trees and chains.
 

@@ -42,11 +42,11 @@ def _npu_reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
 
 
 def npu_fused_infer_attention_score(
-    query,  # [tokens, heads, head_size]
+    query,  # [tokens, heads, head_size]; BSND: [requests, tokens of each, heads, head_size]
     key,  # paged: [blocks, block_size, ...]; otherwise [tokens, kv_heads, head_size]
     value,
     *,
-    actual_seq_lengths,  # cumulative
+    actual_seq_lengths,  # cumulative; BSND: of each request
     actual_seq_lengths_kv,  # paged: of each request; otherwise cumulative
     block_table=None,
     block_size=128,
@@ -55,13 +55,20 @@ def npu_fused_infer_attention_score(
     num_key_value_heads=1,
     scale=1.0,
     sparse_mode=0,  # 3: causal, aligned at the end
+    softmax_lse_flag=False,
     **_options,
 ):
-    assert input_layout == "TND"
+    if input_layout == "BSND":
+        requests, tokens = query.shape[:2]
+        assert list(actual_seq_lengths) == [tokens] * requests and block_table is not None
+        actual_seq_lengths = range(tokens, requests * tokens + 1, tokens)
+        query = query.flatten(0, 1)
+    else:
+        assert input_layout == "TND" and not softmax_lse_flag
     ends = [int(end) for end in actual_seq_lengths]
     kv_lengths = [int(length) for length in actual_seq_lengths_kv]
     assert ends == sorted(ends) and ends[-1] == query.shape[0] and len(ends) == len(kv_lengths)
-    output = torch.zeros_like(query)
+    output, lse = torch.zeros_like(query), torch.zeros(num_heads, len(query))
     shape = (-1, num_key_value_heads, query.shape[-1])
     first = first_kv = 0
     for request, (end, length) in enumerate(zip(ends, kv_lengths, strict=True)):
@@ -79,8 +86,20 @@ def npu_fused_infer_attention_score(
             scores = scores.masked_fill(torch.arange(length) > rows, float("-inf"))
         result = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
         output[first:end] = result.to(query.dtype)
+        lse[:, first:end] = scores.logsumexp(-1)
         first = end
-    return output, None
+    if input_layout == "BSND":
+        output = output.unflatten(0, (requests, tokens))
+        lse = lse.unflatten(1, (requests, tokens)).transpose(0, 1).unsqueeze(3)
+    return output, lse if softmax_lse_flag else None
+
+
+def npu_attention_update(lse, local_out, update_type):
+    """Weigh results [rows, head_size] by their log-sum-exps [rows]."""
+    assert update_type == 0
+    assert all(t.dtype == torch.float32 and t.is_contiguous() for t in (*lse, *local_out))
+    weights = torch.stack(list(lse)).softmax(0).unsqueeze(2)
+    return (weights * torch.stack(list(local_out))).sum(0), None
 
 
 OPERATORS = (
@@ -90,4 +109,5 @@ OPERATORS = (
     _npu_rotary_embedding,
     _npu_reshape_and_cache,
     npu_fused_infer_attention_score,
+    npu_attention_update,
 )

@@ -1,0 +1,292 @@
+"""Attention over draft trees on accelerators, in two parts. Not run on a device.
+
+An accelerator's kernel for paged caches has no mask for a tree. But all tokens of a tree attend to
+the whole text before the tree, so the kernel computes this part without a mask, and returns the
+log-sum-exp of its scores. In the other part, the tokens of the tree attend to each other: at most
+k + 1 tokens per request, with plain operations. The log-sum-exps say how to weigh the two results.
+
+Rows without a tree keep the engine's own attention. If all tokens of a step belong to trees, and
+the engine's attention does not write the cache, it is not called.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from sam_rollout.integrations.vllm.trees.step_trees import (
+    StepTrees,
+    TreeKeeper,
+    moves,
+    trees_of,
+    warm_up_shapes,
+)
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+# Differences in a trial that rounding explains, where values are about 1.
+ROUNDING = {torch.float32: 2e-3, torch.float16: 0.04, torch.bfloat16: 0.04}
+
+
+class SplitStep(NamedTuple):
+    """The trees of a step, R rows of T tokens: the last known token, then the draft tokens.
+
+    A smaller tree is filled up with its first token. Nothing reads the results for these places.
+    """
+
+    tokens: torch.Tensor  # int64 [R, T], indices among the step's tokens
+    starts: torch.Tensor  # int32 [R + 1], where each tree begins in [R * T]
+    places: torch.Tensor  # int64, the trees' tokens in [R * T], without what fills them up
+    own: torch.Tensor  # bool [R, T, T], [:, i, j]: token i attends to token j
+    context: torch.Tensor  # int32 [R], tokens of the text before the tree
+    lengths: list[int]  # `context` on the host
+    table: torch.Tensor  # int32 [R, blocks], the pages of the texts
+    is_whole: bool  # the step has no other tokens
+
+    @classmethod
+    def of(
+        cls, trees: StepTrees, starts: np.ndarray, computed: np.ndarray, table: torch.Tensor
+    ) -> SplitStep:
+        """Read a step's trees, of which at least one branches.
+
+        Args:
+            trees: the step's trees.
+            starts: int32 [B + 1], where each request's tokens begin among the step's tokens.
+            computed: int [B], tokens of each text before the step.
+            table: int32 [B, blocks], the pages of all texts.
+        """
+        rows, device = trees.branching, trees.shapes.ancestors.device
+        counts, first = trees.counts[rows] + 1, trees.first[rows]
+        node = np.arange(counts.max())
+        is_real = node < counts[:, None]
+        # A request whose last known token is not its first one in the step has more context.
+        context = computed[rows] + first - starts[rows]
+
+        def on_device(array: np.ndarray, kind: type = np.int64) -> torch.Tensor:
+            return torch.from_numpy(array.astype(kind)).to(device, non_blocking=True)
+
+        at, most = on_device(rows), len(node) - 1
+        own = torch.zeros(len(rows), most + 1, most + 1, dtype=torch.bool, device=device)
+        own[:, 1:, 1:] = trees.shapes.ancestors[at, :most, :most]
+        own[:, :, 0] = True
+        return cls(
+            on_device(first[:, None] + np.where(is_real, node, 0)),
+            on_device(np.arange(len(rows) + 1) * len(node), np.int32),
+            on_device(np.flatnonzero(is_real)),
+            own,
+            on_device(context, np.int32),
+            context.tolist(),
+            table[at],
+            int(counts.sum()) == int(starts[len(trees.counts)]),
+        )
+
+
+class SplitTreeAttention:
+    """Replaces the attention of the runner's layers in steps with trees.
+
+    Args:
+        runner: vLLM's model runner, whose cache is ready.
+        keeper: has the step's trees.
+    """
+
+    implementation: ClassVar[type]  # of the layers' attention
+    table_name: ClassVar[str]  # of the block table in the attention's metadata
+    writes_cache: ClassVar[bool]  # the implementation's `forward` also writes the cache
+    cache_axis: ClassVar[int]  # of a layer's cache: keys, then values
+    goes_with_model: ClassVar[bool]  # whether a draft model may draft, too
+
+    def __init__(self, runner: Any, keeper: TreeKeeper) -> None:
+        self._runner, self._keeper = runner, keeper
+        # A draft model has layers of its own: they get chains, never trees.
+        self._forwards = [
+            _Forward(self, layer.impl)
+            for layer in runner.get_model().modules()
+            if isinstance(getattr(layer, "impl", None), self.implementation)
+        ]
+        self._step_of: StepTrees | None = None
+        self._step: SplitStep | None = None
+
+    @classmethod
+    def add_context(
+        cls, impl: Any, step: SplitStep, query: torch.Tensor, cache: Pair, own: Pair
+    ) -> torch.Tensor:
+        """Attend to the texts before the trees, and weigh the result with that of the trees.
+
+        Args:
+            impl: the layer's implementation.
+            step: the step's trees.
+            query: [R, T, heads, head size].
+            cache: keys and values, [blocks, block size, heads of the cache, head size].
+            own: the trees' part, see `attend`.
+
+        Returns:
+            [R * T, heads, head size].
+        """
+        raise NotImplementedError
+
+    def detach(self) -> None:
+        """Give the layers their attention back."""
+        for forward in self._forwards:
+            forward.impl.__dict__.pop("forward", None)
+
+    def step(self, metadata: Any) -> SplitStep | None:
+        """Return the step's trees; None without trees."""
+        trees = self._keeper.step
+        if trees is not self._step_of:
+            self._step, self._step_of = None, trees
+            if trees is not None:
+                batch, rows = self._runner.input_batch, len(trees.counts)
+                starts = self._runner.query_start_loc.np[: rows + 1]
+                computed = batch.num_computed_tokens_cpu[:rows]
+                table = getattr(metadata, self.table_name)
+                self._step = SplitStep.of(trees, starts, computed, table)
+        return self._step
+
+    def accept(self, trees: StepTrees, path: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Move keys and values of accepted tokens to their places in the text; see `moves`."""
+        source, target = moves(trees, path, token_ids)
+        if not len(source):
+            return
+        slots = self._runner.input_batch.block_table[0].slot_mapping.gpu
+        source, target = slots[source].long(), slots[target].long()
+        for forward in self._forwards:
+            for cache in self._halves(forward.kv_cache):
+                size = cache.shape[1]
+                cache[target // size, target % size] = cache[source // size, source % size]
+
+    @classmethod
+    def _halves(cls, kv_cache: Any) -> Pair:
+        if isinstance(kv_cache, torch.Tensor):
+            kv_cache = kv_cache.unbind(cls.cache_axis)
+        return kv_cache[0], kv_cache[1]
+
+    @classmethod
+    def compute(
+        cls, impl: Any, step: SplitStep, query: torch.Tensor, key: torch.Tensor,
+        value: torch.Tensor, kv_cache: Any, output: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Compute the attention of the trees' tokens; `query` and so on are of all tokens."""
+        query = query[step.tokens]
+        own = attend(query, key[step.tokens], value[step.tokens], step.own, impl.scale)
+        merged = cls.add_context(impl, step, query, cls._halves(kv_cache), own)
+        output[step.tokens.flatten()[step.places]] = merged[step.places].to(output.dtype)
+
+    @classmethod
+    def why_not(cls, runner: Any) -> str:
+        """Return why this engine cannot verify trees; empty if a trial of all operators is right.
+
+        The trial catches operators that compute something else, not those that end the process.
+        """
+        mode = runner.compilation_config.cudagraph_mode
+        if mode is not None and mode.has_full_cudagraphs():
+            return "full graphs leave a tree's mask out (compilation_config.cudagraph_mode)"
+        layers = runner.compilation_config.static_forward_context.values()
+        impls = [layer.impl for layer in layers if hasattr(layer, "impl")]  # experts have none
+        for impl in impls:
+            for name in ("alibi_slopes", "sinks", "logits_soft_cap"):
+                given = getattr(impl, name, None)
+                if isinstance(given, torch.Tensor) or given:
+                    return f"attention with {name}"
+        kinds = {(one.num_heads, one.num_kv_heads, one.head_size): one for one in impls}
+        try:
+            found = [cls.deviation(impl, runner) for impl in kinds.values()]
+        except Exception as error:
+            return f"a tree's attention failed when it was tried: {error!r}"
+        most = ROUNDING[runner.model_config.dtype]
+        wrong = [one for one in found if not one <= most]  # also NaN
+        return f"a tree's attention was wrong by {wrong} when it was tried" if wrong else ""
+
+    @classmethod
+    def deviation(cls, impl: Any, runner: Any) -> float:
+        """Return the largest difference, for made-up trees, from one part computed on the host.
+
+        The texts begin a page, end a page, and are longer than 512 tokens: operators of
+        accelerators have been wrong beyond that length.
+        """
+        k, block_size = runner.num_spec_tokens, runner.cache_config.block_size
+        contexts = np.array([1, block_size, 3, 520 + 2 * block_size])
+        counts = np.array([k, k, 0, 2], np.int32)
+        parents = np.array([[j // 2 - 1 for j in range(k)], [(j + 1) // 3 - 1 for j in range(k)]])
+        starts = np.cumsum([0, *(counts + 1)], dtype=np.int32)
+        kept = np.array([0, 1, -1, 0], np.int32)
+        warm_up_shapes()
+        trees, _ = trees_of(counts, kept, starts[1:], parents.astype(np.int32), runner.device)
+        dice = torch.Generator().manual_seed(0)
+
+        def random(*shape: int) -> torch.Tensor:
+            made = torch.randn(*shape, generator=dice)
+            return made.to(runner.device, runner.model_config.dtype)
+
+        shape = [4 * -(-int(contexts.max()) // block_size), block_size, impl.num_kv_heads]
+        table = torch.randperm(shape[0], generator=dice).view(4, -1)
+        step = SplitStep.of(trees, starts, contexts, table.to(runner.device, torch.int32))
+        query = 3 * random(int(starts[-1]), impl.num_heads, impl.head_size)  # some weigh most
+        key, value = (random(len(query), impl.num_kv_heads, impl.head_size) for _ in range(2))
+        shape.insert(cls.cache_axis, 2)
+        kv_cache, output = random(*shape, impl.head_size), torch.zeros_like(query)
+        cls.compute(impl, step, query, key, value, kv_cache, output)
+        expected = torch.zeros_like(query, device="cpu", dtype=torch.float32)
+        halves = cls._halves(kv_cache)
+        for row, length in enumerate(step.lengths):
+            tokens, pages = step.tokens[row].unique(), step.table[row].long()
+            mask = torch.ones(1, len(tokens), length + len(tokens), dtype=torch.bool)
+            mask[0, :, length:] = step.own[row, : len(tokens), : len(tokens)].cpu()
+            sides = (
+                torch.cat([cache[pages].flatten(0, 1)[:length], new[tokens]])[None].cpu()
+                for cache, new in zip(halves, (key, value), strict=True)
+            )
+            found, _ = attend(query[tokens][None].cpu(), *sides, mask, impl.scale)
+            expected[tokens.cpu()] = found[0]
+        return float((output.cpu().float() - expected).abs().max())
+
+
+class _Forward:
+    """Called in place of a layer's attention."""
+
+    def __init__(self, attention: SplitTreeAttention, impl: Any) -> None:
+        self._attention, self.impl, self._forward = attention, impl, impl.forward
+        self.kv_cache: Any = None
+        impl.forward = self
+
+    def __call__(
+        self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        kv_cache: Any, attn_metadata: Any, output: torch.Tensor, *others: Any, **options: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        attention, impl = self._attention, self.impl
+        step = None if attn_metadata is None else attention.step(attn_metadata)
+        if step is None or not step.is_whole or attention.writes_cache:
+            self._forward(
+                layer, query, key, value, kv_cache, attn_metadata, output, *others, **options
+            )
+        if step is not None:
+            self.kv_cache = kv_cache
+            query, shown = (t.view(-1, impl.num_heads, impl.head_size) for t in (query, output))
+            key, value = (t.view(-1, impl.num_kv_heads, impl.head_size) for t in (key, value))
+            attention.compute(impl, step, query, key, value, kv_cache, shown)
+        return output
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+) -> Pair:
+    """Attend under a mask, bool [R, T, keys], in float32.
+
+    Args:
+        query: [R, T, heads, head size].
+        key, value: [R, keys, heads of the cache, head size].
+        mask: which keys a token attends to.
+        scale: the factor of the scores.
+
+    Returns:
+        float32 [R, T, heads, head size], and the log-sum-exp, float32 [R, T, heads].
+    """
+    shared = query.shape[2] // key.shape[2]
+    query = query.float().transpose(1, 2)
+    key, value = (t.float().repeat_interleave(shared, 2).transpose(1, 2) for t in (key, value))
+    scores = query @ key.transpose(2, 3) * scale
+    scores = scores.masked_fill(~mask.unsqueeze(1), float("-inf"))
+    lse = scores.logsumexp(dim=3, keepdim=True)
+    found = (scores - lse).exp() @ value
+    return found.transpose(1, 2), lse.squeeze(3).transpose(1, 2)

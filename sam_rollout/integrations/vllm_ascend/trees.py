@@ -1,0 +1,65 @@
+"""Attention of draft trees on NPUs: the vendor's operator attends to the context.
+
+Two faults of the operator were reported: masks are ignored beyond 512 tokens (vllm-ascend issue
+15503), and without mask and pages all tokens get the same weight (issue 13699). Here it gets pages
+and no mask, which neither report names, and the trial at the start would find both faults.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm_ascend.attention.attention_v1 import AscendAttentionBackendImpl
+
+from sam_rollout.integrations.vllm.trees.split_attention import Pair, SplitStep, SplitTreeAttention
+
+MOST_NODES = 15  # the operator takes at most 16 tokens of a request
+
+
+class AscendTreeAttention(SplitTreeAttention):
+    """Replaces the attention of vllm-ascend's layers."""
+
+    implementation = AscendAttentionBackendImpl
+    table_name = "block_tables"
+    writes_cache = True
+    cache_axis = 0
+    goes_with_model = False  # `drafter_inputs.py` knows the arguments of vLLM's runner
+
+    @classmethod
+    def why_not(cls, runner: Any) -> str:
+        """Return why this engine cannot verify trees."""
+        if runner.num_spec_tokens > MOST_NODES:
+            return f"NPUs verify trees of up to {MOST_NODES} tokens (sam.max_draft_tokens)"
+        return super().why_not(runner)
+
+    @classmethod
+    def add_context(
+        cls, impl: Any, step: SplitStep, query: torch.Tensor, cache: Pair, own: Pair
+    ) -> torch.Tensor:
+        """See `SplitTreeAttention.add_context`."""
+        import torch_npu
+
+        rows, nodes, heads, size = query.shape
+        found, lse = torch_npu.npu_fused_infer_attention_score(
+            query,
+            *(half.view(*half.shape[:2], -1) for half in cache),
+            num_heads=heads,
+            num_key_value_heads=impl.num_kv_heads,
+            input_layout="BSND",
+            atten_mask=None,
+            scale=impl.scale,
+            antiquant_mode=0,
+            antiquant_scale=None,
+            softmax_lse_flag=True,
+            block_table=step.table,
+            block_size=cache[0].shape[1],
+            actual_seq_lengths_kv=step.lengths,
+            actual_seq_lengths=[nodes] * rows,
+        )  # found [R, T, heads, head size], lse [R, heads, T, 1]
+        merged, _ = torch_npu.npu_attention_update(
+            (lse.transpose(1, 2).float().reshape(-1), own[1].reshape(-1)),
+            (found.float().reshape(-1, size), own[0].reshape(-1, size)),
+            0,
+        )
+        return merged.view(rows * nodes, heads, size)

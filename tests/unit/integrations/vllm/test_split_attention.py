@@ -1,0 +1,198 @@
+"""Attention over trees in two parts, as on accelerators, against one part on the host.
+
+vLLM's operators for GPUs are stand-ins here, written by their documentation.
+"""
+
+import sys
+from itertools import pairwise
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from sam_rollout.integrations.vllm.trees.cuda_attention import CudaTreeAttention
+from sam_rollout.integrations.vllm.trees.split_attention import ROUNDING, SplitStep
+from sam_rollout.integrations.vllm.trees.step_trees import trees_of
+
+BRANCHES, CHAIN, BUSH = [-1, 0, 0, 2, 1], [-1, 0, 1, 2, 3], [-1, -1, -1, 0, 1]
+
+
+def step_of(parents, counts, starts=None, computed=None):
+    """A step whose requests have these trees, and by default no other tokens."""
+    counts = np.array(counts, np.int32)
+    if starts is None:
+        starts = np.cumsum([0, *(counts + 1)])
+    starts = np.array(starts, np.int32)
+    computed = np.arange(10, 10 + len(counts)) if computed is None else np.array(computed)
+    kept = np.arange(len(counts), dtype=np.int32)
+    device = torch.device("cpu")
+    trees, _ = trees_of(counts, kept, starts[1:], np.array(parents, np.int32), device)
+    table = 100 + torch.arange(len(counts)).view(-1, 1)
+    return trees, SplitStep.of(trees, starts, computed, table)
+
+
+def test_rows_with_trees_are_read_and_others_left_alone():
+    _, step = step_of([BRANCHES, CHAIN, BUSH], [5, 5, 2])
+    assert step.table.tolist() == [[100], [102]] and not step.is_whole
+    assert step.tokens[1].tolist() == [12, 13, 14, 12, 12, 12]
+    assert step.places.tolist() == [*range(6), 6, 7, 8] and step.starts.tolist() == [0, 6, 12]
+    assert step.lengths == step.context.tolist() == [10, 12]
+    assert step.own[0, 4].int().tolist() == [1, 1, 0, 1, 1, 0], "the path to node 4 is 1, 3, 4"
+    assert step.own[1, 2].tolist() == [True, False, True, False, False, False]
+
+
+def test_known_tokens_of_the_step_before_the_last_are_context():
+    """A request that computes three known tokens and a tree of two tokens."""
+    _, step = step_of([[-1, -1]], [2], starts=[0, 5], computed=[7])
+    assert step.tokens.tolist() == [[2, 3, 4]] and step.lengths == [9] and not step.is_whole
+    assert step_of([[-1, -1]], [2])[1].is_whole
+
+
+def flash_attention(
+    *, q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, seqused_k, softmax_scale, causal,
+    block_table, return_softmax_lse, fa_version, num_splits,
+):  # fmt: skip
+    """Results [tokens, heads, size], and the log-sum-exp, float32 [heads, tokens]."""
+    assert return_softmax_lse and not causal and fa_version == 3 and num_splits == 0
+    assert max_seqlen_k == max(seqused_k) and cu_seqlens_q.diff().eq(max_seqlen_q).all()
+    assert all(t.dtype == torch.int32 for t in (cu_seqlens_q, seqused_k, block_table))
+    found, lse = torch.empty_like(q), torch.empty(q.shape[1], len(q))
+    shared = q.shape[1] // k.shape[2]
+    for row, (begin, end) in enumerate(pairwise(cu_seqlens_q)):
+        pages, length = block_table[row].long(), int(seqused_k[row])
+        keys, values = (
+            cache[pages].flatten(0, 1)[:length].float().repeat_interleave(shared, 1)
+            for cache in (k, v)
+        )
+        scores = torch.einsum("thd,shd->hts", q[begin:end].float(), keys) * softmax_scale
+        lse[:, begin:end] = scores.logsumexp(2)
+        found[begin:end] = torch.einsum("hts,shd->thd", scores.softmax(2), values).to(q.dtype)
+    return found, lse
+
+
+def merge(output, prefix, prefix_lse, suffix, suffix_lse):
+    """Two results of one type [tokens, heads, size], by their log-sum-exps [heads, tokens]."""
+    assert prefix.dtype == suffix.dtype == output.dtype
+    assert all(t.is_contiguous() for t in (prefix, prefix_lse, suffix, suffix_lse))
+    weights = torch.stack([prefix_lse, suffix_lse]).softmax(0).transpose(1, 2).unsqueeze(3)
+    output.copy_((weights * torch.stack([prefix, suffix])).sum(0))
+
+
+FAULTS = {
+    "no": (flash_attention, merge),
+    "results in another order": (
+        flash_attention, lambda o, a, a_lse, b, b_lse: merge(o, a, b_lse, b, a_lse)),
+    "a short context": (
+        lambda seqused_k, max_seqlen_k, **others: flash_attention(
+            seqused_k=seqused_k.clamp(max=512), max_seqlen_k=512, **others), merge),
+    "nothing that is a number": (
+        flash_attention, lambda output, *_: output.fill_(float("nan"))),
+    "an error": (None, merge),
+}  # fmt: skip
+
+
+def runner_of(dtype, k, heads, kv_heads, size, graphs=False, **impl):
+    impl = SimpleNamespace(
+        num_heads=heads, num_kv_heads=kv_heads, head_size=size, scale=size**-0.5,
+        vllm_flash_attn_version=3, batch_invariant_enabled=False, **impl,
+    )  # fmt: skip
+    return SimpleNamespace(
+        compilation_config=SimpleNamespace(
+            cudagraph_mode=SimpleNamespace(has_full_cudagraphs=lambda: graphs),
+            static_forward_context={"0": SimpleNamespace(impl=impl), "experts": object()},
+        ),
+        model_config=SimpleNamespace(dtype=dtype),
+        cache_config=SimpleNamespace(block_size=16),
+        num_spec_tokens=k,
+        device=torch.device("cpu"),
+    )
+
+
+@pytest.fixture
+def with_fault(monkeypatch):
+    def set_up(name):
+        attention, merging = FAULTS[name]
+        modules = {
+            "vllm.vllm_flash_attn": SimpleNamespace(flash_attn_varlen_func=attention),
+            "vllm.v1.attention.ops.merge_attn_states": SimpleNamespace(merge_attn_states=merging),
+        }
+        for module, stand_in in modules.items():
+            monkeypatch.setitem(sys.modules, module, stand_in)
+        monkeypatch.setattr("vllm.__version__", "0.24.1")
+
+    return set_up
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(4, 4, 16), (8, 2, 16), (6, 1, 24)])
+@pytest.mark.parametrize("k", [2, 8, 20])
+def test_both_parts_give_what_one_part_gives(k, shape, dtype, with_fault):
+    with_fault("no")
+    runner = runner_of(dtype, k, *shape)
+    impl = runner.compilation_config.static_forward_context["0"].impl
+    assert 0 < CudaTreeAttention.deviation(impl, runner) < ROUNDING[dtype]
+    assert not CudaTreeAttention.why_not(runner)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_trial_at_the_start_finds_operators_that_are_wrong(fault, with_fault):
+    with_fault(fault)
+    reason = CudaTreeAttention.why_not(runner_of(torch.bfloat16, 8, 8, 2, 16))
+    assert bool(reason) == (fault != "no"), reason
+
+
+def test_what_the_operators_cannot_do_is_refused(with_fault, monkeypatch):
+    with_fault("no")
+    why_not, shape = CudaTreeAttention.why_not, (torch.bfloat16, 8, 4, 2, 16)
+    assert why_not(runner_of(*shape, sinks=torch.zeros(4))) == "attention with sinks"
+    assert "full graphs" in why_not(runner_of(*shape, graphs=True))
+    monkeypatch.setattr("vllm.__version__", "0.31.0")
+    assert "not 0.31.0" in why_not(runner_of(*shape))
+
+
+class Layer(torch.nn.Module):
+    """An attention layer whose own attention fills its output with zeros."""
+
+    def __init__(self, impl):
+        super().__init__()
+        impl.forward = lambda *arguments: arguments[-1].zero_()
+        self.impl = impl
+
+
+def test_layers_compute_trees_in_two_parts_and_other_rows_as_before(with_fault):
+    with_fault("no")
+    trees, _ = step_of([BRANCHES, CHAIN], [5, 2])
+    context = runner_of(torch.float32, 5, 4, 2, 8).compilation_config.static_forward_context
+    layer = Layer(context["0"].impl)
+    slots = SimpleNamespace(gpu=torch.arange(9) + 10)
+    runner = SimpleNamespace(
+        get_model=lambda: layer,
+        query_start_loc=SimpleNamespace(np=np.array([0, 6, 9], np.int32)),
+        input_batch=SimpleNamespace(
+            num_computed_tokens_cpu=np.array([10, 11]),
+            block_table=[SimpleNamespace(slot_mapping=slots)],
+        ),
+    )
+    keeper = SimpleNamespace(step=None)
+    with mock.patch.object(CudaTreeAttention, "implementation", SimpleNamespace):
+        attention = CudaTreeAttention(runner, keeper)
+    query, key, cache = torch.randn(9, 4, 8), torch.randn(9, 2, 8), torch.randn(2, 2, 16, 2, 8)
+    metadata = SimpleNamespace(block_table=torch.tensor([[1], [0]], dtype=torch.int32))
+
+    def output():
+        given = torch.ones(9, 32)
+        return layer.impl.forward(layer, query, key, key, cache, metadata, given)
+
+    assert not output().any()
+    keeper.step = trees
+    shown = output()
+    assert shown[:6].any(dim=1).all() and not shown[6:].any(), "the second request has a chain"
+    # The first and third draft tokens are accepted: the third moves behind the first.
+    expected, path = cache.clone(), torch.tensor([[0, 1, 3, 0, 0, 0], [0] * 6])
+    attention.accept(trees, path, torch.tensor([[7, 8, 9, -1, -1, -1], [7, *[-1] * 5]]))
+    expected[0, :, 12] = expected[0, :, 13]
+    assert torch.equal(cache, expected)
+    attention.detach()
+    assert "forward" not in vars(layer.impl)
