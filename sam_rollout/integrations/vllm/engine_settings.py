@@ -18,7 +18,6 @@ ADDITIONAL_CONFIG_KEY = "sam_rollout"
 WITHOUT_DRAFTS_KEY = "sam_without_drafts"
 # Without a drafter, vLLM may choose its second model runner. Our samplers need the first one ("0").
 MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
-# The sampler of plain vLLM.
 ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
 METHOD = "custom_class"  # vLLM's name for drafters of plug-ins
 PROPOSER_CLASS = "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"
@@ -79,11 +78,10 @@ class EngineSettings:
 
 
 def _speculation_of(model: Any) -> dict[str, Any]:
-    """Return vLLM's ``speculative_config`` for a drafter that vLLM itself runs."""
     speculation: dict[str, Any] = {"method": model.method}
     if model.path:
         speculation["model"] = model.path
-        # The engine starts with random weights; the drafter reads its own file.
+        # The trainer sends the policy's weights, but not the drafter's.
         speculation["draft_load_config"] = {"load_format": "auto"}
     return speculation | model.options
 

@@ -41,7 +41,7 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
         if not _STATE_LAYERS.isdisjoint(layers):
             return True
         if layers and _ATTENTION_LAYERS.issuperset(layers):
-            continue  # Granite 4 micro has only attention layers, but keys of Mamba
+            continue  # for example Granite 4 micro, which has keys of Mamba
         if any(key in _STATE_KEYS or key.startswith("mamba_") for key in part):
             return True
     return False

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 MULTIPROCESSING_ENV = "VLLM_ENABLE_V1_MULTIPROCESSING"
 EXTENSION = "sam_rollout.integrations.vllm.worker.SamWorkerExtension"
-# Environment variables that vLLM reads.
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -80,7 +79,6 @@ def offline_engine(
     if current_platform.is_cpu():
         arguments.setdefault("enforce_eager", True)  # compiling takes minutes and gains little
         if arguments.get("tensor_parallel_size", 1) == 1:
-            # Starting a process takes longer than the measured work.
             os.environ.setdefault(MULTIPROCESSING_ENV, "0")
             arguments.setdefault("distributed_executor_backend", "uni")
     engine = None
@@ -105,9 +103,8 @@ def end_core(engine: LLM) -> None:
     """Shut an engine down, and drop the results of its last steps."""
     core = engine.llm_engine.engine_core
     core.shutdown()
-    # With asynchronous scheduling, futures of the last steps hold sockets. The garbage collector
-    # may hang if it frees them together with the engine.
-    inner = getattr(core, "engine_core", None)  # None if the core runs in a process of its own
+    # The garbage collector may hang on these futures, because they hold sockets.
+    inner = getattr(core, "engine_core", None)  # None if the core has its own process
     executor = getattr(inner, "model_executor", None)
     for queue in getattr(inner, "batch_queue", None), getattr(executor, "futures_queue", None):
         if queue:

@@ -73,7 +73,6 @@ class SamWorkerExtension:
         return report | drafter.describe()
 
     def _proposer(self) -> Any:
-        """Return our proposer, else vLLM's own drafter, else None."""
         from sam_rollout.integrations.vllm.drafting.proposer import PROPOSER_ATTRIBUTE, SamProposer
 
         runner, config = self.model_runner, self.vllm_config

@@ -51,7 +51,7 @@ def make_drafter(vllm_config: Any, runner: Any) -> Any:
 
 
 def _do_nothing(*_args: Any, **_kwargs: Any) -> None:
-    """Replace a method that a drafter lacks."""
+    """Do nothing, in place of a method that a drafter lacks."""
 
 
 def propose_drafts(runner: Any, sampled_token_ids: list[list[int]]) -> list[list[int]]:

@@ -118,8 +118,6 @@ def _then_install_samplers(original: Any) -> Any:
 
 
 def _unless_asked_for_ours(original: Any) -> Any:
-    """Wrap a constructor so that it refuses our settings in an unsupported release."""
-
     def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         if has_settings(vllm_config) and (asked := settings_of(vllm_config).ours):
             require_supported(asked)

@@ -90,7 +90,6 @@ def scan_breaks_on(value: object) -> bool:
 
 
 def _survive_a_scan() -> None:
-    """Make llvmlite's library object raise AttributeError for ``__dict__``."""
     from llvmlite.binding import ffi
 
     if not scan_breaks_on(ffi.lib):
@@ -139,7 +138,6 @@ def _expand(
     replace_to: float,
     MAX_NUM_TOKENS: int | None = None,
 ) -> None:
-    """Repeat each request's value for its draft tokens, like the Triton kernel."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).to(torch.int64)
     if replace_from != replace_to:
         values = values.masked_fill(values == replace_from, replace_to)

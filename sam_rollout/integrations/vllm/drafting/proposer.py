@@ -67,9 +67,8 @@ class RunnerRequests:
         from vllm.v1.structured_output import StructuredOutputManager
 
         self._runner = runner
-        # A grammar cannot see drafts that are made after the step was scheduled
-        # (`late_binding.py`). In vLLM 0.23 and 0.24 a grammar cannot begin in the middle of a step,
-        # after the end of thinking.
+        # `late_binding.py` makes drafts too late for a grammar. In vLLM 0.23 and 0.24 a grammar
+        # cannot begin in the middle of a step, where thinking ends.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
         ahead = getattr(runner, "use_async_scheduling", False)
         self._no_grammars = ahead or not begins
@@ -299,10 +298,9 @@ class SamProposer:
         return []  # the step's output carries the drafts instead
 
     def _choose_drafts(self, sampled_token_ids: list[list[int]]) -> None:
-        """Choose the next step's drafts after the draft model has run."""
         batch = self._runner.input_batch
         drafts = self.propose(sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu)
-        if self._with_output is None:  # vLLM fetches the drafts from these attributes
+        if self._with_output is None:  # vLLM reads the drafts from here
             self._runner._draft_token_ids = drafts
             self._runner._draft_token_req_ids = batch.req_ids.copy()
 

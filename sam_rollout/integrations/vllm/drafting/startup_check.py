@@ -66,8 +66,7 @@ class DeadDrafterError(RuntimeError):
     """The draft model's drafts are no better than chance."""
 
 
-# Sampled tokens of a probe, and the least share of first draft tokens that must be right. A drafter
-# with random weights hardly ever guesses a right token.
+# A drafter with random weights hardly ever guesses a first token right.
 PROBE_TOKENS = 64
 _LEAST_RIGHT = 0.1
 

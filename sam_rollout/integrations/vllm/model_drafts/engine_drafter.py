@@ -60,11 +60,11 @@ class EngineDrafter:
         drafted: Callable[[list[list[int]]], None] | None,
         ahead: bool = False,
     ) -> None:
-        self.failed = False  # a drafter that has failed is not run again
+        self.failed = False
         self._failures, self._spent_s = 0, 0.0  # since the last `take_counters`
         # During a probe the drafter runs in every step.
         self.is_probed = False
-        self._told: dict[str, int] = {}  # first draft token by request, while the drafter is probed
+        self._told: dict[str, int] = {}  # first draft token by request
         self._judged = self._right = 0
         self._runner = runner
         self._most, self._passes, self._alone = config.max_tokens, passes, alone
@@ -161,7 +161,6 @@ class EngineDrafter:
             self._told |= {request_id: token for request_id, token in pairs if token >= 0}
 
     def _wrap_choice(self) -> None:
-        """Replace the drafter's method that chooses tokens, if it has one."""
         self._likeliest = getattr(self._runner.drafter, "_greedy_sample", None)
         if self._likeliest is not None:
             self._runner.drafter._greedy_sample = self._choose
@@ -176,7 +175,7 @@ class EngineDrafter:
             self._made = self._collect(self._ask(*args, **kwargs))
         except Exception:
             if not self._alone:
-                raise  # other processes take part in each pass
+                raise
             self.failed, self._failures = True, 1
             logger.warning(
                 "The draft model failed and is not run any more; the rollout continues with drafts "
@@ -187,7 +186,6 @@ class EngineDrafter:
         return []
 
     def _collect(self, tokens: Any) -> Made | None:
-        """Return the proposals with their probabilities, if there are any."""
         chances, self._chances = self._chances, []
         if isinstance(tokens, list):
             drafts = np.full((len(tokens), max(map(len, tokens), default=0)), -1)
@@ -204,7 +202,6 @@ class EngineDrafter:
         return Made(tokens, told)
 
     def _ask(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the drafter with the step's number of passes."""
         scheduler_output, sampled, sampling, _hidden, _sample_hidden, _aux, metadata, *_ = args
         self._find_positions(sampled, sampling, metadata)
         asked = scheduler_output.num_spec_tokens_to_schedule
@@ -217,7 +214,7 @@ class EngineDrafter:
             scheduler_output.num_spec_tokens_to_schedule = asked
 
     def _find_positions(self, sampled: Any, sampling: Any, metadata: Any) -> None:
-        """Compute the text positions of the first draft tokens, which follow the sampled tokens."""
+        """Compute the text positions of the first draft tokens."""
         if self._noise is None:
             return
         runner, self._sampling = self._runner, sampling
@@ -233,7 +230,6 @@ class EngineDrafter:
         self._position = runner.positions[last] + counts.to(last.device) + 1
 
     def _choose(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Choose a token for each row in place of vLLM's method, and keep its probability."""
         drafter = self._runner.drafter
         ways = ("use_local_argmax_reduction", "use_heterogeneous_vocab")
         if any(getattr(drafter, way, False) for way in ways):

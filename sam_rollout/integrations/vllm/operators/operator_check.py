@@ -36,7 +36,6 @@ PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer
 # On some CPUs the choice of kernels depends on the sampler, so this one is of rollouts.
 SAMPLER = RolloutSamplerConfig("coupled")
 
-# A text's columns, see `TextScores.drain`.
 Scores = dict[str, list]
 
 
@@ -51,9 +50,9 @@ class OperatorCheck:
     model: str  # checkpoint folder or hub name
     dtype: str = "bfloat16"  # one of DTYPES
     draft_tokens: tuple[int, ...] = (1, 3, 8)  # per step; each has an engine of its own
-    max_tokens: int = 512  # length of every text; the end-of-text token does not end it
-    prompts: int = 8  # number of texts; all run at once
-    seed: int = 0  # of the sampled texts
+    max_tokens: int = 512  # length of every text
+    prompts: int = 8  # number of texts
+    seed: int = 0
     tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
@@ -198,7 +197,6 @@ def exceeds(result: dict[str, Any], limit: float) -> bool:
 
 
 def _ask(engine: Any, prompts: Sequence[Sequence[int]], own: list[dict[str, Any]]) -> list[Any]:
-    """Let an engine answer each prompt in full length, with the prompt's sampling parameters."""
     from vllm import SamplingParams
 
     sampling = [SamplingParams(ignore_eos=True, **parameters) for parameters in own]
@@ -209,7 +207,6 @@ def _ask(engine: Any, prompts: Sequence[Sequence[int]], own: list[dict[str, Any]
 def _sample(
     check: OperatorCheck, prompts: Sequence[Sequence[int]], arguments: dict[str, Any]
 ) -> tuple[list[list[int]], list[Scores]]:
-    """Sample the texts in an engine without drafts; return tokens and scores of each."""
     # vLLM allows only one extension in a process, so this engine has it, too.
     with offline_engine(check.model, SamConfig(enabled=False), SAMPLER, **arguments) as engine:
         own = [
@@ -237,7 +234,6 @@ def _verify(
     draft_tokens: Sequence[int],
     arguments: dict[str, Any],
 ) -> list[list[Scores]]:
-    """Make an engine decode the texts, once for each of ``draft_tokens``; return the scores."""
     k = max(draft_tokens)
     sam = SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", check.prompts))
     speculative = {"method": METHOD, "model": PROPOSER, "num_speculative_tokens": k}

@@ -61,9 +61,9 @@ class RowKeys(LogitsProcessor):
 
     def keys_of(self, request_ids: Sequence[str]) -> list[int]:
         """Return the keys of live requests, and forget those of requests that ended."""
-        live = self._runner.requests  # preempted requests included, which keep their keys
+        live = self._runner.requests  # with preempted requests
         known = self._key_by_request
-        # The same id may be used again for another request.
+        # An id may be used again for another request.
         for name in [name for name, (request, _) in known.items() if live.get(name) is not request]:
             del known[name]
         joined = set(request_ids).difference(known)
@@ -83,7 +83,7 @@ class RowKeys(LogitsProcessor):
     def _key_outside_training(self, seed: int | None, prompt_ids: list[int]) -> int:
         group = group_of(prompt_ids)
         if seed is not None:
-            # No request without a seed has the sibling number -1.
+            # Requests without a seed have sibling numbers >= 0.
             return key_of(seed, OUTSIDE_TRAINING, group, sibling=-1)
         sibling = self._arrivals.pop(group, 0)
         self._arrivals[group] = sibling + 1

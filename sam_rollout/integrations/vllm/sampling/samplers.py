@@ -32,7 +32,7 @@ from sam_rollout.verification import (
     verify_vectorised,
 )
 
-ACCEPT_STREAM = 1  # the stream of random bits that tests draft tokens; stream 0 draws tokens
+ACCEPT_STREAM = 1  # random bits that test draft tokens; stream 0 draws tokens
 GREEDY_TEMPERATURE = 0.0
 
 
@@ -268,7 +268,6 @@ class KeyedRejectionSampler(RejectionSampler):
         return verify_coupled(layout, drafts, row_tokens)
 
     def _scratch_for(self, batch: int, probabilities: torch.Tensor) -> torch.Tensor:
-        """Return a buffer of one row per request, which all steps reuse."""
         if self._scratch is None or len(self._scratch) < batch:
             self._scratch = probabilities.new_empty(batch, probabilities.shape[1])
         return self._scratch
@@ -328,7 +327,6 @@ class KeyedRejectionSampler(RejectionSampler):
 def _without_min_tokens(
     sampling: SamplingMetadata,
 ) -> tuple[SamplingMetadata, MinTokensLogitsProcessor | None]:
-    """Take the processor for minimum lengths out of a batch's logits processors."""
     others, found = [], None
     for rule in sampling.logitsprocs.all:
         if isinstance(rule, MinTokensLogitsProcessor):

@@ -321,7 +321,6 @@ class LateBinding:
         }
 
     def _with_lengths(self, step: Any, before: Launched) -> Any:
-        """Return a step's running requests with their real lengths."""
         running = step.scheduled_cached_reqs
         computed = list(running.num_computed_tokens)
         batch = self._runner.input_batch  # with the previous step's rows
@@ -370,7 +369,7 @@ class LateBinding:
             urgent: see `Launched.wait`.
 
         Returns:
-            Length of each text and tokens gained in the step, int32[B] each.
+            Length of each text and number of its new tokens, int32[B] each.
         """
         batch = self._runner.input_batch
         lengths = known[: len(request_ids)].copy()

@@ -27,7 +27,7 @@ from sam_rollout.verification import (
     verify_coupled,
 )
 
-KEYED = "sam_rollout_sampling"  # attribute of the runner's sampler that holds our sampler
+KEYED = "sam_rollout_sampling"  # attribute of the runner's sampler
 
 
 class SamSpeculator(BaseSpeculator):
@@ -95,7 +95,7 @@ class SamSpeculator(BaseSpeculator):
                 "the drafter is not bound to the model runner: call collective_rpc('sam_bind') "
                 "before the first request"
             )
-        order = np.argsort(input_batch.idx_mapping_np)  # by slot, the same order in every step
+        order = np.argsort(input_batch.idx_mapping_np)  # the same order in every step
         slots = input_batch.idx_mapping_np[order]
         lengths = self._states.total_len.gpu.cpu().numpy()[slots]  # waits for the step
         sampled = num_sampled.cpu().numpy()[order]
@@ -240,7 +240,7 @@ def _rows_of_drafts(layout: DraftLayout) -> torch.Tensor:
     """Return the indices of draft tokens' rows, int64 [num_drafts]."""
     requests = torch.arange(layout.batch, device=layout.counts.device)
     request = requests.repeat_interleave(layout.counts, output_size=layout.num_drafts)
-    # Each request's first row is of its last token.
+    # The first row of each request is of no draft token.
     return torch.arange(layout.num_drafts, device=request.device) + request + 1
 
 

@@ -23,7 +23,7 @@ from sam_rollout.integrations.vllm.wrapping import wrap_once
 CAUSE_ENV = "SAM_ENGINE_CAUSE_FILE"
 # Releases in which calls wait for a dead engine forever.
 WAITING_VERSIONS = SpecifierSet(">=0.23,<0.32", prereleases=True)
-LOOK_S = 1.0  # time between two checks of the engine
+LOOK_S = 1.0  # seconds between two checks of the engine
 # Loggers and messages with which vLLM reports an exception that ends a process.
 _SPEAKERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
 _LAST_WORDS = (
@@ -44,12 +44,14 @@ class _CauseKeeper(logging.Handler):
     """Writes the first exception that ends an engine's process to the file of `CAUSE_ENV`."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record's exception, if it ends the process."""
         path, error = os.environ.get(CAUSE_ENV), record.exc_info and record.exc_info[1]
         if not path or error is None or str(record.msg) not in _LAST_WORDS:
             return
         text = "".join(traceback.format_exception_only(first_of(error))).strip()
-        with contextlib.suppress(OSError), Path(path).open("x") as file:  # the first cause stays
+        with (
+            contextlib.suppress(OSError),
+            Path(path).open("x") as file,
+        ):  # fails if there is a cause already
             file.write(text)
 
 

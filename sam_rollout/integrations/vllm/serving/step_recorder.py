@@ -86,7 +86,7 @@ class EngineStepRecorder:
         """
         records, self._records = self._records, []
         if not records:
-            self._last_s = None  # the announced work went to another engine
+            self._last_s = None  # another engine got the work
         clock_offset_s = time.time() - time.monotonic()  # changes when the host's time is set
         if session_steps is not None:
             # vLLM's statistics count padding as drafts, the session does not.

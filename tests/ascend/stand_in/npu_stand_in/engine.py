@@ -1,7 +1,6 @@
-"""What lets a whole engine of vllm-ascend run under the stand-in; in the process that samples.
+"""Replacements with which a whole engine of vllm-ascend runs on a CPU.
 
-vllm-ascend takes device names, the collective backend, memory sizes and one Triton kernel for
-granted. These are replaced; its platform, worker, runner and samplers stay its own.
+They replace device names, the collective backend, memory sizes and one Triton kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def compute_slot_mapping(
     out,
     **options,
 ):
-    """Find the place of each scheduled token in the cache; vllm-ascend's Triton kernel."""
+    """Compute the cache slot of each scheduled token, like vllm-ascend's Triton kernel."""
     out[num_tokens:max_tokens] = options["PAD_ID"]
     counts = torch.diff(query_start_loc).long()
     requests = torch.arange(len(counts)).repeat_interleave(counts)
@@ -37,11 +36,11 @@ def compute_slot_mapping(
 
 
 def prepare():
-    """Replace what needs an NPU; call before the engine is made."""
+    """Install the replacements; call it before the engine is made."""
     for operator in operators.OPERATORS:
         setattr(torch_npu, operator.__name__, operator)
     torch.Tensor.npu = lambda self, *_args, **_kwargs: self
-    for name in ("synchronize", "empty_cache"):  # when an engine ends
+    for name in ("synchronize", "empty_cache"):
         setattr(torch.accelerator, name, lambda *_args, **_kwargs: None)
 
     from vllm.utils import torch_utils
