@@ -89,7 +89,7 @@ ENGINES = {
     "opens": Side(texts_alone(12)),
     "filled up": Side(texts_alone(12, k=8, pad_drafts="always")),
     "preempted": Side(texts_alone(1_000, k=8), engine=SMALL),
-    # Synchronous, so the gate has seen the batch of each step.
+    # A synchronous engine drafts as the gate has just decided.
     "sync": Side(texts_alone(2, scheduling="sync")),
     "off, stock": Side(OFF, "stock"),
     "on, stock": Side(texts_alone(1_000, pad_drafts="always"), "stock"),

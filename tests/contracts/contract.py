@@ -402,7 +402,7 @@ VLLM_DRAFTS_WITH_OUTPUT: Table = {
         "return output"),
 }
 
-# The settings of returned experts.
+# Whether the chosen experts are returned.
 VLLM_EXPERTS_024: Table = {
     "config.model:ModelConfig.enable_return_routed_experts": "schedules synchronously",
 }
@@ -1152,7 +1152,7 @@ VLLM_ASCEND_LATE_BINDING: Table = {
         "parallel_config.worker_cls = 'vllm_ascend.worker.worker.NPUWorker'"),
 }
 
-# For the releases of drafts_with_output.py.
+# Only for the releases of drafts_with_output.py.
 VLLM_ASKS_FOR_DRAFTS: Table = {
     "v1.engine.core:EngineCore.post_step": (
         "does nothing else",

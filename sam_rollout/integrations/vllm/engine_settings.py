@@ -16,7 +16,7 @@ from sam_rollout.config import ConfigError, RolloutSamplerConfig, SamConfig
 ADDITIONAL_CONFIG_KEY = "sam_rollout"
 # Key of `SamplingParams.extra_args`; true for a request without drafts.
 WITHOUT_DRAFTS_KEY = "sam_without_drafts"
-# Without a drafter, vLLM may choose its second model runner. Our samplers need the first one ("0").
+# vLLM may choose its second model runner; our samplers need the first one ("0").
 MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
 ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
 METHOD = "custom_class"  # vLLM's name for drafters of plug-ins

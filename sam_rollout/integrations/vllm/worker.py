@@ -18,7 +18,7 @@ from sam_rollout.integrations.vllm.engine_settings import (
     settings_of,
 )
 
-# Before the model is loaded, also if the package's entry points are not installed.
+# `register` has to run before the model is loaded, and entry points may not be installed.
 from sam_rollout.integrations.vllm.plugin import register
 
 register()

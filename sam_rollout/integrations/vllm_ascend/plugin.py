@@ -18,7 +18,7 @@ from sam_rollout.integrations.vllm.wrapping import is_wrapped, wrap_once
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
 RUNNER_MODULE = "vllm_ascend.worker.model_runner_v1"
-# Flag in the runner's module of a source tree whose patches call hooks.py.
+# A source tree with our patches sets this flag in the runner's module.
 PATCHED_FLAG = "SAM_ROLLOUT_PATCHED"
 
 
@@ -38,11 +38,11 @@ class _RunnerFinder(importlib.abc.MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != RUNNER_MODULE:
             return None
-        sys.meta_path.remove(self)  # now the other finders search
+        sys.meta_path.remove(self)  # the other finders search now
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            # The module may be looked up without being imported.
+            # A module may be looked up without being imported.
             sys.meta_path.insert(0, self)
         if spec is None or spec.loader is None:
             return spec

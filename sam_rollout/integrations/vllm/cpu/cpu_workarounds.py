@@ -55,13 +55,9 @@ def _keep_linear_weights() -> None:
 def _leave_out_amx() -> None:
     """If the sampler is coupled, avoid kernels whose rounding depends on the number of rows.
 
-    With AMX, vLLM computes a small bfloat16 layer by another kernel from five rows on, and oneDNN a
-    larger layer from about 36 rows on. A verify step would then have other logits than plain
-    decoding. Without AMX a row's logits do not depend on the other rows.
-
-    Each layer asks torch for AMX when it is created, and oneDNN reads its environment variable
-    after that. The first layer of an engine with a coupled sampler switches AMX off for the
-    process.
+    With AMX, vLLM changes the kernel of a small bfloat16 layer at five rows, and oneDNN that of a
+    larger layer at about 36 rows. A verify step would then have other logits than plain decoding.
+    The first layer of an engine with a coupled sampler switches AMX off for the process.
     """
     from vllm.config import get_current_vllm_config_or_none
 
@@ -147,8 +143,8 @@ def _expand(
 def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:
     """Whether a rejection kernel may accept the placeholder -1 as a draft token.
 
-    vLLM's scheduler pads drafts with -1. For -1, the C++ fallback reads the last probability of the
-    previous row, which may belong to another request.
+    vLLM's scheduler pads drafts with -1, for which the C++ fallback reads another row's
+    probability.
     """
     drafts = torch.tensor([[1, -1]])
     output = torch.full((1, 3), -1)

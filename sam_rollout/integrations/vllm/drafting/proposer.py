@@ -46,10 +46,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Classes for vLLM's runner. `vllm_ascend/hooks.py` has the names for vllm-ascend's runner.
 LATE_BINDING = "sam_rollout.integrations.vllm.scheduling.late_binding:LateBinding"
 ENGINE_DRAFTER = "sam_rollout.integrations.vllm.model_drafts.engine_drafter:EngineDrafter"
-# Attribute of a runner with vLLM's own drafter that holds our proposer.
+# The runner's attribute for our proposer, if its `drafter` is vLLM's own.
 PROPOSER_ATTRIBUTE = "sam_rollout_proposer"
 
 
@@ -160,8 +159,8 @@ class SamProposer:
             record: Keep per-step and per-request records; the caller then has to ``drain``.
 
         Raises:
-            ConfigError: A draft model is configured, but the engine schedules asynchronously
-                without our scheduler.
+            ConfigError: An engine with a draft model schedules asynchronously without our
+                scheduler.
         """
         late = getattr(model_runner, "use_async_scheduling", False)
         if late and self.config.drafts_with_model and not has_places(self._vllm_config):

@@ -1,10 +1,9 @@
 """Drafts of a model that vLLM runs, as one source of a session among others.
 
-vLLM loads the drafter, gives it the target's hidden states, keeps its cache and captures its
-graphs. We wrap the runner's method that calls the drafter. The first pass runs over every token of
-a step, so the cache does not depend on the verified drafts. With a closed gate only the first pass
-runs. The number of passes is sent with each step's schedule (`drafts_with_output.py`), so it is the
-same on every rank.
+vLLM loads the drafter and runs its passes; we wrap the runner's method that calls it. The first
+pass runs over every token of a step, so the drafter's cache does not depend on the verified drafts.
+With a closed gate only the first pass runs. The number of passes is sent with each step's schedule
+(`drafts_with_output.py`), so it is the same on every rank.
 
 By default a draft token is the drafter's likeliest token. With the setting `sampled`, it is drawn
 with the noise that will draw the final token at its position. Verification treats draft tokens as
@@ -62,7 +61,6 @@ class EngineDrafter:
     ) -> None:
         self.failed = False
         self._failures, self._spent_s = 0, 0.0  # since the last `take_counters`
-        # During a probe the drafter runs in every step.
         self.is_probed = False
         self._told: dict[str, int] = {}  # first draft token by request
         self._judged = self._right = 0

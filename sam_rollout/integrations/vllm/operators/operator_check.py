@@ -29,11 +29,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIRST_BUCKET = 128  # tokens; every following bucket of context lengths is twice as long
 DECODED_AGAIN = 0  # draft tokens per step when texts are decoded a second time
-# Imports of these classes would import vLLM before its environment is set.
+# Their imports would import vLLM before its environment is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
-# On some CPUs the choice of kernels depends on the sampler, so this one is of rollouts.
+# On some CPUs the sampler decides which kernels run, so this is one of rollouts.
 SAMPLER = RolloutSamplerConfig("coupled")
 
 Scores = dict[str, list]
@@ -82,9 +82,8 @@ def differences(
 
     Returns:
         A row for each range of context lengths, ``low <= length < high``, then a row for all
-            lengths. ``positions`` is the number of compared tokens. ``maximum`` and ``mean``
-            describe the absolute differences of log-probabilities (natural logarithm).
-            ``top_differs`` counts the positions whose likeliest tokens differ.
+            lengths. ``maximum`` and ``mean`` are of absolute differences of log-probabilities
+            (natural logarithm). ``top_differs`` counts positions with different likeliest tokens.
 
     Raises:
         OperatorCheckError: No token can be compared.
@@ -145,11 +144,8 @@ def prompts_of(model: str, count: int) -> list[list[int]]:
 def run(check: OperatorCheck) -> dict[str, Any]:
     """Sample the texts, verify them with each of ``check.draft_tokens``, and compare.
 
-    Returns:
-        ``setting``; ``device``, its name in vLLM; ``texts``, their number and lengths in tokens;
-            ``rows``, the results of ``differences`` by number of draft tokens; and ``maximum``, the
-            largest difference. The row with 0 draft tokens is of texts that were decoded again, and
-            does not count in ``maximum``.
+    The result's ``rows`` have the ``differences`` by number of draft tokens; 0 means that the texts
+    were decoded again. ``maximum`` is the largest difference of the other rows.
 
     Raises:
         OperatorCheckError: The engine never scored a whole group of draft tokens in one step.

@@ -96,9 +96,8 @@ def installed_sampler(model_runner: Any) -> str:
 def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
     """Apply top-k and top-p like vLLM, but never by sorting on GPUs.
 
-    On GPUs, vLLM 0.23 and 0.24 sort up to 7 rows, but search for the threshold in more rows. The
-    two methods may keep different tokens, and a verify step has more rows than a step without
-    drafts. vLLM 0.31 always searches, but by another method above 64 rows.
+    vLLM 0.23 and 0.24 sort up to 7 rows, but search for the threshold in more rows. The two methods
+    may keep different tokens. vLLM 0.31 always searches, but by another method above 64 rows.
 
     ``logits``, float32 [rows, vocabulary], may be overwritten. Excluded tokens get minus infinity.
     """
@@ -197,7 +196,7 @@ class KeyedRejectionSampler(RejectionSampler):
         logits: torch.Tensor,
         sampling_metadata: SamplingMetadata,
     ) -> SamplerOutput:
-        """Verify one step's drafts; arguments and result are those of vLLM's method.
+        """Verify one step's drafts, with the arguments and the result of vLLM's method.
 
         ``logits``, [num_drafts + batch, vocabulary], may be overwritten.
         """

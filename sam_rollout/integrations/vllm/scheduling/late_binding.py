@@ -32,8 +32,8 @@ from sam_rollout.session.session import DraftSession
 if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter, Made
 
-# Most scored tokens of a step that is prepared ahead. An accelerator whose memory limits its speed
-# scores them in about the time of one token.
+# Limit of scored tokens for a step that is prepared ahead. An accelerator whose memory limits its
+# speed scores them in about the time of one token.
 SCORED_AHEAD = 256
 _PATIENCE_S = 0.1  # longest wait for the next launch
 _NAP_S = 2e-5
@@ -89,7 +89,7 @@ class Launched:
         self.start, self.places, self.whole, self.made = start, places, whole, made
         self._tokens = output.sampled_token_ids_cpu  # [B, most tokens], -1 where there is none
         self._arrived = output.async_copy_ready_event
-        self._not_sampled: list[int] = output._invalid_req_indices  # rows of unfinished prompts
+        self._not_sampled: list[int] = output._invalid_req_indices
         self._urgent = False  # whether the device idles until the next step is launched
         self._over = threading.Event()
         output.async_copy_ready_event = self
@@ -121,7 +121,7 @@ class Launched:
             self._arrived.synchronize()
         tokens = np.ascontiguousarray(self._tokens.numpy(), np.int32)
         if self._not_sampled:
-            tokens[self._not_sampled] = -1  # vLLM ignores these rows
+            tokens[self._not_sampled] = -1
         return tokens
 
 
@@ -147,13 +147,13 @@ class LateBinding:
         self._group = group
         self._drafter = drafter
         self._k: int = runner.num_spec_tokens
-        self._newest: Launched | None = None  # a launched step whose tokens were not read yet
-        # The step that is being prepared:
-        self._places: Mapping[str, list[int]] = {}  # its placeholders by request
-        self._bound: Mapping[str, int] = {}  # its number of draft tokens by request
+        self._newest: Launched | None = None  # launched, tokens not read yet
+        # About the step that is being prepared:
+        self._places: Mapping[str, list[int]] = {}  # placeholders by request
+        self._bound: Mapping[str, int] = {}  # number of draft tokens by request
         self._gone: Collection[str] = ()  # requests that need no more tokens
         self._ahead: Launched | None = None  # the step before, if this one is prepared ahead
-        self._metadata: Any = None  # vLLM's metadata of its drafts
+        self._metadata: Any = None  # vLLM's metadata of the drafts
         self._awaited: Launched | None = None  # the step before, if its tokens are waited for
         self._lengths: np.ndarray | None = None  # int32[B], the texts' lengths, if vLLM's are wrong
         self._filling = runner._make_buffer(SCORED_AHEAD, dtype=torch.int32)
@@ -201,8 +201,7 @@ class LateBinding:
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
         sampled = sampler_output.sampled_token_ids
         if sampled.shape[-1] > 1 and self._runner.valid_sampled_token_count_gpu is None:
-            # A step that is prepared ahead needs these counts on the device. A draft model would
-            # provide them.
+            # A step that is prepared ahead needs these counts, which a draft model would provide.
             valid = (sampled >= 0) & (sampled < self._runner.input_batch.vocab_size)
             counts = valid.sum(dim=1, dtype=torch.int32)
             last = sampled.gather(1, (counts - 1).clamp(min=0).long().unsqueeze(1)).squeeze(1)
@@ -217,7 +216,7 @@ class LateBinding:
         """Return the step that the runner shall execute in place of the scheduled step."""
         runner, before = self._runner, self._newest
         self._places, self._bound = step.scheduled_spec_decode_tokens, {}
-        # Ended requests, and requests whose last step was dropped.
+        # Requests that ended or whose last step the scheduler has dropped.
         self._gone = {*step.finished_req_ids, *step.scheduled_cached_reqs.resumed_req_ids}
         self._lengths = self._awaited = None
         idle = not step.total_num_scheduled_tokens
@@ -242,11 +241,11 @@ class LateBinding:
             changes = self._bind(step, drafts)
         if before is not None and before.places:
             changes["scheduled_cached_reqs"] = self._with_lengths(step, before)
-        # The scheduler may share this object, so a copy is changed.
+        # The scheduler may have the same object, so a copy is changed.
         return dataclasses.replace(step, **changes) if changes else step
 
     def _can_prepare_ahead(self, step: Any, before: Launched) -> bool:
-        """Whether a step has placeholders and can be prepared before the last tokens are read."""
+        """Whether a step can be prepared before the previous step's tokens are read."""
         batch = self._runner.input_batch
         return (
             bool(self._places)
@@ -342,8 +341,7 @@ class LateBinding:
         lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec, urgent=True)
         drafts.fill(0)  # the previous step has read this buffer by now
         self._lengths = lengths
-        # vLLM's lengths lack the accepted tokens. With the right lengths, vLLM puts its placeholder
-        # after the text.
+        # vLLM's lengths lack accepted tokens; its placeholder has to follow the text.
         batch.num_tokens_no_spec[: len(lengths)] = lengths
         self._newest = None
         if self._session is not None:

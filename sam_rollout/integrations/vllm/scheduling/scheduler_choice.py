@@ -27,9 +27,9 @@ from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 from sam_rollout.sources.model import BY_PASSES
 
-# Releases of vLLM for both our schedulers; tests/contracts/contract.py has their rows.
+# Known releases of vLLM for both schedulers; tests/contracts/contract.py has their rows.
 KNOWN_RELEASES = ((0, 24), (0, 31))
-# Releases for our synchronous scheduler with a draft model.
+# Known releases for our synchronous scheduler with a draft model.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
 SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.async_scheduler.LateBindingScheduler"
 SYNC_SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.drafts_with_output.SyncScheduler"
@@ -88,7 +88,7 @@ def scheduler_of(vllm_config: Any, vllm_version: str) -> str | None:
         return SCHEDULER_CLASS
     releases = KNOWN_WITH_MODEL if has_model(vllm_config) else KNOWN_RELEASES
     known = Version(vllm_version).release[:2] in releases
-    # With pipeline stages several steps are under way at once.
+    # With pipeline stages, several steps run at once.
     alone = vllm_config.parallel_config.pipeline_parallel_size == 1
     return SYNC_SCHEDULER_CLASS if known and alone else None
 

@@ -240,7 +240,7 @@ def _rows_of_drafts(layout: DraftLayout) -> torch.Tensor:
     """Return the indices of draft tokens' rows, int64 [num_drafts]."""
     requests = torch.arange(layout.batch, device=layout.counts.device)
     request = requests.repeat_interleave(layout.counts, output_size=layout.num_drafts)
-    # The first row of each request is of no draft token.
+    # Each request has a row for its last token before the rows of its draft tokens.
     return torch.arange(layout.num_drafts, device=request.device) + request + 1
 
 

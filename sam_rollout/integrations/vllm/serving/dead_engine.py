@@ -51,7 +51,7 @@ class _CauseKeeper(logging.Handler):
         with (
             contextlib.suppress(OSError),
             Path(path).open("x") as file,
-        ):  # fails if there is a cause already
+        ):  # fails if it exists
             file.write(text)
 
 

@@ -1,8 +1,8 @@
 """Drafts of a model that vllm-ascend runs, for a session that also drafts from texts.
 
-vllm-ascend's drafters call `compute_logits` `num_speculative_tokens` times, and take the likeliest
-token themselves. Both names are replaced while the drafter runs. This is impossible if all passes
-are captured in one graph.
+vllm-ascend's drafters call `compute_logits` `num_speculative_tokens` times and take the likeliest
+tokens. We replace the method and the number while the drafter runs. This is impossible if all
+passes are captured in one graph.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class AscendEngineDrafter(EngineDrafter):
         self._find_positions(sampled, sampling, metadata)
         self._rows, self._compute_logits = len(sampled), model.compute_logits
         model.compute_logits = self._with_choice
-        asked = getattr(scheduler_output, "num_spec_tokens_to_schedule", most)  # by our scheduler
+        asked = getattr(
+            scheduler_output, "num_spec_tokens_to_schedule", most
+        )  # set by our scheduler
         drafter.num_speculative_tokens = max(1, min(asked, self._passes))
         try:
             return self._propose(*args, **kwargs)

@@ -9,7 +9,7 @@ from packaging.version import Version
 from sam_rollout.integrations.vllm.engine_settings import settings_of
 from sam_rollout.integrations.vllm_ascend.versions import installed
 
-# tests/contracts/contract.py lists the names of these releases that late binding uses.
+# Known releases; tests/contracts/contract.py has their rows.
 KNOWN_VERSION, KNOWN_VLLM = "0.23.0", (0, 23)
 # Workers for other devices and xlite workers have other model runners.
 WORKERS = ("auto", "vllm_ascend.worker.worker.NPUWorker")
