@@ -50,13 +50,9 @@ def offline_engine(
     """Run a ``vllm.LLM`` with our drafter and sampler for the length of a ``with`` statement.
 
     Args:
-        model: Checkpoint folder or hub name.
-        sam: Whether and how to draft.
-        sampler: The sampler that draws and verifies tokens.
         worker_extension: Full name of ``SamWorkerExtension`` or a subclass.
         record: Keep records for ``sam_drain``; the caller then has to drain.
-        overrides: Engine arguments. If they contain ``speculative_config``, the drafter is not
-            checked.
+        overrides: Engine arguments. With ``speculative_config`` the drafter is not checked.
     """
     prepare_environment()
     from vllm import LLM

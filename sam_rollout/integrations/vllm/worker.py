@@ -34,10 +34,9 @@ class SamWorkerExtension:
     def sam_bind(self, record: bool = True) -> dict[str, Any]:
         """Install the samplers, connect the proposer, and report what is really running.
 
-        Returns:
-            ``sampler``, the installed kind; ``batch_invariant``, whether the kernels are
-                batch-invariant; ``proposer``, the drafter's class name or None; in vllm-ascend
-                ``way_in``; with our drafter, also ``SamProposer.describe()``.
+        The report has ``sampler``, the installed kind; ``batch_invariant``; ``proposer``, the
+        drafter's class name or None; and in vllm-ascend ``way_in``. With our drafter,
+        ``SamProposer.describe()`` is added.
         """
         from sam_rollout.integrations.vllm.drafting.proposer import is_output_rank
         from sam_rollout.integrations.vllm.second_runner.runner_choice import is_second_runner

@@ -66,8 +66,7 @@ def install_samplers(runner: Any) -> None:
     The runner has to be fully constructed. A second call changes nothing.
 
     Raises:
-        UnsupportedVersionError: Our drafter or samplers are asked for, but the installed release of
-            vllm-ascend is not supported.
+        UnsupportedVersionError: Our code is asked for, but this vllm-ascend is not supported.
     """
     if not has_settings(runner.vllm_config):
         return

@@ -143,8 +143,7 @@ def _expand(
 def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:
     """Whether a rejection kernel may accept the placeholder -1 as a draft token.
 
-    vLLM's scheduler pads drafts with -1, for which the C++ fallback reads another row's
-    probability.
+    vLLM's scheduler pads drafts with -1. The C++ fallback then reads another row's probability.
     """
     drafts = torch.tensor([[1, -1]])
     output = torch.full((1, 3), -1)

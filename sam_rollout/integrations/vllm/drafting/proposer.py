@@ -137,7 +137,7 @@ class SamProposer:
             self.exchange = join_group(vllm_config.parallel_config)
         self.session: DraftSession | None = None
         self._runner: Any = None
-        self._attached: list[Any] = []  # objects that have wrapped the runner's methods
+        self._attached: list[Any] = []  # wrappers of the runner's methods
         self._late_binding: LateBinding | None = None  # with asynchronous scheduling
         self._with_output: WithOutput | None = None  # if drafts come with a step's output
         self._engine_drafter: EngineDrafter | None = None  # if vLLM runs a draft model
@@ -159,8 +159,7 @@ class SamProposer:
             record: Keep per-step and per-request records; the caller then has to ``drain``.
 
         Raises:
-            ConfigError: An engine with a draft model schedules asynchronously without our
-                scheduler.
+            ConfigError: A draft model would run with asynchronous scheduling that is not ours.
         """
         late = getattr(model_runner, "use_async_scheduling", False)
         if late and self.config.drafts_with_model and not has_places(self._vllm_config):

@@ -35,9 +35,7 @@ class ScoredPositions:
     """Wraps `_sample` of a runner, and notes the tokens at scored positions.
 
     Args:
-        runner: vLLM's model runner.
-        likeliest: whether the likeliest token of each position is wanted.
-        drawn: whether the drawn token of each position is wanted. Steps without drafts have none.
+        drawn: whether drawn tokens are wanted. Steps without drafts have none.
         row_parents: returns `Scored.parents` of a step with trees, None if all drafts are chains.
     """
 

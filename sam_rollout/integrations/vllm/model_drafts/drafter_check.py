@@ -21,8 +21,7 @@ def check_drafter(
     Args:
         model: settings of an enabled source.
         policy: content of the policy's `config.json`; missing keys are not compared.
-        config: content of the drafter's `config.json`. If None, the drafter's folder is read, and
-            the weight sizes of an EAGLE-3 head are compared, too.
+        config: content of the drafter's `config.json`; None if the drafter's folder shall be read.
 
     Raises:
         ConfigError: the drafter was made for another model, cannot draft `max_tokens` tokens, or

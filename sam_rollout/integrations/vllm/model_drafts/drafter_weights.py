@@ -20,8 +20,7 @@ _RANDOM = "dummy"  # load_format of engines that a trainer sends weights to
 def share_embeddings(loader: Any = None) -> None:
     """Make heads of our engines use the policy's embedding; safe to call repeatedly.
 
-    Call it before graphs are captured. `loader` is the class that loads drafters, by default
-    vLLM's.
+    Call it before graphs are captured. `loader` loads drafters; vLLM's class is the default.
     """
     if loader is None:
         from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer

@@ -39,15 +39,12 @@ class EngineDrafter:
     """Wraps a runner's calls of vLLM's own drafter; one per rank of an engine.
 
     Args:
-        runner: vLLM's model runner.
-        config: settings of the source.
         passes: largest number of passes in a step, the same for engines in lockstep.
         alone: whether no other process takes part in the drafter's passes. If not, a failure of the
             drafter ends the engine.
         drafted: called after every step with the step's sampled tokens by row; None on ranks whose
             drafts are not read, and with asynchronous scheduling.
-        ahead: whether `launched` and `arrived` are called. This is so with asynchronous scheduling
-            on a rank whose drafts are read.
+        ahead: whether the caller calls `launched` and `arrived` (asynchronous scheduling).
     """
 
     def __init__(

@@ -23,8 +23,7 @@ def known_text_arguments(
 ) -> dict[str, dict[str, Any]]:
     """Return ``SamplingParams.extra_args`` of a request whose output shall be ``token_ids``.
 
-    ``number`` identifies the text in ``TextScores.drain``. With 0 ``draft_tokens``, each step
-    scores one token.
+    ``number`` is the text's number in ``TextScores.drain``. 0 ``draft_tokens`` are plain decoding.
     """
     known = {"number": number, "token_ids": list(token_ids), "draft_tokens": draft_tokens}
     return {EXTRA_ARGS_KEY: known}

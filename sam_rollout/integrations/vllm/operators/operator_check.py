@@ -75,15 +75,10 @@ def differences(
     A token is compared if ``verified`` scored it in a group of ``width`` tokens. A text's first
     token is left out, because both scorings computed it in the prefill.
 
-    Args:
-        contexts: Tokens of each text's prompt.
-        reference, verified: The scores of each text (``TextScores.drain``).
-        width: Number of positions that a step scores together.
-
-    Returns:
-        A row for each range of context lengths, ``low <= length < high``, then a row for all
-            lengths. ``maximum`` and ``mean`` are of absolute differences of log-probabilities
-            (natural logarithm). ``top_differs`` counts positions with different likeliest tokens.
+    ``contexts`` has the number of tokens of each text's prompt. The result has a row for each range
+    of context lengths, ``low <= length < high``, then a row for all lengths. ``maximum`` and
+    ``mean`` are of absolute differences of log-probabilities (natural logarithm). ``top_differs``
+    counts positions with different likeliest tokens.
 
     Raises:
         OperatorCheckError: No token can be compared.

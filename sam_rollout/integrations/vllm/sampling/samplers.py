@@ -141,12 +141,9 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     ) -> torch.Tensor:
         """Draw draft tokens from a model's own distribution with the noise of their positions.
 
-        Greedy requests get the likeliest tokens. Penalties are not applied.
-
-        Args:
-            logits: float32 [requests, vocabulary] of the draft model; overwritten.
-            sampling: Temperature, top-k and top-p of the requests.
-            positions: int64 [requests], the tokens' positions in their texts.
+        Greedy requests get the likeliest tokens. Penalties are not applied. ``logits``, float32
+        [requests, vocabulary], is overwritten. ``positions``, int64 [requests], are the tokens'
+        positions in their texts.
         """
         if sampling.all_greedy:
             return logits.argmax(dim=-1)

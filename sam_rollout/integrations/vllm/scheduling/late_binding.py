@@ -97,8 +97,8 @@ class Launched:
     def synchronize(self) -> None:
         """Wait for the tokens; vLLM's output thread calls it as the event's method.
 
-        While the device idles, that thread also waits until the next step is launched. It would
-        compete with the worker for the interpreter's lock.
+        While the device idles, that thread also waits for the next launch, because it would compete
+        with the worker for the interpreter's lock.
         """
         self._arrived.synchronize()
         if self._urgent:
@@ -131,7 +131,6 @@ class LateBinding:
     Args:
         session: None on ranks whose drafts vLLM does not read; these get the first rank's drafts.
         group: the tensor-parallel group, None if it has a single rank.
-        drafter: the draft model whose drafts the session takes, if there is one.
     """
 
     def __init__(
@@ -360,14 +359,8 @@ class LateBinding:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Append a step's tokens to the texts of a batch that may have changed since the step.
 
-        Args:
-            step: a step whose tokens were not read yet.
-            request_ids: B ids of the batch in row order.
-            known: int32[R >= B], lengths of the texts of requests that were not in the step.
-            urgent: see `Launched.wait`.
-
-        Returns:
-            Length of each text and number of its new tokens, int32[B] each.
+        Returns each text's length and number of new tokens, int32[B] each, in the order of the B
+        `request_ids`. `known`, int32[R >= B], has the lengths of texts that were not in the step.
         """
         batch = self._runner.input_batch
         lengths = known[: len(request_ids)].copy()

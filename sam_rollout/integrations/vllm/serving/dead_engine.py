@@ -48,10 +48,7 @@ class _CauseKeeper(logging.Handler):
         if not path or error is None or str(record.msg) not in _LAST_WORDS:
             return
         text = "".join(traceback.format_exception_only(first_of(error))).strip()
-        with (
-            contextlib.suppress(OSError),
-            Path(path).open("x") as file,
-        ):  # fails if it exists
+        with contextlib.suppress(OSError), Path(path).open("x") as file:  # the first cause stays
             file.write(text)
 
 

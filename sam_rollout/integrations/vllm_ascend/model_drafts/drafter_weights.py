@@ -14,8 +14,7 @@ from sam_rollout.integrations.vllm.wrapping import wrap_once
 def share_weights() -> None:
     """Make our engines' draft heads use the policy's embedding and output layer.
 
-    Call it after vllm-ascend's runner was imported, because it imports modules that choose a
-    device.
+    Call it after vllm-ascend's runner was imported, because its imports choose a device.
     """
     from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBaseProposer
 

@@ -20,8 +20,8 @@ class AscendEngineDrafter(EngineDrafter):
     """Wraps the drafting of vllm-ascend's runner; one per rank of an engine.
 
     Raises:
-        ConfigError: draft tokens shall be drawn but the passes are captured, or the drafter has too
-            few positions.
+        ConfigError: the passes are captured but draft tokens shall be drawn, or positions are
+            missing.
     """
 
     def __init__(
@@ -55,9 +55,7 @@ class AscendEngineDrafter(EngineDrafter):
         self._find_positions(sampled, sampling, metadata)
         self._rows, self._compute_logits = len(sampled), model.compute_logits
         model.compute_logits = self._with_choice
-        asked = getattr(
-            scheduler_output, "num_spec_tokens_to_schedule", most
-        )  # set by our scheduler
+        asked = getattr(scheduler_output, "num_spec_tokens_to_schedule", most)  # by our scheduler
         drafter.num_speculative_tokens = max(1, min(asked, self._passes))
         try:
             return self._propose(*args, **kwargs)
