@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
-# The stand-in exists only in this process.
+# vLLM has to stay in this process, where the stand-in is.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 from npu_stand_in import engine as stand_in
@@ -68,12 +68,10 @@ class Side:
 
 
 def texts_alone(threshold: int, k: int = K, **options: Any) -> SamConfig:
-    """Settings to draft from texts, while at most `threshold` requests run."""
     return SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", threshold), **options)
 
 
 def head(*names: str, k: int = K, gate: str = "threshold", **model: Any) -> SamConfig:
-    """Settings to draft with a head and the named sources."""
     drafter = ModelSourceConfig(True, path=f"{MODEL}_eagle3", max_tokens=K, **model)
     sources = replace(sources_of(*names), model=drafter)
     return SamConfig(max_draft_tokens=k, gate=GateConfig(gate, 10_000), sources=sources)
@@ -203,7 +201,6 @@ def know_nothing(*models: Any) -> None:
 
 
 def task() -> list[list[int]]:
-    """Return the token ids of prompts of the synthetic task."""
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     return prompts_of(draw_problems(seed=7, count=8), tokenizer)
 

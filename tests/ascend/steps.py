@@ -17,7 +17,6 @@ NO_TOKEN = -1
 
 
 def same_draft_for_all(drafts: list[int], batch: int) -> SpecDecodeMetadata:
-    """Return metadata of a step in which every request has the same draft."""
     count = len(drafts)
     rows = torch.arange(batch * (count + 1), dtype=torch.int32).view(batch, count + 1)
     cumulative = torch.arange(1, batch + 1, dtype=torch.int32)
@@ -35,7 +34,6 @@ def same_draft_for_all(drafts: list[int], batch: int) -> SpecDecodeMetadata:
 def sampling_metadata(
     batch: int, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> SamplingMetadata:
-    """Return metadata with the same parameters for every request."""
     empty = torch.empty(0)
     return SamplingMetadata(
         temperature=torch.full((batch,), temperature),

@@ -32,7 +32,6 @@ def test_ours_is_in_vllm_ascends_runner_by_the_plugin(engines):
 
 @pytest.mark.parametrize("name", (*AHEAD, "sync", *HEADS))
 def test_texts_are_those_without_drafts(engines, name):
-    """Temperature 1, compared with a synchronous engine."""
     found, off = engines[name], engines["off"]
     assert found["plain"] == off["plain"]
     counters = found["counters"]
@@ -92,7 +91,6 @@ def test_vllm_ascends_own_samplers_keep_the_distribution(engines):
 
 
 def test_the_gate_opens_during_a_generation(engines):
-    """The gate is closed while four or three requests run."""
     found = engines["sync"]["cut"]
     steps = found["steps"]
     assert all(len(step) <= THRESHOLD for step in steps if any(step))

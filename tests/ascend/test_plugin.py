@@ -34,7 +34,6 @@ def ours(sam=SAM, sampler=ENGINES_OWN_SAMPLER):
 
 
 def worker_of(runner) -> SamWorkerExtension:
-    """Return a worker with our extension and the runner."""
     worker = SamWorkerExtension()
     worker.model_runner, worker.vllm_config = runner, runner.vllm_config
     return worker

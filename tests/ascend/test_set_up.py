@@ -68,7 +68,6 @@ def proposer_class(vllm_config):
 
 
 def loaded(vllm_config, **head):
-    """Return a drafter with a loaded head, and the policy."""
     config = copy.copy(vllm_config)
     config.additional_config = engine_arguments(WITH_HEAD)["additional_config"]
     inner = SimpleNamespace(embed_tokens=SimpleNamespace(weight=None))

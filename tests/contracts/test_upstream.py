@@ -15,7 +15,6 @@ FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def find_definition(tree: ast.Module, name: str) -> ast.AST | None:
-    """Return the node that defines a name or ``Class.member``."""
     first, _, member = name.partition(".")
     node = next((n for n in tree.body if _defines(n, first)), None)
     if node is None or not member:

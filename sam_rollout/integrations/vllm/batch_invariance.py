@@ -1,8 +1,8 @@
 """Batch-invariant kernels: a token's logits do not depend on the rest of the batch.
 
-The environment variable `BATCH_INVARIANT_ENV`, set before an engine's processes start, switches the
-kernels on. On a device without such kernels it has no effect and raises no error. We have read the
-kernels of vLLM 0.24 and 0.31 and of vllm-ascend 0.23, but have not run them.
+`BATCH_INVARIANT_ENV`, set before an engine's processes start, switches them on. On a device without
+such kernels it has no effect and raises no error. We have read the kernels of vLLM 0.24 and 0.31
+and of vllm-ascend 0.23, but have not run them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Carries our configuration to an engine's processes in vLLM's ``VllmConfig``.
-
-vLLM hands a custom proposer only its ``VllmConfig``. ``EngineSettings`` are one text in its field
-``additional_config``.
-"""
+"""Carries our configuration to an engine's processes, as a text in ``VllmConfig.additional_config``."""
 
 from __future__ import annotations
 

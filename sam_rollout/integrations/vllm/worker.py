@@ -1,7 +1,6 @@
 """The worker extension: methods by which the engine's front end reaches drafter and samplers.
 
-vLLM mixes this class into its worker (``worker_extension_cls``), so ``self`` is the worker.
-``collective_rpc`` calls the public methods.
+vLLM mixes this class into its worker, so ``self`` is the worker.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ def check_drafter(
 def positions_note(model: ModelSourceConfig, positions: int | None, max_model_len: int) -> str:
     """Return a warning if a text may have more tokens than the drafter has positions, else "".
 
-    vLLM skips the drafter in steps with a longer text (`_input_fits_in_drafter`, read in 0.24, 0.28
-    and 0.31).
+    vLLM skips the drafter in steps with a longer text (read in 0.24, 0.28 and 0.31).
     """
     if positions is None or positions >= max_model_len:
         return ""

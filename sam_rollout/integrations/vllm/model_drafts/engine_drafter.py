@@ -111,8 +111,8 @@ class EngineDrafter:
             made: the step's result of `launched`.
             request_ids: B ids in the step's row order.
             sampled: int32[B], first token that each row sampled; -1 if it sampled none.
-            rows: int[B], each row's index in the present batch, -1 if its request has left the
-                batch; None if the batch has not changed.
+            rows: int[B], each row's index in the present batch, -1 if its request has left; None if
+                the batch has not changed.
             count: rows of the present batch.
         """
         if self.is_probed:

@@ -1,8 +1,7 @@
 """Makes an engine decode known texts, and keeps the model's scores of their tokens.
 
-The drafts are the text itself. Before sampling, logits of scored positions are replaced by logits
-that allow only the text's token. So no draft token is rejected, even if rounding favours another
-token.
+The drafts are the text itself. Before sampling, all logits except those of the text's tokens are
+replaced by minus infinity, so no draft token is rejected.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Checks that verifying k + 1 tokens at a time gives the log-probabilities of plain decoding.
 
-Attention over k + 1 queries runs other code than attention over one query. If its mask is wrong,
-other tokens are sampled without any error. The check (section 2.1 of the article on speculation in
-RL training) samples texts without drafts, and verifies each text with the text itself as draft.
-
-Rounding differs even between correct kernels. Compare a difference with the row "decoded again",
-and with other dtypes and lengths.
+With a wrong mask, attention over k + 1 queries samples other tokens without any error. The check
+(section 2.1 of the article on speculation in RL training) samples texts without drafts, and
+verifies each text with the text itself as draft. Rounding differs even between correct kernels, so
+compare a difference with the row "decoded again".
 """
 
 from __future__ import annotations

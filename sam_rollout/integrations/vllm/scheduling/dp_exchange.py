@@ -86,7 +86,7 @@ def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
 def join_group(parallel_config: Any) -> DpExchange:
     """Make the exchange between this engine and the engines that share its experts.
 
-    If vLLM adds up in another module, reports never arrive. ``AgreedGate`` notices that.
+    If vLLM adds up in another module, no reports arrive, and ``AgreedGate`` notices.
     """
     rank, ranks = parallel_config.data_parallel_rank, parallel_config.data_parallel_size
     for name in SYNC_MODULES:

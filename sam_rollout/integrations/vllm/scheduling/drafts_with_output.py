@@ -1,11 +1,8 @@
 """Drafts that travel with a step's output, where vLLM schedules synchronously.
 
 vLLM would fetch the drafts by a second message after every step. Here the worker adds them to the
-output (`WithOutput`), and the scheduler takes them (`SyncScheduler`). vLLM still sends its own
-message after an output without our mark, for example before `sam_bind`.
-
-The output also says whether the next step needs drafts of a draft model. The scheduler tells every
-rank with that step's schedule.
+output (`WithOutput`), and the scheduler takes them (`SyncScheduler`). After an output without our
+mark, for example before `sam_bind`, vLLM still sends its message.
 """
 
 from __future__ import annotations
@@ -24,8 +21,7 @@ class WithOutput:
     """Wraps `sample_tokens` of vLLM's runner, and adds drafts to outputs.
 
     Attributes:
-        drafts: the draft tokens of each row of the current step; empty if there are no drafts, None
-            until they are made.
+        drafts: the draft tokens of each row of the current step; None until they are made.
         wants_made: whether the model's drafts are wanted in the next step.
     """
 

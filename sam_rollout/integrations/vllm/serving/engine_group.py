@@ -43,8 +43,8 @@ async def ask_engines(
 class EngineRecorders(StatLoggerBase):
     """A single logger for all engines of a server, with a step recorder for each engine.
 
-    Start the engine with ``disable_log_stats=False``, then call
-    ``engine.logger_manager.stat_loggers.append(recorders)``.
+    Append it to ``engine.logger_manager.stat_loggers``. The engine needs
+    ``disable_log_stats=False``.
     """
 
     def __init__(self, engines: int) -> None:

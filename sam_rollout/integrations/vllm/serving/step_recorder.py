@@ -1,8 +1,7 @@
 """Makes a record of every engine step in the server process, with our drafter or without.
 
-The worker process notes the session's half of a step's record, and the two halves are joined here.
-Both processes read the host's monotonic clock. Recording takes 34 us per step (0.2 % of the time)
-in a run of the tiny model.
+The worker process notes the session's half of a record (gate, time, verified tokens), and the two
+halves are joined here. Recording takes 34 us per step in a run of the tiny model.
 """
 
 from __future__ import annotations
@@ -116,9 +115,8 @@ def _requests_and_tokens(iteration_stats: Any) -> dict[str, Any]:
 def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
     """Return the steps of ``DraftSession.drain()``, with times converted to this process's clock.
 
-    Engines of one server may run on several hosts. ``asked_s`` is this process's
-    ``time.monotonic()`` when it called ``drain``. Another host's steps look earlier by the time
-    that the call took, which is harmless.
+    ``asked_s`` is this process's ``time.monotonic()`` when it called ``drain``. Another host's
+    steps look earlier by the time that the call took, which is harmless.
     """
     steps = drained["steps"]
     if drained["host"] == platform.node():
@@ -130,8 +128,8 @@ def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
 def _notes(records: list[StepRecord], session_steps: dict[str, list]) -> Iterator[DraftNote]:
     """Yield each engine step's note, ``SKIPPED`` if there is none.
 
-    Both lists are in order, and a step's note is older than its record. The front end may lag by
-    several steps, so the nearest time would be the wrong match.
+    Both lists are in order. The front end may lag by several steps, so the nearest time would be
+    the wrong match.
     """
     columns = (session_steps[name] for name in ("noted_s", *NOTE_COLUMNS))
     noted = zip(*columns, strict=True)

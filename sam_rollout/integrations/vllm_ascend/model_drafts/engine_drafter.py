@@ -1,8 +1,7 @@
 """Drafts of a model that vllm-ascend runs, for a session that also drafts from texts.
 
-vllm-ascend's drafters call `compute_logits` `num_speculative_tokens` times and take the likeliest
-tokens. We replace the method and the number while the drafter runs. This is impossible if all
-passes are captured in one graph.
+vllm-ascend's drafters call `compute_logits` once per draft token and take the likeliest token. We
+replace this method while the drafter runs, unless all passes are captured in one graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Replacements with which a whole engine of vllm-ascend runs on a CPU.
-
-They replace device names, the collective backend, memory sizes and one Triton kernel.
-"""
+"""Replacements for what vllm-ascend's engine needs from an NPU; its own Python code still runs."""
 
 from __future__ import annotations
 
