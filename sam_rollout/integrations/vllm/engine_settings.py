@@ -1,4 +1,4 @@
-"""Carries our configuration to an engine's processes, as a text in ``VllmConfig.additional_config``."""
+"""Carries our configuration to an engine's processes, as a text in ``additional_config``."""
 
 from __future__ import annotations
 

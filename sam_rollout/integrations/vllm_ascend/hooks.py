@@ -13,7 +13,6 @@ from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterErr
 from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS, has_settings, settings_of
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
-# Classes that `SamProposer.bind` takes for vllm-ascend's runner.
 LATE_BINDING = "sam_rollout.integrations.vllm_ascend.scheduling.late_binding:AscendLateBinding"
 ENGINE_DRAFTER = (
     "sam_rollout.integrations.vllm_ascend.model_drafts.engine_drafter:AscendEngineDrafter"
@@ -74,7 +73,7 @@ def install_samplers(runner: Any) -> None:
     if not settings.ours and not is_supported():
         return
     require_supported(settings.ours)
-    # This import chooses a device.
+    # Importing vllm-ascend's samplers chooses a device.
     from sam_rollout.integrations.vllm_ascend.sampling.samplers import (
         heed_logprobs_mode,
         install_sampler,

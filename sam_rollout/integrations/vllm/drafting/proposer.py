@@ -67,7 +67,7 @@ class RunnerRequests:
 
         self._runner = runner
         # `late_binding.py` makes drafts too late for a grammar. In vLLM 0.23 and 0.24 a grammar
-        # cannot begin in the middle of a step, where thinking ends.
+        # cannot begin in the middle of a step, even if thinking ends there.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
         ahead = getattr(runner, "use_async_scheduling", False)
         self._no_grammars = ahead or not begins
@@ -138,10 +138,10 @@ class SamProposer:
         self.session: DraftSession | None = None
         self._runner: Any = None
         self._attached: list[Any] = []  # wrappers of the runner's methods
-        self._late_binding: LateBinding | None = None  # with asynchronous scheduling
-        self._with_output: WithOutput | None = None  # if drafts come with a step's output
-        self._engine_drafter: EngineDrafter | None = None  # if vLLM runs a draft model
-        self._trees: Trees | None = None  # if drafts may be trees
+        self._late_binding: LateBinding | None = None
+        self._with_output: WithOutput | None = None
+        self._engine_drafter: EngineDrafter | None = None
+        self._trees: Trees | None = None
         self._why_no_trees = ""
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:

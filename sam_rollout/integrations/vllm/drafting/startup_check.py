@@ -66,7 +66,7 @@ class DeadDrafterError(RuntimeError):
     """The draft model's drafts are no better than chance."""
 
 
-# A drafter with random weights hardly ever guesses a first token right.
+# A head with random weights is right less often.
 PROBE_TOKENS = 64
 _LEAST_RIGHT = 0.1
 

@@ -27,11 +27,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIRST_BUCKET = 128  # tokens; every following bucket of context lengths is twice as long
 DECODED_AGAIN = 0  # draft tokens per step when texts are decoded a second time
-# Their imports would import vLLM before its environment is set.
+# Importing these classes would import vLLM before its environment is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
-# On some CPUs the sampler decides which kernels run, so this is one of rollouts.
+# On some CPUs the choice of kernels depends on the sampler, so rollouts' sampler is used.
 SAMPLER = RolloutSamplerConfig("coupled")
 
 Scores = dict[str, list]
@@ -196,7 +196,7 @@ def _ask(engine: Any, prompts: Sequence[Sequence[int]], own: list[dict[str, Any]
 def _sample(
     check: OperatorCheck, prompts: Sequence[Sequence[int]], arguments: dict[str, Any]
 ) -> tuple[list[list[int]], list[Scores]]:
-    # vLLM allows only one extension in a process, so this engine has it, too.
+    # vLLM allows only one extension in a process, also for engines without drafts.
     with offline_engine(check.model, SamConfig(enabled=False), SAMPLER, **arguments) as engine:
         own = [
             {"max_tokens": check.max_tokens, "logprobs": 1, "seed": check.seed + number}

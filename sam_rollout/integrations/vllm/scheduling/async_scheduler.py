@@ -15,7 +15,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 class Note(NamedTuple):
     """A worker's message to the scheduler with a step's output."""
 
-    wants_drafts: bool  # whether the next scheduled step needs placeholders
+    wants_drafts: bool  # whether the next scheduled step gets placeholders
     # Number of verified draft tokens by request; None if the step had no placeholders.
     bound: Mapping[str, int] | None
     wants_made: bool  # whether a draft model runs in the next scheduled step

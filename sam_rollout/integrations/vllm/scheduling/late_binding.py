@@ -114,7 +114,7 @@ class Launched:
         If the next launch waits for them (`urgent`), call `launched_next` after that launch.
         """
         self._urgent = urgent
-        if urgent:  # a thread that waits in `synchronize` wakes up late
+        if urgent:  # `synchronize` would return late
             while not self._arrived.query():
                 time.sleep(_NAP_S)
         else:
@@ -146,7 +146,7 @@ class LateBinding:
         self._group = group
         self._drafter = drafter
         self._k: int = runner.num_spec_tokens
-        self._newest: Launched | None = None  # launched, tokens not read yet
+        self._newest: Launched | None = None  # a launched step with unread tokens
         # About the step that is being prepared:
         self._places: Mapping[str, list[int]] = {}  # placeholders by request
         self._bound: Mapping[str, int] = {}  # number of draft tokens by request
@@ -215,7 +215,7 @@ class LateBinding:
         """Return the step that the runner shall execute in place of the scheduled step."""
         runner, before = self._runner, self._newest
         self._places, self._bound = step.scheduled_spec_decode_tokens, {}
-        # Requests that ended or whose last step the scheduler has dropped.
+        # Ended requests, and requests whose last step the scheduler has dropped.
         self._gone = {*step.finished_req_ids, *step.scheduled_cached_reqs.resumed_req_ids}
         self._lengths = self._awaited = None
         idle = not step.total_num_scheduled_tokens

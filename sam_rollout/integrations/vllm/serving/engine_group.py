@@ -89,7 +89,7 @@ class EngineRecorders(StatLoggerBase):
         shares: list[list[Any]] = [[] for _ in self.recorders]
         for request in finished:
             shares[self._engine_of.pop(request.request_id, 0)].append(request)
-        # A request that stays for two calls was interrupted before its first token.
+        # A request that is still here after two calls was interrupted before its first token.
         for request_id in self._left:
             self._engine_of.pop(request_id, None)
         self._left = set(self._engine_of)
