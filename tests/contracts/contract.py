@@ -21,9 +21,9 @@ SUPPORTED_VERSIONS = {
     **{package: tuple(releases) for package, releases in MADE_FOR.items()},
     "megatron": ("0.12", "0.16"),  # 0.12 with MindSpeed, 0.16 in tests/integration
 }
-# The plugin refuses these releases; only the names that it wraps are checked.
+# Releases that the plugin refuses; only the names that it wraps are checked.
 PROBED_ASCEND = ("0.24", "0.25", "0.26")
-# All names are checked, but these releases were never run.
+# Releases that we have never run; all names are checked.
 PROBED_VLLM = ("0.29", "0.30")
 ASCEND_VERSIONS = (*SUPPORTED_VERSIONS["vllm_ascend"], *PROBED_ASCEND)
 

@@ -67,7 +67,7 @@ class RunnerRequests:
 
         self._runner = runner
         # `late_binding.py` makes drafts too late for a grammar. In vLLM 0.23 and 0.24 a grammar
-        # cannot begin in the middle of a step, even if thinking ends there.
+        # cannot begin in the middle of a step, so it misses tokens after the end of thinking.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
         ahead = getattr(runner, "use_async_scheduling", False)
         self._no_grammars = ahead or not begins

@@ -74,9 +74,9 @@ def differences(
     token is left out, because both scorings computed it in the prefill.
 
     ``contexts`` has the number of tokens of each text's prompt. The result has a row for each range
-    of context lengths, ``low <= length < high``, then a row for all lengths. ``maximum`` and
-    ``mean`` are of absolute differences of log-probabilities (natural logarithm). ``top_differs``
-    counts positions with different likeliest tokens.
+    of context lengths, ``low <= length < high``, then a row for all lengths. ``positions`` counts
+    the compared tokens. ``maximum`` and ``mean`` are of absolute differences of log-probabilities
+    (natural logarithm). ``top_differs`` counts positions with different likeliest tokens.
 
     Raises:
         OperatorCheckError: No token can be compared.
