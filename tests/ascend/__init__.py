@@ -1,1 +1,1 @@
-"""A package, so that the tests can import the helpers beside them."""
+"""A package, because the tests import helpers from it."""

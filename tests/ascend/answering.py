@@ -1,9 +1,7 @@
 """Engines of vllm-ascend that answer the same prompts with and without drafts; prints JSON.
 
-A program of its own (``python -m tests.ascend.answering [ENGINE...]``): it bends vLLM's process to
-the CPU. What is ours gets into the engines as it does on an NPU: by the plugin or by a patch of
-vllm-ascend's source, and by the worker extension. What a step sampled reaches the host when
-somebody waits for it, and no earlier.
+Run ``python -m tests.ascend.answering [ENGINE...]``: it changes vLLM for the CPU, so it needs its
+own process. Sampled tokens reach the host only when the host waits for them.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
-# Before torch and vLLM are imported: all in this process, where the stand-in is.
+# vLLM has to stay in this process, where the stand-in is.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 from npu_stand_in import engine as stand_in
@@ -49,35 +47,31 @@ from tests.integration.responses import (
     texts,
 )
 
-WAYS: Counter[str] = Counter()  # how often each way of late binding is gone
-NOT_YET = 5  # a token like any other: who reads it too early samples something else
-K = 3  # where it is not 8
-SIBLINGS, LONGEST = 2, 110  # of prompts of the synthetic task
-# Texts that repeat themselves. While all four run, a gate that opens for two requests is closed.
+WAYS: Counter[str] = Counter()  # calls of late binding's methods by name
+NOT_YET = 5  # a valid token; if it is read too early, the text differs
+K = 3
+SIBLINGS, LONGEST = 2, 110
+# Repetitive prompts. A gate for two requests is closed while all four run.
 REPEATED = [[5, 6, 7, 8, 9] * 4, [1, 2, 3] * 5, [4] * 10, [9, 8, 7, 1]]
 LENGTHS = [12, 90, 20, 60]
 SAMPLING = {"cut": {"temperature": 0.8, "top_p": 0.95, "logprobs": 0}, "greedy": {"temperature": 0}}
-# For statistics: tokens after a text that repeats itself, so that drafts are kept and rejected.
+# For statistics: copies of a repetitive text, and sampled tokens of each.
 COPIES, COPIED_TOKENS = 256, 4
-FAILS_AT = 40  # call of the head
+FAILS_AT = 40  # forward pass of the head
 
 
 @dataclass(frozen=True)
 class Side:
-    """What drafts, what samples, and further arguments of the engine."""
-
     sam: SamConfig
     sampler: str = "coupled"
     engine: dict[str, Any] = field(default_factory=dict)
 
 
 def texts_alone(threshold: int, k: int = K, **options: Any) -> SamConfig:
-    """Drafts from texts, while at most `threshold` requests run."""
     return SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", threshold), **options)
 
 
 def head(*names: str, k: int = K, gate: str = "threshold", **model: Any) -> SamConfig:
-    """A head and the named sources; the gate is open for any batch unless it is closed."""
     drafter = ModelSourceConfig(True, path=f"{MODEL}_eagle3", max_tokens=K, **model)
     sources = replace(sources_of(*names), model=drafter)
     return SamConfig(max_draft_tokens=k, gate=GateConfig(gate, 10_000), sources=sources)
@@ -85,7 +79,7 @@ def head(*names: str, k: int = K, gate: str = "threshold", **model: Any) -> SamC
 
 OFF = SamConfig(enabled=False)
 CLOSED = SamConfig(gate=GateConfig("closed"))
-# Requests are preempted, and no step holds all prompts.
+# Requests are preempted, and prompts take several steps.
 SMALL = {"max_num_seqs": 6, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 6}
 ENGINES = {
     "off": Side(OFF, engine={"async_scheduling": False}),
@@ -93,7 +87,7 @@ ENGINES = {
     "opens": Side(texts_alone(12)),
     "filled up": Side(texts_alone(12, k=8, pad_drafts="always")),
     "preempted": Side(texts_alone(1_000, k=8), engine=SMALL),
-    # Or an engine's steps would not be those that the gate saw last.
+    # A synchronous engine drafts as the gate has just decided.
     "sync": Side(texts_alone(2, scheduling="sync")),
     "trees": Side(texts_alone(1_000, k=8, scheduling="sync", draft_shape="tree")),
     "off, stock": Side(OFF, "stock"),
@@ -101,13 +95,13 @@ ENGINES = {
     "head and texts": Side(head("own", "prompt", k=8), engine=SMALL),
     "head, closed": Side(head("own", gate="closed")),
     "head, fails": Side(head("own")),
-    # At the end: it changes the model.
+    # The last one, because it changes the model.
     "head, drawn": Side(head(sampled=True), "coupled"),
 }
 
 
 class Arrival:
-    """The event of a copy to the host, which takes place when it is waited for."""
+    """A copy to the host that happens when the host waits for it."""
 
     def __init__(self, sampled: torch.Tensor, on_host: torch.Tensor) -> None:
         self._sampled, self._on_host = sampled, on_host
@@ -127,7 +121,7 @@ class Arrival:
 
 
 def let_tokens_arrive_late() -> None:
-    """Without this they are on the host at once: the device is the host."""
+    """Delay copies to the host, which take no time on a CPU."""
     made = AsyncGPUModelRunnerOutput.__init__
 
     def init(self: Any, *arguments: Any, **options: Any) -> None:
@@ -140,7 +134,6 @@ def let_tokens_arrive_late() -> None:
 
 
 def count_ways() -> None:
-    """Count the ways of late binding from here on."""
     for name in ("_bind", "_follow", "_fill"):
         method = getattr(AscendLateBinding, name)
 
@@ -153,7 +146,6 @@ def count_ways() -> None:
 
 @contextmanager
 def started(side: Side) -> Iterator[Any]:
-    """The engine of a side."""
     arguments = {
         "record": True,
         "dtype": "float32",
@@ -167,7 +159,7 @@ def started(side: Side) -> Iterator[Any]:
         "disable_log_stats": False,
         **side.engine,
     }
-    # Eight times in an engine's life, a third of a second each among all modules.
+    # vLLM collects garbage eight times per engine, for a third of a second each.
     with (
         mock.patch.object(gc, "collect", lambda *_: 0),
         offline_engine(MODEL, side.sam, RolloutSamplerConfig(side.sampler), **arguments) as llm,
@@ -190,7 +182,7 @@ def watched(runner: Any) -> list[list[int]]:
 
 
 def count_calls(drafter: Any, fails_at: int) -> list[None]:
-    """Note every forward pass of a head, and have it fail in one."""
+    """Count the forward passes of a head; the pass `fails_at` fails."""
     forward, calls = drafter.forward, []
 
     def noted(*args: Any, **kwargs: Any) -> Any:
@@ -204,19 +196,18 @@ def count_calls(drafter: Any, fails_at: int) -> list[None]:
 
 
 def know_nothing(*models: Any) -> None:
-    """Have models say that every token is as likely: noise alone draws."""
+    """Make all tokens equally likely for the models, so that only the noise decides."""
     for model in models:
         type(model).compute_logits = lambda _self, hidden, *_: torch.zeros(len(hidden), 512)
 
 
 def task() -> list[list[int]]:
-    """Token ids of prompts of the synthetic task: drafts are kept from the whole distribution."""
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     return prompts_of(draw_problems(seed=7, count=8), tokenizer)
 
 
 def try_out(name: str) -> dict[str, Any]:
-    """Answer the prompts in an engine: texts, and how they came about."""
+    """Answer the prompts in an engine; return texts and counters."""
     side, prompts = ENGINES[name], task()
     drawn, with_head = name == "head, drawn", side.sam.drafts_with_model
     with started(side) as llm:
@@ -234,7 +225,6 @@ def try_out(name: str) -> dict[str, Any]:
         if drawn:
             know_nothing(drafter, policy)
         WAYS.clear()
-        # From the whole distribution, as in training.
         lengths = np.linspace(LONGEST // 6, LONGEST, len(prompts) * SIBLINGS).astype(int).tolist()
         outputs = generate(llm, prompts, SIBLINGS, max_tokens=lengths, ignore_eos=drawn)
         report = llm.collective_rpc("sam_drain")[0] or {"requests": {}, "counters": {}}

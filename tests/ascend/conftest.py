@@ -1,4 +1,4 @@
-"""vllm-ascend on a CPU: the stand-in for torch_npu comes before everything else."""
+"""vllm-ascend on a CPU, with a stand-in for torch_npu."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if not collect_ignore_glob:
         VLLM_LOGGING_LEVEL="WARNING",
         VLLM_NO_USAGE_STATS="1",
         HF_HUB_OFFLINE="1",
-        # vLLM keeps there what it found out about model classes, in a slow process of its own.
+        # vLLM caches facts about model classes here, which takes a slow process.
         VLLM_CACHE_ROOT=str(ROOT / ".cache" / "vllm-ascend"),
     )
     import torch_npu  # noqa: F401
@@ -45,7 +45,7 @@ if not collect_ignore_glob:
 
 @pytest.fixture(scope="session")
 def vllm_config():
-    """The configuration of an engine that drafts, as vllm-ascend's platform completes it."""
+    """The configuration of an engine that drafts, completed by vllm-ascend's platform."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed.parallel_state import (
         init_distributed_environment,
@@ -82,16 +82,15 @@ def vllm_config():
 
 @pytest.fixture
 def make_runner(vllm_config):
-    """``make_runner(**fields)``: a runner of vllm-ascend, without a model, whose engine has other
-    fields of its configuration."""
+    """Return a function that makes a runner; its arguments replace fields of the configuration."""
     import torch
 
-    # Late, and before anything else of vllm-ascend's workers: its modules import each other.
+    # vllm-ascend's modules import each other, so this one has to be first.
     from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 
     def make(**fields):
         config = copy.copy(vllm_config)
-        # The runner takes a share for its own use off it.
+        # The runner changes this configuration.
         config.scheduler_config = copy.copy(vllm_config.scheduler_config)
         for name, value in fields.items():
             setattr(config, name, value)
@@ -102,13 +101,12 @@ def make_runner(vllm_config):
 
 @pytest.fixture
 def runner(make_runner):
-    """A runner of an engine that drafts."""
     return make_runner()
 
 
 @pytest.fixture(scope="session")
 def answers():
-    """What ``answering.py`` says of its engines, by their names; and what it warned of."""
+    """Return the results of ``answering.py`` by engine, and its warnings."""
     command = [sys.executable, "-m", "tests.ascend.answering"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr[-3000:]

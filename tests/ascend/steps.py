@@ -17,7 +17,6 @@ NO_TOKEN = -1
 
 
 def same_draft_for_all(drafts: list[int], batch: int) -> SpecDecodeMetadata:
-    """Metadata of a step in which every request has the same drafts."""
     count = len(drafts)
     rows = torch.arange(batch * (count + 1), dtype=torch.int32).view(batch, count + 1)
     cumulative = torch.arange(1, batch + 1, dtype=torch.int32)
@@ -35,7 +34,6 @@ def same_draft_for_all(drafts: list[int], batch: int) -> SpecDecodeMetadata:
 def sampling_metadata(
     batch: int, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> SamplingMetadata:
-    """The same parameters for every request."""
     empty = torch.empty(0)
     return SamplingMetadata(
         temperature=torch.full((batch,), temperature),
@@ -60,9 +58,8 @@ def sampling_metadata(
 class ToyEngine:
     """Generates with a real model runner's batch and samplers; the model is a function.
 
-    Args:
-        runner: vllm-ascend's, without a model.
-        model: Text so far -> logits of the next token, float32 [vocabulary].
+    ``runner`` is vllm-ascend's, without a model. ``model`` maps a text to the logits of the next
+    token, float32 [vocabulary].
     """
 
     def __init__(self, runner, model: Callable[[list[int]], torch.Tensor]) -> None:

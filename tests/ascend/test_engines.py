@@ -1,7 +1,4 @@
-"""Whole engines: vllm-ascend's platform, worker, runner and samplers, with ours by the plugin.
-
-Drafts of texts bound late or synchronously, and of a head, leave every text as it is.
-"""
+"""Whole engines of vllm-ascend with our drafter and samplers: drafts change no text."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from tests.ascend.conftest import MODEL
 
 AHEAD = ("closed", "opens", "filled up", "preempted")
 HEADS = ("head and texts", "head, closed", "head, fails")
-THRESHOLD, K, LENGTHS = 2, 3, (12, 20, 60, 90)  # of the engines that are scheduled synchronously
+THRESHOLD, K, LENGTHS = 2, 3, (12, 20, 60, 90)  # of the synchronous engines
 PVALUE = 1e-4
-RARE = 10  # tokens that fewer copies have, in both engines together, are taken as one
+RARE = 10  # rarer tokens are counted together
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +32,6 @@ def test_ours_is_in_vllm_ascends_runner_by_the_plugin(engines):
 
 @pytest.mark.parametrize("name", (*AHEAD, "sync", "trees", *HEADS))
 def test_texts_are_those_without_drafts(engines, name):
-    """At temperature 1, against an engine that schedules synchronously."""
     found, off = engines[name], engines["off"]
     assert found["plain"] == off["plain"]
     counters = found["counters"]
@@ -46,7 +42,7 @@ def test_texts_are_those_without_drafts(engines, name):
     assert bool(found["why_synchronous"]) == (name not in AHEAD)
     if name in AHEAD:
         assert set(found["ways"]) == ({"_follow"} if name == "closed" else {"_follow", "_bind"})
-        # Places that no draft was bound to are no drafts: vLLM counts what our ledger counts.
+        # vLLM does not count placeholders without a draft as accepted.
         assert found["kept"] == found["accepted"] + counters["draft/accepted_padding_tokens"]
     assert (found["preemptions"] > 0) == (name in ("preempted", "head and texts"))
 
@@ -65,7 +61,7 @@ def test_drafts_change_the_number_of_steps_and_no_text(engines, name, sampling):
     off, found = engines["off"][sampling], engines[name][sampling]
     assert not any(map(any, off["steps"]))
     assert found["texts"] == off["texts"]
-    # Processed ones, at a temperature and with a cut: vllm-ascend alone returns raw ones.
+    # vllm-ascend alone would return raw log-probabilities.
     np.testing.assert_allclose(found["logprobs"], off["logprobs"], atol=1e-4)
     if name not in ("closed", "preempted"):
         assert len(found["steps"]) < len(off["steps"])
@@ -85,7 +81,7 @@ def test_greedy_texts_are_the_same_through_vllm_ascends_own_samplers(engines):
 
 
 def test_vllm_ascends_own_samplers_keep_the_distribution(engines):
-    """Hundreds of copies of a request at temperature 1 are compared token by token."""
+    """Compare hundreds of copies of a request at temperature 1."""
     off, on = (engines[name]["copies"] for name in ("off, stock", "on, stock"))
     drafted, accepted = engines["on, stock"]["copied"]
     assert 0 < accepted < drafted
@@ -102,7 +98,6 @@ def test_vllm_ascends_own_samplers_keep_the_distribution(engines):
 
 
 def test_the_gate_opens_during_a_generation(engines):
-    """Closed while four or three requests run, open for the last two."""
     found = engines["sync"]["cut"]
     steps = found["steps"]
     assert all(len(step) <= THRESHOLD for step in steps if any(step))
@@ -118,7 +113,7 @@ def test_what_the_head_says_is_accepted(engines):
     found = engines["head and texts"]
     assert found["counters"]["draft/model_tokens"] > 500
     assert found["accepted"] > 0.4 * found["drafted"]
-    # The head makes K passes a step, though more tokens are verified.
+    # The head makes K passes per step, even if more tokens are verified.
     assert found["calls"] == K * found["counters"]["draft/drafter_steps"]
     assert found["shared"] == [True, True], "embedding and output layer are the policy's"
     assert not any(found["left_behind"])
@@ -143,6 +138,6 @@ def test_a_head_that_fails_leaves_drafts_from_texts(engines, answers):
 
 
 def test_drawn_drafts_have_the_noise_of_what_verifies_them(engines):
-    """Head and policy know nothing: tokens are equal where the noise is."""
+    """All logits are equal, so tokens are equal only with equal noise."""
     found = engines["head, drawn"]
     assert found["accepted"] == found["drafted"] > 500

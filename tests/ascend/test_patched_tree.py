@@ -1,4 +1,4 @@
-"""patches/ on vllm-ascend as published: applied, undone, refused, and run without our plugins."""
+"""Tests of patches/ on the published vllm-ascend: applied, undone, refused, and run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ SCRIPT = ROOT / "scripts" / "apply_patches.sh"
 VERSION = "0.23.0"
 FOLDER = ROOT / "patches" / f"vllm-ascend-{VERSION}"
 RECORD = f".sam_rollout-vllm-ascend-{VERSION}"
-# The parts of the source package with the code, and with its version and plugins.
+# Folders of the source package with code, version and plugins.
 WANTED = ("vllm_ascend/", "vllm_ascend.egg-info/")
 MADE_BY_BUILDING = "_build_info.py"
-# vLLM goes by the names of plugins, of platforms and others alike: vllm-ascend's are allowed,
-# sam_rollout's is not.
+# Plugins that vLLM may load: vllm-ascend's, but not sam_rollout's.
 PLUGINS = (
     "ascend",
     "ascend_kv_connector",
@@ -38,7 +37,7 @@ RUN_LIMIT_S = 600
 
 
 def unpack(folder: Path) -> None:
-    """Unpack the package as published; what building adds comes from the installed one."""
+    """Unpack the published package, and add the installed one's build results."""
     with tarfile.open(SDISTS / f"vllm_ascend-{VERSION}.tar.gz") as archive:
         for member in archive:
             member.name = member.name.partition("/")[2]
@@ -49,7 +48,7 @@ def unpack(folder: Path) -> None:
 
 
 def run_script(tree: Path, *arguments: str, **options: object) -> tuple[int, str]:
-    """Run scripts/apply_patches.sh on a tree; its exit status and everything it says."""
+    """Run scripts/apply_patches.sh on a tree; return its exit status and output."""
     done = subprocess.run(
         ["bash", str(SCRIPT), "--target", str(tree), *arguments],
         capture_output=True,
@@ -61,13 +60,13 @@ def run_script(tree: Path, *arguments: str, **options: object) -> tuple[int, str
 
 
 def read(tree: Path) -> dict[str, tuple[int, bytes]]:
-    """Relative name -> mode and content of every file but compiled ones."""
+    """Return mode and content by relative name, without compiled files."""
     files = (path for path in tree.rglob("*") if path.is_file() and path.suffix != ".pyc")
     return {str(p.relative_to(tree)): (p.stat().st_mode, p.read_bytes()) for p in files}
 
 
 def run_python(tree: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """Run an interpreter of the checkout with this vllm-ascend, and the plugins of it alone."""
+    """Run Python with this vllm-ascend and only its plugins."""
     paths = [str(tree), os.environ.get("PYTHONPATH")]
     return subprocess.run(
         [sys.executable, *arguments],
@@ -105,7 +104,7 @@ def apply(tree, *arguments, **options):
 
 
 def refuse(tree, *arguments, **options):
-    """What the script says when it fails; it must leave the tree as it was."""
+    """Return the script's output when it fails; the tree must not change."""
     before = read(tree)
     status, text = run_script(tree, *arguments, **options)
     assert status == 1

@@ -1,4 +1,4 @@
-"""Drafter and samplers of ours in a real NPUModelRunner, put there by the plugin."""
+"""Our drafter and samplers in a real NPUModelRunner, installed by the plugin."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def ours(sam=SAM, sampler=ENGINES_OWN_SAMPLER):
 
 
 def worker_of(runner) -> SamWorkerExtension:
-    """The part of vLLM's worker, with the extension mixed in, that ``sam_bind`` needs."""
     worker = SamWorkerExtension()
     worker.model_runner, worker.vllm_config = runner, runner.vllm_config
     return worker
@@ -56,7 +55,6 @@ def test_a_drafter_of_others_gets_what_the_runner_calls(vllm_config, monkeypatch
 def test_the_engines_own_ngram_drafter_is_refused_where_ours_is_configured(
     make_runner, vllm_config
 ):
-    """The mistake of a published integration: its method ends up in vLLM's n-gram branch."""
     speculative = copy.copy(vllm_config.speculative_config)
     speculative.method = "ngram"
     speculative.prompt_lookup_min, speculative.prompt_lookup_max = 1, 4
@@ -66,11 +64,11 @@ def test_the_engines_own_ngram_drafter_is_refused_where_ours_is_configured(
         check_drafters([worker_of(runner).sam_bind()], SAM)
 
 
-# Graphs: no NPU captures any here, but vLLM's dispatcher says which step would run in one.
+# No graph is captured, but vLLM's dispatcher tells which step would run in one.
 
 
 def with_graphs(make_runner, vllm_config, mode, sam):
-    """A runner whose dispatcher has the keys of its graphs, as after the engine's start."""
+    """Return a runner whose dispatcher knows its graphs, as after the engine's start."""
     compilation = copy.copy(vllm_config.compilation_config)
     compilation.mode = CompilationMode.VLLM_COMPILE
     compilation.cudagraph_mode = mode
@@ -112,7 +110,7 @@ DECODE, BOTH = CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_AND_PIECEWISE
 def test_steps_stay_on_the_captured_graphs(
     make_runner, vllm_config, mode, gate, pad_drafts, described, graph
 ):
-    """Of three requests one repeats itself; only graphs that need it have steps filled up."""
+    """One of three requests repeats itself. Steps are padded only for graphs that need it."""
     sam = SamConfig(max_draft_tokens=K, gate=gate, pad_drafts=pad_drafts)
     runner = with_graphs(make_runner, vllm_config, mode, sam)
     engine = ToyEngine(runner, model=None)
@@ -127,9 +125,6 @@ def test_steps_stay_on_the_captured_graphs(
     assert graph in (found.name, None)
 
 
-# Samplers.
-
-
 def test_upstream_still_ignores_logprobs_mode(make_runner, vllm_config, monkeypatch):
     """When this fails, ``heed_logprobs_mode`` can go."""
     monkeypatch.setattr(vllm_config.model_config, "logprobs_mode", "processed_logprobs")
@@ -139,10 +134,7 @@ def test_upstream_still_ignores_logprobs_mode(make_runner, vllm_config, monkeypa
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_logprobs_are_those_asked_for(make_runner, vllm_config, monkeypatch, kind):
-    """Verify steps and steps without drafts have them, at a temperature other than 1.
-
-    The runner has the sampler that is configured from its start.
-    """
+    """Verify steps and steps without drafts follow ``logprobs_mode``."""
     monkeypatch.setattr(vllm_config.model_config, "logprobs_mode", "processed_logprobs")
     runner = make_runner(additional_config=ours(sampler=RolloutSamplerConfig(kind)))
     assert installed_sampler(runner) == kind
@@ -160,13 +152,13 @@ def test_logprobs_are_those_asked_for(make_runner, vllm_config, monkeypatch, kin
 
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind != "stock"])
 def test_penalties_go_together_with_drafts(vllm_config, kind):
-    """Also without Triton, where vllm-ascend's own sampler fails: of ours, each row's request's."""
+    """Penalties work also without Triton, where vllm-ascend's own sampler fails."""
     logits = torch.zeros(4, 12)
     step = same_draft_for_all([3], 2)
     metadata = dataclasses.replace(
         sampling_metadata(2),
         no_penalties=False,
-        prompt_token_ids=torch.full((2, 1), 12),  # none: the padding of shorter prompts
+        prompt_token_ids=torch.full((2, 1), 12),  # padding, no tokens
         frequency_penalties=torch.zeros(2),
         presence_penalties=torch.tensor([100.0, 0.0]),
         repetition_penalties=torch.ones(2),
@@ -177,5 +169,5 @@ def test_penalties_go_together_with_drafts(vllm_config, kind):
     tokens = sampler(step, None, logits, metadata).sampled_token_ids
     assert tokens[0, 0] == 5, "all others carry a penalty, the draft among them"
     stock = make_sampler("stock", None)
-    with pytest.raises(RuntimeError):  # when this fails, vllm-ascend takes each row's own
+    with pytest.raises(RuntimeError):  # when this fails, upstream is fixed
         stock(same_draft_for_all([3, 3], 2), None, torch.zeros(6, 12), metadata)

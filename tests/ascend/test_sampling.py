@@ -1,4 +1,4 @@
-"""Our samplers in the places of vllm-ascend's, on its real objects."""
+"""Our samplers with vllm-ascend's real objects."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.ascend.steps import NO_TOKEN, ToyEngine, same_draft_for_all, sampling
 from tests.unit.verification.distributions import assert_lossless
 
 VOCABULARY = 12
-CALLS, BATCH = 5, 4_000  # vllm-ascend's own functions take time that grows with the batch squared
+CALLS, BATCH = 5, 4_000  # vllm-ascend's time grows with the batch squared
 COUPLED = RolloutSamplerConfig(kind="coupled")
 
 
 class IndependentRows:
-    """Random bits for rows that belong to no request; what KeyedRows is in an engine."""
+    """Random bits of rows without requests, in place of KeyedRows."""
 
     def __init__(self):
         self.position = 0
@@ -54,7 +54,7 @@ def test_the_stand_in_cuts_as_vllm_ascend_does_without_the_operator(vllm_config,
 @pytest.mark.parametrize("cuts", [{}, {"top_p": 0.8}, {"top_k": 4}, {"top_k": 6, "top_p": 0.7}])
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind != "stock"])
 def test_every_position_has_the_target_distribution(kind, cuts, vllm_config):
-    torch.manual_seed(4)  # all places are reached often enough for a test
+    torch.manual_seed(4)  # every position is sampled often enough
     logits = 1.5 * torch.randn(3, VOCABULARY)
     target = apply_top_k_top_p(
         logits.clone(),
@@ -86,11 +86,11 @@ REQUESTS = [
     ([6], {"temperature": 1.3, "top_k": 5}),
     ([7, 8, 9, 10], {"temperature": 0.0}),
 ]
-LENGTH = 40  # new tokens per request that are compared
+LENGTH = 40  # compared new tokens per request
 
 
 def by_definition(prompt, params, key):
-    """Token by token: cut, and the position's noise."""
+    """Sample token by token with each position's noise."""
     text = list(prompt)
     for _ in range(LENGTH):
         logits = toy_model(text).unsqueeze(0)
@@ -115,7 +115,7 @@ def start(runner):
 
 
 def ragged_drafts(texts, right):
-    """None to three, one request more than the other, right or right until the last one."""
+    """Make drafts of 0 to 3 tokens, right or wrong at the last token."""
     drafts = [truth[len(text) : len(text) + 3] for text, truth in zip(texts, right, strict=True)]
     for row, (some, text) in enumerate(zip(drafts, texts, strict=True)):
         del some[(len(text) + row) % 4 :]
@@ -149,7 +149,7 @@ def test_stock_changes_nothing(runner):
 
 
 def test_logits_that_are_no_numbers_are_cleaned(vllm_config):
-    """NaN counts as 0 and infinity as the largest number, like in vllm-ascend."""
+    """NaN counts as 0, infinity as the largest number."""
     logits = torch.full((2, VOCABULARY), float("-inf"))
     logits[0, 3] = float("inf")
     logits[1, 5] = float("nan")
@@ -158,7 +158,7 @@ def test_logits_that_are_no_numbers_are_cleaned(vllm_config):
             same_draft_for_all([3], 1), None, logits[[0, 1]], sampling_metadata(1)
         ).sampled_token_ids
         assert output[0, 0] == 3
-        if kind != "stock":  # which does not clean the row after the last draft
+        if kind != "stock":  # stock does not clean the row after the last draft
             assert output[0, 1] == 5
 
 

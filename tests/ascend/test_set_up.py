@@ -1,4 +1,4 @@
-"""How engines of vllm-ascend are set up, as far as that shows without one."""
+"""Configurations of vllm-ascend's engines, without an engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WITH_HEAD = SamConfig.from_mapping({"sources": {"model": {"enabled": True, "path
 
 
 def configured(sam: SamConfig = SamConfig(), additional=None, **arguments):  # noqa: B008
-    """The configuration of an engine as vLLM and vllm-ascend's platform complete it."""
+    """Return an engine's configuration, completed by vLLM and vllm-ascend's platform."""
     from vllm.engine.arg_utils import EngineArgs
 
     given = engine_arguments(sam)
@@ -60,7 +60,7 @@ def test_an_engine_with_a_head_schedules_synchronously_whatever_was_asked_for():
 
 @pytest.fixture
 def proposer_class(vllm_config):
-    # After its runner: modules of vllm-ascend import each other.
+    # vllm-ascend's modules import each other, so its runner comes first.
     import vllm_ascend.worker.model_runner_v1  # noqa: F401
     from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBaseProposer
 
@@ -68,7 +68,6 @@ def proposer_class(vllm_config):
 
 
 def loaded(vllm_config, **head):
-    """A drafter of an engine of ours, its head just loaded, and the policy."""
     config = copy.copy(vllm_config)
     config.additional_config = engine_arguments(WITH_HEAD)["additional_config"]
     inner = SimpleNamespace(embed_tokens=SimpleNamespace(weight=None))
@@ -94,7 +93,7 @@ def test_upstream_still_leaves_a_head_without_an_output_layer(proposer_class, vl
 
 
 def runner_with(*, captured=False, positions=256):
-    """The part of a runner that is read before its drafter is wrapped."""
+    """Return the parts of a runner that our drafter reads at its start."""
     drafter = SimpleNamespace(
         _run_merged_draft=len, _runnable=max if captured else len, parallel_drafting=False
     )

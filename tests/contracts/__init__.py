@@ -1,1 +1,1 @@
-"""A package, so that the tests can import the table beside them."""
+"""A package, because the tests import the table from it."""

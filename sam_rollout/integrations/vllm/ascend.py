@@ -1,4 +1,4 @@
-"""Finds our code for vllm-ascend by name, because integrations/vllm_ascend imports this folder."""
+"""Imports our code for vllm-ascend by name, because that code imports this package."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def from_ascend(name: str) -> Any:
 
 
 def hooks_of(runner: Any) -> Any:
-    """Return the module `hooks` for a model runner of vllm-ascend; None for vLLM's own runners."""
+    """Return our module `hooks` for a model runner of vllm-ascend; None for vLLM's own runners."""
     packages = {base.__module__.partition(".")[0] for base in type(runner).__mro__}
     return from_ascend("hooks") if PACKAGE in packages else None

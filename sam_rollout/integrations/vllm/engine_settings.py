@@ -1,8 +1,4 @@
-"""Carries our configuration to an engine's processes in vLLM's ``VllmConfig``.
-
-vLLM hands a custom proposer only its ``VllmConfig``, whose field ``additional_config`` is for
-plug-ins. ``EngineSettings`` travel there as one text, which each process reads once.
-"""
+"""Carries our configuration to an engine's processes, as a text in ``additional_config``."""
 
 from __future__ import annotations
 
@@ -14,13 +10,10 @@ from typing import Any
 from sam_rollout.config import ConfigError, RolloutSamplerConfig, SamConfig
 
 ADDITIONAL_CONFIG_KEY = "sam_rollout"
-# Key of `SamplingParams.extra_args`, true for a request that is to be sampled without drafts.
+# Key of `SamplingParams.extra_args`; true for a request without drafts.
 WITHOUT_DRAFTS_KEY = "sam_without_drafts"
-# If Triton is installed, vLLM chooses its second model runner by itself for some models, but never
-# with a drafter like ours. Our samplers belong to the first runner ("0"), and runs that are
-# compared should have the same runner.
+# vLLM may choose its second model runner; our samplers need the first one ("0").
 MODEL_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
-# The sampler of plain vLLM, and of programs that compare our drafter with it.
 ENGINES_OWN_SAMPLER = RolloutSamplerConfig(kind="stock")
 METHOD = "custom_class"  # vLLM's name for drafters of plug-ins
 PROPOSER_CLASS = "sam_rollout.integrations.vllm.drafting.proposer.SamProposer"
@@ -48,7 +41,7 @@ class EngineSettings:
     @classmethod
     @functools.lru_cache(maxsize=8)
     def from_json(cls, text: str) -> EngineSettings:
-        """Read the text of ``to_json``; a process parses the same text only once."""
+        """Read the text of ``to_json``; results are cached."""
         settings = json.loads(text)
         return cls(
             SamConfig.from_mapping(settings["sam"]),
@@ -57,7 +50,7 @@ class EngineSettings:
         )
 
     def to_json(self) -> str:
-        """Return the settings as a text for an engine; equal settings have equal texts."""
+        """Return the settings as a text; equal settings have equal texts."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     def arguments(self) -> dict[str, Any]:
@@ -81,12 +74,10 @@ class EngineSettings:
 
 
 def _speculation_of(model: Any) -> dict[str, Any]:
-    """Return vLLM's ``speculative_config`` for a drafter that vLLM itself runs."""
     speculation: dict[str, Any] = {"method": model.method}
     if model.path:
         speculation["model"] = model.path
-        # A trainer starts the engine with random weights and sends the policy's weights later. The
-        # drafter reads its weights from its own file.
+        # The trainer sends the policy's weights, but not the drafter's.
         speculation["draft_load_config"] = {"load_format": "auto"}
     return speculation | model.options
 
@@ -129,7 +120,7 @@ def drafts_here(vllm_config: Any) -> bool:
 
 
 def has_model(vllm_config: Any) -> bool:
-    """Whether vLLM also runs a draft model, in addition to our drafter."""
+    """Whether vLLM runs a draft model in addition to our drafter."""
     if vllm_config.speculative_config is None or not has_settings(vllm_config):
         return False
     return settings_of(vllm_config).sam.drafts_with_model

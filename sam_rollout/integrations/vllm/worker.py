@@ -1,7 +1,6 @@
 """The worker extension: methods by which the engine's front end reaches drafter and samplers.
 
-vLLM mixes this class into its worker (``worker_extension_cls``), so ``self`` is the worker and
-every public method is reachable through ``collective_rpc``.
+vLLM mixes this class into its worker, so ``self`` is the worker.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from sam_rollout.integrations.vllm.engine_settings import (
     settings_of,
 )
 
-# So `register` runs before the model is loaded, even where the package's entry points are not
-# installed (code shipped through PYTHONPATH).
+# `register` has to run before the model is loaded, and entry points may not be installed.
 from sam_rollout.integrations.vllm.plugin import register
 
 register()
 
 
 class SamWorkerExtension:
-    """Worker methods that install the samplers, and that connect, control and drain the drafter."""
+    """Worker methods that install samplers, and that connect, control and drain the drafter."""
 
     # Attributes of the worker that vLLM mixes this class into.
     model_runner: Any
@@ -35,10 +33,9 @@ class SamWorkerExtension:
     def sam_bind(self, record: bool = True) -> dict[str, Any]:
         """Install the samplers, connect the proposer, and report what is really running.
 
-        Returns:
-            ``sampler``, the installed kind; ``batch_invariant``, whether the kernels are
-            batch-invariant; ``proposer``, the drafter's class name or None; in vllm-ascend
-            ``way_in``. With our drafter, all of ``SamProposer.describe()`` is added.
+        The report has ``sampler``, the installed kind; ``batch_invariant``; ``proposer``, the
+        drafter's class name or None; and in vllm-ascend ``way_in``. With our drafter,
+        ``SamProposer.describe()`` is added.
         """
         from sam_rollout.integrations.vllm.drafting.proposer import is_output_rank
         from sam_rollout.integrations.vllm.second_runner.runner_choice import is_second_runner
@@ -74,7 +71,6 @@ class SamWorkerExtension:
         return report | drafter.describe()
 
     def _proposer(self) -> Any:
-        """Return our proposer; if there is none, vLLM's own drafter; None without any drafter."""
         from sam_rollout.integrations.vllm.drafting.proposer import PROPOSER_ATTRIBUTE, SamProposer
 
         runner, config = self.model_runner, self.vllm_config
@@ -106,9 +102,7 @@ class SamWorkerExtension:
     def sam_drain(self, going_on: Sequence[dict] = ()) -> dict[str, Any] | None:
         """Return the drafter's records since the last call; None without a drafter.
 
-        Args:
-            going_on: Identities, each as a dict of its fields, of the responses that have not
-                ended.
+        ``going_on`` has the identities of unfinished responses, each as a dict of its fields.
         """
         drafter = self._proposer()
         if not hasattr(drafter, "drain"):

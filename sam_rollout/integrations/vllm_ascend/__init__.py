@@ -1,6 +1,6 @@
 """The integration of vllm-ascend, which builds on the integration of vLLM."""
 
-# The names of vllm-ascend that this package wraps. tests/contracts/contract.py has a row for each.
+# Wrapped names of vllm-ascend; tests/contracts/contract.py has a row for each.
 WRAPPED = (
     "worker.model_runner_v1:NPUModelRunner.__init__",
     "worker.model_runner_v1:NPUModelRunner._get_drafter",

@@ -1,8 +1,7 @@
 """The functions that vllm-ascend's model runner calls to draft and sample with our code.
 
-vllm-ascend 0.23 refuses vLLM's method ``custom_class`` and distinguishes its own drafters by class.
-The plugin (``plugin.py``) wraps its runner so that these functions are called. Where plugins cannot
-be loaded, patches put the same calls into the runner's source.
+vllm-ascend 0.23 refuses vLLM's method ``custom_class``. The plugin (``plugin.py``) or patches of
+the runner's source add the calls.
 """
 
 from __future__ import annotations
@@ -14,19 +13,18 @@ from sam_rollout.integrations.vllm.drafting.startup_check import WrongDrafterErr
 from sam_rollout.integrations.vllm.engine_settings import PROPOSER_CLASS, has_settings, settings_of
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
-# Classes that `SamProposer.bind` takes for vllm-ascend's runner.
 LATE_BINDING = "sam_rollout.integrations.vllm_ascend.scheduling.late_binding:AscendLateBinding"
 ENGINE_DRAFTER = (
     "sam_rollout.integrations.vllm_ascend.model_drafts.engine_drafter:AscendEngineDrafter"
 )
-# Methods that NPUModelRunner calls on every drafter, even on one that lacks them.
+# Methods that NPUModelRunner calls on drafters even if they lack them.
 CALLED_ON_EVERY_DRAFTER = ("load_model", "dummy_run")
 
 
 def make_drafter(vllm_config: Any, runner: Any) -> Any:
     """Make the drafter of method ``custom_class``, and bind it to the runner if it is ours.
 
-    The runner, vllm-ascend's ``NPUModelRunner``, may still be under construction.
+    The runner may still be under construction.
 
     Raises:
         UnsupportedVersionError: The installed release of vllm-ascend is not supported.
@@ -52,7 +50,7 @@ def make_drafter(vllm_config: Any, runner: Any) -> Any:
 
 
 def _do_nothing(*_args: Any, **_kwargs: Any) -> None:
-    """Do nothing, in place of a method that a drafter without a model does not have."""
+    """Do nothing, in place of a method that a drafter lacks."""
 
 
 def propose_drafts(runner: Any, sampled_token_ids: list[list[int]]) -> list[list[int]]:
@@ -62,14 +60,12 @@ def propose_drafts(runner: Any, sampled_token_ids: list[list[int]]) -> list[list
 
 
 def install_samplers(runner: Any) -> None:
-    """Install the samplers that ``additional_config`` asks for, if it has our configuration.
+    """Install the samplers that ``additional_config`` asks for, and heed ``logprobs_mode``.
 
-    With every kind of sampler, log-probabilities then follow ``logprobs_mode``. The runner has to
-    be fully constructed. A second call changes nothing.
+    The runner has to be fully constructed. A second call changes nothing.
 
     Raises:
-        UnsupportedVersionError: The installed release of vllm-ascend is not supported, and our
-            drafter or samplers are asked for.
+        UnsupportedVersionError: Our code is asked for, but this vllm-ascend is not supported.
     """
     if not has_settings(runner.vllm_config):
         return
@@ -77,8 +73,7 @@ def install_samplers(runner: Any) -> None:
     if not settings.ours and not is_supported():
         return
     require_supported(settings.ours)
-    # vllm-ascend chooses a device when its samplers are imported, so only this function imports
-    # them.
+    # Importing vllm-ascend's samplers chooses a device.
     from sam_rollout.integrations.vllm_ascend.sampling.samplers import (
         heed_logprobs_mode,
         install_sampler,

@@ -1,7 +1,6 @@
 """Our drafter and samplers in vllm-ascend's model runner, without a change to its source.
 
 vLLM loads plugins before it knows its device, so the runner is wrapped when its module is imported.
-Every process that vLLM starts loads the plugins and wraps its runner anew.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from sam_rollout.integrations.vllm.wrapping import is_wrapped, wrap_once
 from sam_rollout.integrations.vllm_ascend.versions import is_supported, require_supported
 
 RUNNER_MODULE = "vllm_ascend.worker.model_runner_v1"
-# A patched source tree of vllm-ascend, which calls hooks.py itself, sets this flag in the runner's
-# module.
+# A source tree with our patches sets this flag in the runner's module.
 PATCHED_FLAG = "SAM_ROLLOUT_PATCHED"
 
 
@@ -40,11 +38,11 @@ class _RunnerFinder(importlib.abc.MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != RUNNER_MODULE:
             return None
-        sys.meta_path.remove(self)  # so that the other finders find the module
+        sys.meta_path.remove(self)  # the other finders search now
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            # A module may be looked up without being imported, so the finder stays in place.
+            # A module may be looked up without being imported.
             sys.meta_path.insert(0, self)
         if spec is None or spec.loader is None:
             return spec
@@ -63,7 +61,7 @@ def wrap(module: ModuleType) -> None:
     if is_supported():
         from sam_rollout.integrations.vllm_ascend.model_drafts.drafter_weights import share_weights
 
-        share_weights()  # patched sources need it, too: the patches do not change drafters
+        share_weights()  # the patches do not change drafters
     if getattr(module, PATCHED_FLAG, False):
         return
     runner = module.NPUModelRunner
@@ -120,8 +118,6 @@ def _then_install_samplers(original: Any) -> Any:
 
 
 def _unless_asked_for_ours(original: Any) -> Any:
-    """Wrap a constructor so that it refuses our settings in an unsupported release."""
-
     def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         if has_settings(vllm_config) and (asked := settings_of(vllm_config).ours):
             require_supported(asked)

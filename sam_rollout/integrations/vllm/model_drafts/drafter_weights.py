@@ -1,9 +1,8 @@
 """The weights of a draft model in an engine that a trainer sends weights to.
 
-Such an engine starts with random weights; the policy's arrive later. The drafter's own weights come
-from its files. If a head's files contain a copy of the policy's embedding, vLLM lets the head share
-the policy's only if the two are equal, which they are not until the policy's weights arrive. The
-head would keep its copy and not follow the policy's training.
+Such an engine starts with random policy weights; the drafter's weights come from its files. vLLM
+lets a head share the policy's embedding only if the head's copy equals it. At the start it does
+not, so the head would keep a copy that is never trained.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ _RANDOM = "dummy"  # load_format of engines that a trainer sends weights to
 def share_embeddings(loader: Any = None) -> None:
     """Make heads of our engines use the policy's embedding; safe to call repeatedly.
 
-    It has to be called before graphs are captured. `loader` is the class that loads drafters, by
-    default vLLM's.
+    Call it before graphs are captured. `loader` loads drafters; vLLM's class is the default.
     """
     if loader is None:
         from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
@@ -49,8 +47,7 @@ def reads_policy(drafter: Any) -> bool:
 def read_again(runner: Any) -> None:
     """Read the drafter's weights from its files, if the engine began with random weights.
 
-    For the methods in `_READ_AGAIN` vLLM ignores `draft_load_config`, and begins with random
-    weights.
+    vLLM ignores `draft_load_config` for the methods in `_READ_AGAIN`.
     """
     config = runner.vllm_config
     speculation = config.speculative_config

@@ -1,22 +1,13 @@
-"""Drafts of a model that vLLM runs, for a session that also drafts from texts.
+"""Drafts of a model that vLLM runs, as one source of a session among others.
 
-vLLM loads the drafter, gives it the target's hidden states, keeps its cache and captures its
-graphs. We wrap the method of vLLM's runner that calls it: the proposals become one source of the
-session among others. The drafter's first pass runs over every token of the step with the target's
-true hidden states, so its cache does not depend on which drafts were verified.
-
-The number of passes is sent with each step's schedule, so it is the same for every rank of an
-engine (`drafts_with_output.py`). With a closed gate only the first pass runs, which keeps the cache
-right. A drafter that fails is not run again. If several processes run it together, its failure ends
-the engine instead.
-
-If the engine schedules a step ahead, the proposals are copied to the host in the stream that made
-them, before the sampled tokens. `late_binding.py` waits for both and hands them to the session.
+vLLM loads the drafter and runs its passes; we wrap the runner's method that calls it. The first
+pass runs over every token of a step, so the drafter's cache does not depend on the verified drafts.
+With a closed gate only the first pass runs. The number of passes is sent with each step's schedule
+(`drafts_with_output.py`), so it is the same on every rank.
 
 By default a draft token is the drafter's likeliest token. With the setting `sampled`, it is drawn
-with the noise that will draw the final token at its position. The closer the drafter is to the
-target, the more often both draw the same token. Verification treats draft tokens as one-hot in
-either case, because the session chooses among several drafts.
+with the noise that will draw the final token at its position. Verification treats draft tokens as
+one-hot in either case, because the session chooses among several drafts.
 """
 
 from __future__ import annotations
@@ -48,15 +39,12 @@ class EngineDrafter:
     """Wraps a runner's calls of vLLM's own drafter; one per rank of an engine.
 
     Args:
-        runner: vLLM's model runner.
-        config: settings of the source.
         passes: largest number of passes in a step, the same for engines in lockstep.
-        alone: whether no other process takes part in the drafter's passes. If so, a failure costs
-            only the drafter's drafts; otherwise it ends the engine.
+        alone: whether no other process takes part in the drafter's passes. If not, a failure of the
+            drafter ends the engine.
         drafted: called after every step with the step's sampled tokens by row; None on ranks whose
-            drafts are not read, and if the engine schedules a step ahead.
-        ahead: whether `launched` and `arrived` are called: the engine schedules a step ahead and
-            this rank's drafts are read.
+            drafts are not read, and with asynchronous scheduling.
+        ahead: whether the caller calls `launched` and `arrived` (asynchronous scheduling).
     """
 
     def __init__(
@@ -68,16 +56,14 @@ class EngineDrafter:
         drafted: Callable[[list[list[int]]], None] | None,
         ahead: bool = False,
     ) -> None:
-        self.failed = False  # a drafter that has failed is not run again
+        self.failed = False
         self._failures, self._spent_s = 0, 0.0  # since the last `take_counters`
-        # During a probe the drafter runs in every step, and its first tokens are compared with the
-        # sampled tokens.
         self.is_probed = False
-        self._told: dict[str, int] = {}  # first draft token by request, while the drafter is probed
+        self._told: dict[str, int] = {}  # first draft token by request
         self._judged = self._right = 0
         self._runner = runner
         self._most, self._passes, self._alone = config.max_tokens, passes, alone
-        # Methods in IN_ONE_GO draft all tokens in one pass, always as many as the engine asks for.
+        # Methods in IN_ONE_GO draft all tokens in one pass.
         self._whole = config.method in IN_ONE_GO
         self._drafted, self._ahead = drafted, ahead
         self._made: Made | None = None
@@ -107,7 +93,7 @@ class EngineDrafter:
         return made.tokens.cpu().numpy().astype(np.int32), chances
 
     def launched(self) -> Made | None:
-        """Return the proposals of the step under way, while they are copied to the host."""
+        """Return the proposals of the launched step, while they are copied to the host."""
         made, self._made = self._made, None
         return made
 
@@ -125,8 +111,8 @@ class EngineDrafter:
             made: the step's result of `launched`.
             request_ids: B ids in the step's row order.
             sampled: int32[B], first token that each row sampled; -1 if it sampled none.
-            rows: int[B], each row's index in the present batch, -1 if its request has left the
-                batch; None if the batch has not changed.
+            rows: int[B], each row's index in the present batch, -1 if its request has left; None if
+                the batch has not changed.
             count: rows of the present batch.
         """
         if self.is_probed:
@@ -158,7 +144,7 @@ class EngineDrafter:
         return self._judged, self._right
 
     def _judge(self, request_ids: list[str], sampled: list[int], made: Made | None) -> None:
-        """Compare first sampled tokens (-1: none) with the last drafts, and note the new drafts."""
+        """Compare first sampled tokens (-1 if none) with the last drafts; note the new drafts."""
         for request_id, token in zip(request_ids, sampled, strict=True):
             told = self._told.pop(request_id, None)
             if token >= 0 and told is not None:
@@ -169,10 +155,7 @@ class EngineDrafter:
             pairs = zip(request_ids, firsts, strict=False)
             self._told |= {request_id: token for request_id, token in pairs if token >= 0}
 
-    # --- wrapped around runner and drafter ------------------------------------------------------
-
     def _wrap_choice(self) -> None:
-        """Replace the drafter's method that chooses tokens, if it has one."""
         self._likeliest = getattr(self._runner.drafter, "_greedy_sample", None)
         if self._likeliest is not None:
             self._runner.drafter._greedy_sample = self._choose
@@ -187,7 +170,7 @@ class EngineDrafter:
             self._made = self._collect(self._ask(*args, **kwargs))
         except Exception:
             if not self._alone:
-                raise  # other processes take part in each pass, and would hang or mix passes up
+                raise
             self.failed, self._failures = True, 1
             logger.warning(
                 "The draft model failed and is not run any more; the rollout continues with drafts "
@@ -198,7 +181,6 @@ class EngineDrafter:
         return []
 
     def _collect(self, tokens: Any) -> Made | None:
-        """Return the proposals with their probabilities, if there are any."""
         chances, self._chances = self._chances, []
         if isinstance(tokens, list):
             drafts = np.full((len(tokens), max(map(len, tokens), default=0)), -1)
@@ -215,7 +197,6 @@ class EngineDrafter:
         return Made(tokens, told)
 
     def _ask(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the drafter with the step's number of passes."""
         scheduler_output, sampled, sampling, _hidden, _sample_hidden, _aux, metadata, *_ = args
         self._find_positions(sampled, sampling, metadata)
         asked = scheduler_output.num_spec_tokens_to_schedule
@@ -228,7 +209,7 @@ class EngineDrafter:
             scheduler_output.num_spec_tokens_to_schedule = asked
 
     def _find_positions(self, sampled: Any, sampling: Any, metadata: Any) -> None:
-        """Compute the text positions of the first draft tokens, which follow the sampled tokens."""
+        """Compute the text positions of the first draft tokens."""
         if self._noise is None:
             return
         runner, self._sampling = self._runner, sampling
@@ -236,7 +217,7 @@ class EngineDrafter:
             counts = torch.tensor([len(tokens) for tokens in sampled])
         else:
             counts = ((sampled >= 0) & (sampled < runner.input_batch.vocab_size)).sum(dim=1)
-        # Each row's last scheduled token that is not a draft token; the sampled tokens follow it.
+        # Each row's last scheduled token, without draft tokens.
         last = runner.query_start_loc.gpu[1 : len(counts) + 1] - 1
         if metadata is not None:
             drafts = metadata.cu_num_draft_tokens.diff(prepend=last.new_zeros(1))
@@ -244,7 +225,6 @@ class EngineDrafter:
         self._position = runner.positions[last] + counts.to(last.device) + 1
 
     def _choose(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Choose a token for each row in place of vLLM's method, and keep its probability."""
         drafter = self._runner.drafter
         ways = ("use_local_argmax_reduction", "use_heterogeneous_vocab")
         if any(getattr(drafter, way, False) for way in ways):
@@ -259,8 +239,7 @@ class EngineDrafter:
             copied = logits.to(torch.float32, copy=True)
             tokens = self._noise.draw_drafts(copied, self._sampling, self._position)
             self._position = self._position + 1
-        # Only a few rows at a time are converted to float32: vLLM reserved no memory for a full
-        # copy.
+        # vLLM reserved no memory for a float32 copy of all logits.
         scores = logits.gather(1, tokens.unsqueeze(1)).squeeze(1).float()
         pieces = logits.split(_ROWS_AT_ONCE)
         sums = torch.cat([piece.float().logsumexp(dim=-1) for piece in pieces])

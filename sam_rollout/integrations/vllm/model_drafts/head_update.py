@@ -1,8 +1,7 @@
 """Updates a draft head's weights together with the policy's weights, in verl's weight sync.
 
-A head that the run trains (`sam.sources.model.train`) is sent after the policy. Its tensors are
-named as in its file, with `PREFIX` in front. Embedding and output matrix are not sent, because the
-head shares the policy's.
+The trainer sends a head that it trains (`sam.sources.model.train`) after the policy. Embedding and
+output matrix are not sent, because the head shares the policy's.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class HeadUpdates:
     device: Any
 
     def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
-        """Receive a sync; layers that compute with copies of their weights renew the copies."""
+        """Receive a sync, and renew packed copies of the head's weights."""
         self._head_came = False
         super().update_weights_from_ipc(*args, **kwargs)  # type: ignore[misc]
         if not self._head_came:
@@ -32,7 +31,7 @@ class HeadUpdates:
         process_weights_after_loading(self.model_runner.drafter.model, draft_config, self.device)
 
     def _update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
-        """Load the head's tensors of a bucket, and let verl's method load the policy's tensors."""
+        """Load the head's tensors of a bucket; verl's method loads the others."""
         weights = list(weights)
         head = [(name[len(PREFIX) :], t) for name, t in weights if name.startswith(PREFIX)]
         if head:

@@ -1,8 +1,7 @@
 """Makes an engine decode known texts, and keeps the model's scores of their tokens.
 
-The drafts are the text itself. After the forward pass, the logits of every scored position are
-replaced by logits that allow only the text's token. No sampler can then reject a draft token, so
-every verify step has the requested width, even where rounding would lead to another token.
+The drafts are the text itself. Before sampling, all logits except those of the text's tokens are
+replaced by minus infinity, so no draft token is rejected.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def known_text_arguments(
 ) -> dict[str, dict[str, Any]]:
     """Return ``SamplingParams.extra_args`` of a request whose output shall be ``token_ids``.
 
-    Its scores are found by ``number``. Without ``draft_tokens``, one token is scored at a time.
+    ``number`` is the text's number in ``TextScores.drain``. 0 ``draft_tokens`` are plain decoding.
     """
     known = {"number": number, "token_ids": list(token_ids), "draft_tokens": draft_tokens}
     return {EXTRA_ARGS_KEY: known}
@@ -113,13 +112,12 @@ class TextScores:
             first += width
         row = torch.tensor(rows, dtype=torch.int64, device=logits.device)
         token = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
-        # vLLM computes raw log-probabilities like this, so only the model can cause differences.
+        # The same as vLLM's raw log-probabilities.
         logprobs = logits[row].log_softmax(dim=-1, dtype=torch.float32)
-        # vLLM uses topk. If several tokens are equally likely, argmax may choose another one.
+        # Like vLLM; argmax may choose another one of equally likely tokens.
         top = logprobs.topk(1, dim=-1).indices.squeeze(1).tolist()
         values = logprobs.gather(1, token.unsqueeze(1)).squeeze(1).tolist()
-        # Each chunk of a long prompt stores a score of the text's first position. Only the last
-        # chunk's score is right; it replaces the others.
+        # Every chunk of a long prompt scores the first position; the last chunk's score is right.
         for (columns, position, width), value, likeliest in zip(places, values, top, strict=True):
             columns["logprobs"][position] = value
             columns["top"][position] = likeliest
@@ -131,8 +129,8 @@ class TextScores:
         """Return and reset the scores, by text number and column, with a value per token.
 
         The columns are ``logprobs`` (natural logarithm of the known token's probability), ``top``
-        (the likeliest token) and ``widths`` (the number of the request's positions that the same
-        engine step scored; 0 if the token was never scored).
+        (the likeliest token) and ``widths`` (number of positions of the request that the step
+        scored; 0 if the token was never scored).
         """
         drained, self._by_number = self._by_number, {}
         return drained

@@ -1,13 +1,9 @@
 """Checks that verifying k + 1 tokens at a time gives the log-probabilities of plain decoding.
 
-Attention over k + 1 queries runs another kernel than attention over one query, or other code of the
-same kernel. If its mask is wrong, other tokens are sampled without any error. The check (section
-2.1 of the article on speculation in RL training) samples texts without drafts, verifies each text
-with the text itself as draft, and compares the two log-probabilities of each token, by length of
-context.
-
-Rounding differs even between correct kernels. To judge a difference, compare it with the row
-"decoded again", with the difference in another dtype, and with other lengths.
+With a wrong mask, attention over k + 1 queries samples other tokens without any error. The check
+(section 2.1 of the article on speculation in RL training) samples texts without drafts, and
+verifies each text with the text itself as draft. Rounding differs even between correct kernels, so
+compare a difference with the row "decoded again".
 """
 
 from __future__ import annotations
@@ -31,15 +27,13 @@ DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIRST_BUCKET = 128  # tokens; every following bucket of context lengths is twice as long
 DECODED_AGAIN = 0  # draft tokens per step when texts are decoded a second time
-# Names of classes, because importing them would import vLLM before its environment is set.
+# Importing these classes would import vLLM before its environment is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
-# The check uses a sampler of rollouts, because on some CPUs the choice of kernels depends on the
-# sampler.
+# On some CPUs the choice of kernels depends on the sampler, so rollouts' sampler is used.
 SAMPLER = RolloutSamplerConfig("coupled")
 
-# A text's columns "logprobs", "top" and "widths", with a value per token: see `TextScores.drain`.
 Scores = dict[str, list]
 
 
@@ -54,9 +48,9 @@ class OperatorCheck:
     model: str  # checkpoint folder or hub name
     dtype: str = "bfloat16"  # one of DTYPES
     draft_tokens: tuple[int, ...] = (1, 3, 8)  # per step; each has an engine of its own
-    max_tokens: int = 512  # length of every text; the end-of-text token does not end it
-    prompts: int = 8  # number of texts; all run at once
-    seed: int = 0  # of the sampled texts
+    max_tokens: int = 512  # length of every text
+    prompts: int = 8  # number of texts
+    seed: int = 0
     tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
@@ -79,16 +73,10 @@ def differences(
     A token is compared if ``verified`` scored it in a group of ``width`` tokens. A text's first
     token is left out, because both scorings computed it in the prefill.
 
-    Args:
-        contexts: Tokens of each text's prompt.
-        reference, verified: The scores of each text (``TextScores.drain``).
-        width: Number of positions that a step scores together.
-
-    Returns:
-        A row for each range of context lengths, ``low <= length < high``; the last row is for all
-        lengths. ``positions`` is the number of compared tokens. ``maximum`` and ``mean`` describe
-        the absolute differences of log-probabilities (natural logarithm). ``top_differs`` is the
-        number of positions at which the likeliest tokens differ.
+    ``contexts`` has the number of tokens of each text's prompt. The result has a row for each range
+    of context lengths, ``low <= length < high``, then a row for all lengths. ``positions`` counts
+    the compared tokens. ``maximum`` and ``mean`` are of absolute differences of log-probabilities
+    (natural logarithm). ``top_differs`` counts positions with different likeliest tokens.
 
     Raises:
         OperatorCheckError: No token can be compared.
@@ -149,12 +137,8 @@ def prompts_of(model: str, count: int) -> list[list[int]]:
 def run(check: OperatorCheck) -> dict[str, Any]:
     """Sample the texts, verify them with each of ``check.draft_tokens``, and compare.
 
-    Returns:
-        A dictionary with ``setting``; ``device`` (its name in vLLM); ``texts`` (their number and
-        lengths in tokens); ``rows``, one for each number of draft tokens (``draft_tokens``; 0 means
-        that the texts were decoded again), whose ``by_length`` and ``overall`` have the result of
-        ``differences``; and ``maximum``, the largest difference over all numbers of drafts except
-        0.
+    The result's ``rows`` have the ``differences`` by number of draft tokens; 0 means that the texts
+    were decoded again. ``maximum`` is the largest difference of the other rows.
 
     Raises:
         OperatorCheckError: The engine never scored a whole group of draft tokens in one step.
@@ -164,7 +148,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     contexts = [len(prompt) for prompt in prompts]
     arguments = {
         "dtype": check.dtype,
-        # vLLM stops drafting shortly before this limit, so the limit is higher than the texts need.
+        # vLLM stops drafting shortly before this limit.
         "max_model_len": max(contexts) + check.max_tokens + 2 * max(check.draft_tokens),
         "max_num_seqs": check.prompts,
         "seed": check.seed,
@@ -175,7 +159,7 @@ def run(check: OperatorCheck) -> dict[str, Any]:
     token_ids, reference = _sample(check, prompts, arguments)
     rows: list[dict[str, Any]] = []
     for k in check.draft_tokens:
-        # The engine of the first k also decodes the same texts again, one token at a time.
+        # The engine of the first k also decodes the texts again.
         widths = [k] if rows else [DECODED_AGAIN, k]
         passes = _verify(check, prompts, token_ids, widths, arguments)
         for drafts, verified in zip(widths, passes, strict=True):
@@ -202,7 +186,6 @@ def exceeds(result: dict[str, Any], limit: float) -> bool:
 
 
 def _ask(engine: Any, prompts: Sequence[Sequence[int]], own: list[dict[str, Any]]) -> list[Any]:
-    """Let an engine answer each prompt in full length, with the prompt's sampling parameters."""
     from vllm import SamplingParams
 
     sampling = [SamplingParams(ignore_eos=True, **parameters) for parameters in own]
@@ -213,8 +196,7 @@ def _ask(engine: Any, prompts: Sequence[Sequence[int]], own: list[dict[str, Any]
 def _sample(
     check: OperatorCheck, prompts: Sequence[Sequence[int]], arguments: dict[str, Any]
 ) -> tuple[list[list[int]], list[Scores]]:
-    """Sample the texts in an engine without drafts; return tokens and scores of each."""
-    # This engine does not use the extension, but all engines of a process have the same one.
+    # vLLM allows only one extension in a process, also for engines without drafts.
     with offline_engine(check.model, SamConfig(enabled=False), SAMPLER, **arguments) as engine:
         own = [
             {"max_tokens": check.max_tokens, "logprobs": 1, "seed": check.seed + number}
@@ -241,7 +223,6 @@ def _verify(
     draft_tokens: Sequence[int],
     arguments: dict[str, Any],
 ) -> list[list[Scores]]:
-    """Make an engine decode the texts, once for each of ``draft_tokens``; return the scores."""
     k = max(draft_tokens)
     sam = SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", check.prompts))
     speculative = {"method": METHOD, "model": PROPOSER, "num_speculative_tokens": k}

@@ -1,9 +1,7 @@
 """The random bits of every row that vLLM samples from, keyed by request and position.
 
-vLLM's samplers know neither a row's request nor its position in the text. The request is looked up
-when the batch changes, which vLLM reports to logits processors. The position comes from the
-position ids with which the model was just run. They are right with chunked prompts, preemption,
-drafts and asynchronous scheduling.
+A row's request is looked up when vLLM reports a changed batch to its logits processors. The
+position follows from the forward pass's position ids.
 """
 
 from __future__ import annotations
@@ -19,24 +17,24 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate
 from sam_rollout.core.identity import OUTSIDE_TRAINING, RequestIdentity, group_of, key_of
 from sam_rollout.verification import keyed_bits
 
-# Requests without an identity are numbered per prompt; this many prompts are remembered.
+# Number of prompts whose requests without an identity are counted.
 REMEMBERED_PROMPTS = 100_000
 
 
 class RowKeys(LogitsProcessor):
     """A logits processor that holds the key of each row's request, and changes no logits.
 
-    A request that carries an identity has the identity's key; no other request may carry the same
-    identity, so ``SamplingParams.n`` has to be 1. Without an identity, the key follows from
-    ``SamplingParams.seed`` and the prompt. Without a seed, it follows from the engine's seed, the
-    engine's data-parallel index, the prompt, and the number of earlier requests with this prompt.
+    The key comes from the request's identity, which no other request may carry, so
+    ``SamplingParams.n`` has to be 1. Without an identity, it comes from ``SamplingParams.seed`` and
+    the prompt. Without a seed, it comes from the engine's seed and data-parallel index, the prompt,
+    and the number of earlier requests with this prompt.
     """
 
     def __init__(self, model_runner: Any) -> None:
         config = model_runner.vllm_config
         self._runner = model_runner
         self._seed = config.model_config.seed or 0
-        # data_parallel_rank is 0 in all engines of a dense model, since vLLM runs them separately.
+        # data_parallel_rank is 0 in all engines of a dense model.
         parallel = config.parallel_config
         self._engine = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
         max_rows = config.scheduler_config.max_num_seqs
@@ -57,16 +55,15 @@ class RowKeys(LogitsProcessor):
         """Update the keys of the rows; vLLM calls this whenever the batch changes."""
         if not batch_update:
             return
-        # Pageable memory is copied to a staging buffer at once, so it cannot change during the
-        # transfer.
+        # Pageable memory is staged at once, so the transfer sees no later change.
         keys = torch.tensor(self.keys_of(self._runner.input_batch.req_ids), dtype=torch.int64)
         self.keys[: len(keys)].copy_(keys, non_blocking=True)
 
     def keys_of(self, request_ids: Sequence[str]) -> list[int]:
         """Return the keys of live requests, and forget those of requests that ended."""
-        live = self._runner.requests  # preempted requests included, which keep their keys
+        live = self._runner.requests  # with preempted requests
         known = self._key_by_request
-        # The same id may be used again for another request.
+        # An id may be used again for another request.
         for name in [name for name, (request, _) in known.items() if live.get(name) is not request]:
             del known[name]
         joined = set(request_ids).difference(known)
@@ -84,11 +81,9 @@ class RowKeys(LogitsProcessor):
         return self._key_outside_training(params.seed, request.prompt_token_ids or [])
 
     def _key_outside_training(self, seed: int | None, prompt_ids: list[int]) -> int:
-        """Return the key of a request without identity, by its seed or its order of arrival."""
         group = group_of(prompt_ids)
         if seed is not None:
-            # A request without a seed has a sibling number >= 0, so the keys differ even if the
-            # engine's seed equals `seed`.
+            # Requests without a seed have sibling numbers >= 0.
             return key_of(seed, OUTSIDE_TRAINING, group, sibling=-1)
         sibling = self._arrivals.pop(group, 0)
         self._arrivals[group] = sibling + 1
@@ -122,7 +117,6 @@ class KeyedRows:
         return keyed_bits(keys, self._sampled_positions(logits_indices), stream)
 
     def _sampled_positions(self, scheduled: torch.Tensor) -> torch.Tensor:
-        """Return the text positions of the tokens that follow the given scheduled tokens."""
         return self._runner.positions[scheduled] + 1
 
     def draft_bits(self, positions: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Measures the host time spent in an engine's samplers, ours or vLLM's own.
 
-On an accelerator that is the time to launch the samplers' kernels. If a sampler waits for the
-device (to read a number back), the wait counts, even if the device still runs the forward pass.
+On an accelerator this is the time to launch kernels, and any wait of a sampler for the device.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any
 class SamplerClock:
     """Times every call of a runner's samplers.
 
-    It wraps `forward`, because PyTorch's hooks take several times as long as a wrapper. A rejection
-    sampler calls the plain sampler for bonus tokens, so only the outermost call counts.
+    It wraps `forward`, because PyTorch's hooks take several times as long. A rejection sampler
+    calls the plain sampler, so only the outermost call counts.
     """
 
     def __init__(self, model_runner: Any) -> None:

@@ -1,8 +1,7 @@
 """Our samplers inside vLLM, for steps without drafts and for verify steps.
 
-Runs with and without drafts both use these samplers, so a response depends only on its key and its
-logits. vLLM's own code applies penalties, temperature, top-k and top-p to the logits. With
-speculation, vLLM refuses requests with min-p or a logit bias, and at start-up it refuses custom
+With and without drafts, a response depends only on its key and its logits. vLLM's own code applies
+penalties, temperature, top-k and top-p. With drafts, vLLM refuses min-p, logit biases and custom
 logits processors.
 """
 
@@ -33,7 +32,7 @@ from sam_rollout.verification import (
     verify_vectorised,
 )
 
-ACCEPT_STREAM = 1  # the stream of random bits that tests draft tokens; stream 0 draws tokens
+ACCEPT_STREAM = 1  # random bits that test draft tokens; stream 0 draws tokens
 GREEDY_TEMPERATURE = 0.0
 
 
@@ -41,8 +40,7 @@ def _invert(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     return draw_tokens(logits.softmax(dim=-1, dtype=torch.float32), bits)
 
 
-# Kind of sampler -> the function that draws tokens, int64 [rows], from logits, float32 [rows,
-# vocabulary], and random bits, int64 [rows].
+# Kind of sampler -> function of logits, float32 [rows, vocabulary], and bits, int64 [rows].
 DRAW = {"vectorised": _invert, "coupled": draw_gumbel, "coupled_inversion": _invert}
 
 
@@ -98,10 +96,8 @@ def installed_sampler(model_runner: Any) -> str:
 def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
     """Apply top-k and top-p like vLLM, but never by sorting on GPUs.
 
-    On GPUs, vLLM 0.23 and 0.24 sort the logits of up to 7 rows, and search for the threshold with
-    more rows. The two methods may keep different tokens at the threshold, and a verify step has
-    more rows than a step without drafts. vLLM 0.31 always searches, but by another method if there
-    are more than 64 rows.
+    vLLM 0.23 and 0.24 sort up to 7 rows, but search for the threshold in more rows. The two methods
+    may keep different tokens. vLLM 0.31 always searches, but by another method above 64 rows.
 
     ``logits``, float32 [rows, vocabulary], may be overwritten. Excluded tokens get minus infinity.
     """
@@ -112,10 +108,7 @@ def cut(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) ->
 
 
 class KeyedTopKTopPSampler(TopKTopPSampler):
-    """Draws the tokens of steps without drafts, with keyed random numbers.
-
-    In these steps the kind ``vectorised`` draws like the kind ``coupled_inversion``.
-    """
+    """Draws the tokens of steps without drafts, with keyed random numbers."""
 
     _cut = staticmethod(cut)
 
@@ -148,13 +141,9 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
     ) -> torch.Tensor:
         """Draw draft tokens from a model's own distribution with the noise of their positions.
 
-        Greedy requests get the likeliest tokens. Penalties are applied only in verification,
-        because a draft token may be wrong.
-
-        Args:
-            logits: float32 [requests, vocabulary] of the draft model; overwritten.
-            sampling: Temperature, top-k and top-p of the requests.
-            positions: int64 [requests], the tokens' positions in their texts.
+        Greedy requests get the likeliest tokens. Penalties are not applied. ``logits``, float32
+        [requests, vocabulary], is overwritten. ``positions``, int64 [requests], are the tokens'
+        positions in their texts.
         """
         if sampling.all_greedy:
             return logits.argmax(dim=-1)
@@ -168,17 +157,15 @@ class KeyedTopKTopPSampler(TopKTopPSampler):
 
 
 class KeyedRejectionSampler(RejectionSampler):
-    """Verifies drafts with keyed random numbers, for every kind of `rollout_sampler` but ``stock``.
+    """Verifies drafts with keyed random numbers.
 
     Raises:
-        ConfigError: The engine asks for a synthetic acceptance rate, which only the stock sampler
-            simulates.
+        ConfigError: The engine asks for a synthetic acceptance rate.
     """
 
     _cut = staticmethod(cut)
-    _scratch: torch.Tensor | None = None  # made when it is first needed
-    # int64 [rows], the token that each row of the last verify step drew; None unless the sampler's
-    # kind is a coupled one (`is_coupled`).
+    _scratch: torch.Tensor | None = None
+    # int64 [rows], tokens that the last verify step drew; None unless `config.is_coupled`.
     row_tokens: torch.Tensor | None = None
 
     def __init__(
@@ -206,7 +193,7 @@ class KeyedRejectionSampler(RejectionSampler):
         logits: torch.Tensor,
         sampling_metadata: SamplingMetadata,
     ) -> SamplerOutput:
-        """Verify one step's drafts; arguments and result are those of vLLM's method.
+        """Verify one step's drafts, with the arguments and the result of vLLM's method.
 
         ``logits``, [num_drafts + batch, vocabulary], may be overwritten.
         """
@@ -274,11 +261,9 @@ class KeyedRejectionSampler(RejectionSampler):
     def _keep(
         self, layout: DraftLayout, drafts: torch.Tensor, row_tokens: torch.Tensor
     ) -> torch.Tensor:
-        """Keep the draft tokens that equal the tokens that their rows drew."""
         return verify_coupled(layout, drafts, row_tokens)
 
     def _scratch_for(self, batch: int, probabilities: torch.Tensor) -> torch.Tensor:
-        """Return a buffer with a row of probabilities per request, which all steps reuse."""
         if self._scratch is None or len(self._scratch) < batch:
             self._scratch = probabilities.new_empty(batch, probabilities.shape[1])
         return self._scratch
@@ -320,8 +305,7 @@ class KeyedRejectionSampler(RejectionSampler):
             logits[bonus_rows] = bonus
             logits[draft_rows] = drafts
             if min_tokens is not None:
-                # vLLM's method would not count the draft tokens in front of a bonus token as its
-                # text.
+                # vLLM's method would not count draft tokens in front of a bonus token.
                 places = [count + 1 for count in metadata.num_draft_tokens]
                 logits = min_tokens.apply_with_spec_decode(logits, places)
         if sampling.all_greedy:
@@ -339,7 +323,6 @@ class KeyedRejectionSampler(RejectionSampler):
 def _without_min_tokens(
     sampling: SamplingMetadata,
 ) -> tuple[SamplingMetadata, MinTokensLogitsProcessor | None]:
-    """Take the processor for minimum lengths out of a batch's logits processors."""
     others, found = [], None
     for rule in sampling.logitsprocs.all:
         if isinstance(rule, MinTokensLogitsProcessor):

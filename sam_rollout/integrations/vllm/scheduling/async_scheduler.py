@@ -1,8 +1,7 @@
-"""Late binding in the scheduler: it reserves places, which `late_binding.py` fills with drafts.
+"""Late binding in the scheduler: it reserves placeholders, and `late_binding.py` fills in drafts.
 
-The worker reports with each step's output whether it wants drafts (`Note`). Places are then
-reserved for all requests or for none. Whether a draft model runs in a step is decided separately,
-because its drafts fill the places of the next step.
+The worker's `Note` with each step's output says whether it wants drafts. Placeholders are then
+reserved for all requests or for none.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 class Note(NamedTuple):
     """A worker's message to the scheduler with a step's output."""
 
-    wants_drafts: bool  # whether the next scheduled step shall have places for drafts
-    # By request, the number of draft tokens that the step verified; None if the step had no places
-    # for drafts.
+    wants_drafts: bool  # whether the next scheduled step gets placeholders
+    # Number of verified draft tokens by request; None if the step had no placeholders.
     bound: Mapping[str, int] | None
-    wants_made: bool  # whether a draft model shall run in the next scheduled step
+    wants_made: bool  # whether a draft model runs in the next scheduled step
 
 
 _NOTE = "sam_rollout_note"
@@ -32,7 +30,7 @@ def attach(output: Any, note: Note) -> None:
 
 
 class LateBindingScheduler(AsyncScheduler):
-    """vLLM's asynchronous scheduler, with places for drafts only when drafts are wanted."""
+    """vLLM's asynchronous scheduler, with placeholders only when drafts are wanted."""
 
     _wants_drafts = _wants_made = False
 
@@ -44,15 +42,14 @@ class LateBindingScheduler(AsyncScheduler):
         super()._update_after_schedule(scheduler_output)
         scheduler_output.num_spec_tokens_to_schedule = self._wants_made * self.num_spec_tokens
         if scheduler_output.has_structured_output_requests:
-            # A grammar has to see drafts before they are verified, so requests with a grammar get
-            # no drafts.
+            # A grammar has to see drafts before they are verified.
             for request_id in scheduler_output.num_scheduled_tokens:
                 request = self.requests[request_id]
                 if request.use_structured_output:
                     request.spec_token_ids = []
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Take the worker's note, and count places without a draft as invalid."""
+        """Take the worker's note, and count placeholders without a draft as invalid."""
         note = getattr(model_runner_output, _NOTE, None)
         if note is not None:
             self._wants_drafts, bound, self._wants_made = note
@@ -71,7 +68,7 @@ class LateBindingScheduler(AsyncScheduler):
         num_invalid_spec_tokens: dict[str, int] | None,
         request_id: str,
     ) -> Any:
-        """Keep vLLM's statistics free of requests that had places but no draft."""
+        """Leave requests without a draft out of vLLM's statistics."""
         invalid = num_invalid_spec_tokens or {}
         if invalid.get(request_id, 0) >= num_draft_tokens:
             return spec_decoding_stats

@@ -1,14 +1,12 @@
 """Exchanges gate reports between engines that share experts, in messages that vLLM sends anyway.
 
-Before each forward pass the data-parallel ranks of vLLM add up a small tensor of shape [fields,
-ranks], each rank with numbers in its own column. Ranks without requests take part with a dummy
-batch, because the others need their experts. Our reports travel as further rows of that tensor. A
-collective of our own could hang: one rank might call it more often than another.
+Before each forward pass vLLM's data-parallel ranks add up a small tensor, [fields, ranks], in which
+each rank has a column. Our reports are further rows of that tensor. A collective of our own could
+hang, because one rank might call it more often than another.
 
-vLLM does this in ``dp_utils.coordinate_batch_across_dp`` (read in 0.11 to 0.28), vllm-ascend in
-``NPUModelRunner._sync_metadata_across_dp`` (read in 0.23). Both call ``dist.all_reduce`` of their
-module, which all ranks have to wrap before their first step. So they do it when the proposer is
-made; whether there is one depends on the engine's configuration alone.
+We replace ``dist.all_reduce`` for vLLM's ``dp_utils.coordinate_batch_across_dp`` (read in 0.11 to
+0.28) and vllm-ascend's ``NPUModelRunner._sync_metadata_across_dp`` (read in 0.23). All ranks do
+this before their first step, when the proposer is made.
 """
 
 from __future__ import annotations
@@ -21,17 +19,13 @@ import torch
 
 from sam_rollout.gating.agreement import IDLE, Report
 
-# Modules that add up the ranks' tensor. The first one that is loaded belongs to the runner in use.
+# Modules that add up the tensor; the first loaded one belongs to the runner in use.
 SYNC_MODULES = ("vllm_ascend.worker.model_runner_v1", "vllm.v1.worker.dp_utils")
 _LARGEST = torch.iinfo(torch.int32).max
 
 
 def steps_in_lockstep(vllm_config: Any) -> bool:
-    """Whether other engines wait for each step of this engine.
-
-    They wait if experts are spread over data-parallel ranks. Engines of a dense model share
-    nothing.
-    """
+    """Whether other engines wait for each step of this engine, because they share experts."""
     parallel = getattr(vllm_config, "parallel_config", None)
     if parallel is None or parallel.data_parallel_size == 1:
         return False
@@ -39,7 +33,7 @@ def steps_in_lockstep(vllm_config: Any) -> bool:
 
 
 class DpExchange:
-    """Exchanges reports between all data-parallel ranks of an engine group, ``ranks`` in number.
+    """Exchanges reports between ``ranks`` data-parallel ranks of an engine group.
 
     It replaces ``torch.distributed`` in the module that adds up; only ``all_reduce`` is ours.
     """
@@ -61,10 +55,7 @@ class DpExchange:
         return self._exchanges, self._received.cpu().numpy().T
 
     def all_reduce(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Replace ``torch.distributed.all_reduce``, and add reports to a step's sum over ranks.
-
-        Only a step's sum, int32 [fields, ranks], is changed.
-        """
+        """Add reports to a step's sum, int32 [fields, ranks]; other sums are not changed."""
         if args or kwargs.keys() != {"group"} or not self._is_of_a_step(tensor):
             return self.dist.all_reduce(tensor, *args, **kwargs)
         reports = torch.zeros(len(Report._fields), self.ranks, dtype=torch.int32)
@@ -74,7 +65,7 @@ class DpExchange:
         both = torch.cat([tensor, reports.to(tensor.device, non_blocking=True)])
         self.dist.all_reduce(both, **kwargs)
         tensor.copy_(both[:fields])
-        self._received = both[fields:]  # it stays on the device, so that nothing waits here
+        self._received = both[fields:]  # a copy to the host would wait
         self._exchanges += 1
         return None
 
@@ -86,10 +77,7 @@ class DpExchange:
 
 
 def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
-    """Add reports to the sums over ranks of a module that imports ``torch.distributed as dist``.
-
-    This replaces an earlier exchange of the same module.
-    """
+    """Replace the ``dist`` of a module that adds up the tensor, also if it was replaced before."""
     original = module.dist.dist if isinstance(module.dist, DpExchange) else module.dist
     module.dist = exchange = DpExchange(rank, ranks, original)
     return exchange
@@ -98,8 +86,7 @@ def ride_along(module: Any, rank: int, ranks: int) -> DpExchange:
 def join_group(parallel_config: Any) -> DpExchange:
     """Make the exchange between this engine and the engines that share its experts.
 
-    If a vLLM release lets ranks agree on their batches in another way, no report is ever exchanged.
-    The gate notices that (``AgreedGate``).
+    If vLLM adds up in another module, no reports arrive, and ``AgreedGate`` notices.
     """
     rank, ranks = parallel_config.data_parallel_rank, parallel_config.data_parallel_size
     for name in SYNC_MODULES:

@@ -1,12 +1,8 @@
 """Drafts that travel with a step's output, where vLLM schedules synchronously.
 
-For a drafter on the host, vLLM fetches the drafts by a second message to its worker after every
-step, even if there are none. Here the worker adds them to the output (`WithOutput`), the scheduler
-takes them (`SyncScheduler`), and the second message is left out. After an output without our mark,
-for example before `sam_bind`, vLLM still sends its own message.
-
-The output also says whether a draft model's drafts are wanted in the next step
-(`engine_drafter.py`). The scheduler passes this on to every rank with that step's schedule.
+vLLM would fetch the drafts by a second message after every step. Here the worker adds them to the
+output (`WithOutput`), and the scheduler takes them (`SyncScheduler`). After an output without our
+mark, for example before `sam_bind`, vLLM still sends its message.
 """
 
 from __future__ import annotations
@@ -22,11 +18,10 @@ _DRAFTS, _WANTS_MADE = "sam_rollout_drafts", "sam_rollout_wants_made"
 
 
 class WithOutput:
-    """The worker's half: it wraps `sample_tokens` of vLLM's runner, and adds drafts to outputs.
+    """Wraps `sample_tokens` of vLLM's runner, and adds drafts to outputs.
 
     Attributes:
-        drafts: the draft tokens of each row of the current step; empty if there are no drafts, None
-            until they are made.
+        drafts: the draft tokens of each row of the current step; None until they are made.
         wants_made: whether the model's drafts are wanted in the next step.
     """
 
@@ -68,11 +63,7 @@ class SyncScheduler(Scheduler):
         return scheduled
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Take the drafts after the step's tokens, so that a grammar reads both in this order.
-
-        Requests of the step have no older drafts, because vLLM clears drafts when it schedules
-        them.
-        """
+        """Take the drafts after the step's tokens, because a grammar reads both in this order."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         drafts = getattr(model_runner_output, _DRAFTS, None)
         self.drafts_came = drafts is not None
@@ -84,7 +75,7 @@ class SyncScheduler(Scheduler):
 
 def fetch_only_what_did_not_come() -> None:
     """Make engines skip the second message if drafts came with the output; safe to repeat."""
-    from vllm.v1.engine.core import EngineCore  # imported here, because workers do not need it
+    from vllm.v1.engine.core import EngineCore
 
     wrap_once(EngineCore, "post_step", _unless_drafts_came)
 

@@ -1,18 +1,15 @@
 """The worker's half of late binding: our drafter with vLLM's asynchronous scheduling.
 
-vLLM's scheduler runs one step ahead: it schedules step n + 1 while step n is on the device, with
-places for k draft tokens per request or with none (`async_scheduler.py`). The drafts follow from
-the tokens of step n, so they are not known yet. There are three ways to run such a step:
+vLLM schedules step n + 1 while step n is on the device. Its drafts follow from the tokens of step
+n, so the scheduler only reserves placeholders for k draft tokens per request, or none
+(`async_scheduler.py`). A step can run in three ways:
 
-* **No places.** The step is launched at once. The tokens of step n are read while it runs.
-* **Prepared ahead**, while few requests run. Every place gets a token, so the shape of the step is
-  known before the tokens of step n are. Right before the forward pass, the drafts are written into
-  the input. Places without a draft hold arbitrary tokens. The device corrects the positions.
-* **Bound**, while many requests run and every token costs time. The worker waits for the tokens of
-  step n, drafts, and prepares a copy of the step that has the drafts with their real lengths.
-
-A draft model (`engine_drafter.py`) drafts for step n + 1 at the end of step n, so its drafts are
-there when the tokens of step n are.
+* **Without placeholders**: it is launched at once. The tokens of step n are read while it runs.
+* **Prepared ahead**, if few requests run: the step is prepared with a token in every placeholder.
+  Right before the forward pass, drafts are written into the input. Placeholders without a draft
+  hold arbitrary tokens.
+* **Bound**, if many requests run: the worker waits for the tokens of step n, drafts, and prepares a
+  copy of the step that has only the drafts.
 """
 
 from __future__ import annotations
@@ -35,8 +32,8 @@ from sam_rollout.session.session import DraftSession
 if TYPE_CHECKING:
     from sam_rollout.integrations.vllm.model_drafts.engine_drafter import EngineDrafter, Made
 
-# A step with at most this many scored tokens is prepared ahead, with a token in every place. An
-# accelerator whose memory limits its speed scores so few tokens in about the time of one token.
+# Limit of scored tokens for a step that is prepared ahead. An accelerator whose memory limits its
+# speed scores them in about the time of one token.
 SCORED_AHEAD = 256
 _PATIENCE_S = 0.1  # longest wait for the next launch
 _NAP_S = 2e-5
@@ -53,10 +50,9 @@ def _take_in(tokens, vocab_size, start, rows, token_ids, is_token_ids, lengths, 
             invalid token id.
         start: int32[S], length of each text before the step.
         rows: int64[S], each text's row in the present batch, -1 if it has none.
-        token_ids: int32[R, L], row i begins with the text of request i; written to.
-        is_token_ids: bool[R, L], which places hold tokens; written to.
-        lengths, sampled: int32[B], for the B texts of the present batch; filled with each text's
-            new length, and with its number of new tokens.
+        token_ids: int32[R, L], texts by row; written to.
+        is_token_ids: bool[R, L], where `token_ids` holds tokens; written to.
+        lengths, sampled: int32[B], new length and number of new tokens of each text; written to.
     """
     longest = token_ids.shape[1]
     for i in range(rows.size):
@@ -81,8 +77,8 @@ class Launched:
     Args:
         output: the runner's output, vLLM's `AsyncGPUModelRunnerOutput`.
         start: int32[B], length of each text before the step.
-        places: whether the scheduler gave the step places for drafts.
-        whole: whether every place holds a token.
+        places: whether the step had placeholders.
+        whole: whether every placeholder holds a token.
         made: the draft model's drafts, which arrive together with the step's tokens.
     """
 
@@ -93,17 +89,16 @@ class Launched:
         self.start, self.places, self.whole, self.made = start, places, whole, made
         self._tokens = output.sampled_token_ids_cpu  # [B, most tokens], -1 where there is none
         self._arrived = output.async_copy_ready_event
-        self._not_sampled: list[int] = output._invalid_req_indices  # rows of unfinished prompts
+        self._not_sampled: list[int] = output._invalid_req_indices
         self._urgent = False  # whether the device idles until the next step is launched
         self._over = threading.Event()
         output.async_copy_ready_event = self
 
     def synchronize(self) -> None:
-        """Wait for the tokens; vLLM's thread that hands them on calls it as the event's method.
+        """Wait for the tokens; vLLM's output thread calls it as the event's method.
 
-        While the device idles, that thread also waits until the worker has launched the next step,
-        because it would compete for the interpreter's lock. The scheduler needs the tokens only for
-        the step after the next.
+        While the device idles, that thread also waits for the next launch, because it would compete
+        with the worker for the interpreter's lock.
         """
         self._arrived.synchronize()
         if self._urgent:
@@ -116,18 +111,17 @@ class Launched:
     def wait(self, *, urgent: bool = False) -> np.ndarray:
         """Wait for the tokens, int32[B, most]; a row ends at the first invalid token id.
 
-        With `urgent`, the next launch waits for these tokens; call `launched_next` after that
-        launch.
+        If the next launch waits for them (`urgent`), call `launched_next` after that launch.
         """
         self._urgent = urgent
-        if urgent:  # a thread that waits in `synchronize` wakes up late
+        if urgent:  # `synchronize` would return late
             while not self._arrived.query():
                 time.sleep(_NAP_S)
         else:
             self._arrived.synchronize()
         tokens = np.ascontiguousarray(self._tokens.numpy(), np.int32)
         if self._not_sampled:
-            tokens[self._not_sampled] = -1  # vLLM ignores these rows
+            tokens[self._not_sampled] = -1
         return tokens
 
 
@@ -137,7 +131,6 @@ class LateBinding:
     Args:
         session: None on ranks whose drafts vLLM does not read; these get the first rank's drafts.
         group: the tensor-parallel group, None if it has a single rank.
-        drafter: the draft model whose drafts the session takes, if there is one.
     """
 
     def __init__(
@@ -153,13 +146,13 @@ class LateBinding:
         self._group = group
         self._drafter = drafter
         self._k: int = runner.num_spec_tokens
-        self._newest: Launched | None = None  # a launched step whose tokens were not read yet
-        # The step that is being prepared:
-        self._places: Mapping[str, list[int]] = {}  # its places by request, as scheduled
-        self._bound: Mapping[str, int] = {}  # its number of draft tokens by request
-        self._gone: Collection[str] = ()  # requests whose newest tokens are not needed
+        self._newest: Launched | None = None  # a launched step with unread tokens
+        # About the step that is being prepared:
+        self._places: Mapping[str, list[int]] = {}  # placeholders by request
+        self._bound: Mapping[str, int] = {}  # number of draft tokens by request
+        self._gone: Collection[str] = ()  # requests that need no more tokens
         self._ahead: Launched | None = None  # the step before, if this one is prepared ahead
-        self._metadata: Any = None  # vLLM's metadata of its drafts
+        self._metadata: Any = None  # vLLM's metadata of the drafts
         self._awaited: Launched | None = None  # the step before, if its tokens are waited for
         self._lengths: np.ndarray | None = None  # int32[B], the texts' lengths, if vLLM's are wrong
         self._filling = runner._make_buffer(SCORED_AHEAD, dtype=torch.int32)
@@ -180,8 +173,6 @@ class LateBinding:
         """Give the runner its methods back."""
         for name in self._wrapped:
             delattr(self._runner, name)
-
-    # --- wrapped around the runner ------------------------------------------------------------
 
     def _execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         return self._wrapped["execute_model"](self._before(scheduler_output), *args, **kwargs)
@@ -209,15 +200,12 @@ class LateBinding:
     def _keep_books(self, scheduler_output: Any, sampler_output: Any, *args: Any) -> Any:
         sampled = sampler_output.sampled_token_ids
         if sampled.shape[-1] > 1 and self._runner.valid_sampled_token_count_gpu is None:
-            # A step that is prepared ahead needs these counts on the device. A draft model would
-            # provide them, but there is none, or it has failed.
+            # A step that is prepared ahead needs these counts, which a draft model would provide.
             valid = (sampled >= 0) & (sampled < self._runner.input_batch.vocab_size)
             counts = valid.sum(dim=1, dtype=torch.int32)
             last = sampled.gather(1, (counts - 1).clamp(min=0).long().unsqueeze(1)).squeeze(1)
             self._runner._copy_valid_sampled_token_count(last, counts)
         return self._wrapped["_bookkeeping_sync"](scheduler_output, sampler_output, *args)
-
-    # --- before a step ------------------------------------------------------------------------
 
     def _fits_ahead(self, rows: int) -> bool:
         """Whether `rows` requests score at most `SCORED_AHEAD` tokens; prompts are not counted."""
@@ -227,7 +215,7 @@ class LateBinding:
         """Return the step that the runner shall execute in place of the scheduled step."""
         runner, before = self._runner, self._newest
         self._places, self._bound = step.scheduled_spec_decode_tokens, {}
-        # Requests that ended, and requests whose last step the scheduler has dropped.
+        # Ended requests, and requests whose last step the scheduler has dropped.
         self._gone = {*step.finished_req_ids, *step.scheduled_cached_reqs.resumed_req_ids}
         self._lengths = self._awaited = None
         idle = not step.total_num_scheduled_tokens
@@ -252,12 +240,11 @@ class LateBinding:
             changes = self._bind(step, drafts)
         if before is not None and before.places:
             changes["scheduled_cached_reqs"] = self._with_lengths(step, before)
-        # If worker and scheduler share a process, they may share this object, so the worker changes
-        # a copy.
+        # The scheduler may have the same object, so a copy is changed.
         return dataclasses.replace(step, **changes) if changes else step
 
     def _can_prepare_ahead(self, step: Any, before: Launched) -> bool:
-        """Whether a step has places and can be prepared before the last step's tokens are read."""
+        """Whether a step can be prepared before the previous step's tokens are read."""
         batch = self._runner.input_batch
         return (
             bool(self._places)
@@ -265,7 +252,7 @@ class LateBinding:
             and (before.whole or not before.places)
             and self._places.keys() <= set(before.request_ids)
             and not step.has_structured_output_requests
-            # Penalties and similar processors need lengths and drafts on the host.
+            # Penalties need lengths and drafts on the host.
             and not batch.sampling_metadata.output_token_ids
             and not any(map(is_active, batch.logitsprocs.non_argmax_invariant))
             and not self._anybody_leaves(step, before)
@@ -277,10 +264,9 @@ class LateBinding:
         return any(name not in scheduled and name not in gone for name in before.request_ids)
 
     def _land(self, before: Launched, *, room: bool) -> Mapping[str, list[int]]:
-        """Write the previous step's tokens into the host's arrays, and draft.
+        """Write the previous step's tokens into the host's arrays; return drafts by request.
 
-        `room` says whether the next step can verify drafts. Returns draft tokens by request; none
-        on ranks that do not draft.
+        `room` says whether the next step can verify drafts. Ranks that do not draft return none.
         """
         runner, batch = self._runner, self._runner.input_batch
         lengths, gained = self._follow(
@@ -294,8 +280,7 @@ class LateBinding:
                 request.prev_num_draft_len = 0  # otherwise vLLM would count all drafts as accepted
                 if counts[row]:
                     known, done = request.output_token_ids, starts[row] - request.num_prompt_tokens
-                    # When the first request with penalties joins, vLLM removes placeholders; add
-                    # them again.
+                    # vLLM removes placeholders when the first request with penalties joins.
                     known += [-1] * (done - len(known))
                     known[done:] = batch.token_ids_cpu[row, starts[row] : ends[row]].tolist()
         # The next step takes its input from the host's arrays.
@@ -315,7 +300,7 @@ class LateBinding:
         return dict(zip(before.request_ids, drafts.to_lists(), strict=True))
 
     def _bind(self, step: Any, drafts: Mapping[str, list[int]]) -> dict[str, Any]:
-        """Put drafts into a step's places; return the fields of the step that change."""
+        """Put drafts into a step's placeholders; return the fields of the step that change."""
         scheduled = dict(step.num_scheduled_tokens)
         total = step.total_num_scheduled_tokens
         bound: dict[str, list[int]] = {}
@@ -334,22 +319,18 @@ class LateBinding:
         }
 
     def _with_lengths(self, step: Any, before: Launched) -> Any:
-        """Return a step's running requests with their real lengths."""
         running = step.scheduled_cached_reqs
         computed = list(running.num_computed_tokens)
-        batch = self._runner.input_batch  # it still has the rows of the step before
+        batch = self._runner.input_batch  # with the previous step's rows
         lengths = dict(zip(before.request_ids, batch.num_tokens_no_spec.tolist(), strict=False))
         for place, request_id in enumerate(running.req_ids):
             if request_id in lengths and request_id not in running.resumed_req_ids:
                 computed[place] = min(computed[place], lengths[request_id] - 1)
         return dataclasses.replace(running, num_computed_tokens=computed)
 
-    # --- in a step that is prepared -----------------------------------------------------------
-
     def _fill(self, before: Launched) -> None:
         """Wait for the previous step's tokens, draft, and write the drafts into the input."""
         runner, batch, metadata = self._runner, self._runner.input_batch, self._metadata
-        # Everything that does not need the tokens comes first.
         request_ids = batch.req_ids
         rows = len(metadata.num_draft_tokens)
         is_place = np.arange(self._k) < np.array(metadata.num_draft_tokens)[:, np.newaxis]
@@ -359,8 +340,7 @@ class LateBinding:
         lengths, sampled = self._follow(before, request_ids, batch.num_tokens_no_spec, urgent=True)
         drafts.fill(0)  # the previous step has read this buffer by now
         self._lengths = lengths
-        # vLLM's lengths lack the accepted tokens. With the right lengths, vLLM puts its placeholder
-        # after the text.
+        # vLLM's lengths lack accepted tokens; its placeholder has to follow the text.
         batch.num_tokens_no_spec[: len(lengths)] = lengths
         self._newest = None
         if self._session is not None:
@@ -379,14 +359,8 @@ class LateBinding:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Append a step's tokens to the texts of a batch that may have changed since the step.
 
-        Args:
-            step: a step whose tokens were not read yet.
-            request_ids: B ids of the batch in row order.
-            known: int32[R >= B], lengths of the texts of requests that were not in the step.
-            urgent: see `Launched.wait`.
-
-        Returns:
-            Length of each text and tokens gained in the step, int32[B] each.
+        Returns each text's length and number of new tokens, int32[B] each, in the order of the B
+        `request_ids`. `known`, int32[R >= B], has the lengths of texts that were not in the step.
         """
         batch = self._runner.input_batch
         lengths = known[: len(request_ids)].copy()
@@ -408,15 +382,13 @@ class LateBinding:
             )
         return lengths, sampled
 
-    # --- after a step was launched ------------------------------------------------------------
-
     def _after(self, output: Any) -> None:
         """Keep a step that was launched; read the previous step's tokens, if not done yet."""
         batch = self._runner.input_batch
         before, rows = self._newest, len(output._model_runner_output.req_ids)
         start = self._lengths
         if start is None:
-            start = batch.num_tokens_no_spec[:rows] - 1  # vLLM's length counts a placeholder
+            start = batch.num_tokens_no_spec[:rows] - 1  # vLLM counts a placeholder
             start[output._invalid_req_indices] += 1
         places = {name: len(one) for name, one in self._places.items()}
         self._newest = newest = Launched(

@@ -1,14 +1,11 @@
 """Sampling parameters that vLLM handles wrongly in steps with several tokens per request.
 
-* **Stop strings.** vLLM looks for stop strings once for all tokens of a step. It cuts the text at
-  the stop string, but keeps the tokens after it. So a response has other token ids and
-  log-probabilities with drafts than without. Here stop strings are looked for token by token, and
-  tokens after a stop string are dropped.
-* **Budgets of thinking tokens.** In steps without drafts vLLM ends the thinking of the wrong
-  request of the batch, and it counts draft tokens after the end of thinking as thinking tokens.
-  Requests with such a budget are refused, as vLLM refuses min-p.
-* **Log-probabilities of given tokens.** vLLM does not gather them in verify steps. Requests that
-  ask for them are refused.
+* Stop strings: vLLM cuts the text at a stop string, but keeps the step's token ids after it. Here
+  every token is checked for a stop string, and later tokens are dropped.
+* Budgets of thinking tokens: vLLM may end the thinking of the wrong request. It also counts draft
+  tokens after the end of thinking. Requests with a budget are refused.
+* Log-probabilities of given tokens: vLLM does not gather them in verify steps. Requests that ask
+  for them are refused.
 """
 
 from __future__ import annotations
@@ -17,21 +14,19 @@ from typing import Any
 
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 
-# Fields of SamplingParams that vLLM does not respect when drafts are verified.
 REFUSED = ("thinking_token_budget", "logprob_token_ids")
 _OURS = "sam_rollout"  # attribute that marks our configurations
 
 
 def mark_as_ours(speculative_config: Any) -> None:
-    """Mark an engine's configuration as one with our drafter, so that its requests are checked."""
+    """Mark the configuration of an engine with our drafter, so that its requests are checked."""
     setattr(speculative_config, _OURS, True)
 
 
 def keep_rules_with_drafts() -> None:
     """Make vLLM look for stop strings token by token, and refuse parameters of `REFUSED`.
 
-    The process that accepts requests has to call this; the engine may run in another one. Repeated
-    calls are safe.
+    Call it in the process that accepts requests. Repeated calls are safe.
     """
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer

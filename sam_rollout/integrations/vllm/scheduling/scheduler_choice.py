@@ -1,12 +1,8 @@
 """The choice of a scheduler for an engine with our drafter.
 
-vLLM lists the methods of speculation that work with asynchronous scheduling, and schedules
-synchronously for every other method. Our drafter binds its drafts late (`late_binding.py`), so its
-method is added to the list while an engine's configuration is checked. This can go when vLLM asks
-the proposer whether it works with asynchronous scheduling.
-
-If the engine schedules synchronously, and vLLM's release is known to fit our scheduler, drafts
-travel with the output of a step (`drafts_with_output.py`).
+vLLM schedules asynchronously only for the methods of a list. Our method is added to it while an
+engine's configuration is checked. An engine that schedules synchronously takes drafts from a step's
+output (`drafts_with_output.py`), if its release is known.
 """
 
 from __future__ import annotations
@@ -31,9 +27,9 @@ from sam_rollout.integrations.vllm.scheduling.request_rules import mark_as_ours
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 from sam_rollout.sources.model import BY_PASSES
 
-# Releases of vLLM in which both our schedulers work; tests/contracts/contract.py has their rows.
+# Known releases of vLLM for both schedulers; tests/contracts/contract.py has their rows.
 KNOWN_RELEASES = ((0, 24), (0, 31))
-# Releases in which our synchronous scheduler also works with a draft model.
+# Known releases for our synchronous scheduler with a draft model.
 KNOWN_WITH_MODEL = ((0, 23), *KNOWN_RELEASES)
 SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.async_scheduler.LateBindingScheduler"
 SYNC_SCHEDULER_CLASS = "sam_rollout.integrations.vllm.scheduling.drafts_with_output.SyncScheduler"
@@ -77,7 +73,7 @@ def why_synchronous(vllm_config: Any, vllm_version: str) -> str:
 
 
 def has_places(vllm_config: Any) -> bool:
-    """Whether the scheduler reserves places that the worker fills with drafts later."""
+    """Whether the scheduler reserves placeholders that the worker fills with drafts."""
     return vllm_config.scheduler_config.scheduler_cls == SCHEDULER_CLASS
 
 
@@ -92,7 +88,7 @@ def scheduler_of(vllm_config: Any, vllm_version: str) -> str | None:
         return SCHEDULER_CLASS
     releases = KNOWN_WITH_MODEL if has_model(vllm_config) else KNOWN_RELEASES
     known = Version(vllm_version).release[:2] in releases
-    # With pipeline stages several steps are under way at once.
+    # With pipeline stages, several steps run at once.
     alone = vllm_config.parallel_config.pipeline_parallel_size == 1
     return SYNC_SCHEDULER_CLASS if known and alone else None
 
@@ -141,7 +137,7 @@ def _choosing(original: Any) -> Any:
         asked = self.scheduler_config.async_scheduling
         ahead = asked is not False and not why_synchronous(self, vllm.__version__)
         if has_model(self):
-            if not ahead:  # vLLM itself might schedule asynchronously
+            if not ahead:
                 self.scheduler_config.async_scheduling = False
             settle_for_model(self, vllm.__version__)
         names = module.NgramGPUTypes
@@ -153,7 +149,7 @@ def _choosing(original: Any) -> Any:
         finally:
             module.NgramGPUTypes = names
         scheduler = self.scheduler_config
-        # vLLM's own check lets the platform choose a worker, and perhaps a scheduler.
+        # The platform may have chosen another worker.
         if scheduler.async_scheduling and why_synchronous(self, vllm.__version__):
             scheduler.async_scheduling = False
         if scheduler.async_scheduling or scheduler.scheduler_cls is None:

@@ -1,9 +1,7 @@
 """Lets an engine with our drafter use vLLM's second model runner, if the environment asks for it.
 
-The method `custom_class` is in the list of features that the second runner does not support, and
-the function that makes its drafters knows no plug-ins. In engines started with
-``VLLM_USE_V2_MODEL_RUNNER=1`` we take our method off the list and add it to the function. This
-module can be removed when vLLM's second runner accepts plug-ins' drafters.
+The second runner refuses the method `custom_class`, and `init_speculator` knows no plug-ins. This
+module changes both if ``VLLM_USE_V2_MODEL_RUNNER=1``.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from packaging.version import Version
 from sam_rollout.integrations.vllm.engine_settings import MODEL_RUNNER_ENV, drafts_here
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 
-# Releases for which tests/contracts/contract.py checks the rows of the second runner.
+# Releases that tests/contracts/contract.py checks.
 SECOND_RUNNER_RELEASES = ((0, 31),)
 _RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
 _REFUSED = "speculative method 'custom_class'"

@@ -1,9 +1,6 @@
 """Our drafter and sampler inside vLLM's second model runner (``vllm/v1/worker/gpu``); a trial.
 
-That runner keeps texts, lengths and drafts of all requests by slot, on the device or in host memory
-that the device can reach. `SamSpeculator` waits for a step's tokens, drafts, leaves the drafts in
-the slots, and reports their numbers to the scheduler. `KeyedSampling` uses the same random bits as
-the first runner's samplers. docs/architecture.md has the rest.
+That runner keeps texts, lengths and drafts by slot. docs/architecture.md has the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from sam_rollout.verification import (
     verify_coupled,
 )
 
-KEYED = "sam_rollout_sampling"  # attribute of the runner's sampler that holds our sampler
+KEYED = "sam_rollout_sampling"  # attribute of the runner's sampler
 
 
 class SamSpeculator(BaseSpeculator):
@@ -97,7 +94,7 @@ class SamSpeculator(BaseSpeculator):
                 "the drafter is not bound to the model runner: call collective_rpc('sam_bind') "
                 "before the first request"
             )
-        order = np.argsort(input_batch.idx_mapping_np)  # by slot, the same order in every step
+        order = np.argsort(input_batch.idx_mapping_np)  # the same order in every step
         slots = input_batch.idx_mapping_np[order]
         lengths = self._states.total_len.gpu.cpu().numpy()[slots]  # waits for the step
         sampled = num_sampled.cpu().numpy()[order]
@@ -123,7 +120,7 @@ def attach(runner: Any) -> None:
 
 
 def follow_requests(runner: Any) -> None:
-    """Keep the scheduler's data of each request until it ends, as the first runner does.
+    """Keep the scheduler's data of each request until it ends.
 
     The second runner forgets a request that is preempted, and keeps no sampling parameters.
     """
@@ -147,7 +144,7 @@ def follow_requests(runner: Any) -> None:
 
 
 def _on_host(tensor: Any) -> np.ndarray:
-    """Return the texts as an array on the host, int32[slots, max_model_len]."""
+    """Return the texts, int32[slots, max_model_len]."""
     buffer = getattr(tensor, "_uva_buf", None)
     if buffer is not None:
         return buffer.np
@@ -155,10 +152,7 @@ def _on_host(tensor: Any) -> np.ndarray:
 
 
 class KeyedSampling:
-    """Draws and verifies tokens with random bits that depend on request and position.
-
-    It replaces some methods of the second runner's samplers.
-    """
+    """Draws and verifies tokens with random bits that depend on request and position."""
 
     kind = "coupled"
 
@@ -192,8 +186,7 @@ class KeyedSampling:
     ) -> torch.Tensor:
         """Draw a token for each row, int64 [rows].
 
-        ``slots`` has the slot of each row's request, ``positions`` the text position that precedes
-        the drawn token.
+        ``slots`` has each row's slot, ``positions`` the text position in front of the drawn token.
         """
         bits = keyed_bits(self._row_keys.keys[slots], positions + 1)
         tokens = draw_gumbel(logits.to(torch.float32), bits)
@@ -226,7 +219,7 @@ class KeyedSampling:
         places: torch.Tensor,  # int [rows], each row's index among its request's rows
         *others: Any,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Verify drafts; return processed logits, tokens [batch, k + 1] and token counts."""
+        """Return processed logits, tokens [batch, k + 1] and token counts."""
         logits = self._sampler.apply_sampling_params(
             logits, slots, slots_of_requests, slots_of_requests_np, positions, input_ids, places,
             others[0],
@@ -243,10 +236,10 @@ class KeyedSampling:
 
 
 def _rows_of_drafts(layout: DraftLayout) -> torch.Tensor:
-    """Return the indices of draft tokens' rows, int64 [num_drafts]; the host does not wait."""
+    """Return the indices of draft tokens' rows, int64 [num_drafts]."""
     requests = torch.arange(layout.batch, device=layout.counts.device)
     request = requests.repeat_interleave(layout.counts, output_size=layout.num_drafts)
-    # Each request has one row in front of its draft tokens, for its last token.
+    # Each request has a row for its last token before the rows of its draft tokens.
     return torch.arange(layout.num_drafts, device=request.device) + request + 1
 
 

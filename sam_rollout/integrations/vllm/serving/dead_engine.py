@@ -1,8 +1,7 @@
 """Ends calls that wait for a dead engine, with the cause of its death.
 
-vLLM notices that an engine's process has died, and refuses later calls. But a call that already
-waits for an answer (a weight sync, a drain) waits forever, and only the engine's own log has the
-cause. Here such calls end with an error that names the cause.
+vLLM refuses calls after an engine's death, but earlier calls wait for an answer forever. Only the
+engine's own log has the cause.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ from packaging.version import Version
 
 from sam_rollout.integrations.vllm.wrapping import wrap_once
 
-# Environment variable that names the file for the cause of death; set by the process that starts an
-# engine.
+# Names the file for the cause of death; set by the process that starts an engine.
 CAUSE_ENV = "SAM_ENGINE_CAUSE_FILE"
-# Releases of vLLM, read or run by us, in which calls wait for a dead engine forever.
+# Releases in which calls wait for a dead engine forever.
 WAITING_VERSIONS = SpecifierSet(">=0.23,<0.32", prereleases=True)
-LOOK_S = 1.0  # time between two checks that the engine lives, while a call waits
-# vLLM logs these messages with the exception that ends the process. The worker's message comes
-# before the engine's.
+LOOK_S = 1.0  # seconds between two checks of the engine
+# Loggers and messages with which vLLM reports an exception that ends a process.
 _SPEAKERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
 _LAST_WORDS = (
     "WorkerProc failed to start.",
@@ -47,7 +44,6 @@ class _CauseKeeper(logging.Handler):
     """Writes the first exception that ends an engine's process to the file of `CAUSE_ENV`."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record's exception, if it ends the process."""
         path, error = os.environ.get(CAUSE_ENV), record.exc_info and record.exc_info[1]
         if not path or error is None or str(record.msg) not in _LAST_WORDS:
             return

@@ -1,7 +1,6 @@
 """Calls and records all engines of a front end: one, or several with data parallelism.
 
-Under data parallelism every rank has a scheduler, a batch and a KV cache of its own; only experts
-are shared. Gate and long tail depend on one scheduler's requests, so each rank counts as an engine.
+Under data parallelism every rank counts as an engine, with its own scheduler and batch.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ async def ask_engines(
 ) -> list[list[Any]]:
     """Call a method of every worker of every engine; return the answers of each engine's workers.
 
-    ``AsyncLLM.collective_rpc`` reaches all engines, too, but under data parallelism it returns only
-    the first engine's answers (read in vLLM 0.23 to 0.28, ``DPLBAsyncMPClient``). ``arguments`` has
-    the method's arguments for each engine.
+    ``AsyncLLM.collective_rpc`` returns only the first engine's answers under data parallelism (read
+    in vLLM 0.23 to 0.28). ``arguments`` has the method's arguments for each engine.
     """
     engines = engine_count(engine)
     arguments = [()] * engines if arguments is None else arguments
@@ -45,8 +43,8 @@ async def ask_engines(
 class EngineRecorders(StatLoggerBase):
     """A single logger for all engines of a server, with a step recorder for each engine.
 
-    Attach it to a running engine with ``engine.logger_manager.stat_loggers.append(recorders)``; the
-    engine must have been started with ``disable_log_stats=False``.
+    Append it to ``engine.logger_manager.stat_loggers``. The engine needs
+    ``disable_log_stats=False``.
     """
 
     def __init__(self, engines: int) -> None:
@@ -55,10 +53,10 @@ class EngineRecorders(StatLoggerBase):
         self._left: set[str] = set()  # requests that the last `share_out` left in `_engine_of`
 
     def log_engine_initialized(self) -> None:
-        """Do nothing: there is nothing to announce."""
+        """Do nothing."""
 
     def work_arrived(self) -> None:
-        """Start the clocks of all idle engines: which of them gets the work is not known yet."""
+        """Start the clocks of all idle engines, because any of them may get the work."""
         for recorder in self.recorders:
             recorder.work_arrived()
 
@@ -91,8 +89,7 @@ class EngineRecorders(StatLoggerBase):
         shares: list[list[Any]] = [[] for _ in self.recorders]
         for request in finished:
             shares[self._engine_of.pop(request.request_id, 0)].append(request)
-        # The next call may name a request that is still in `_engine_of`. If that call does not, the
-        # request was interrupted before its first token.
+        # A request that is still here after two calls was interrupted before its first token.
         for request_id in self._left:
             self._engine_of.pop(request_id, None)
         self._left = set(self._engine_of)

@@ -1,9 +1,7 @@
 """Makes a record of every engine step in the server process, with our drafter or without.
 
-The worker process notes the session's half of a step's record (gate, time, verified tokens). The
-two halves are joined here in order. Both processes read the host's monotonic clock, so a step
-without a note is recognised. Recording takes about 5 us per step by itself, and 34 us (0.2 % of the
-time) in a run of the tiny model, where the processor's caches are cold.
+The worker process notes the session's half of a record (gate, time, verified tokens), and the two
+halves are joined here. Recording takes 34 us per step in a run of the tiny model.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import pyarrow as pa
 from sam_rollout.telemetry.progress import EngineProgress
 from sam_rollout.telemetry.records import NOTE_COLUMNS, DraftNote, StepRecord, table_of
 
-# The note of a step that the session did not see, because the engine verified no drafts in it.
+# The note of a step that the session did not see, because no drafts were verified.
 SKIPPED = DraftNote(gate_open=False, draft_budget=0, draft_trees=False)
 
 
@@ -82,16 +80,15 @@ class EngineStepRecorder:
     ) -> pa.Table:
         """Return and reset the records since the last call, joined with the session's notes.
 
-        ``session_steps`` is ``DraftSession.drain()["steps"]``. Without a session (None), another
-        drafter may run, and vLLM's own counts of its drafts are kept.
+        ``session_steps`` is ``DraftSession.drain()["steps"]``. Without a session (None), vLLM's own
+        counts of drafts are kept.
         """
         records, self._records = self._records, []
         if not records:
-            self._last_s = None  # the announced work went to another engine
+            self._last_s = None  # another engine got the work
         clock_offset_s = time.time() - time.monotonic()  # changes when the host's time is set
         if session_steps is not None:
-            # The session counts drafts without padding. vLLM's statistics count padding, too, so
-            # the session's numbers replace them.
+            # vLLM's statistics count padding as drafts, the session does not.
             for record, note in zip(records, _notes(records, session_steps), strict=True):
                 for name in NOTE_COLUMNS:
                     setattr(record, name, getattr(note, name))
@@ -105,7 +102,7 @@ def _requests_and_tokens(iteration_stats: Any) -> dict[str, Any]:
     """Return a step's numbers of requests and tokens, all zero if no request got a token."""
     if iteration_stats is None:
         return {"scheduled": 0}
-    # A request that joins or decodes shows up in exactly one of the two lists.
+    # A request that got tokens is in exactly one of the two lists.
     joining = len(iteration_stats.time_to_first_tokens_iter)
     return {
         "scheduled": joining + len(iteration_stats.inter_token_latencies_iter),
@@ -118,9 +115,8 @@ def _requests_and_tokens(iteration_stats: Any) -> dict[str, Any]:
 def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
     """Return the steps of ``DraftSession.drain()``, with times converted to this process's clock.
 
-    Engines of one server may run on several hosts, each with a clock of its own. ``asked_s`` is
-    this process's ``time.monotonic()`` when it called ``drain``. Another host's steps look earlier
-    by the time that the call took to reach it, which is harmless; later would not be.
+    ``asked_s`` is this process's ``time.monotonic()`` when it called ``drain``. Another host's
+    steps look earlier by the time that the call took, which is harmless.
     """
     steps = drained["steps"]
     if drained["host"] == platform.node():
@@ -132,8 +128,8 @@ def on_this_clock(drained: dict[str, Any], asked_s: float) -> dict[str, list]:
 def _notes(records: list[StepRecord], session_steps: dict[str, list]) -> Iterator[DraftNote]:
     """Yield each engine step's note, ``SKIPPED`` if there is none.
 
-    The worker notes a step before the front end records it, and both lists are in order. The front
-    end may lag by more than a step, so the nearest time would be the wrong match.
+    Both lists are in order. The front end may lag by several steps, so the nearest time would be
+    the wrong match.
     """
     columns = (session_steps[name] for name in ("noted_s", *NOTE_COLUMNS))
     noted = zip(*columns, strict=True)

@@ -1,9 +1,8 @@
 """Checks that a weight sync of several buckets has loaded tied weights.
 
-A model with tied embeddings has one matrix under two names, and verl sends it under both. vLLM 0.31
-loads the first and skips the second. It raises an error if it skips the second in a call that did
-not load the first. That is right for a checkpoint, which comes in one call, but wrong for a sync,
-where every bucket is a call of its own. Here the check is made once, for all buckets together.
+verl sends a tied matrix under both its names, perhaps in two buckets. vLLM 0.31 skips the second,
+and raises an error unless the same call has loaded the first. So the check is made once for all
+buckets.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ CHECK = "_check_skipped_aliases"
 
 @contextlib.contextmanager
 def ties_over_buckets() -> Iterator[None]:
-    """Check once, for all calls in this context, that tied matrices were loaded (ValueError)."""
+    """Check once, after all calls in this context, that tied matrices were loaded (ValueError)."""
     from vllm.model_executor.models.utils import AutoWeightsLoader
 
     check = getattr(AutoWeightsLoader, CHECK, None)

@@ -14,8 +14,7 @@ from sam_rollout.integrations.vllm.wrapping import wrap_once
 def share_weights() -> None:
     """Make our engines' draft heads use the policy's embedding and output layer.
 
-    Call it only after vllm-ascend's runner was imported, because vllm-ascend also chooses a device
-    when its drafters are imported.
+    Call it after vllm-ascend's runner was imported, because its imports choose a device.
     """
     from vllm_ascend.spec_decode.llm_base_proposer import AscendSpecDecodeBaseProposer
 
@@ -26,10 +25,8 @@ def share_weights() -> None:
 def _sharing_output_layer(original: Any) -> Any:
     """Give EAGLE-3 heads the policy's output layer if they have none of their own.
 
-    vllm-ascend 0.23 to 0.26 share the layer only for the methods `eagle` and `dflash`, so an
-    `eagle3` head without an output layer would compute with uninitialised memory. This wrapper can
-    go when vllm-ascend's `_maybe_share_lm_head` checks whether the head has the layer, as vLLM's
-    method does.
+    vllm-ascend 0.23 to 0.26 do this only for the methods `eagle` and `dflash`. This wrapper can go
+    when `_maybe_share_lm_head` checks whether the head has the layer, as vLLM's method does.
     """
 
     def share(self: Any, model: Any) -> None:

@@ -1,9 +1,7 @@
 """Drafts of a model that vllm-ascend runs, for a session that also drafts from texts.
 
-vllm-ascend's drafters call `compute_logits` once per draft token (`num_speculative_tokens` times)
-and take the likeliest token themselves. This method and this number are replaced by ours while the
-drafter runs. If all passes are captured in one graph, no pass can be left out, no token can be
-drawn with noise, and probabilities are unknown.
+vllm-ascend's drafters call `compute_logits` once per draft token and take the likeliest token. We
+replace this method while the drafter runs, unless all passes are captured in one graph.
 """
 
 from __future__ import annotations
@@ -21,15 +19,14 @@ class AscendEngineDrafter(EngineDrafter):
     """Wraps the drafting of vllm-ascend's runner; one per rank of an engine.
 
     Raises:
-        ConfigError: draft tokens shall be drawn but the drafter's passes are captured, or the
-            drafter has fewer positions than the policy.
+        ConfigError: the passes are captured but draft tokens shall be drawn, or positions are
+            missing.
     """
 
     def __init__(
         self, runner: Any, config: ModelSourceConfig, *others: Any, **options: Any
     ) -> None:
         drafter = runner.drafter
-        # Drafters that search in the text or have a head per position do not draft pass by pass.
         passes_one_by_one = hasattr(drafter, "_run_merged_draft") and not drafter.parallel_drafting
         self._is_open = passes_one_by_one and drafter._runnable == drafter._run_merged_draft
         if config.sampled and not self._is_open:
@@ -75,10 +72,7 @@ class AscendEngineDrafter(EngineDrafter):
 
 
 def _check_positions(runner: Any, config: ModelSourceConfig) -> None:
-    """Refuse a drafter with too few positions, which would read beyond its table of positions.
-
-    vLLM skips the drafter if a text is too long for it; vllm-ascend does not.
-    """
+    """Refuse a drafter with fewer positions than a text; vllm-ascend would run it all the same."""
     drafting = runner.speculative_config.draft_model_config  # None if the drafter has no model
     needed = runner.model_config.max_model_len
     if drafting is not None and drafting.max_model_len < needed:

@@ -1,8 +1,6 @@
 """Our samplers inside vllm-ascend, with vllm-ascend's own processing of logits.
 
-They replace vllm-ascend's subclasses of vLLM's samplers. vllm-ascend's code applies penalties,
-replaces NaN and infinite logits, and applies top-k and top-p. All later steps of sampling are the
-same as on other devices.
+It applies penalties, top-k and top-p, and replaces NaN and infinite logits.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ from sam_rollout.integrations.vllm.sampling.samplers import (
 )
 from sam_rollout.verification import DraftLayout
 
-# Field of vllm-ascend's additional_config -> why it has to stay off: it would be ignored silently,
-# or would change what is sampled.
+# Field of vllm-ascend's additional_config that has to stay off -> its effect.
 REFUSED = {
     "enable_reduce_sample": "sampling from parts of the vocabulary on several devices",
     "enable_async_exponential": "noise that is drawn before the logits are known",
@@ -40,9 +37,8 @@ REFUSED = {
 def heed_logprobs_mode(model_runner: Any) -> None:
     """Give the runner samplers that follow the engine's ``logprobs_mode``.
 
-    vllm-ascend 0.23 to 0.26 create their samplers without ``logprobs_mode``, so raw
-    log-probabilities are silently returned as processed ones. This function can go when
-    ``NPUModelRunner`` passes ``logprobs_mode`` on.
+    vllm-ascend 0.23 to 0.26 ignore ``logprobs_mode``. This function can go when ``NPUModelRunner``
+    passes it on to its samplers.
     """
     mode = model_runner.model_config.logprobs_mode
     if model_runner.sampler.logprobs_mode == mode:
@@ -114,8 +110,7 @@ class AscendKeyedRejectionSampler(KeyedRejectionSampler, AscendRejectionSampler)
         repeat_indices: torch.Tensor,
         output_token_ids: list[list[int]],
     ) -> torch.Tensor:
-        # Without Triton, vllm-ascend's method assumes that each request has one draft row, and
-        # fails. vLLM's method finds the request of each row.
+        # Without Triton, vllm-ascend's method fails unless each request has one draft row.
         kind = AscendRejectionSampler if HAS_TRITON else RejectionSampler
         return kind.apply_penalties(
             logits, sampling_metadata, metadata, repeat_indices, output_token_ids

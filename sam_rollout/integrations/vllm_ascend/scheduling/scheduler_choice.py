@@ -9,9 +9,9 @@ from packaging.version import Version
 from sam_rollout.integrations.vllm.engine_settings import settings_of
 from sam_rollout.integrations.vllm_ascend.versions import installed
 
-# For these releases, tests/contracts/contract.py lists the names that late binding uses.
+# Known releases; tests/contracts/contract.py has their rows.
 KNOWN_VERSION, KNOWN_VLLM = "0.23.0", (0, 23)
-# Workers for other devices, and vllm-ascend's xlite workers, have other model runners.
+# Workers for other devices and xlite workers have other model runners.
 WORKERS = ("auto", "vllm_ascend.worker.worker.NPUWorker")
 
 

@@ -1,8 +1,4 @@
-"""What lets a whole engine of vllm-ascend run under the stand-in; in the process that samples.
-
-vllm-ascend takes device names, the collective backend, memory sizes and one Triton kernel for
-granted. These are replaced; its platform, worker, runner and samplers stay its own.
-"""
+"""Replacements for what vllm-ascend's engine needs from an NPU; its own Python code still runs."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ def compute_slot_mapping(
     out,
     **options,
 ):
-    """Find the place of each scheduled token in the cache; vllm-ascend's Triton kernel."""
+    """Compute the cache slot of each scheduled token, like vllm-ascend's Triton kernel."""
     out[num_tokens:max_tokens] = options["PAD_ID"]
     counts = torch.diff(query_start_loc).long()
     requests = torch.arange(len(counts)).repeat_interleave(counts)
@@ -37,11 +33,11 @@ def compute_slot_mapping(
 
 
 def prepare():
-    """Replace what needs an NPU; call before the engine is made."""
+    """Install the replacements; call it before the engine is made."""
     for operator in operators.OPERATORS:
         setattr(torch_npu, operator.__name__, operator)
     torch.Tensor.npu = lambda self, *_args, **_kwargs: self
-    for name in ("synchronize", "empty_cache"):  # when an engine ends
+    for name in ("synchronize", "empty_cache"):
         setattr(torch.accelerator, name, lambda *_args, **_kwargs: None)
 
     from vllm.utils import torch_utils

@@ -1,4 +1,4 @@
-"""torch_npu's operators that a dense Qwen3 meets in vllm-ascend 0.23, written out in torch."""
+"""torch_npu's operators that a dense Qwen3 needs in vllm-ascend 0.23, written in torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ def npu_swiglu(x, dim=-1):
 
 
 def _npu_rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
-    """Rotate in place; halves of a head are rotated against each other (neox)."""
     assert is_neox
     cos, sin = cos_sin_cache[positions.flatten()].chunk(2, -1)
     cos, sin = cos[:, None].float(), sin[:, None].float()
@@ -46,8 +45,8 @@ def npu_fused_infer_attention_score(
     key,  # paged: [blocks, block_size, ...]; otherwise [tokens, kv_heads, head_size]
     value,
     *,
-    actual_seq_lengths,  # cumulative; BSND: of each request
-    actual_seq_lengths_kv,  # paged: of each request; otherwise cumulative
+    actual_seq_lengths,  # cumulative; BSND: by request
+    actual_seq_lengths_kv,  # by request if paged, otherwise cumulative
     block_table=None,
     block_size=128,
     input_layout="TND",

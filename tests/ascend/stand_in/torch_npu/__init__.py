@@ -1,16 +1,12 @@
 """A stand-in for torch_npu: vllm-ascend's Python code runs on the CPU, tensors stay there.
 
-Put ``tests/ascend/stand_in`` on PYTHONPATH, and every process gets it with its first
-``import torch_npu`` (which vllm-ascend's platform does before anything else). It shows what host
-code decides and computes; it says nothing about the numerics of an NPU, graphs, collective
-communication, vendor operators or speed.
+Put ``tests/ascend/stand_in`` on PYTHONPATH. Numerics, graphs, communication and speed of an NPU
+cannot be tested with it.
 
-* ``torch.npu`` has one device, an Ascend910B1 (an A2). Its streams, events and graphs are mocks,
-  which do nothing; an event is over whenever somebody asks.
-* Operators that samplers need are written out in torch. All other names of torch_npu are mocks.
-* Modules without a CPU build, of which vllm-ascend imports much more than it calls, answer to every
-  name with a mock, so that a test which really depends on one fails on the mock's value.
-* ``pin_memory`` is ignored: a torch without an accelerator refuses it.
+* ``torch.npu`` has one device, an Ascend910B1 (an A2). Its streams, events and graphs are mocks.
+* Operators that samplers need are written in torch. All other names of torch_npu are mocks.
+* In modules without a CPU build every name is a mock.
+* ``pin_memory`` is ignored, because torch refuses it without an accelerator.
 """
 
 import importlib.abc
@@ -24,7 +20,7 @@ import torch
 
 GIB = 1 << 30
 WITHOUT_CPU_BUILD = ("acl", "fla_npu", "mooncake", "torch_npu", "torchaudio", "torchvision")
-# Take `pin_memory`, and refuse it where there is no accelerator.
+# Functions with the argument `pin_memory`.
 FACTORIES = ("arange", "empty", "full", "ones", "tensor", "zeros")
 
 
@@ -43,7 +39,7 @@ class Placeholder(ModuleType):
 
 
 class PlaceholderFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what lies below `WITHOUT_CPU_BUILD` and nothing else finds."""
+    """Finds modules of `WITHOUT_CPU_BUILD` that are not installed."""
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] not in WITHOUT_CPU_BUILD:
@@ -58,7 +54,7 @@ class PlaceholderFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def npu_top_k_top_p(logits, k=None, p=None):
-    """The vendor's fused cut, by its definition: k likeliest, then the smallest set of mass p."""
+    """Keep the k likeliest tokens, then the smallest set of them with probability p."""
     probabilities = logits.softmax(dim=-1, dtype=torch.float32)
     sorted_probabilities, order = probabilities.sort(dim=-1, descending=True)
     keep = torch.ones_like(sorted_probabilities, dtype=torch.bool)
