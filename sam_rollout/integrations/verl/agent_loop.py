@@ -1,13 +1,7 @@
 """Gives every generation request of verl an identity: step, split, prompt and sibling number.
 
-verl's agent-loop worker knows the step, the split and the sibling number (verl's session number).
-The prompt's token ids exist only where the agent loop calls the LLM client. The worker therefore
-stores step, split and sibling number in a context variable of the response's task. A thin client
-adds the prompt, and sends the identity with each request.
-
-A data set may hold a prompt several times (AIME's 30 problems are often stored 32 times, to sample
-32 responses to each). The agent-loop manager counts these copies. Without the count, all copies
-would draw the same random numbers.
+verl's agent-loop worker knows step, split and sibling number (verl's session number). It stores
+them in a context variable of the response's task. `IdentityClient` adds the prompt's token ids.
 """
 
 from __future__ import annotations
@@ -175,7 +169,11 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
 
 class CopyCounter:
-    """Numbers the responses to all copies of a prompt, starting at 0 in every step of a split."""
+    """Numbers the responses to all copies of a prompt, starting at 0 in every step of a split.
+
+    A data set may hold a prompt several times. Without this count, all copies would draw the same
+    random numbers.
+    """
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
@@ -196,9 +194,9 @@ class CopyCounter:
 
 
 class SamAgentLoopManager(AgentLoopManagerTQ):
-    """verl's agent-loop manager, which also numbers the responses to all copies of a prompt.
+    """verl's agent-loop manager with a `CopyCounter`.
 
-    ``rollout.agent.agent_loop_manager_class`` names this class.
+    The setting ``rollout.agent.agent_loop_manager_class`` names this class.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -207,7 +205,7 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         self._copies = CopyCounter()
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Number the responses to all copies of each prompt; dispatch the prompts as verl does."""
+        """Number the responses to each prompt's copies, then dispatch as verl does."""
         # .get() would return a wrapper, which is always true.
         validate = bool(prompts["validate"]) if "validate" in prompts else False
         texts = list(prompts["raw_prompt"])

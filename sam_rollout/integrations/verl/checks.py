@@ -1,8 +1,7 @@
 """Checks a run's settings, data, model and code, and the checkpoint from which it resumes.
 
-The run itself, ``--check-only``, ``--dry-run`` and the doctor all run this list of checks. A typo
-therefore ends a run within seconds and not after the model is loaded. verl's own checks import
-verl, and the check of data imports `datasets`. The other checks import nothing heavy.
+The run itself, ``--check-only``, ``--dry-run`` and the doctor run these checks. Only verl's own
+checks (which import verl) and the check of data (`datasets`) import large packages.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ Said = Iterable[Fact | Note]
 class RunCheck:
     """One check: its subject, and the function that checks it.
 
-    The function gets the configuration and our parsed settings, and yields facts and notes. It
-    raises `ConfigError` if the run cannot work.
+    The function yields facts and notes. It raises `ConfigError` if the run cannot work.
     """
 
     what: str
@@ -63,7 +61,7 @@ def settled(config: DictConfig) -> RunConfig:
     """Read our settings, compare them with verl's, and decide the settings that users left open.
 
     Raises:
-        ConfigError: A setting is wrong; the error names the field, its value and what is allowed.
+        ConfigError: A setting is wrong.
     """
     run = read_run_config(config)
     layout = check_layout(config)
@@ -165,9 +163,9 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
         return
     rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
     tokens = rollout.max_num_batched_tokens
-    # vLLM (by its function `_input_fits_in_drafter`) proposes no drafts in a step if the scored
-    # text of one request, including its k drafts, ends less than k tokens before max_model_len. The
-    # last token of the longest text is never scored, because no token follows it.
+    # In its function `_input_fits_in_drafter`, vLLM stops all drafts of a step if one request's
+    # text, with its k drafts, ends less than k tokens before max_model_len. The last token of the
+    # longest text is not counted, because no token follows it.
     needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
     long_enough = (
         f"must be at least {needed} = max_prompt {data.max_prompt_length} + max_response "
@@ -189,8 +187,8 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
         )
 
 
-# Checks run in this order, the cheap ones first. `SETTINGS` check the configuration and the machine
-# where the user starts the run. `FILES` check the files and the code that every node must have.
+# The checks run in this order, the cheap ones first. `SETTINGS` are checked only on the machine
+# where the user starts the run. `FILES` are checked on every node.
 SETTINGS = (
     RunCheck("settings", lambda config, run: map(Note, _notes(config, run))),
     RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),
@@ -208,20 +206,19 @@ FILES = (
     RunCheck("data", lambda config, _run: check_data(config)),
 )
 RUN_CHECKS = (*SETTINGS, *FILES)
-# A starting run leaves out this check: it calls verl's checks later, after setting its environment
-# variables.
+# A starting run omits verl's own checks here. It calls them after setting environment variables.
 ALL_CHECKS = (*RUN_CHECKS, RunCheck("verl's own checks", check_with_verl))
 
 
 def check(
     config: DictConfig, checks: Sequence[RunCheck] = RUN_CHECKS, *, planned: bool = False
 ) -> RunConfig:
-    """Check a composed configuration; print a note for each setting that may surprise.
+    """Check a composed configuration, and print its notes.
 
     Args:
         config: The composed configuration.
         checks: The checks to run.
-        planned: Whether the run will start on another machine; missing data and models then become
+        planned: Whether the run will start on another machine. Missing data and models then become
             notes.
     """
     run = settled(config)

@@ -17,8 +17,7 @@ from sam_rollout.telemetry.records import RequestRecord, RequestTotals, TraceRec
 class ReplicaRecords:
     """The records of one engine since its records were last collected.
 
-    With data parallelism a server has several engines. `replica` is the engine's number among all
-    engines of the rollout.
+    `replica` is the engine's number among all engines of the rollout.
     """
 
     replica: int
@@ -38,7 +37,7 @@ class Place(NamedTuple):
 
 @dataclass
 class FinishedRequest:
-    """A request that has finished or was interrupted; times are seconds since the epoch."""
+    """A request that has finished or was interrupted; times are in seconds since the epoch."""
 
     request_id: str
     identity: RequestIdentity | None
@@ -48,9 +47,8 @@ class FinishedRequest:
     end_s: float
     finish_reason: str
     resumed_tokens: int = 0  # number of prompt tokens that were sampled before an interruption
-    weights: int | None = None  # the training step whose update made the engine's weights
-    # Arguments of vLLM's SamplingParams without max_tokens; None if the response cannot be sampled
-    # again.
+    weights: int | None = None  # the training step whose update produced the engine's weights
+    # Arguments of SamplingParams without max_tokens; None if the response cannot be sampled again.
     sampling: dict[str, Any] | None = None
 
     def _shared_columns(self, place: Place) -> dict[str, Any]:
@@ -97,8 +95,13 @@ def join_records(
 ) -> ReplicaRecords:
     """Join the records of an engine's workers, its recorder and the server.
 
-    `workers` are the workers' answers to `sam_drain`, or None without a draft session. They were
-    asked at `asked_s` by this process's monotonic clock. With `traced`, token ids are kept.
+    Args:
+        place: The columns that all rows share.
+        recorder: The recorder of the engine's steps.
+        workers: The workers' answers to `sam_drain`; None without a draft session.
+        asked_s: Time of that call by this process's monotonic clock.
+        finished: The requests that the server has finished.
+        traced: Whether to keep token ids.
     """
     session = next((part for part in workers if part), None)
     steps = on_this_clock(session, asked_s) if session else None

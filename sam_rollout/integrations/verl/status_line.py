@@ -1,9 +1,8 @@
 """A line at the bottom of the console that shows the running rollout's progress.
 
-The driver, the program that the user started, draws the line. Ray's actors cannot redraw a line,
-because their output reaches the driver late and line by line. The driver finds the rollout's
-servers by their names and asks them for their progress. If any server fails to answer in time, the
-driver does not change the line.
+The driver (the user's program) draws the line, because the output of Ray's actors reaches it late.
+It asks the rollout's servers for their progress. The line does not change unless all answer in
+time.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ def _status_line() -> Iterator[Callable[[str], None]]:
     from rich.live import Live
     from rich.text import Text
 
-    # rich prints all other output above the line, including Ray's forwarded logs. The settings keep
-    # that text unchanged: no markup, no colours, no line breaks.
+    # rich prints all other output above the line. The settings keep that output unchanged.
     console = Console(highlight=False, markup=False, soft_wrap=True)
     with Live(
         Text(""),

@@ -1,8 +1,6 @@
 """verl's trainers with rollout telemetry and DAPO's generation rounds.
 
-The trainer uses verl's own hooks (``on_sample_end``, ``prepare_step``, ``_validate`` ...) and does
-not change the algorithm. Only the trainer's process writes records into the run folder. Replicas on
-other nodes send their records to this process, so no shared file system is needed.
+Replicas send their records to the trainer's process, which alone writes into the run folder.
 """
 
 from __future__ import annotations
@@ -60,8 +58,7 @@ class _RecordingTrainer(PPOTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            # verl compares this string with its own modes in many places, to find out whether the
-            # trainer is synchronous.
+            # verl compares this string with its own modes.
             config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
         super().__init__(config)
         self._run = read_run_config(config)
@@ -150,12 +147,12 @@ class _RecordingTrainer(PPOTrainer):
         batch = super()._compute_old_log_prob(batch, metrics)
         if self._trains_head:
             with marked_timer("train_head", self.timing_raw):
-                # The first step has no previous step, so its own time until now is used. That time
-                # is close to the whole step's time, because the rollout takes most of a step.
+                # The first step has no previous step, so its own time until now is used. The
+                # rollout takes most of a step.
                 step_s = self._step_s or time.perf_counter() - self._step_began_s
                 seconds = self._run.sam.sources.model.train.budget * step_s
                 results = self.actor_rollout_wg.train_head(seconds)
-            # All processes return the same metrics, and wait for the slowest one.
+            # All processes return the same metrics but their own times.
             self._head_s = max(result["time_s"] for result in results)
             found = {f"head_training/{name}": value for name, value in results[0].items()}
             metrics |= named(TRAIN_SPLIT, found)
@@ -257,7 +254,7 @@ class SamTrainerSync(_RecordingTrainer, PPOTrainerSync):
     """Our synchronous trainer: trains on responses that were sampled with the current weights."""
 
     def on_sample_end(self) -> None:
-        """Collect the rollout's records, and compare texts, before the replicas go to sleep."""
+        """Collect the rollout's records and compare texts, before the replicas go to sleep."""
         proof, step = self._run.telemetry.proof, self.global_steps
         due = self._run.sam.enabled and proof.is_due(step)
         metrics = self._drain(TRAIN_SPLIT, keep=due)
@@ -268,10 +265,7 @@ class SamTrainerSync(_RecordingTrainer, PPOTrainerSync):
 
 
 class _AsyncTrainer(_RecordingTrainer):
-    """A mixin for verl's trainers that interrupt responses and continue them after the update.
-
-    An interrupted response keeps its identity, and therefore its random numbers by position.
-    """
+    """A mixin for verl's trainers that interrupt responses and continue them after the update."""
 
     def _reissue_inflight_prompts(self, *args: Any, **kwargs: Any) -> int:
         """Sample the unfinished prompts of a checkpoint anew, as verl does."""
@@ -307,7 +301,7 @@ class SamTrainerSeparateAsync(_AsyncTrainer, PPOTrainerSeparateAsync):
         return self.standalone_server_manager.get_client(client_cls=InterruptedClient)
 
     def on_step_end(self) -> None:
-        """Collect the records of the time since the last weight update, then update the weights."""
+        """Collect the records since the last weight update, then update the weights."""
         metrics = self._drain_interrupted(self.standalone_checkpoint_manager)
         super().on_step_end()
         self._pending_sync_metrics |= metrics

@@ -1,7 +1,7 @@
 """Makes verl's buckets for weight syncs large enough for the model's largest tensor.
 
-If training and engine cannot share a device's memory, verl sends weights through shared memory,
-one bucket at a time. It asserts in the first sync that every tensor fits into a bucket.
+Without GPUs, verl sends weights through shared memory, one bucket at a time. It asserts in the
+first sync that every tensor fits into a bucket.
 """
 
 from __future__ import annotations
