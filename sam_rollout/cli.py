@@ -1,6 +1,6 @@
 """The command `sam-rollout`, which starts runs, and inspects runs and this machine.
 
-Heavy imports stay inside the commands, so that `sam-rollout version` answers at once.
+Heavy imports stay inside the commands.
 """
 
 import typer

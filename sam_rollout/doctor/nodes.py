@@ -38,8 +38,8 @@ Facts = Mapping[str, str]  # name -> value that should be equal on all nodes
 def facts(question: Question, marker: str = "") -> Facts:
     """Return the facts about this machine that should be equal on all nodes of a run.
 
-    `marker` is a file that the doctor made in the folder of checkpoints, or empty. Every training
-    rank writes a part of a checkpoint there, and needs all parts to resume, so nodes share it.
+    `marker` is a file that the doctor made in the folder of checkpoints, or empty. All nodes must
+    share this folder.
     """
     digest = hashlib.sha256()
     package = Path(sam_rollout.__file__).resolve().parent
@@ -54,7 +54,7 @@ def facts(question: Question, marker: str = "") -> Facts:
         "machine": platform.machine(),
         "devices": str(count_devices()),
         "code and configs": digest.hexdigest()[:12],
-        # A configuration names files of the package by path, such as the reward function's file.
+        # A configuration names files of the package by path.
         "path of the package": str(package),
         **shared,
     }
@@ -94,7 +94,7 @@ def _try_port(address: str) -> None:
     """Try once to connect to an address; Ray itself would try for ten minutes.
 
     Raises:
-        OSError: Nothing listens there.
+        OSError: The connection failed.
     """
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if host and port.isdigit():
@@ -104,7 +104,7 @@ def _try_port(address: str) -> None:
 def _examine_connected(question: Question, progress: Callable[[str], None]) -> Iterator[Finding]:
     import ray
 
-    # In tests, nodes have the same host name and address, so the node's id is added.
+    # Nodes of a test have the same host name and address.
     nodes = {
         f"{n['NodeManagerHostname']} {n['NodeManagerAddress']} {n['NodeID'][:6]}": n
         for n in ray.nodes()
@@ -158,7 +158,6 @@ def _on(node: Mapping[str, Any], question: Question, marker: str) -> Any:
 
 
 def _cause(error: Exception) -> str:
-    """Describe an error in one line."""
     cause = getattr(error, "cause", None) or error
     return f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}"
 
@@ -179,5 +178,4 @@ def compare(known: Mapping[str, Facts]) -> Iterator[Line]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """List the first names, and say how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,8 +1,8 @@
 """Decides whether a comparison is fair: whether drafts can explain the difference of two sides.
 
-Each rule below compares the data that its docstring names, and yields findings. An `unfair` finding
-makes the comparison unfair. A `warning` may explain a part of a gain. A `note` helps to read the
-numbers. An `unknown` finding names missing records. docs/reading_a_run.md explains the thresholds.
+Each rule yields findings. An `unfair` finding makes the comparison unfair. A `warning` may explain
+a part of a gain. An `unknown` finding names missing records. docs/reading_a_run.md explains the
+thresholds.
 """
 
 from collections.abc import Callable, Iterator
@@ -88,7 +88,6 @@ def findings(both: Both, lossless: Losslessness) -> list[Finding]:
 
 
 def _beyond(relative: float, warning: float, unfair: float) -> str | None:
-    """Return the severity of a relative difference; None if it is small."""
     if abs(relative) >= unfair:
         return UNFAIR
     return WARNING if abs(relative) >= warning else None
@@ -127,7 +126,6 @@ def descriptions(case: Case) -> _Found:
 def _differing(
     one: Run, other: Run, names: tuple[str, str], repeats: bool = False
 ) -> Iterator[Finding]:
-    """Yield every difference of two runs as a finding; `names` are the runs' names."""
     for kind, name, left, right, unfair in run_differences(one.start, other.start, repeats):
         text = f"{name}: {left} in {names[0]}, {right} in {names[1]}"
         yield Finding(kind, UNFAIR if unfair else WARNING, text)

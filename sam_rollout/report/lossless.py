@@ -1,7 +1,6 @@
 """Checks whether drafts changed the samples, token by token if texts were recorded.
 
-With `rollout_sampler=coupled`, a run with drafts samples the same tokens as a run without drafts.
-Other samplers keep only the distribution, so their texts are expected to differ.
+Only coupled samplers are expected to sample the same texts with and without drafts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,8 +38,8 @@ class Pair:
 class Losslessness:
     """The comparisons of all pairs of runs.
 
-    If both runs recorded their texts in only some of the steps, the two runs yield two `Pair`s: one
-    compares these steps by token ids, the other compares the remaining steps by lengths.
+    If both runs recorded the texts of only some steps, they yield two `Pair`s: one by token ids,
+    one by lengths.
     """
 
     coupled: bool  # Whether both sides used the same coupled sampler.

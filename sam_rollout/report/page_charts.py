@@ -1,7 +1,6 @@
 """The charts of a comparison's page, as inline SVG.
 
-matplotlib draws them. Their colours are replaced by variables of the page's style sheet, which has
-a light and a dark mode. The page shows the text in `data-tip` when the user points at an element.
+The page's style sheet replaces matplotlib's colours, and shows the text in `data-tip` as a tooltip.
 """
 
 import io
@@ -85,7 +84,6 @@ def _as_svg(panel: Panel, both: Sequence[Side]) -> Markup:
 
 
 def _rounded(attribute: re.Match[str]) -> str:
-    """Round the coordinates in an attribute to a hundredth of a point."""
     return re.sub(r"\d+\.\d{3,}", lambda place: f"{float(place[0]):.2f}", attribute[0])
 
 

@@ -25,8 +25,7 @@ _STYLE = STYLE | {"font.size": 9, "axes.labelsize": 8, "legend.fontsize": 9}
 def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
     """Write a PNG per section, with one colour per run and one kind of line per metric.
 
-    The first run serves as the baseline of runs that were trained without `compare.baseline_run`.
-    Running requests are drawn for each run's last training step.
+    The first run is the baseline of runs that were trained without `compare.baseline_run`.
     """
     runs = [load_run(path) for path in folders]
     names = [folder.absolute().name for folder in folders]
@@ -71,10 +70,7 @@ def _with_baseline(run: Run, baseline: Run) -> pd.DataFrame:
 
 
 def plot_comparison(comparison: Comparison, path: str | Path) -> None:
-    """Write a comparison's summary panels as a PNG; a panel without data says so.
-
-    Thick lines are means over a side's runs, thin lines single runs.
-    """
+    """Write a comparison's summary panels as a PNG; thick lines are means over a side's runs."""
     both = sides(comparison, comparison.labels)
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(10, 6.4), layout="constrained")
@@ -141,7 +137,6 @@ def _capital(text: str) -> str:
 
 
 def _title(axis: Axes, headline: str, details: Sequence[str]) -> None:
-    """Write the result as a bold title, and the numbers below it."""
     axis.set_title(headline, pad=7 + 11 * len(details))
     text = axis.annotate(
         "\n".join(details), (0, 1), xytext=(0, 4), xycoords="axes fraction",

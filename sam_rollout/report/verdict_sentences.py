@@ -38,7 +38,6 @@ def _time(comparison: Comparison) -> str:
 
 
 def _shown(comparison: Comparison, row: TimeRow) -> tuple[str, str]:
-    """Format the times of BASE and of SAM: per token for the tail, else per step."""
     if row.key != "tail":
         return f"{number(row.base.per_step)} s", f"{number(row.sam.per_step)} s"
     (kind,) = (kind for kind in TIMES if kind.key == row.key)
@@ -51,7 +50,6 @@ def _shown(comparison: Comparison, row: TimeRow) -> tuple[str, str]:
 
 
 def _ratio(faster: Estimate, noise: str) -> str:
-    """Say how many times as fast SAM was, or how many times as long it took; add the interval."""
     slower = faster.value < 0
     ends = [1 + end for end in (faster.value, faster.low, faster.high) if end is not None]
     if slower:

@@ -1,6 +1,6 @@
 """Builds our sections and panels as a workspace of Weights & Biases, with wandb-workspaces.
 
-Building a workspace needs no network and no account. Saving it needs both.
+Only saving a workspace needs a network and an account.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,8 +1,4 @@
-"""Compares a running training with a finished baseline, step by step.
-
-The metrics `compare/*` are for watching a run. When both runs are done, `sam_rollout.report`
-compares several runs per side, with intervals and all checks of fairness.
-"""
+"""Compares a running training with a finished baseline by training step (metrics `compare/*`)."""
 
 import math
 from collections.abc import Mapping
@@ -14,8 +10,8 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
-# Each row names a metric that both runs have, the metric that repeats the baseline's value in the
-# current run, and the metric (if any) for the quotient of the baseline's and the current value.
+# Each row has a metric of both runs, the metric that repeats the baseline's value, and the metric
+# (if any) for the quotient of the baseline's and this run's value.
 _METRICS: tuple[tuple[str, str, str | None], ...] = (
     (_ROLLOUT_S, "compare/rollout_s_baseline", "compare/speedup_rollout"),
     ("sam/tail/time_s", "compare/tail_time_baseline", "compare/speedup_tail"),

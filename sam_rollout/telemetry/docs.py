@@ -1,7 +1,4 @@
-"""Generates the tables of reference pages from declarations in the code.
-
-Two comments in the page mark the begin and the end of each generated part.
-"""
+"""Generates the tables of reference pages from declarations in the code."""
 
 from collections.abc import Callable, Sequence
 

@@ -27,7 +27,7 @@ def total(parts: Iterable[EngineProgress]) -> EngineProgress:
 def progress_line(now: EngineProgress, before: EngineProgress | None, elapsed_s: float) -> str:
     """Describe the rollout's progress; return an empty text if no request is in flight.
 
-    The speed is computed from `before`, the progress `elapsed_s` seconds ago.
+    `before` is the progress `elapsed_s` seconds ago.
     """
     if not now.running + now.waiting:
         return ""

@@ -1,7 +1,7 @@
 """The types of records, and the run folder that holds the records.
 
-A crash does not damage what a run has written: files appear by renaming, and a crash can only tear
-the line that is being written. A resumed run adds files with the next numbers.
+Files appear by renaming, so a crash can only tear the last line of a text file. A resumed run adds
+files with the next numbers.
 """
 
 import json
@@ -226,8 +226,7 @@ BEFORE = {
     "rollout_telemetry.proof.every": 0,
     "rollout_telemetry.proof.responses": 8,
 }
-# Group of a run's configuration for settings that the launcher has changed: it holds the values
-# that the user had set.
+# Group of a run's configuration with the user's values of settings that the launcher changed.
 ASKED = "asked"
 
 
@@ -322,8 +321,8 @@ class RunFolder:
     def read(self, name: str, problems: list[str] | None = None) -> pa.Table:
         """Return all rows of a table; empty if none was written.
 
-        If a resumed run repeated training steps, the earlier rows of these steps are left out. If a
-        file lacks a nullable column, its values are null.
+        If a resumed run repeated training steps, their earlier rows are left out. Missing nullable
+        columns are null.
 
         Args:
             name: A table of `TABLES`.
@@ -337,7 +336,7 @@ class RunFolder:
         tables = []
         for path in paths:
             try:
-                # `read_table` would look for a data set in the folder; ParquetFile reads one file.
+                # `read_table` would look for a data set in the folder.
                 table = _in_registry_order(pq.ParquetFile(path).read())
                 names = table.column_names
                 there = [one for one in schema if one.name in names or not one.nullable]
@@ -370,8 +369,7 @@ class RunFolder:
     def read_train_steps(self, problems: list[str] | None = None) -> dict[int, dict[str, float]]:
         """Return training step -> metrics, in order of steps; null becomes NaN.
 
-        A step has several entries if a resumed run repeated the step, or validated before its first
-        step. The latest value of each metric counts. A line torn by a crash is ignored.
+        The latest value of each metric of a step counts. A line torn by a crash is ignored.
 
         Args:
             problems: If given, unreadable and torn lines are skipped and named in this list.
@@ -448,7 +446,6 @@ def _read_info(path: Path) -> RunInfo:
 
 
 def _numbered(folder: Path, stem: str, suffix: str) -> list[Path]:
-    """Return the files `<stem>-NNN.<suffix>` in `folder`, ordered by number."""
     pattern = re.compile(rf"{re.escape(stem)}-(\d+)\.{suffix}")
     found = [(match, path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
     return [path for _, path in sorted(found, key=lambda item: int(item[0][1]))]
@@ -470,7 +467,7 @@ def write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
 
 
 def _drop_torn_line(file: BinaryIO) -> None:
-    """Remove text that a crash left after the last newline; it would spoil the next entry."""
+    """Remove text that a crash left after the last newline."""
     file.seek(0)
     content = file.read()
     if content and not content.endswith(b"\n"):

@@ -133,7 +133,6 @@ def _read(file: Path) -> Iterator[Trace]:
 
 
 def _ids(values: Any, place: str) -> Int32Array:
-    """Check token ids, and return them as int32 [n]."""
     try:
         array = np.asarray(values)
     except ValueError:  # lists of different lengths
@@ -147,7 +146,6 @@ def _ids(values: Any, place: str) -> Int32Array:
 
 
 def _number(entry: Mapping[str, Any], key: str, place: str) -> int:
-    """Return the entry's whole number at `key`; 0 if the entry has no such key."""
     value = entry.get(key)
     if value is None:
         return 0

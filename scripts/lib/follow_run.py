@@ -1,8 +1,5 @@
 """Shows a training run's progress, one line per event, until the run's process ends.
 
-verl's log of a run has thousands of lines. This program shows which part of the start-up is running
-and the results of every training step. Usage:
-
     python scripts/lib/follow_run.py RUN_DIR --pid PID
 
 The run writes its log to RUN_DIR/log.txt and its records below RUN_DIR/sam.

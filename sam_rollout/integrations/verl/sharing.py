@@ -73,7 +73,7 @@ class TextSharing:
         servers: Actor handles of the replicas' servers, by the replicas' numbers. Each server has a
             method ``hear_texts``. This replica's own handle is ignored.
         engines: Number of engines of this server.
-        exchange: A function that sends every engine its pieces and returns every engine's new pieces.
+        exchange: A function that sends every engine its pieces and returns the new ones.
         folder: Name of the folder that keeps ended responses; empty if there is none.
 
     Attributes:
