@@ -112,7 +112,6 @@ if typing.TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    # One section for each registered source, under its name.
     SourcesConfig = dataclasses.make_dataclass(
         "SourcesConfig",
         [(entry.name, entry.section, entry.section()) for entry in SOURCES],

@@ -24,7 +24,6 @@ _ENGINES = {
     "cuda": ("torch", "vllm"),
     "ascend": ("torch", "torch-npu", "vllm", "vllm-ascend"),
 }
-# The pinned versions for each profile.
 PINNED = {
     profile: {name: pins_of(profile)[name] for name in (*engine, *_TRAINING, *_KERNELS)}
     for profile, engine in _ENGINES.items()

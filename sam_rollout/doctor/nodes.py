@@ -54,7 +54,6 @@ def facts(question: Question, marker: str = "") -> Facts:
         "machine": platform.machine(),
         "devices": str(count_devices()),
         "code and configs": digest.hexdigest()[:12],
-        # A configuration names files of the package by path.
         "path of the package": str(package),
         **shared,
     }
@@ -104,7 +103,6 @@ def _try_port(address: str) -> None:
 def _examine_connected(question: Question, progress: Callable[[str], None]) -> Iterator[Finding]:
     import ray
 
-    # Nodes of a test have the same host name and address.
     nodes = {
         f"{n['NodeManagerHostname']} {n['NodeManagerAddress']} {n['NodeID'][:6]}": n
         for n in ray.nodes()
@@ -148,7 +146,6 @@ def marked(folder: str) -> Iterator[str]:
 
 
 def _on(node: Mapping[str, Any], question: Question, marker: str) -> Any:
-    """Start the checks on a node, even if it has no free resources."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

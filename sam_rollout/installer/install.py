@@ -129,7 +129,6 @@ class Installation:
         self._finish()
 
     def _finish(self) -> None:
-        """Install the checkout itself, and let verl find vLLM's version."""
         if self._checkout:
             say("installing the checkout itself (editable)")
             self._add("--no-deps", "--editable", str(self._checkout))
@@ -141,7 +140,6 @@ class Installation:
         self._run_uv("install", "--quiet", *words, **variables)
 
     def _run_uv(self, act: str, *words: str, quiet: bool = False, **variables: Any) -> str:
-        """Run `uv pip`; if it fails, exit with its output."""
         if self._profile == "cpu":
             variables["CPU_TORCH"] = "1"
         done = subprocess.run(

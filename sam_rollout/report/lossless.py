@@ -113,7 +113,6 @@ def _compared(runs: Sequence[Run], steps: list[int]) -> Iterator[Pair]:
 
 
 def _responses(rows: pd.DataFrame, column: str, steps: list[int]) -> pd.Series:
-    """Return the column, indexed by step, prompt, sibling and a number for repeated prompts."""
     rows = rows[rows["step"].isin(steps)]
     again = rows.groupby(IDENTITY).cumcount()
     return rows.set_index([*(rows[name] for name in IDENTITY), again])[column]

@@ -58,7 +58,6 @@ def charts(comparison: Comparison) -> dict[str, list[Chart]]:
 
 
 def _as_svg(panel: Panel, both: Sequence[Side]) -> Markup:
-    """Draw a panel as SVG, with a tooltip for its values at each training step."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=SIZE, layout="constrained")
         axis = figure.subplots()

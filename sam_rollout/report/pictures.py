@@ -60,7 +60,6 @@ def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
 
 
 def _with_baseline(run: Run, baseline: Run) -> pd.DataFrame:
-    """Return the run's metrics; missing `compare/*` metrics are computed from the baseline."""
     steps = run.steps
     if any(name.startswith("compare/") for name in steps.columns):
         return steps

@@ -80,7 +80,6 @@ def _setting(name: str, left: Any, right: Any) -> Difference:
 
 
 def _common_end(left: Any, right: Any) -> int:
-    """Count the last components that two paths have in common; 0 if one of them is no path."""
     if not (isinstance(left, str) and isinstance(right, str) and "/" in left and "/" in right):
         return 0
     ends = zip(*(reversed(PurePosixPath(path).parts) for path in (left, right)), strict=False)

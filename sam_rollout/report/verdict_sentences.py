@@ -16,7 +16,6 @@ def sentences(comparison: Comparison) -> tuple[str, str]:
 
 
 def _doubt(comparison: Comparison) -> str:
-    """Return the beginning of the sentence about the times: whether the comparison is fair."""
     if comparison.fair is False:
         kinds = list(dict.fromkeys(found.name.replace("_", " ") for found in comparison.unfair))
         reasons = ", ".join(kinds[:_REASONS]) + (" and others" if kinds[_REASONS:] else "")

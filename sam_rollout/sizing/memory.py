@@ -140,7 +140,6 @@ def plan_memory(
         training={n: s for n, s in states.items() if n != OPTIMIZER or not training.swap_optimizer},
         rollout=items,
         resident=resident,
-        # Gradients are not kept during the rollout.
         offloaded=math.fsum(size for name, size in states.items() if name in away - {GRADIENTS}),
         verification=sampling_bytes(shape, more_rows),
         outside_share=hardware.memory_gib * GIB - math.fsum(items.values()) - resident,

@@ -43,7 +43,6 @@ class Baseline:
         self._steps = {step: metrics for step, metrics in known.items() if metrics.get(_ROLLOUT_S)}
         if not self._steps:
             raise RunFolderError(f"{folder.train_steps_path}: no training step with {_ROLLOUT_S}")
-        # The current run's rollout time by training step.
         self._own_s = {
             step: own_s
             for step, metrics in (earlier or {}).items()
@@ -79,7 +78,6 @@ class Baseline:
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers among the metrics; verl's may also be tables or texts."""
     return {
         name: float(value)
         for name, value in metrics.items()

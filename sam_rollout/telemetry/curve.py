@@ -68,7 +68,6 @@ def running_curve(
     }  # fmt: skip
     started = column["time_s"] - column["duration_s"]
     begin, end = started.min(), column["time_s"].max()
-    # The curve is sampled in the middle of equal intervals of time.
     cells = min(points, max(len(started), 2))
     instants = begin + (np.arange(cells) + 0.5) * (end - begin) / cells
     tail = tail_mask(

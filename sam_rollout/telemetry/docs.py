@@ -59,7 +59,6 @@ def tables() -> str:
 # Short names of aggregations; docs/metrics.md explains them.
 _SHORT = {SUM: "sum", MEAN: "ratio", SLOWEST: "busiest", STEP: ""}
 
-# Page in docs -> name of each generated part -> the function that generates it.
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "metrics.md": {"metrics": metrics, "tables": tables},
     "configuration.md": {"sources": settings},

@@ -380,7 +380,6 @@ class RunFolder:
         path = self.train_steps_path
         if not path.is_file():
             raise RunFolderError(f"no file {path}: expected one JSON line per training step")
-        # A crash during a write leaves text after the last newline.
         *lines, torn = path.read_bytes().split(b"\n")
         if torn and problems is not None:
             problems.append(f"{path.name}: the last line was torn off; that step is left out")
@@ -467,7 +466,6 @@ def write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
 
 
 def _drop_torn_line(file: BinaryIO) -> None:
-    """Remove text that a crash left after the last newline."""
     file.seek(0)
     content = file.read()
     if content and not content.endswith(b"\n"):

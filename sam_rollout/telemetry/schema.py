@@ -73,8 +73,6 @@ _PLACES = {
 
 
 def _of_phase(phase: str, words: str, act: str) -> list[Metric]:
-    """Return the metrics that exist for both bulk and tail."""
-
     def seconds(r: Any) -> float:
         return r.duration_s[getattr(r, phase)].sum()
 

@@ -193,7 +193,6 @@ class Sentinel:
             yield Finding("counters_missing", "; ".join(missing))
 
     def _something_failed(self, step: TrainingStep) -> Iterator[Finding]:
-        """Report parts that are off, and errors of this step that switched no part off."""
         survived: dict[int, set[str]] = {}
         for engine in step.engines:
             for counter, count in engine.drafter_counters.items():
@@ -221,7 +220,6 @@ class Sentinel:
             yield Finding("probabilities_differ", seen)
 
     def _texts_differ(self, step: TrainingStep) -> Iterator[Finding]:
-        """Report responses that differ without drafts, unless all differences are rounding."""
         if _IDENTICAL in step.metrics:
             differ, strays = 1 - step.metrics[_IDENTICAL], 1 - step.metrics.get(_TIES, 1.0)
             seen = (

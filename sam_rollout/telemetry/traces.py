@@ -97,7 +97,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(file: Path) -> Iterator[Trace]:
-    """Yield the traces of a file; an error names the line or row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

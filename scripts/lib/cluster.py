@@ -44,7 +44,6 @@ RAY_STOP_S, JOB_STOP_S = 30.0, 15.0
 RAY_DRAIN_S = "0"
 RAY_STARTED = "Ray runtime started."
 RAY_ATTEMPTS, RAY_START_S = 3, 120.0  # a busy machine may need longer than Ray's own limit of 30 s
-# verl's actors need more logical CPUs than a small machine has.
 CPU_DEVICE = ["--num-cpus=16", "--object-store-memory=500000000"]
 SHOWN_VARIABLES = ("ASCEND_", "GLOO_", "HCCL_", "LD_PRELOAD", "NCCL_", "RAY_", "TP_SOCKET_")
 
@@ -423,7 +422,6 @@ def run(options: argparse.Namespace) -> int:
         said = stopped.reason
         raise
     finally:
-        # vLLM's engines are children of Ray's workers and may outlive them briefly.
         end_all(of_cluster(part.folder), patience_s=JOB_STOP_S)
         if said:
             say(f"{part.name}: {said}; all processes of the run are ended")

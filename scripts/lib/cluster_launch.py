@@ -152,7 +152,6 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
             part.append(f"--{name.replace('_', '-')}={value}")
     if rank == 0:
         part += [*(["--doctor"] if options.doctor else []), "--config", *options.config]
-    # Variables of --env override the others.
     given = [f"{name}={os.environ[name]}" for name in PASSED_ON if name in os.environ]
     words = shlex.join(["env", *given, *options.env, *part])
     remote = f"cd {shlex.quote(str(options.remote_dir))} && exec {words}"

@@ -24,7 +24,6 @@ MILESTONES = {
     "engine is up: {match}": r"sam_rollout: (?:no )?drafter.*",
     "training": "ready to fit",
 }
-# Label, metric and format of each value in the line of a training step.
 COLUMNS = (
     ("reward", "critic/score/mean", "{:+.2f}"),
     ("accuracy", "sam/rounds/accuracy_unfiltered", "{:.2f}"),

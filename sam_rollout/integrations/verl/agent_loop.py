@@ -36,8 +36,6 @@ from sam_rollout.integrations.verl.rewards import UnjudgedError, check_reward
 
 @dataclass
 class _Response:
-    """The response that an agent loop is producing."""
-
     step: int
     split: str
     sibling: int
@@ -131,7 +129,6 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         return self._failures.take()
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict) -> None:
-        """Score a response as verl does, and refuse a reward that is not a number."""
         try:
             await super()._compute_score(outputs, kwargs)
         except ActorDiedError as error:
@@ -146,7 +143,6 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         final.extra_fields[TOKENS_BY_WEIGHTS] = list(tokens_by_weights.get().items())
         if self.reward_loop_worker_handles is None:
             return  # A reward model scores the whole batch later.
-        # Only training groups are filtered.
         metric = self._filter_metric if _current_response.get().split == TRAIN_SPLIT else None
         check_reward(final.reward_score, final.extra_fields.get("reward_extra_info") or {}, metric)
 
@@ -219,7 +215,6 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         super().generate_sequences(prompts)
 
     def _numbers(self, prompts: TensorDict, rows: int, *, validate: bool) -> list[int]:
-        """Return the number of responses to each prompt, from the batch's column or the config."""
         if OWN_NUMBER_COLUMN in prompts:
             own = prompts[OWN_NUMBER_COLUMN]
             return [int(n) for n in own] if hasattr(own, "__len__") else [int(own)] * rows

@@ -71,7 +71,6 @@ def settled(config: DictConfig) -> RunConfig:
 
 
 def _check_source_files(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
-    """Read the files from which enabled sources draft."""
     source, model = run.sam.sources.run, run.sam.sources.model
     if run.sam.enabled:
         if is_missing(run.sam):
@@ -113,7 +112,6 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
 
 
 def _check_proof(config: DictConfig, run: RunConfig) -> None:
-    """Check the settings that a comparison of texts with and without drafts needs."""
     every, mode = run.telemetry.proof.every, config.actor_rollout_ref.rollout.logprobs_mode
     if every and run.sam.enabled:
         coupled = (
@@ -158,7 +156,6 @@ def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
 
 
 def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    """Check that the engine's limits leave room for draft tokens."""
     if not run.sam.enabled:
         return
     rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens

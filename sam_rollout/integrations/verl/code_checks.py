@@ -130,7 +130,6 @@ def _check_interruptions(field: str, file: str, mode: str) -> None:
 
 
 def _settings(source: bytes) -> Iterator[tuple[Any, ast.expr]]:
-    """Yield name and value of each keyword argument, dictionary entry and assignment to a key."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword):
             yield node.arg, node.value
@@ -144,7 +143,6 @@ def _settings(source: bytes) -> Iterator[tuple[Any, ast.expr]]:
 
 
 def _is_off(value: ast.expr) -> bool:
-    """Return whether an expression is a literal that counts as false, such as 0.0, None or []."""
     try:
         return not ast.literal_eval(value)
     except (ValueError, TypeError):

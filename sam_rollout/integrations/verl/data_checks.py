@@ -70,7 +70,6 @@ def data_files(field: str, given: Any) -> list[str]:
 
 
 def _rows(field: str, files: list[str]) -> Iterator[Row]:
-    """Yield the rows of all files."""
     import datasets
 
     for file in files:

@@ -122,7 +122,6 @@ class DraftProof:
         await ask_engines(self._engine, "sam_pause", [(paused,)] * engine_count(self._engine))
 
     async def _ask(self, request: Candidate, text: list[int], **changes: Any) -> Any:
-        """Sample a continuation of a text with a request's parameters, some of them changed."""
         sampling = SamplingParams(**{**request.sampling, **changes})
         prompt = TokensPrompt(prompt_token_ids=text)
         name = f"sam-proof-{request.request_id}-{len(text)}"
@@ -139,7 +138,6 @@ class DraftProof:
             return Compared(len(response), place)
         tokens = [text[place] if place < len(text) else None for text in (response, other)]
         before = [*request.prompt_ids, *response[:place]]
-        # A single token needs no stop strings, and therefore no detokenized text.
         changes = {"detokenize": False, "stop": None, "include_stop_str_in_output": False}
         answer = await self._ask(request, before, max_tokens=1, logprobs=-1, **changes)
         logprobs = np.full(max(answer.logprobs[0]) + 1, -np.inf)

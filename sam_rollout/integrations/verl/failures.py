@@ -19,7 +19,6 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 logger = logging.getLogger(__name__)
 
-# With fewer groups, the share of failed groups is not meaningful.
 LEAST_GROUPS = 8
 # Number of kinds of errors that a worker stores between two calls of `take`. Errors of further
 # kinds are counted with the last stored kind.

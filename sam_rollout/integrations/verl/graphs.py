@@ -41,7 +41,6 @@ def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:
     if "FULL" not in graph_mode(config) and not sam.drafts_with_model:
         return given
     each = tokens_per_request(sam)
-    # No step has more than max_num_seqs requests.
     larger = {min(size, rollout.max_num_seqs) * each for size in given}
     return sorted({*given, *larger})
 

@@ -104,7 +104,6 @@ class HeadTraining:
 
 
 def _part_of(engine: Any, strategy: str) -> PolicyPart:
-    """Return this process's part of the policy, which verl's `engine` has already loaded."""
     if strategy != "megatron":
         return FsdpPart(engine)
     # Megatron is installed only where a run trains with it.

@@ -61,7 +61,6 @@ def rollout_layout(config: DictConfig) -> RolloutLayout:
 
 
 def _training_layout(config: DictConfig, layers: int) -> TrainingLayout:
-    """Return how training divides the batch and a model of `layers` layers."""
     actor = config.actor_rollout_ref.actor
     if actor.strategy == "megatron":
         return _megatron_layout(config, layers)
@@ -160,7 +159,6 @@ def _positive(config: DictConfig) -> Iterator[Rule]:
     for field in fields:
         value = OmegaConf.select(config, field)
         yield field, value, type(value) is int and value > 0, "must be an integer of at least 1"
-    # verl does not check these numbers, and its workers would fail on wrong ones.
     for group in (ROLLOUT, f"{ROLLOUT}.val_kwargs"):
         values = OmegaConf.select(config, group)
         heat, top_p = values.temperature, values.top_p

@@ -102,7 +102,6 @@ def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[s
     described = {name: getattr(info, name) for name in names}
     return {
         "project": config.trainer.project_name,
-        # Folder names distinguish the runs of one experiment: base-1, sam-1, ...
         "name": experiment if folder == experiment else f"{experiment} {folder}",
         "entity": os.environ.get("WANDB_ENTITY"),
         "config": encode({**info.config, "sam_run": described}),
@@ -158,7 +157,6 @@ class OnceWarning:
         self._said = False
 
     def __call__(self, call: Callable[[], object]) -> None:
-        """Run ``call`` and catch its error."""
         try:
             call()
         except Exception:

@@ -151,7 +151,6 @@ def _policy_configs(config: DictConfig, shape: ModelShape) -> Iterator[Mapping[s
 
 
 def _config_of(shape: ModelShape) -> dict[str, int]:
-    """Return a model's sizes under their names in `config.json`."""
     return {
         "num_hidden_layers": shape.layers,
         "hidden_size": shape.hidden,

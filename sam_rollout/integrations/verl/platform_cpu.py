@@ -103,7 +103,6 @@ class PlatformCPU(PlatformBase):
     def is_ipc_supported(self) -> bool:
         return False  # weights travel through shared memory instead
 
-    # The only device works synchronously. It has no caching allocator and no profiler.
     set_device = synchronize = set_allocator_settings = empty_cache = _nothing
     profiler_start = profiler_stop = cudart = _nothing
 

@@ -147,7 +147,6 @@ def _lora_rules(config: DictConfig) -> Iterator[Rule]:
 def _size_rules(
     config: DictConfig, own: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Iterator[Rule]:
-    """Yield vLLM's rules for the longest text, and for the size of attention heads on CPUs."""
     path, rollout = config.actor_rollout_ref.model.path, config.actor_rollout_ref.rollout
     text = own.get("text_config") or own
     most = text.get("max_position_embeddings")

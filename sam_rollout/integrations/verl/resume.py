@@ -35,7 +35,6 @@ IDENTITY = (
     "coupling",
 )
 MODE = "trainer.v1.trainer_mode"  # the one setting of trainer.v1 that changes the training
-# Settings that do not change the training.
 NOT_TRAINING = (
     "run_dir",
     "sam",
@@ -114,7 +113,6 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     changed = {
         path: f"{path.removeprefix(f'{ASKED}.')}: {value} there, {here[path]} here"
         for path, value in there.items()
-        # Another version of this project may lack the setting.
         if value is not None and here.get(path, value) != value
     }
     # Settings of `sam` are compared as the user typed them, because derived settings may change
@@ -154,7 +152,6 @@ def _writer(folder: RunFolder, written_at: float) -> RunInfo:
 
 
 def _settings(config: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
-    """Return settings by name; in paths, <run_dir> replaces the run's folder, which may move."""
     return {
         path: f"<run_dir>{value.removeprefix(run_dir)}"
         if isinstance(value, str) and value.startswith(f"{run_dir}/")

@@ -58,7 +58,6 @@ def _host() -> dict[str, Any]:
 
 
 def _cluster() -> dict[str, Any]:
-    """Return the nodes and accelerators of the Ray cluster; empty without a cluster."""
     if not ray.is_initialized():
         return {}
     accelerators = {

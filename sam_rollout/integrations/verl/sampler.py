@@ -76,7 +76,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
             self._order.setdefault(uid, next(self._numbers))
 
     def _begin_step(self, global_steps: int) -> None:
-        # An asynchronous trainer keeps groups that it does not need yet.
         self._counted |= self._outcomes.keys()
         self._counted &= self.finished_keys[TRAIN_SPLIT]
         self._outcomes = {}
@@ -134,7 +133,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return filtered, counts
 
     def _observe_outcomes(self, partition_id: str) -> None:
-        """Read the accuracy of every response in groups that finished since the last call."""
         if partition_id == "val":
             return
         new = self.finished_keys[partition_id] - self._outcomes.keys() - self._counted
@@ -169,7 +167,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict
     ) -> KVBatchMeta:
-        """Order responses by prompt and sibling; verl orders them by the time they finished."""
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
         rank = {uid: position for position, uid in enumerate(selected_prompt_uids)}
 
@@ -334,7 +331,6 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
             self.refill_fn(self.round_size)
         selected, snapshot, _steps = self._select_prompt_uids(partition_id, usable, batch_size)
         metrics = self._step_metrics(round_times_s)
-        # All other groups of the step are cleared.
         leftover = (self.finished_keys[partition_id] | failed) - set(selected)
         self._clear_groups(partition_id, leftover)
         return self._materialize_batch(partition_id, selected, snapshot), metrics

@@ -214,7 +214,6 @@ class SamHttpServer(vLLMHttpServer):
                 finish_reason=str(output.stop_reason),
                 resumed_tokens=resumed,
                 weights=output.extra_fields.get("global_steps"),
-                # Prompts with media cannot be sampled again.
                 sampling=None if any(kwargs.get(n) is not None for n in MEDIA) else sampling_params,
             )
         )
@@ -283,7 +282,6 @@ class SamHttpServer(vLLMHttpServer):
             self._sharing.hear(replica, folder, runs, pieces)
 
     async def _exchange_texts(self, pieces: Sequence[list[tuple]]) -> list[list[tuple]]:
-        """Give every engine its pieces; return the pieces that each engine newly sampled."""
         arguments = [(f"{self.replica_rank}.{engine}", one) for engine, one in enumerate(pieces)]
         answers = await ask_engines(self.engine, "sam_exchange_texts", arguments)
         return [[piece for worker in workers for piece in worker] for workers in answers]

@@ -54,8 +54,6 @@ def _queue() -> PieceQueue:
 
 @dataclasses.dataclass
 class _Peer:
-    """Another replica's server."""
-
     server: Any
     folder: str = ""  # The name of the folder that it announced; empty if it has none.
     runs: frozenset[GroupKey] = frozenset()  # The groups that it last announced.
@@ -249,7 +247,6 @@ class TextSharing:
             peer.sending = None
 
     def _complain(self, peer: _Peer, error: Exception) -> None:
-        """Warn that a message could not be sent; forget the server if it has died."""
         replica = next(number for number, other in self._peers.items() if other is peer)
         is_dead = has_died(error)
         if is_dead or not peer.has_failed:

@@ -120,7 +120,6 @@ def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
 
 @functools.cache  # A program may check its configuration more than once.
 def _rows_and_prompts(files: tuple[str, ...], key: str) -> tuple[int, int]:
-    """Count the rows and distinct prompts of parquet files; return zeros if that is impossible."""
     try:
         tables = [pq.read_table(Path(file).expanduser(), columns=[key]) for file in files]
         prompts = pa.concat_arrays([chunk for table in tables for chunk in table[key].chunks])
@@ -130,7 +129,6 @@ def _rows_and_prompts(files: tuple[str, ...], key: str) -> tuple[int, int]:
 
 
 def _texts(prompts: pa.Array) -> pa.Array:
-    """Join each prompt's messages to one text; return other kinds of prompts unchanged."""
     if not (pa.types.is_list(prompts.type) or pa.types.is_large_list(prompts.type)):
         return prompts
     if not pa.types.is_struct(prompts.type.value_type):

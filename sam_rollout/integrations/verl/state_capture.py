@@ -168,7 +168,6 @@ class StateCapture:
 
     @torch.no_grad()
     def _take(self, micro_batch: Any, windows: Sequence[_Window]) -> None:
-        """Copy the states of the windows' tokens to the host."""
         numbers = self._part.tokens(next(iter(self._outputs.values())), micro_batch)
         outputs = {index: output.flatten(0, -2) for index, output in self._outputs.items()}
         expected = len(numbers), self._part.hidden

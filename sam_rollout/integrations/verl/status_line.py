@@ -48,7 +48,6 @@ def follow_rollouts(setting: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _status_line() -> Iterator[Callable[[str], None]]:
-    """Return a context with a function that shows a line below all other output."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -67,7 +66,6 @@ def _status_line() -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def _plain_lines() -> Iterator[Callable[[str], None]]:
-    """Return a context with a function that prints a line every few seconds, for logs."""
     next_s = 0.0
 
     def show(line: str) -> None:

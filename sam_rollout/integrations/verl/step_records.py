@@ -118,7 +118,6 @@ class StepRecords:
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Write a step's metrics into the run folder."""
-        # Some of verl's metrics are tables or texts for its own loggers.
         numbers: dict[str, Any] = {k: v for k, v in metrics.items() if isinstance(v, Real)}
         try:
             self._folder.append_train_step(step, numbers)
@@ -127,7 +126,6 @@ class StepRecords:
 
 
 def _earlier_steps(folder: RunFolder) -> Mapping[int, dict[str, float]]:
-    """Return the metrics of a resumed run's earlier steps."""
     try:
         return folder.read_train_steps(problems=[])
     except RunFolderError:

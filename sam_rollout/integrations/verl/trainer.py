@@ -92,7 +92,6 @@ class _RecordingTrainer(PPOTrainer):
             ray.get([server.share_texts.remote(servers) for server in servers.values()])
 
     def _servers(self) -> dict[int, Any]:
-        """Return each replica's first server, which receives the replica's requests."""
         return {
             replica.replica_rank: replica.servers[0]
             for manager in self._rollout_server_managers()
@@ -168,7 +167,6 @@ class _RecordingTrainer(PPOTrainer):
         self._save_head()
 
     def _save_head(self) -> None:
-        """Write the trained head beside the checkpoints, for the next run."""
         if self._trains_head:
             folder = Path(self.config.trainer.default_local_dir).absolute() / HEAD_FOLDER
             self.actor_rollout_wg.save_head(str(folder))
@@ -194,7 +192,6 @@ class _RecordingTrainer(PPOTrainer):
         sample_turns: list,
         expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, float]:
-        """Compute validation metrics as verl does, without values that are not numbers."""
         infos = computable(reward_extra_infos_dict)
         if expected_acc_counts and ACCURACY in infos:
             expected_acc_counts = judged_counts(
@@ -228,11 +225,9 @@ class _RecordingTrainer(PPOTrainer):
             self._curve_logger.log(self._records.engine_steps, title, self.global_steps)
 
     def _drain(self, split: str, keep: bool = False) -> dict[str, float]:
-        """Move records from the replicas to the run folder; return the step's metrics."""
         return self._records.collect(self.global_steps, split, lambda: self._drained(split, keep))
 
     def _compared(self, responses: int) -> list[Compared]:
-        """Let the replicas together sample `responses` responses again without drafts."""
         step, servers = self.global_steps, [*self._servers().values()]
         counts = split_over(responses, len(servers), step)
         asked = [
@@ -243,7 +238,6 @@ class _RecordingTrainer(PPOTrainer):
         return [one for found in ray.get(asked) for one in found]
 
     def _drained(self, split: str, keep: bool = False) -> list[ReplicaRecords]:
-        """Return the replicas' records since the last call."""
         step, servers = max(self.global_steps, 0), self._servers().values()
         drained = ray.get([server.drain_records.remote(step, split, keep) for server in servers])
         return [records for engines in drained for records in engines]

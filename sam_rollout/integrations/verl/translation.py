@@ -20,7 +20,6 @@ ASKED_SAM = f"{ASKED}.sam"
 SAMPLER_CLASSES = {
     "rounds": "RoundsReplayBuffer",
     "refill": "RefillReplayBuffer",
-    # without a filter, every round gives a whole training batch
     "none": "RoundsReplayBuffer",
 }
 ASYNC_SAMPLER_CLASS = "AsyncRefillReplayBuffer"

@@ -89,7 +89,6 @@ def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
 
 
 def _asynchronous(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
-    """Return rules for both asynchronous trainers (see `_served`)."""
     engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm
     mode = f"with trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}"
     return [
@@ -141,7 +140,6 @@ def _separate(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]
 
 
 def _older(config: DictConfig) -> Iterator[tuple[str, bool, str]]:
-    """For each key that is set in a group of older verl releases, yield a rule that refuses it."""
     for group in ("custom_reward_function", "reward_model", "sandbox_fusion"):
         given = flat(plain(config.get(group) or OmegaConf.create()), f"{group}.")
         for field in (name for name, value in given.items() if value is not None):

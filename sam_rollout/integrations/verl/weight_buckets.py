@@ -30,7 +30,6 @@ def fit_bucket(config: DictConfig) -> Iterator[str]:
 
 
 def _bytes_of_element(config: DictConfig) -> int:
-    """Return the bytes of one element of the weights that training sends."""
     actor = config.actor_rollout_ref.actor
     if actor.strategy == "megatron":
         return 2
