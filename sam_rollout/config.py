@@ -340,7 +340,7 @@ class RunConfig:
 
     @classmethod
     def from_mapping(cls, groups: Mapping[str, Any]) -> Self:
-        """Build the settings from Hydra groups; ignore unknown ones, use defaults for absent ones.
+        """Build the settings from Hydra groups; ignore unknown groups.
 
         Raises:
             ConfigError: A value is not allowed.

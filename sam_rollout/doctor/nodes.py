@@ -1,7 +1,4 @@
-"""Runs the checks on every node of a Ray cluster, and compares the nodes.
-
-Ray is imported inside functions, so that the doctor works without it.
-"""
+"""Runs the checks on every node of a Ray cluster, and compares the nodes."""
 
 import contextlib
 import dataclasses
@@ -90,11 +87,7 @@ def examine_cluster(
 
 
 def _try_port(address: str) -> None:
-    """Try once to connect to an address; Ray itself would try for ten minutes.
-
-    Raises:
-        OSError: The connection failed.
-    """
+    """Try once to connect to an address; Ray itself would try for ten minutes."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=CONNECT_LIMIT_S).close()

@@ -36,11 +36,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Losslessness:
-    """The comparisons of all pairs of runs.
-
-    If both runs recorded the texts of only some steps, they yield two `Pair`s: one by token ids,
-    one by lengths.
-    """
+    """The comparisons of all pairs of runs."""
 
     coupled: bool  # Whether both sides used the same coupled sampler.
     timed: bool  # Whether a trainer is asynchronous, so timing decides which weights sample.

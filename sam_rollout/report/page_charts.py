@@ -1,6 +1,7 @@
 """The charts of a comparison's page, as inline SVG.
 
-The page's style sheet replaces matplotlib's colours, and shows the text in `data-tip` as a tooltip.
+Variables of the page's style sheet replace matplotlib's colours. The page shows the text in
+`data-tip` as a tooltip.
 """
 
 import io

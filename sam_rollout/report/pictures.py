@@ -23,10 +23,7 @@ _STYLE = STYLE | {"font.size": 9, "axes.labelsize": 8, "legend.fontsize": 9}
 
 
 def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
-    """Write a PNG per section, with one colour per run and one kind of line per metric.
-
-    The first run is the baseline of runs that were trained without `compare.baseline_run`.
-    """
+    """Write a PNG per section, with one colour per run and one kind of line per metric."""
     runs = [load_run(path) for path in folders]
     names = [folder.absolute().name for folder in folders]
     if len(set(names)) < len(names):
@@ -88,10 +85,7 @@ def plot_comparison(comparison: Comparison, path: str | Path) -> None:
 
 
 def sides(comparison: Comparison, names: Sequence[str] = ("BASE", "SAM")) -> list[Side]:
-    """Return both sides for charts.
-
-    The curve of running requests shows each side's first run in the middle training step.
-    """
+    """Return both sides for charts."""
     steps = comparison.steps
     middle = steps[len(steps) // 2]
     return [

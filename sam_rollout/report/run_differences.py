@@ -96,9 +96,8 @@ def comparable(
 ) -> dict[str, Any]:
     """Return a configuration by dotted names, without settings in which fair runs may differ.
 
-    <run_dir> replaces the run's own folder. Settings that the launcher changed because of drafts
-    get the values that the user asked for. With `repeats` the `sam` group is kept. With `typed` it
-    is the group that the user typed, if the run recorded that.
+    Settings that the launcher changed because of drafts get the values that the user asked for.
+    With `repeats` the `sam` group is kept. With `typed` it is the group that the user typed.
     """
     named = flat(encode(config))
     run_dir = str(named.get("run_dir") or "<run_dir>")

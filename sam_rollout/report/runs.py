@@ -107,11 +107,7 @@ def partners(base: list[Run], sam: list[Run]) -> list[tuple[int, int]]:
 
 
 def held_out_names(columns: Iterable[str]) -> list[str]:
-    """Return the metrics of held-out accuracy among `columns`.
-
-    verl names them val-core/<data source>/acc/mean@<n>, or val-aux/... if accuracy is not the data
-    set's main metric.
-    """
+    """Return the metrics of held-out accuracy among `columns`."""
     names = sorted(columns)
     for prefix in ("val-core", "val-aux"):
         found = [name for name in names if re.fullmatch(rf"{prefix}/.+/acc/mean@\d+", name)]

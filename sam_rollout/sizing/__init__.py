@@ -1,4 +1,1 @@
-"""Estimates the needs of a run: parameters, memory of a device, and responses of a round.
-
-The estimates are computed from sizes, without engine, device or weights.
-"""
+"""Estimates the needs of a run: parameters, memory of a device, and responses of a round."""

@@ -99,10 +99,7 @@ def rollout_weights(shape: ModelShape, layout: RolloutLayout) -> float:
 
 
 def sampling_bytes(shape: ModelShape, rows: int) -> float:
-    """Return the bytes that sampling at `rows` positions takes on every rank.
-
-    vLLM gathers the logits of the whole vocabulary on each rank, and samples in float32.
-    """
+    """Return the bytes that sampling at `rows` positions takes on every rank."""
     return rows * shape.vocab * (BF16 + FLOAT_COPIES * FP32)
 
 

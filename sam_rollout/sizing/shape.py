@@ -58,11 +58,7 @@ class ModelShape(Section):
 
     @classmethod
     def of_model(cls, config: Mapping[str, Any]) -> Self | None:
-        """Read the sizes of a decoder from its ``config.json``.
-
-        Returns:
-            The sizes; None if the file lacks them, or if the formulas below do not cover the model.
-        """
+        """Read a decoder's sizes from its ``config.json``; None if the formulas do not cover it."""
         text = {**config, **(config.get("text_config") or {})}
         if any(text.get(name) for name in _NOT_COVERED):
             return None
@@ -95,10 +91,7 @@ class ModelShape(Section):
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of a layer's attention or delta net, averaged over all layers.
-
-        In hybrids, attention also has a gate of its output.
-        """
+        """Parameters of a layer's attention or delta net, averaged over all layers."""
         attention = 2 * self.head_dim * (self.heads + self.kv_heads)
         if not self.linear_layers:
             return self.hidden * attention
@@ -155,20 +148,13 @@ class ModelShape(Section):
         return 2 * (self.layers - self.linear_layers) * heads * self.head_dim * 2
 
     def state_bytes(self, tensor_parallel: int = 1) -> int:
-        """Return the bytes of one request's states on one rank, in float32, for all linear layers.
-
-        For Qwen3.5, `config.json` names float32 (`mamba_ssm_dtype`).
-        """
+        """Return the bytes of one request's float32 states on one rank, for all linear layers."""
         heads = max(1, self.linear_value_heads // tensor_parallel)
         return self.linear_layers * heads * self.linear_head_dim**2 * 4
 
 
 def _linear_layers(text: Mapping[str, Any]) -> int:
-    """Count a hybrid's layers with linear attention.
-
-    Raises:
-        KeyError: The file does not say which layers have linear attention.
-    """
+    """Count layers with linear attention; raise KeyError if the file does not list them."""
     kinds = text.get("layer_types")
     if kinds is None:
         if not text.get("linear_num_value_heads"):

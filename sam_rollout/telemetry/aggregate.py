@@ -38,8 +38,7 @@ def aggregate(
         engine_steps: Tables of engine steps of all replicas for this training step.
         requests: Tables of requests of all replicas for this training step.
         tail_threshold: An engine step in the long tail schedules at most this many requests.
-        drafter_counters: Replica -> counter's name (a metric's name without `sam/`) -> increase in
-            this step.
+        drafter_counters: Replica -> name of a counter, without `sam/` -> its increase in this step.
         split: "train" or "val"; rows of the other split are ignored.
     """
     rollout = Rollout(

@@ -24,10 +24,7 @@ _SAMPLE = 8  # A mean time is taken over at least this many engine steps.
 
 
 def seconds_without_drafts(rollout: Any) -> float | None:
-    """Estimate the busy time (s) of the slowest replica without drafts, from a `Rollout`.
-
-    The result is None if the run has no drafts, or in one of the module's cases.
-    """
+    """Estimate the slowest replica's busy time (s) without drafts; None if it is unknown."""
     if not rollout.draft_tokens.any():
         return None
     found = [_of_replica(rollout, replica) for replica in np.unique(rollout.replica)]
@@ -54,8 +51,7 @@ def _of_replica(rollout: Any, replica: int) -> float | None:
 def _rows_without_drafts(requests: pa.Table) -> np.ndarray | None:
     """Return how many rows each decoding step would have without drafts, int [steps].
 
-    The result is None without requests, or if a request arrived after others of its busy period had
-    ended.
+    The result is None if a request arrived after others of its busy period had ended.
     """
     if not requests.num_rows:
         return None

@@ -35,10 +35,7 @@ def split_over(responses: int, replicas: int, step: int) -> list[int]:
 
 
 def proof_metrics(found: Sequence[Compared], seconds: float) -> dict[str, float]:
-    """Return the metrics of a training step, named without the prefix `sam/`.
-
-    Undefined metrics are left out.
-    """
+    """Return the metrics of a training step, named without the prefix `sam/`."""
     metrics = {"proof/time_s": seconds}
     if found:
         places = [one.first_difference for one in found if one.first_difference is not None]

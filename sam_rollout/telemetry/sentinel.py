@@ -116,12 +116,7 @@ class Sentinel:
         self._not_ties = ""  # The last proof's finding; empty if rounding explains the differences.
 
     def look(self, step: TrainingStep) -> tuple[list[Finding], dict[str, float]]:
-        """Check a step.
-
-        Returns:
-            The findings that the previous step did not have, and a metric for each possible
-            finding, by full name: 1 if the problem exists, else 0.
-        """
+        """Check a step; return new findings, and a metric (0 or 1) for each possible finding."""
         rules = (
             self._hardly_accepted, self._acceptance_halved, self._counters_missing,
             self._something_failed, self._probabilities_differ, self._texts_differ,
@@ -234,8 +229,7 @@ class Sentinel:
 def _began(requests: pa.Table, since_s: float) -> bool:
     """Return whether a request began at `since_s` or later.
 
-    Older requests may have no engine step in these records, because a weight update interrupted
-    them.
+    A weight update may have interrupted older requests before they had an engine step.
     """
     return bool(pc.any(pc.greater_equal(requests["start_s"], since_s)).as_py())
 

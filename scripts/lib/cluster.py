@@ -233,11 +233,7 @@ def progress(part: Part, nodes: dict[int, dict[str, Any]]) -> tuple[str, str]:
 
 
 def wait_until_complete(part: Part, ray: subprocess.Popen, watch: Watch) -> None:
-    """Wait until every node has joined with all its devices.
-
-    Raises:
-        ClusterError: The message names the nodes or devices that are missing after the time limit.
-    """
+    """Wait until every node has joined with all its devices."""
     limit_s, started, told, told_s = part.options.timeout, time.monotonic(), ("", "all"), 0.0
     while told[1]:
         pause(POLL_S)
@@ -257,11 +253,7 @@ def wait_until_complete(part: Part, ray: subprocess.Popen, watch: Watch) -> None
 def watch_job(
     part: Part, job: subprocess.Popen, ray: subprocess.Popen, watch: Watch
 ) -> tuple[int, list[str]]:
-    """Wait for the job's end; end the job if a node is lost.
-
-    Returns:
-        Exit status, and names of lost nodes.
-    """
+    """Wait for the job's end; end the job if a node is lost; return status and lost nodes."""
 
     def lost_nodes(answers: Callable[[dict[str, Any]], bool]) -> list[str]:
         if ray.poll() is not None:

@@ -41,11 +41,7 @@ class Target(NamedTuple):
 
 
 def read_nodes(path: Path) -> list[Target]:
-    """Read the file of nodes.
-
-    Raises:
-        ClusterError: The file cannot be read or is wrong.
-    """
+    """Read the file of nodes."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -68,11 +64,7 @@ def read_nodes(path: Path) -> list[Target]:
 
 
 def resolve(name: str) -> str:
-    """Return the address at which the other nodes reach the head.
-
-    Raises:
-        ClusterError: The name is unknown, or resolves to a loopback address.
-    """
+    """Return the address at which the other nodes reach the head."""
     address = "no address"
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(name)

@@ -59,11 +59,7 @@ def end(process: subprocess.Popen, patience_s: float) -> None:
 
 
 def claim(folder: Path) -> TextIO:
-    """Lock a cluster's folder; the lock lasts as long as the returned file is open.
-
-    Raises:
-        ClusterError: Another process holds the lock, or the folder is another user's.
-    """
+    """Lock a cluster's folder; the lock lasts as long as the returned file is open."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     status = folder.lstat()  # any user can create this folder in /tmp

@@ -28,8 +28,7 @@ def results_of(path: Path) -> Counter[str]:
 def closing_line(folder: Path, seconds: str, failed_parts: Iterable[str] = ()) -> str:
     """Return the line with the sums over all ``*.xml``; each file is named after its part of tests.
 
-    A failed part counts as at least one failure. ``seconds`` is the time of all parts, which
-    overlap.
+    A part in `failed_parts` counts as at least one failure.
     """
     results = {path.stem: results_of(path) for path in folder.glob("*.xml")}
     for part in failed_parts:

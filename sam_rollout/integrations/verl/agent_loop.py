@@ -165,10 +165,9 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
 
 class CopyCounter:
-    """Numbers the responses to all copies of a prompt, starting at 0 in every step of a split.
+    """Numbers the responses to all copies of a prompt, from 0 in every step of a split.
 
-    A data set may hold a prompt several times. Without this count, all copies would draw the same
-    random numbers.
+    Without this count, copies of a prompt in a data set would draw the same random numbers.
     """
 
     def __init__(self) -> None:

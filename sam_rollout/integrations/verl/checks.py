@@ -212,11 +212,7 @@ def check(
 ) -> RunConfig:
     """Check a composed configuration, and print its notes.
 
-    Args:
-        config: The composed configuration.
-        checks: The checks to run.
-        planned: Whether the run will start on another machine. Missing data and models then become
-            notes.
+    With `planned`, missing data and models only cause notes.
     """
     run = settled(config)
     for one in checks:

@@ -167,12 +167,7 @@ def _load(
 ) -> dict[str, Any] | None:
     """Load an object with the program `_LOAD`; return its output, or None after `LIMIT_S` seconds.
 
-    Args:
-        config: The composed configuration.
-        where: The setting that names the file or module.
-        path: The value of `where`.
-        field: The setting that names the object.
-        name: The value of `field`; None loads only the module.
+    `path` is the value of the setting `where`. `name` is the value of the setting `field`.
     """
     file = (path or "").removeprefix("file://")
     is_file = file.endswith(".py") and not file.startswith("pkg://")

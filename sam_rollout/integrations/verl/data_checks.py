@@ -1,7 +1,4 @@
-"""Checks that the data files have the columns and the number of rows that a run needs.
-
-Rows are read and filtered as in verl, until enough rows for one batch have passed the filters.
-"""
+"""Checks that the data files have the columns and the number of rows that a run needs."""
 
 from __future__ import annotations
 

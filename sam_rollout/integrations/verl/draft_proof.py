@@ -1,9 +1,8 @@
 """Checks, during a user's run, whether drafts have changed the sampled texts.
 
 Before the engines release their weights, they sample some responses of a training step again
-without drafts. Random numbers are keyed by response and position, so both texts must be equal. The
-repeated responses are not used for training. The draft session is paused meanwhile, so its
-automata, gate and records do not include them.
+without drafts. Random numbers are keyed by response and position, so both texts must be equal.
+Neither training nor the draft session sees the repeated responses.
 """
 
 from __future__ import annotations
@@ -50,9 +49,7 @@ def candidates(
 ) -> list[Candidate]:
     """Return the requests that can be sampled again and compared.
 
-    Args:
-        shares: The finished requests of each engine, in the order of the rows of its records.
-        records: The records of each engine, in the same order.
+    `shares` has the finished requests of each engine, in the order of the rows of `records`.
     """
     drafted = [n for one in records for n in one.requests["drafted_tokens"].to_pylist()]
     finished = [request for share in shares for request in share]
@@ -80,9 +77,6 @@ class DraftProof:
         engine: An ``AsyncLLM`` whose ``max_logprobs`` is -1 (no limit).
         sampler: The settings of the engine's sampler.
         recorders: The recorders of the engine's steps. They drop the comparison's own steps.
-
-    Attributes:
-        candidates: The requests to choose from. The server adds to this list.
     """
 
     def __init__(

@@ -231,11 +231,7 @@ class FailureWatch:
         return next((one.text for one in self.book.failures), "no agent-loop worker reported one")
 
     def check(self, where: str, groups: Groups, limit: float) -> None:
-        """End the run if more groups failed than allowed.
-
-        Raises:
-            RolloutFailedError: Too many groups failed.
-        """
+        """End the run if more groups failed than allowed."""
         if not groups.too_many_failed(limit):
             return
         self.settle()

@@ -26,11 +26,7 @@ tokens_by_weights: ContextVar[Counter[int]] = ContextVar("sam_tokens_by_weights"
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:
-    """Refuse sampling parameters that an interruption would reset.
-
-    Raises:
-        ConfigError: A request has such a parameter.
-    """
+    """Refuse sampling parameters that an interruption would reset."""
     for name in BEGIN_ANEW:
         if value := sampling.get(name):
             raise ConfigError(

@@ -92,10 +92,7 @@ def prepare_run(config: DictConfig, run: RunConfig) -> None:
 
 @contextlib.contextmanager
 def naming_the_first_error() -> Iterator[None]:
-    """End a failing run with its traceback and a last line that names the first error.
-
-    Ray is shut down first, because its processes would log after that line.
-    """
+    """End a failing run with its traceback and a last line that names the first error."""
     import ray
 
     from sam_rollout.integrations.verl.failures import describe

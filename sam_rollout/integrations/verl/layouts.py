@@ -1,8 +1,4 @@
-"""Reads and checks the settings that divide a run among devices.
-
-These checks need only the composed configuration. verl and the engines check most of these rules
-only after minutes, and without naming the setting.
-"""
+"""Reads and checks the settings that divide a run among devices."""
 
 from __future__ import annotations
 

@@ -85,10 +85,7 @@ def check_loggers(backends: Any) -> Iterator[Fact]:
 
 
 def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[str, Any]:
-    """Return the arguments of ``wandb.init``: verl's own, and tags and groups for comparisons.
-
-    The shell's ``WANDB_TAGS``, ``WANDB_RUN_GROUP`` and ``WANDB_JOB_TYPE`` are included.
-    """
+    """Return the arguments of ``wandb.init``: verl's own, and tags and groups for comparisons."""
     side = info.label.partition("=")[2]
     experiment, folder = config.trainer.experiment_name, Path(config.run_dir).name
     tags = [
@@ -199,10 +196,7 @@ class GuardedTable:
 
 
 def tensorboard_layout() -> dict[str, dict[str, list]]:
-    """Return our sections and panels for TensorBoard's tab "custom scalars".
-
-    TensorBoard matches whole tags with regular expressions. Pictures have their own tab.
-    """
+    """Return our sections and panels for TensorBoard's tab "custom scalars"."""
     return {
         section.title: {
             panel.title: [

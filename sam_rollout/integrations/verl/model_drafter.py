@@ -1,7 +1,4 @@
-"""Checks a run's drafting model, writes the run's first head, and estimates the model's memory.
-
-The drafter's folder is read if it is on this machine.
-"""
+"""Checks a run's drafting model, writes the run's first head, and estimates the model's memory."""
 
 from __future__ import annotations
 
@@ -37,10 +34,7 @@ def is_missing(sam: SamConfig) -> bool:
 
 
 def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape) -> None:
-    """Refuse a drafter that was trained for a policy with different sizes.
-
-    A missing drafter is accepted here; `_check_source_files` reports it.
-    """
+    """Refuse a drafter that was trained for a policy with different sizes."""
     if sam.drafts_with_model and not is_missing(sam):
         for policy in _policy_configs(config, shape):
             check_drafter(sam.sources.model, policy)
@@ -212,10 +206,7 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
 
 
 def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
-    """Return a head's memory per rank, with `more` parameters added.
-
-    Ranks divide all weights but `fc`. The vocabulary maps are not counted.
-    """
+    """Return a head's memory per rank, with `more` parameters added."""
     whole = math.prod(shape.weights["fc.weight"])
     maps = ("t2d", "d2t")
     divided = more + sum(math.prod(d) for n, d in shape.weights.items() if n not in maps) - whole

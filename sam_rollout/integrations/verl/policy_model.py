@@ -1,7 +1,4 @@
-"""Finds the policy's files, reads the model's sizes, and checks that the engine can run the model.
-
-Only JSON files and the headers of safetensors are read.
-"""
+"""Finds and checks the policy's files, and reads the model's sizes."""
 
 from __future__ import annotations
 
@@ -111,11 +108,7 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
 
 
 def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
-    """Return a note that a missing model will be downloaded.
-
-    Raises:
-        NotHereError: It cannot be downloaded.
-    """
+    """Return a note that a missing model will be downloaded."""
     if not is_hub_name(path):
         raise NotHereError(PATH, path, "there is no such folder")
     where = f"is not complete in {hub_cache(environment)}"

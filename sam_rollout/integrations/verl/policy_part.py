@@ -53,7 +53,7 @@ class PolicyPart(Protocol):
     def watched(self, step: Step) -> AbstractContextManager[None]:
         """Return a context in which `step` runs each of verl's forward passes.
 
-        `step` gets the number of the policy's chunk, the micro-batch, and a function that runs the
+        The arguments of `step` are the policy's chunk, the micro-batch and a function that runs the
         pass.
         """
 
@@ -137,8 +137,7 @@ def this_device() -> torch.device:
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
     """Allocate the memory for gathering: every matrix, and a copy of one in another dtype.
 
-    All processes call this before any of them gathers, because a process without enough memory
-    would make the others wait.
+    All processes call this first. A process that failed later would make the others wait.
     """
     count = 2 if tied else 3
     return [torch.empty(shape, dtype=torch.float32, device=this_device()) for _ in range(count)]

@@ -95,13 +95,8 @@ def join_records(
 ) -> ReplicaRecords:
     """Join the records of an engine's workers, its recorder and the server.
 
-    Args:
-        place: The columns that all rows share.
-        recorder: The recorder of the engine's steps.
-        workers: The workers' answers to `sam_drain`; None without a draft session.
-        asked_s: Time of that call by this process's monotonic clock.
-        finished: The requests that the server has finished.
-        traced: Whether to keep token ids.
+    `workers` are the workers' answers to `sam_drain`, or None without a draft session. They were
+    asked at `asked_s` by this process's monotonic clock. With `traced`, token ids are kept.
     """
     session = next((part for part in workers if part), None)
     steps = on_this_clock(session, asked_s) if session else None

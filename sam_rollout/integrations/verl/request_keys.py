@@ -6,12 +6,10 @@ only if each continues the text of the previous one.
 An agent loop with one request at a time keeps one name. A request with a shorter prompt begins
 another name, because it would draw again at positions already used.
 
-If an agent loop has several requests at once, their prompts determine the names. The order in which
-requests end depends on timing, so it is not used.
-
-* A prompt that extends the text of an ended request continues that request's name, unless another
-  request has continued it already.
-* Every other prompt begins a new name: its hash, and the number of equal prompts before it.
+If an agent loop has several requests at once, their prompts determine the names. A prompt that
+extends the text of an ended request continues that request's name, unless another request has
+continued it already. Every other prompt begins a new name: its hash, and the number of equal
+prompts before it.
 """
 
 from __future__ import annotations

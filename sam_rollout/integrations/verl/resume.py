@@ -83,11 +83,10 @@ def check_run_folder(config: DictConfig) -> Iterator[Fact]:
 def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     """Compare the configuration with the run that wrote the latest checkpoint.
 
-    One note names the settings that have changed since that run.
+    One note names the changed settings.
 
     Raises:
-        ConfigError: Another run wrote the checkpoint (the ``sam`` group or a setting of `IDENTITY`
-            differs), or it is unknown which run wrote it.
+        ConfigError: Another run wrote the checkpoint, or it is unknown which run wrote it.
     """
     checkpoints = Path(config.trainer.default_local_dir).absolute()
     tracker = checkpoints / TRACKER
@@ -138,9 +137,7 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
 
 
 def _writer(folder: RunFolder, written_at: float) -> RunInfo:
-    """Return the start after which a run wrote a file; `written_at` is in seconds since the epoch.
-
-    This may be an earlier start than the last, which may have ended before its first checkpoint.
+    """Return the last start before a file was written; `written_at` is seconds since the epoch.
 
     Raises:
         RunFolderError: Every start is later than the file.

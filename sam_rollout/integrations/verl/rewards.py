@@ -82,13 +82,7 @@ def judged_counts(
     """Return the number of responses from which each validation prompt's accuracy is computed.
 
     verl counts a response without an accuracy as wrong. Responses that the reward could not judge
-    are left out here; failed responses still count.
-
-    Args:
-        expected: The number of responses by (data source, prompt).
-        sources: The data source of each response.
-        uids: The prompt of each response.
-        accuracies: The accuracy of each response; None if the reward could not judge it.
+    (accuracy None) are left out here. The keys of `expected` are pairs (data source, prompt).
     """
     rows = zip(sources, uids, accuracies, strict=True)
     unjudged = Counter((str(source), str(uid)) for source, uid, acc in rows if acc is None)

@@ -12,11 +12,7 @@ from sam_rollout.config import RunConfig, SamConfig
 
 
 def read_run_config(config: DictConfig) -> RunConfig:
-    """Parse our groups, and make their paths absolute: engines run in other working directories.
-
-    Raises:
-        ConfigError: A setting is wrong.
-    """
+    """Parse our groups, and make their paths absolute: engines run in other working directories."""
     groups = {name: plain(config[name]) for name in RunConfig.groups() if name in config}
     run = RunConfig.from_mapping(groups)
     baseline = run.compare.baseline_run and _absolute(run.compare.baseline_run)

@@ -91,11 +91,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def _sample_validation(self, global_steps: int, batch_size: int) -> tuple[KVBatchMeta, dict]:
-        """Sample as verl does; failed responses are missing from the batch.
-
-        Raises:
-            RolloutFailedError: Too many responses failed.
-        """
+        """Sample as verl does; failed responses are missing from the batch."""
         self.failures.begin()
         batch, metrics = super().sample(global_steps, "val", batch_size)
         where = f"validation at training step {global_steps}"
@@ -227,11 +223,7 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict]:
-        """Sample as ``ReplayBuffer.sample`` does.
-
-        Raises:
-            RolloutFailedError: Too many groups failed.
-        """
+        """Sample as ``ReplayBuffer.sample`` does."""
         if partition_id == "val":
             return self._sample_validation(global_steps, batch_size)
         self._begin_step(global_steps)

@@ -1,7 +1,4 @@
-"""verl's vLLM server, which also checks the drafter, records steps and shares texts.
-
-Runs without drafts use this server, too.
-"""
+"""verl's vLLM server, which also checks the drafter, records steps and shares texts."""
 
 from __future__ import annotations
 
@@ -148,10 +145,7 @@ class SamHttpServer(vLLMHttpServer):
         self.engine.logger_manager.stat_loggers.append(self._recorders)
 
     async def _warm_up(self, engine: int) -> None:
-        """Run one short request, so that lazy initialisation does not count as rollout time.
-
-        The prompt repeats itself, so the drafter drafts.
-        """
+        """Run one short request, so that lazy initialisation does not count as rollout time."""
         sampling = SamplingParams(temperature=1.0, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
         prompt = TokensPrompt(prompt_token_ids=[1, 2, 3] * 5)
         warm_up = self.engine.generate(

@@ -68,8 +68,7 @@ class TextSharing:
 
     Args:
         replica: Number of this server's replica.
-        servers: Actor handles of the replicas' servers, by the replicas' numbers. Each server has a
-            method ``hear_texts``. This replica's own handle is ignored.
+        servers: Actor handles of the replicas' servers, by replica, with a method ``hear_texts``.
         engines: Number of engines of this server.
         exchange: A function that sends every engine its pieces and returns the new ones.
         folder: Name of the folder that keeps ended responses; empty if there is none.

@@ -184,11 +184,7 @@ class StateCapture:
 
     @torch.no_grad()
     def _put_together(self, room: Tensor | None) -> None:
-        """Bring every window's states to the process that keeps the window.
-
-        Raises:
-            RuntimeError: No process, or more than one, has the states of some token.
-        """
+        """Bring every window's states to the process that keeps the window."""
         complete = True
         for window in [window for windows in self._windows for window in windows]:
             whole = torch.zeros(len(window.tokens), *self._shape, dtype=STORED)
@@ -212,8 +208,7 @@ class StateCapture:
     def _room_for_all(self) -> Tensor | None:
         """Allocate the buffer for sums of windows; return None if processes share no texts.
 
-        Raises:
-            PeerError: A process failed to capture its states. All processes raise it.
+        If one process has failed to capture its states, all processes raise a `PeerError`.
         """
 
         def find() -> Tensor | None:

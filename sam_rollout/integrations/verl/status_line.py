@@ -1,8 +1,6 @@
 """A line at the bottom of the console that shows the running rollout's progress.
 
 The driver (the user's program) draws the line, because the output of Ray's actors reaches it late.
-It asks the rollout's servers for their progress. The line does not change unless all answer in
-time.
 """
 
 from __future__ import annotations
