@@ -94,7 +94,6 @@ class GateConfig(Section):
         return min(max(drafting, default=0), max_num_seqs)
 
     def __str__(self) -> str:
-        """Describe the gate for people."""
         if self.kind == "threshold":
             return f"threshold {self.threshold}"
         if self.kind == "schedule":

@@ -87,7 +87,6 @@ def examine_cluster(
 
 
 def _try_port(address: str) -> None:
-    """Try once to connect to an address; Ray itself would try for ten minutes."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=CONNECT_LIMIT_S).close()

@@ -88,7 +88,6 @@ def _rounded(attribute: re.Match[str]) -> str:
 
 
 def _columns(axis: Axes, values: Mapping[str, pd.Series], unit: str) -> None:
-    """Draw an invisible column per training step, with a tooltip that lists the step's values."""
     table = pd.DataFrame(values)
     for step, row in table.iterrows():
         known = ", ".join(f"{name} {number(value)}" for name, value in row.dropna().items())

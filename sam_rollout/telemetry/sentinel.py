@@ -251,7 +251,6 @@ def _verified_in(step: TrainingStep) -> np.ndarray:
 
 
 def _acceptance(step: TrainingStep) -> dict[str, np.ndarray]:
-    """Return a step's accepted tokens, drafted tokens and open steps by prompt, float each."""
     tables = [engine.requests for engine in step.engines]
     requests = pa.concat_tables([REQUESTS.empty_table(), *tables])
     _, prompt = np.unique(requests["group"].to_numpy(), return_inverse=True)

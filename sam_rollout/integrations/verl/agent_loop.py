@@ -97,7 +97,6 @@ class IdentityClient:
         return output
 
     def _identity_of(self, response: _Response, name: str, seed: int | None) -> RequestIdentity:
-        """Return the identity of a response's request; its key depends on `name` and `seed`."""
         identity = identify(
             response.first_prompt_ids,
             seed=self._seed,
@@ -113,8 +112,6 @@ class IdentityClient:
 
 
 class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
-    """verl's agent-loop worker for the TransferQueue; it also gives each request an identity."""
-
     def __init__(self, config: Any, llm_client: Any, *args: Any, **kwargs: Any) -> None:
         rollout = config.actor_rollout_ref.rollout
         client = IdentityClient(llm_client, seed=rollout.seed)

@@ -84,7 +84,6 @@ def _check_source_files(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
 
 
 def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    """Check combinations of settings; yield a note for each one that works but may surprise."""
     yield from _check_engine_limits(config, run)
     sampling, train_batch = run.sampling, config.data.train_batch_size
     if sampling.kind == "none" and sampling.gen_batch_size != train_batch:
@@ -128,7 +127,6 @@ def _check_proof(config: DictConfig, run: RunConfig) -> None:
 
 
 def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    """Read the baseline run; yield a note if its settings make a comparison with it unfair."""
     path = run.compare.baseline_run
     if not path:
         return

@@ -83,7 +83,6 @@ def _rows(field: str, files: list[str]) -> Iterator[Row]:
 
 
 def _column_rules(config: DictConfig, field: str, given: Any, row: Row) -> Iterator[Rule]:
-    """Check that the first row has the columns that verl and its reward managers read."""
     columns = f"the columns are {', '.join(row)}"
     key = config.data.prompt_key
     yield "data.prompt_key", key, key in row, f"{given} has no such column; {columns}"

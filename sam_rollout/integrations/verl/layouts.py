@@ -131,7 +131,6 @@ def check_layout(config: DictConfig) -> RunLayout:
 
 
 def _positive(config: DictConfig) -> Iterator[Rule]:
-    """Yield rules that sizes are positive and that some other numbers are in range."""
     fields = [
         *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "total_epochs")),
         *(f"{ROLLOUT}.{axis}_parallel_size" for axis in ("tensor_model", "data", "expert")),

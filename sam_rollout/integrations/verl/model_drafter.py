@@ -77,7 +77,6 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
 
 
 def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
-    """Yield each rule for Megatron's settings in a run that trains a head, and whether it holds."""
     for name in (
         "dynamic_context_parallel", "use_megatron_fsdp",
         # Replaying a CUDA graph runs no hooks, so no states could be captured.
@@ -91,7 +90,6 @@ def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
 
 
 def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[str, bool]]:
-    """Yield each rule for the policy's weights if a run trains a head, and whether it holds."""
     run = config.actor_rollout_ref
     path, packs = run.model.path, run.rollout.get("quantization")
     yield f"actor_rollout_ref.rollout.quantization = null, not {packs}", packs is None
@@ -215,7 +213,6 @@ def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
 
 
 def _sizes_of(policy: ModelShape) -> dict[str, int]:
-    """Return the sizes of a head that is as wide as the policy, named as in `config.json`."""
     # With experts, `ModelShape` has no intermediate size. Qwen3's config.json then has 3 * hidden.
     intermediate = policy.intermediate or 3 * policy.hidden
     return {**_config_of(policy), "intermediate_size": intermediate}

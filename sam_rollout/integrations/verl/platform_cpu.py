@@ -37,8 +37,6 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
 
 
 class _CpuDevice(types.ModuleType):
-    """The CPU's counterpart of ``torch.cuda``; missing names come from ``torch.cpu``."""
-
     memory_allocated = memory_reserved = staticmethod(_resident_bytes)
     max_memory_allocated = max_memory_reserved = staticmethod(_peak_resident_bytes)
     mem_get_info = staticmethod(_free_and_total_bytes)

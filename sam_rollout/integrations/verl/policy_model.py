@@ -108,7 +108,6 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
 
 
 def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
-    """Return a note that a missing model will be downloaded."""
     if not is_hub_name(path):
         raise NotHereError(PATH, path, "there is no such folder")
     where = f"is not complete in {hub_cache(environment)}"
@@ -166,7 +165,6 @@ def _check_tokenizer(config: DictConfig, folder: Path) -> None:
 
 
 def _describe_weights(folder: Path) -> str:
-    """Check that all weight files are complete; return a phrase with their number and size."""
     index = folder / "model.safetensors.index.json"
     others = [path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern)]
     if others and not index.exists() and not (folder / "model.safetensors").exists():

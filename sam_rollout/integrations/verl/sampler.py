@@ -147,7 +147,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
-        """Take groups in dataset order, and groups of earlier steps first."""
         steps = self.prompt_global_steps[partition_id]
         ordered = sorted(
             sampleable_keys, key=lambda uid: (steps.get(uid, 0), self._order.get(uid, 0))

@@ -138,7 +138,6 @@ class StateCapture:
         self.spent_s += time.perf_counter() - started_s
 
     def _draw(self, micro_batch: Any) -> list[_Window]:
-        """Choose this micro-batch's windows, spread evenly over the pass's responses."""
         windows: list[_Window] = []
         ids = micro_batch["input_ids"]
         chosen = [row for row in range(len(ids.offsets()) - 1) if self._keeps_next()]
@@ -184,7 +183,6 @@ class StateCapture:
 
     @torch.no_grad()
     def _put_together(self, room: Tensor | None) -> None:
-        """Bring every window's states to the process that keeps the window."""
         complete = True
         for window in [window for windows in self._windows for window in windows]:
             whole = torch.zeros(len(window.tokens), *self._shape, dtype=STORED)

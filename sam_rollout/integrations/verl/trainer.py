@@ -142,7 +142,6 @@ class _RecordingTrainer(PPOTrainer):
         self._step_began_s = time.perf_counter()
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Compute log-probabilities as verl does, then train the draft head if the run has one."""
         batch = super()._compute_old_log_prob(batch, metrics)
         if self._trains_head:
             with marked_timer("train_head", self.timing_raw):
@@ -173,7 +172,6 @@ class _RecordingTrainer(PPOTrainer):
             print(f"The trained draft head: {folder}", flush=True)
 
     def _validate(self) -> dict[str, float]:
-        """Validate as verl does, and record the rollout under the split of validation."""
         self.replay_buffer.failed_validation_responses = 0
         metrics = super()._validate()
         failed = self.replay_buffer.failed_validation_responses
@@ -262,7 +260,6 @@ class _AsyncTrainer(_RecordingTrainer):
     """A mixin for verl's trainers that interrupt responses and continue them after the update."""
 
     def _reissue_inflight_prompts(self, *args: Any, **kwargs: Any) -> int:
-        """Sample the unfinished prompts of a checkpoint anew, as verl does."""
         self.replay_buffer.note_restored()
         return super()._reissue_inflight_prompts(*args, **kwargs)
 

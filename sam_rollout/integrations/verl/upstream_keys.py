@@ -148,7 +148,6 @@ def _older(config: DictConfig) -> Iterator[tuple[str, bool, str]]:
 
 
 def _ours(config: DictConfig, kind: str) -> list[tuple[str, bool, str]]:
-    """Return rules for keys that are filled from our groups of settings (see `_served`)."""
     groups, sampler = config.algorithm.filter_groups, config.trainer.v1.sampler
     rollout, refills = config.actor_rollout_ref.rollout, kind == "refill"
     own_manager = rollout.agent.agent_loop_manager_class == AGENT_LOOP_MANAGER

@@ -38,7 +38,6 @@ def _bytes_of_element(config: DictConfig) -> int:
 
 
 def _largest_tensor(config: DictConfig) -> int:
-    """Count the elements of the model's largest tensor, from its files if this machine has them."""
     folder = find_folder(config.actor_rollout_ref.model.path)
     shapes = [
         shape
