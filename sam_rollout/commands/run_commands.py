@@ -7,7 +7,6 @@ import typer
 
 from sam_rollout.commands.command_line import one_line_errors
 
-# All arguments are passed to the program that the command starts.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 

@@ -15,10 +15,7 @@ Check = Callable[[Question], Iterable[Line]]
 
 
 def check_run(question: Question) -> Iterator[Line]:
-    """Run all checks of the run's configuration, even if one fails.
-
-    On the nodes of a cluster only the files of the run are checked.
-    """
+    """Run all checks of the run's configuration, even if one fails."""
     if not question.config:
         yield skip("run", "not checked without --experiment")
         return

@@ -22,7 +22,6 @@ INTERFACE_VARIABLES = {
     "cpu": ("GLOO_SOCKET_IFNAME",),
 }
 VISIBLE = {"ascend_910c": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
-# This program prints the free and total bytes of every visible device.
 ASK_TORCH = """
 import json, torch
 {imports}

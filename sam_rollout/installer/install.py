@@ -69,10 +69,7 @@ class Installation:
         stamp.write_text(wanted)
 
     def _wanted_stamp(self) -> str:
-        """Return the profile and a digest of everything that its environment depends on.
-
-        The checkout's path is part of the digest, because environments break when they are moved.
-        """
+        """Return the profile and a digest of everything that its environment depends on."""
         files = [self._constraints, HERE / "vllm_metadata_shim.py"]
         files += [self._checkout / "pyproject.toml"] if self._checkout else []
         digest = hashlib.sha256(str(self._checkout).encode())

@@ -62,10 +62,7 @@ class Case(Both):
         return [rows["response_tokens"][rows["step"].isin(self.whole)].to_numpy() for rows in sides]
 
     def means_of(self, *names: str) -> list[tuple[float, float]]:
-        """Return each metric's mean in BASE and in SAM, over steps with all metrics of all runs.
-
-        The result is empty if there is no such step, or if a mean is zero.
-        """
+        """Return each metric's mean in BASE and in SAM, over steps with all metrics of all runs."""
         known = self.sides(*names)
         if not known[0].shape[2]:
             return []

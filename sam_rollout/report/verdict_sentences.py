@@ -4,7 +4,6 @@ from sam_rollout.core.statistics import Estimate
 from sam_rollout.report.compare import TIMES, Comparison, TimeRow
 from sam_rollout.report.number_format import number
 
-# The sentence reports the first time in this list that was measured on both sides.
 _SUBJECTS = {"tail": "a token of the long tail", "rollout": "a rollout", "step": "a training step"}
 
 _REASONS = 3  # the sentence names this many reasons at most

@@ -73,11 +73,9 @@ def training_states(shape: ModelShape, layout: TrainingLayout) -> dict[str, floa
     layers = max(layout.stage_layers)
     dense = (shape.attention_parameters + shape.mlp_parameters) // layout.tensor
     dense = layers * (dense + shape.router_parameters)
-    # The first stage holds the embedding and the last one the head.
     dense += shape.embedding_parameters // layout.tensor // min(2, layout.pipeline)
     expert_ranks = layout.expert * layout.expert_tensor
     experts = layers * (shape.experts * shape.expert_parameters // expert_ranks)
-    # The distributed optimizer shards its states over all ranks with the same parameters.
     ranks = layout.devices // layout.pipeline
     states = dense / (ranks // layout.tensor) + experts / max(1, ranks // expert_ranks)
     total = dense + experts

@@ -140,10 +140,7 @@ class ModelShape(Section):
         return self.layers * layer + self.embedding_parameters
 
     def kv_cache_bytes(self, tensor_parallel: int = 1) -> int:
-        """Return the bytes of one token's keys and values on one rank, in bfloat16, for all layers.
-
-        With fewer key/value heads than ranks, each rank keeps one head.
-        """
+        """Return the bytes of one token's keys and values on one rank, in bfloat16."""
         heads = max(1, self.kv_heads // tensor_parallel)
         return 2 * (self.layers - self.linear_layers) * heads * self.head_dim * 2
 

@@ -10,8 +10,8 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
-# Each row has a metric of both runs, the metric that repeats the baseline's value, and the metric
-# (if any) for the quotient of the baseline's and this run's value.
+# Metric of both runs, metric that repeats the baseline's value, and metric (if any) of the quotient
+# baseline / this run.
 _METRICS: tuple[tuple[str, str, str | None], ...] = (
     (_ROLLOUT_S, "compare/rollout_s_baseline", "compare/speedup_rollout"),
     ("sam/tail/time_s", "compare/tail_time_baseline", "compare/speedup_tail"),

@@ -56,7 +56,6 @@ def tables() -> str:
     return _table(("column", "type", "tables", "meaning"), rows)
 
 
-# Short names of aggregations; docs/metrics.md explains them.
 _SHORT = {SUM: "sum", MEAN: "ratio", SLOWEST: "busiest", STEP: ""}
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {

@@ -258,7 +258,7 @@ class RunInfo:
     """
 
     label: str  # The run's side in a comparison, such as "sam=on".
-    # The full configuration as nested dicts; runs that are compared may differ in its group `sam`.
+    # The full configuration as nested dicts.
     config: Mapping[str, Any]
     versions: Mapping[str, str]  # Package -> version.
     seeds: Mapping[str, int]  # Name -> seed.

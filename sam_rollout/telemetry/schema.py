@@ -55,12 +55,10 @@ GROUPS = {
     "and this run's gains. They are absent at steps that the baseline lacks.",
 }
 
-# Placeholders in names of metrics: a draft position (1, 2, ...), the lower edge of a bin of context
-# lengths, and a draft source.
+# Placeholders in names: draft position (1, 2, ...), lower edge of a bin, and draft source.
 POSITION, CONTEXT, SOURCE = "<k>", "<lo>", "<source>"
 # Lower edges of the bins. A draft's context length is the text's length when the draft was made.
 CONTEXT_EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-# Counters by context length: verified drafts, drafted tokens and accepted tokens.
 CONTEXT_KINDS = ("verify", "drafted", "accepted")
 CONTEXT_COUNTERS = tuple(
     f"{kind}_context_{edge}" for kind in CONTEXT_KINDS for edge in CONTEXT_EDGES
@@ -294,7 +292,6 @@ _TRAINER = (
     Metric(VERSION_METRIC, "1",
            "Version of the records. From 4 on, counters are per step.",
            STEP, lambda r: SCHEMA_VERSION),
-    # sam_rollout/telemetry/baseline.py computes these.
     Metric("compare/rollout_s_baseline", "s", "The baseline's sam/engine/rollout_s.", STEP),
     Metric("compare/tail_time_baseline", "s", "The baseline's sam/tail/time_s.", STEP),
     Metric("compare/step_s_baseline", "s", "The baseline's timing_s/step.", STEP),

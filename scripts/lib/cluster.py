@@ -39,8 +39,7 @@ REPORT_S = 10.0  # time between two log lines that report the same state
 PROBE_S = 3.0  # time limit of a connection to a node that may be down
 HEAD_GONE_PROBES = 3  # a worker stops after this number of failed connections to the head
 RAY_STOP_S, JOB_STOP_S = 30.0, 15.0
-# Time for Ray Serve to move replicas. With the default of 30 s, a worker would try for that long to
-# reach a head that has already ended.
+# With Ray Serve's default of 30 s, a worker would try that long to reach a head that has ended.
 RAY_DRAIN_S = "0"
 RAY_STARTED = "Ray runtime started."
 RAY_ATTEMPTS, RAY_START_S = 3, 120.0  # a busy machine may need longer than Ray's own limit of 30 s
@@ -73,8 +72,7 @@ class Part:
             raise ClusterError("nothing to run: give --config experiment=... [overrides]")
         self.devices, self.resource = options.devices_per_node, common.RESOURCES[options.device]
         self.folder = folder(self.port)
-        # The length of sockets' paths is limited. Ray opens its own folder to all users, but not
-        # the folder above it.
+        # The length of sockets' paths is limited.
         self.ray_folder, self.ray_log = self.folder / "ray", self.folder / "ray-start.log"
 
     @cached_property

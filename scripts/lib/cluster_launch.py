@@ -153,7 +153,6 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
 def launch(options: argparse.Namespace, targets: list[Target]) -> int:
     """Run all nodes' parts until the head ends or a worker fails to join; return the status."""
     options.log_dir.mkdir(parents=True, exist_ok=True)
-    # A user who sets the token can connect with other programs.
     token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     parts: list[Remote] = []
     try:

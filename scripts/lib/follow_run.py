@@ -16,7 +16,6 @@ import psutil
 
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
-# Part of the start-up -> pattern in the log that announces it.
 MILESTONES = {
     "starting Ray": "ray init kwargs",
     "loading the trainer": "train and validate dataloader initialized",

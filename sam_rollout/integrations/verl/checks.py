@@ -158,9 +158,9 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
         return
     rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
     tokens = rollout.max_num_batched_tokens
-    # In its function `_input_fits_in_drafter`, vLLM stops all drafts of a step if one request's
-    # text, with its k drafts, ends less than k tokens before max_model_len. The last token of the
-    # longest text is not counted, because no token follows it.
+    # If one request's text with its k drafts ends less than k tokens before max_model_len, vLLM
+    # proposes no drafts in this step (`_input_fits_in_drafter`). The longest text's last token is
+    # never scored.
     needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
     long_enough = (
         f"must be at least {needed} = max_prompt {data.max_prompt_length} + max_response "
@@ -182,8 +182,8 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
         )
 
 
-# The checks run in this order, the cheap ones first. `SETTINGS` are checked only on the machine
-# where the user starts the run. `FILES` are checked on every node.
+# `SETTINGS` are checked where the user starts the run, and `FILES` on every node. Cheap checks come
+# first.
 SETTINGS = (
     RunCheck("settings", lambda config, run: map(Note, _notes(config, run))),
     RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),

@@ -1,7 +1,4 @@
-"""Checks before the first response that the drafting model predicts this policy's tokens.
-
-The check needs the policy's weights, which the engine gets after its start.
-"""
+"""Checks before the first response that the drafting model predicts this policy's tokens."""
 
 from __future__ import annotations
 
@@ -52,7 +49,6 @@ class DrafterProbe:
         longest = min(
             model.max_model_len for model in (self._engine.model_config, drafter) if model
         )
-        # The text needs space for the sampled and the drafted tokens.
         room = longest - PROBE_TOKENS - self._sam.max_draft_tokens
         prompt = TokensPrompt(prompt_token_ids=list(prompt_ids[:room]))
         sampling = SamplingParams(

@@ -20,8 +20,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 logger = logging.getLogger(__name__)
 
 LEAST_GROUPS = 8
-# Number of kinds of errors that a worker stores between two calls of `take`. Errors of further
-# kinds are counted with the last stored kind.
+# Kinds of errors that a worker stores between two calls of `take`; others count as the last kind.
 MOST_KINDS = 20
 MOST_CHARACTERS = 500
 LOOK_S = 1.0  # Time between two requests for the workers' failures.
@@ -42,7 +41,6 @@ class RolloutFailedError(RuntimeError):
     """Too many responses failed; the message names the first error."""
 
 
-# After these errors all further responses would fail, too.
 FATAL = (DeadPartError, FilterMetricError)
 
 

@@ -36,8 +36,7 @@ def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:
     """Return the sizes to capture, in tokens; empty if the engine chooses them or captures none."""
     rollout = config.actor_rollout_ref.rollout
     given = [] if rollout.enforce_eager else list(rollout.cudagraph_capture_sizes or ())
-    # Piecewise graphs of the given sizes suffice if few requests have drafts. A drafting model
-    # drafts for all requests.
+    # Piecewise graphs of the given sizes suffice if only few requests have drafts.
     if "FULL" not in graph_mode(config) and not sam.drafts_with_model:
         return given
     each = tokens_per_request(sam)

@@ -20,7 +20,6 @@ from sam_rollout.integrations.verl.weight_buckets import fit_bucket
 
 # Arguments that start a Ray cluster. Ray refuses them if the program joins a running cluster.
 CLUSTER_ARGUMENTS = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
-# Ray's name for a resource that only the cluster's head node has.
 HEAD_RESOURCE = "node:__internal_head__"
 
 
@@ -125,8 +124,7 @@ def launch(config: DictConfig, run: RunConfig) -> None:
 
         def init_agent_loop_manager(self) -> None:
             super().init_agent_loop_manager()
-            # The workers' imports take half a minute, which would count as part of the first
-            # rollout.
+            # The workers' imports (half a minute) would count as part of the first rollout.
             workers = self.agent_loop_manager.agent_loop_workers
             ray.get([worker.__ray_ready__.remote() for worker in workers])
 

@@ -93,11 +93,7 @@ def _megatron_layout(config: DictConfig, layers: int) -> TrainingLayout:
 
 
 def _stage_layers(config: DictConfig, layers: int) -> tuple[int, ...]:
-    """Return the number of layers of each pipeline stage.
-
-    The configuration may fix this number for the first and the last stage. The other layers are
-    divided evenly.
-    """
+    """Return the number of layers of each pipeline stage."""
     megatron = config.actor_rollout_ref.actor.megatron
     stages = megatron.pipeline_model_parallel_size
     overrides = megatron.override_transformer_config

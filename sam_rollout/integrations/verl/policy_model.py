@@ -88,7 +88,6 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
     if "://" in path:
         yield Fact(f"{path}, not read here")
         return
-    # The shell's variables take precedence over the experiment's.
     environment = {**experiment_variables(config), **os.environ}
     folder = find_folder(path, environment)
     if folder is None:

@@ -114,9 +114,8 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
         for path, value in there.items()
         if value is not None and here.get(path, value) != value
     }
-    # Settings of `sam` are compared as the user typed them, because derived settings may change
-    # with others. Runs of older versions have only the derived ones. If one of the two runs does
-    # not draft, the other settings of the group have no effect.
+    # Derived settings may change with others, so the settings that the user typed are compared. If
+    # one of the two runs does not draft, the other settings of `sam` have no effect.
     sam = ASKED_SAM if value_at(writer.config, ASKED_SAM) else "sam"
     both_draft = there.get(f"{sam}.enabled") and here[f"{sam}.enabled"]
     identity = (*IDENTITY, sam if both_draft else f"{sam}.enabled")

@@ -55,7 +55,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self.round_size: int = sampler_kwargs.gen_batch_size
         self.max_rounds: int = sampler_kwargs.max_rounds
         self.max_failed_share: float = sampler_kwargs.max_failed_share
-        # Failures are checked once this many groups exist.
         self._least_groups = min(LEAST_GROUPS, sampler_kwargs.train_batch_size)
         self.failures = FailureWatch([])  # the trainer replaces this once it has agent loops
         self.failed_validation_responses = 0  # the trainer resets this count
@@ -109,11 +108,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return Groups(submitted, len(failed), empty=not failed & came)
 
     def _check_failures(self, partition_id: str) -> None:
-        """End the run if too many of the step's groups have failed by now.
-
-        All submitted groups are counted, because failures often occur before the first response
-        ends.
-        """
+        """End the run if too many of the step's groups have failed by now."""
         if len(self._order) >= self._least_groups:
             # With `refill`, a failed group may have been submitted in the previous step.
             submitted = len(self._order.keys() | self._failed)
@@ -121,7 +116,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
             self.failures.check(self._where, groups, self.max_failed_share)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
-        # verl calls this for every snapshot of the buffer, before groups are evicted.
         self._observe_outcomes(partition_id)
         filtered, counts = super()._dapo_filtered_keys(partition_id)
         self._filtered |= filtered
@@ -253,8 +247,7 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
         """Take up the groups of a checkpoint; groups that have ended count in an earlier step."""
         self._sync_metadata_from_transfer_queue()
         restored = self.prompt_global_steps[TRAIN_SPLIT]
-        # A checkpoint also has the responses that its step trained on. verl would write them into
-        # every later checkpoint.
+        # verl would write the responses that a step trained on into every later checkpoint.
         used = [key for key in self.partitions[TRAIN_SPLIT] if key.split("_")[0] not in restored]
         if used:
             tq.kv_clear(partition_id=TRAIN_SPLIT, keys=used)

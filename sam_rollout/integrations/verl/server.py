@@ -83,8 +83,7 @@ class SamHttpServer(vLLMHttpServer):
         Raises:
             DeadPartError: The engine died; the message names the cause.
         """
-        # The engine's process reads OMP_NUM_THREADS when it starts. The trainer keeps its own
-        # number.
+        # The engine reads OMP_NUM_THREADS when it starts; the trainer keeps its own number.
         if threads := os.environ.get(ENGINE_THREADS_ENV):
             os.environ["OMP_NUM_THREADS"] = threads
         answer_or_die()  # needed if our entry points are not installed
@@ -171,8 +170,7 @@ class SamHttpServer(vLLMHttpServer):
         extra_args = sampling_params.get("extra_args") or {}
         identity = RequestIdentity.from_extra_args(extra_args)
         resumed = identity.resumed(len(prompt_ids)) if identity else 0
-        # By default, vLLM sends all tokens of a request again with every new token. verl reads only
-        # the last output.
+        # By default, vLLM sends all tokens of a request again with every new token.
         sampling_params = {
             **continued(sampling_params, resumed),
             "output_kind": RequestOutputKind.FINAL_ONLY,

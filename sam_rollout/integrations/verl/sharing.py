@@ -93,8 +93,7 @@ class TextSharing:
         }
         self._exchange = exchange
         self._running: Counter[GroupKey] = Counter()
-        # The groups that each engine runs. With several engines they are derived from sampled
-        # pieces.
+        # The groups that each engine runs; several engines' groups come from sampled pieces.
         self._runs: list[set[GroupKey]] = [set() for _ in range(engines)]
         self._arrived = [_queue() for _ in range(engines)]
         self._lost = 0

@@ -25,19 +25,14 @@ from sam_rollout.sizing.drafting import RolloutRound
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
-# The source `run` is used only if the texts of one round take at most 1 / ROUND_SHARE of its limit.
-# The texts of more than one step have to fit.
+# The source `run` is used only if one round's texts take at most 1 / ROUND_SHARE of its limit.
 ROUND_SHARE = 4
-# Largest size of the folder of responses if only a resumed run reads it. This is more than a
-# resumed run reads, because the newest steps may be sampled again.
+# Largest size of the folder of responses if only a resumed run reads it.
 BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS
 
 
 def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
-    """Decide the sources' open settings, and list each decision in `RunConfig.decisions`.
-
-    Runs without drafts get the same settings, so that they can be compared.
-    """
+    """Decide the sources' open settings, and list each decision in `RunConfig.decisions`."""
     sam, lines = _settled(config, run)
     decisions = tuple(lines) if run.sam.enabled else ()
     own = read_config(config)
@@ -51,7 +46,6 @@ def rollout_round(config: DictConfig, run: RunConfig) -> RolloutRound:
     """Return the number and lengths of texts in one of the run's generation rounds."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
     return RolloutRound(
-        # With `refill`, a step begins with the training batch.
         prompts=max(run.sampling.gen_batch_size, data.train_batch_size),
         siblings=rollout.n,
         engines=rollout_layout(config).engines,
@@ -90,8 +84,7 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
         sources = replace(sources, prompt=prompt)
         lines.append(f"sam.sources.prompt.earlier_steps = false: {reason}")
     if not (prompt.enabled and prompt.earlier_steps) and not config.sam.texts.path:
-        # Only a resumed run reads the folder. An unused path stays empty, because vLLM compiles
-        # again when its configuration changes.
+        # Only a resumed run reads the folder. vLLM compiles again if an unused path changes.
         path = texts.path if sources.run.enabled else ""
         texts = replace(texts, path=path, max_bytes=min(texts.max_bytes, BYTES_TO_RESUME))
     return replace(run.sam, sources=sources, texts=texts), lines

@@ -1,7 +1,4 @@
-"""verl's trainers with rollout telemetry and DAPO's generation rounds.
-
-Replicas send their records to the trainer's process, which alone writes into the run folder.
-"""
+"""verl's trainers with rollout telemetry and DAPO's generation rounds."""
 
 from __future__ import annotations
 
@@ -145,8 +142,7 @@ class _RecordingTrainer(PPOTrainer):
         batch = super()._compute_old_log_prob(batch, metrics)
         if self._trains_head:
             with marked_timer("train_head", self.timing_raw):
-                # The first step has no previous step, so its own time until now is used. The
-                # rollout takes most of a step.
+                # The first step has no previous step, so its own time until now is used.
                 step_s = self._step_s or time.perf_counter() - self._step_began_s
                 seconds = self._run.sam.sources.model.train.budget * step_s
                 results = self.actor_rollout_wg.train_head(seconds)

@@ -1,7 +1,4 @@
-"""Translates our groups of settings into verl's and vLLM's settings.
-
-Only this module writes the fields of verl and vLLM that follow from our groups.
-"""
+"""Translates our groups of settings into verl's and vLLM's settings."""
 
 from __future__ import annotations
 
@@ -53,8 +50,7 @@ def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     if sizes := capture_sizes(config, run.sam):
         asked = sorted(rollout.cudagraph_capture_sizes)
         if sizes != asked:
-            # Comparisons of runs use the sizes that the user asked for, without the drafts'
-            # changes.
+            # Comparisons of runs use the sizes that the user asked for.
             OmegaConf.update(config, f"{ASKED}.{SIZES}", asked, force_add=True)
         OmegaConf.update(config, SIZES, sizes)
 

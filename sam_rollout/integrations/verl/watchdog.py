@@ -26,14 +26,12 @@ LOOK_S = 2.0
 END_S = 30.0  # the trainer has to end within this time after the signal
 SIGNAL = signal.SIGUSR1
 
-# Name of a process -> a call that asks the process whether it lives, without waiting for the
-# answer. A text as an answer says what is wrong.
+# Name of a process -> a call that asks whether it lives. A text as an answer says what is wrong.
 Parts = Mapping[str, Callable[[], Any]]
 
 
 def parts_of(trainer: Any) -> Parts:
     """Return all processes of a trainer's run that have started so far."""
-    # Engines with devices of their own have the second manager.
     names = "llm_server_manager", "standalone_server_manager"
     managers = [one for name in names if (one := getattr(trainer, name, None)) is not None]
     replicas = [replica for manager in managers for replica in manager.get_replicas()]
@@ -119,7 +117,6 @@ def watched(watchdog: Watchdog) -> Iterator[None]:
             return
         signal.pthread_kill(main.ident, SIGNAL)  # type: ignore[arg-type]  # the thread has started
         if not stop.wait(END_S):
-            # The main thread computes or waits outside Python.
             print(f"The run failed: {trouble}", flush=True)
             os._exit(1)
 
