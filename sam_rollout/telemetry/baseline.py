@@ -10,8 +10,7 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
-# Metric of both runs, metric that repeats the baseline's value, and metric (if any) of the quotient
-# baseline / this run.
+# A metric of both runs, the metric of the baseline's value, and the quotient's metric, if any.
 _METRICS: tuple[tuple[str, str, str | None], ...] = (
     (_ROLLOUT_S, "compare/rollout_s_baseline", "compare/speedup_rollout"),
     ("sam/tail/time_s", "compare/tail_time_baseline", "compare/speedup_tail"),

@@ -71,8 +71,7 @@ _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_basel
 _IDENTICAL, _TIES = "sam/proof/identical_share", "sam/proof/ties_share"
 # Added to both differences before their ratio is taken; a ratio of rounding errors has no meaning.
 _ROUNDING = 1e-3
-# Added to a step's accepted tokens: the rule of three. No success in n trials allows a rate of 3 /
-# n.
+# Added to a step's accepted tokens: without a success in n trials, the rate may be up to 3 / n.
 _RULE_OF_THREE = 3.0
 
 

@@ -46,7 +46,7 @@ class HeadTraining:
         self._model_path = str(worker.config.model.path)
         self._model_config = engine.model_config.hf_config.to_dict()
         settings, path = self._source.train, Path(self._source.path).expanduser()
-        with torch.random.fork_rng(devices=[]):  # policy's training draws from global RNG
+        with torch.random.fork_rng(devices=[]):  # keeps the global generator's state
             head = load_head(path, self._model_config)
         group = torch.distributed.group.WORLD
         peers = self._peers = Peers(group if torch.distributed.get_world_size() > 1 else None)

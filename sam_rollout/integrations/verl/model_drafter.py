@@ -190,7 +190,7 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
         if model.method == "eagle3":
             head = read_head(model.folder, f"{model.PATH}.path")
             # The head uses the policy's embedding. It also uses the policy's output layer if it
-            # drafts from the whole vocabulary and has no output layer.
+            # drafts from the whole vocabulary and has no own output layer.
             own = head.shape.vocabulary * head.shape.hidden_size
             whole = head.shape.draft_vocabulary == head.shape.vocabulary
             output = own if whole and "lm_head.weight" in head.own_policy_weights else 0
