@@ -7,9 +7,8 @@ import logging
 
 __version__ = "0.2.0"
 
-# Our warnings report failures that do not end a rollout. They must not vanish when a library raises
-# the root logger's level; a library of vLLM's API server sets that level to ERROR. A level that a
-# user has set for this package is kept.
+# Our warnings report failures that do not end a rollout. A library of vLLM's API server raises the
+# root logger's level to ERROR. A level that a user has set for this package is kept.
 _package_logger = logging.getLogger(__name__)
 if _package_logger.level == logging.NOTSET:
     _package_logger.setLevel(logging.WARNING)

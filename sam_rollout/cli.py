@@ -1,7 +1,4 @@
-"""The command `sam-rollout`, which starts runs, and inspects runs and this machine.
-
-Heavy imports stay inside the commands, so that `sam-rollout version` answers at once.
-"""
+"""The command `sam-rollout`, which starts runs, and inspects runs and this machine."""
 
 import typer
 

@@ -1,8 +1,7 @@
 """The configuration of speculation and its telemetry.
 
-The Hydra groups `sam`, `rollout_sampler` and `rollout_telemetry` are parsed into frozen objects,
-which travel to the engine as JSON. They also configure the simulator and the benchmarks. Values are
-checked when an object is made, so a wrong value ends a run before a model is loaded.
+The Hydra groups are parsed into frozen objects, which travel to the engine as JSON. Values are
+checked when an object is made.
 """
 
 import dataclasses
@@ -36,10 +35,7 @@ _RENAMED = {"coupled": "coupled_inversion", "coupled_gumbel": "coupled"}
 
 
 def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
-    """Return the present name of a recorded run's sampler, and its coupling ("none" without one).
-
-    Records from before the samplers were renamed have no coupling.
-    """
+    """Return the present name of a recorded run's sampler, and its coupling or "none"."""
     if not coupling:
         kind = _RENAMED.get(kind, kind)
         coupling = COUPLINGS.get(kind, "none")
@@ -50,14 +46,11 @@ def sampler_of_today(kind: Any, coupling: Any) -> tuple[Any, str]:
 class GateConfig(Section):
     """The gate, which decides in which steps to draft, and how many tokens at most.
 
-    The kind `auto` measures step times and acceptance, and drafts for each request as many tokens
-    as are worth their time. Trials of other numbers of draft tokens lose at most the fraction
-    `exploration` of step time. The kind `threshold` drafts while at most `threshold` requests run
-    (the long-tail condition in section 3.2 of the article: 8 of 128 for Qwen3-32B); with 0 it never
-    drafts. `closed` never drafts, which measures the cost of our code without drafts (the matched
-    baseline). The kind `schedule` uses the mapping `schedule`: each key is a largest number of
-    running requests, and its value the number of draft tokens per request. With more requests than
-    the largest key, nothing is drafted. The keys are kept as text, as in JSON.
+    The kind `auto` measures step times and acceptance, and chooses the number of draft tokens. Its
+    trials of other numbers cost at most the fraction `exploration` of step time. The kind
+    `threshold` drafts while at most `threshold` requests run (section 3.2 of the article). The kind
+    `closed` never drafts. The kind `schedule` uses the mapping `schedule` from a largest number of
+    running requests to the number of draft tokens per request. Its keys are text, as in JSON.
     """
 
     PATH: ClassVar[str] = "sam.gate"
@@ -85,7 +78,7 @@ class GateConfig(Section):
         object.__setattr__(self, "schedule", schedule)
 
     def budgets(self, k: int) -> dict[int, int]:
-        """Return the draft tokens per request, for each largest number of running requests.
+        """Return the draft tokens per request, by largest number of running requests.
 
         The kind `auto` uses this mapping while it cannot measure.
         """
@@ -101,7 +94,6 @@ class GateConfig(Section):
         return min(max(drafting, default=0), max_num_seqs)
 
     def __str__(self) -> str:
-        """Describe the gate for people."""
         if self.kind == "threshold":
             return f"threshold {self.threshold}"
         if self.kind == "schedule":
@@ -119,7 +111,6 @@ if typing.TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    # One section for each registered source, under its name.
     SourcesConfig = dataclasses.make_dataclass(
         "SourcesConfig",
         [(entry.name, entry.section, entry.section()) for entry in SOURCES],
@@ -142,17 +133,8 @@ def sources_of(*names: str) -> SourcesConfig:
 class SamConfig(Section):
     """The settings of speculation as a whole; the Hydra group `sam`.
 
-    The defaults are those of `sam=on` (docs/configuration.md). `ARTICLE` has the published values.
-
+    The defaults are the values of `sam=on`; docs/configuration.md explains all settings.
     `max_draft_tokens` is k, the most tokens drafted per request and step, without the bonus token.
-    The `draft_shape` `tree` drafts several continuations of a text at once, at most k tokens per
-    request and `step_budget` tokens for all requests. The shape `auto` drafts trees if the engine
-    can verify them and the gate `auto` measures that they are faster. The `draft_policy` `fixed`
-    drafts up to k tokens. `confidence` ends a draft if the next token's probability of acceptance,
-    which is learned, is below `min_confidence`. `pad_drafts` pads drafts to k tokens, so that steps
-    fit a captured graph; `auto` pads them if the engine's graphs need it. With `scheduling=auto`,
-    the engine schedules one step ahead if it can. It then reserves places for drafts before they
-    are known, and the worker fills these places (`late_binding.py`). `sync` never schedules ahead.
     """
 
     PATH: ClassVar[str] = "sam"
@@ -199,8 +181,7 @@ class SamConfig(Section):
         return self.enabled and self.sources.model.enabled
 
 
-# The values of `sam=article`: drafts from the request's own text, and the gate of the article's
-# section 3.2.
+# The values of `sam=article`; the gate is from the article's section 3.2.
 ARTICLE = SamConfig(
     max_draft_tokens=3,
     draft_shape="chain",
@@ -213,11 +194,10 @@ ARTICLE = SamConfig(
 class RolloutSamplerConfig(Section):
     """The sampler, which draws tokens and verifies drafts; the Hydra group `rollout_sampler`.
 
-    It is used with and without speculation. `stock` is the engine's own sampler. `vectorised` is
-    rejection sampling without loops. `coupled` draws every token with the Gumbel noise of its
-    position, so that drafts do not change what is sampled. `coupled_inversion` does the same with
-    one random number per position; rounding changes more of its tokens. With `batch_invariant` the
-    engine uses kernels whose rounding does not depend on the other tokens of a batch.
+    It is used with and without speculation. The kind `stock` is the engine's own sampler. The kind
+    `vectorised` is rejection sampling without loops. The kinds `coupled` and `coupled_inversion`
+    key random numbers by position, so drafts do not change the samples. With `batch_invariant`, the
+    engine's rounding does not depend on the other tokens of a batch.
     """
 
     PATH: ClassVar[str] = "rollout_sampler"
@@ -245,13 +225,12 @@ class RolloutSamplerConfig(Section):
 class SentinelConfig(Section):
     """The thresholds of the sentinel's warnings (`sam_rollout/telemetry/sentinel.py`).
 
-    `steps` is the number of training steps that are judged together if a single one is not enough.
-    Below the ratio `least_acceptance` of accepted to verified draft tokens, drafts count as
-    hardly accepted. `largest_fall` is a relative fall from one training step to the next. The
-    sentinel warns if accepted tokens per verified draft token and accepted tokens per engine step
-    with an open gate both fall by more than that. The difference between rollout and trainer
-    probabilities may be larger or smaller than in the baseline by at most the factor
-    `largest_ratio`.
+    Attributes:
+        steps: Number of training steps that are judged together.
+        least_acceptance: Least ratio of accepted to verified draft tokens.
+        largest_fall: Largest relative fall of acceptance from one training step to the next.
+        largest_ratio: Largest factor between this run's and the baseline's difference of
+            probabilities.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry.sentinel"
@@ -267,8 +246,7 @@ class SentinelConfig(Section):
 class ProofConfig(Section):
     """The comparison of a run's texts with texts without drafts (`sam_rollout/telemetry/proof.py`).
 
-    Every `every`-th training step samples `responses` of its responses again without drafts; 0
-    never does.
+    Every `every`-th training step samples `responses` of its responses again; 0 means never.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry.proof"
@@ -285,13 +263,9 @@ class ProofConfig(Section):
 class RolloutTelemetryConfig(Section):
     """The record of a rollout, with or without speculation; the Hydra group `rollout_telemetry`.
 
-    The long tail is the time in which at most `tail_threshold` requests run. This limit does not
-    depend on the gate's threshold, so runs with and without speculation measure the tail in the
-    same way. `record_traces` keeps token ids for replay. `progress` shows a line about the running
-    rollout on the console; `auto` shows it on a terminal only. `curve_every` is the number of
-    training steps between two curves of running requests for wandb and TensorBoard; 0 draws none.
-    `sentinel` warns of drafts that go wrong without an error. `proof` samples responses again
-    without drafts.
+    The long tail is the time in which at most `tail_threshold` requests run. With `record_traces`,
+    token ids are kept. `curve_every` is the number of training steps between two pictures of
+    running requests; 0 draws none.
     """
 
     PATH: ClassVar[str] = "rollout_telemetry"
@@ -308,8 +282,7 @@ class RolloutTelemetryConfig(Section):
 class CompareConfig(Section):
     """The comparison of a run with others while it trains; the Hydra group `compare`.
 
-    `baseline_run` is the folder of a finished run whose metrics are logged beside this run's own.
-    `group` is the wandb group of all runs of one comparison. Both may be empty.
+    `baseline_run` is the folder of a finished run. `group` is the wandb group of all compared runs.
     """
 
     PATH: ClassVar[str] = "compare"
@@ -327,12 +300,11 @@ class CompareConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class DynamicSamplingConfig(Section):
-    """DAPO replaces prompts whose responses score alike; the Hydra group `dynamic_sampling`.
+    """DAPO's dynamic sampling; the Hydra group `dynamic_sampling`.
 
     The kind `rounds` samples whole rounds of `gen_batch_size` prompts, at most `max_rounds` per
-    step (0 for no limit). `refill` is verl's method: it replaces every dropped prompt at once.
-    `none` drops nothing. The run ends if responses fail in more than `max_failed_share` of a step's
-    groups. The trainer looks for finished responses every `poll_interval_s` seconds.
+    step (0: no limit). The kind `refill` is verl's method. The kind `none` drops nothing. The run
+    ends if responses fail in more than the fraction `max_failed_share` of a step's groups.
     """
 
     PATH: ClassVar[str] = "dynamic_sampling"
@@ -367,10 +339,10 @@ class RunConfig:
 
     @classmethod
     def from_mapping(cls, groups: Mapping[str, Any]) -> Self:
-        """Build the settings from Hydra groups; ignore unknown ones, use defaults for absent ones.
+        """Build the settings from Hydra groups; ignore unknown groups.
 
         Raises:
-            ConfigError: a value is not allowed, see `Section.from_mapping`.
+            ConfigError: A value is not allowed.
         """
         sections = {
             name: kind.from_mapping(groups[kind.PATH])

@@ -26,8 +26,7 @@ VENV_PYTHON="$ROOT/.venv/bin/python"
 ASCEND_PYTHON="$ROOT/.venv-ascend/bin/python"
 KILL_AFTER_S=30 # limit for a process to stop after its part's time is over
 
-# Images often forbid Python to cache compiled code. About two hundred processes import torch or vLLM
-# here, and compiling would take most of their time.
+# Images often forbid Python to cache compiled code. Compiling would take most of the tests' time.
 unset PYTHONDONTWRITEBYTECODE
 
 # Some failures wait forever, so every part has a time limit in seconds.

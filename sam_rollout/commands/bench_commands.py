@@ -16,7 +16,6 @@ from sam_rollout.core.json_values import dumps
 
 app = typer.Typer(help="Measure parts of the rollout on this machine.", no_args_is_help=True)
 
-# Defaults of options that may be repeated.
 BATCHES, DRAFTS = [1, 8, 32, 128], [1, 3, 4, 8]
 
 

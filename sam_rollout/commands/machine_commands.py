@@ -60,7 +60,6 @@ def check_operators(
     program.show(result, wide_console(), limit)
     if json_path is not None:
         with one_line_errors():
-            # A broken operator may return NaN, which becomes null.
             json_path.write_text(dumps(measured(result), indent=1) + "\n", encoding="utf-8")
     if limit is not None and program.exceeds(result, limit):
         raise typer.Exit(1)

@@ -7,7 +7,6 @@ import typer
 
 from sam_rollout.commands.command_line import one_line_errors
 
-# All arguments are passed to the program that the command starts.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -15,8 +14,7 @@ def install(context: typer.Context) -> None:
     """Install the pinned packages of a device, cpu, cuda or ascend, into this environment."""
     from sam_rollout.installer import PROGRAM
 
-    # The installer runs in place of this process, because it may replace packages that the process
-    # uses.
+    # The installer may replace packages that this process uses.
     os.execv(sys.executable, [sys.executable, str(PROGRAM), *context.args])
 
 

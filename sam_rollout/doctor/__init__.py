@@ -1,8 +1,6 @@
 """Checks whether this machine, or a cluster, is ready for a run: `sam-rollout doctor`.
 
-Each check is an independent function that turns a `Question` into `Line`s. The doctor has to work
-on machines where nothing else works, so it imports nothing heavy. It reads the metadata of engines,
-and examines devices in separate processes.
+The doctor has to work on machines where nothing else works, so it imports nothing heavy.
 """
 
 from sam_rollout.doctor.examination import examine

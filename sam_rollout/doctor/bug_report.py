@@ -1,7 +1,6 @@
 """Writes the text of a bug report: versions, the doctor's findings, settings, the end of a log.
 
-Secrets, addresses, names of hosts and users, and home folders are left out. Other text of a log is
-shown as it is, so a user should still read the text before posting it.
+Secrets, addresses, names of hosts and users, and home folders are left out.
 """
 
 import getpass
@@ -116,14 +115,12 @@ def redact(text: str, hosts: Iterable[str] = ()) -> str:
 
 
 def _without(text: str, names: Iterable[str], put: str) -> str:
-    """Replace names that stand as whole words, the longest first; keep very short names."""
     for name in sorted({name for name in names if len(name) > 2}, key=len, reverse=True):
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", put, text)
     return text
 
 
 def _end_of_log(run: Path) -> Iterable[str]:
-    """Read the last lines of log.txt, or of the run folder's newest log."""
     logs = [run / "log.txt"] if (run / "log.txt").is_file() else list(run.glob("*.log"))
     if not logs:
         return ["the run folder holds no log.txt"]

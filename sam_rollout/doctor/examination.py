@@ -15,11 +15,7 @@ Check = Callable[[Question], Iterable[Line]]
 
 
 def check_run(question: Question) -> Iterator[Line]:
-    """Run all checks of the run's configuration, even if one fails.
-
-    On the nodes of a cluster only the files of the run are checked, because every node needs them.
-    The other checks are about the machine where the run is started.
-    """
+    """Run all checks of the run's configuration, even if one fails."""
     if not question.config:
         yield skip("run", "not checked without --experiment")
         return

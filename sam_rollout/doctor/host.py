@@ -22,7 +22,6 @@ INTERFACE_VARIABLES = {
     "cpu": ("GLOO_SOCKET_IFNAME",),
 }
 VISIBLE = {"ascend_910c": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
-# This program prints the free and total bytes of every visible device.
 ASK_TORCH = """
 import json, torch
 {imports}
@@ -126,7 +125,7 @@ def check_shared_memory(question: Question) -> Iterator[Line]:
         store = int(question.setting("ray_kwargs.ray_init.object_store_memory", 0))
         wanted = weights + store
         found += f"; {weights / GIB:.2f} for weights and {store / GIB:.2f} for Ray are needed"
-    # With a recent driver, weights do not pass through host memory on NPUs either.
+    # With a recent driver, weights do not pass through host memory on NPUs.
     fails = bool(question.config) and question.device == "cpu"
     small = usage.free < wanted
     yield judge(str(SHARED_MEMORY), found, BIGGER_SHM, fails=small and fails, warns=small)

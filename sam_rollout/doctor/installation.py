@@ -24,8 +24,6 @@ _ENGINES = {
     "cuda": ("torch", "vllm"),
     "ascend": ("torch", "torch-npu", "vllm", "vllm-ascend"),
 }
-# For each profile, the pinned versions, with which the installed ones are compared. The other
-# supported versions are in our package's metadata.
 PINNED = {
     profile: {name: pins_of(profile)[name] for name in (*engine, *_TRAINING, *_KERNELS)}
     for profile, engine in _ENGINES.items()
@@ -53,8 +51,7 @@ TOOLKITS = {
 def compare(name: str, found: str | None, pinned: str, supported: str, install: str) -> Line:
     """Return a line that says whether a version is pinned, supported, or neither.
 
-    A pin that ends in ".*" allows any patch release. If `supported` is empty, any version is
-    supported.
+    A pin that ends in ".*" allows any patch release. An empty `supported` allows any version.
     """
     if found is None:
         return fail(name, f"not installed; {pinned} is needed", install)
@@ -62,7 +59,7 @@ def compare(name: str, found: str | None, pinned: str, supported: str, install: 
         Version(found)
     except InvalidVersion:
         return warn(name, f"{found}: no version number", f"{pinned} is pinned")
-    # The part of a version after the plus sign names the device of the build.
+    # The version's suffix after "+" names the device of the build.
     if SpecifierSet("==" + pinned.partition("+")[0]).contains(found, prereleases=True):
         return ok(name, found)
     fails = not SpecifierSet(supported).contains(found, prereleases=True)
@@ -129,7 +126,7 @@ def check_cann(question: Question) -> Iterator[Line]:
 def check_plugins(question: Question) -> Iterator[Line]:
     """Check our entry points, their modules, and VLLM_PLUGINS, which can disable them in vLLM."""
     for group in PLUGIN_GROUPS:
-        # If there are an editable and a normal install, the entry point is listed twice.
+        # An editable and a normal install list the entry point twice.
         found = sorted({p.value for p in metadata.entry_points(group=group) if p.name == PLUGIN})
         there = len(found) == 1 and _is_there(found[0].partition(":")[0])
         wrong = f"{' and '.join(found) or 'no entry point'}; one that exists is needed"
@@ -149,7 +146,6 @@ def check_plugins(question: Question) -> Iterator[Line]:
 
 
 def _is_there(module: str) -> bool:
-    """Return whether a module's file exists, without importing the module."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:

@@ -1,7 +1,4 @@
-"""Runs the checks on every node of a Ray cluster, and compares the nodes.
-
-Ray is imported inside functions, so that the doctor works without it.
-"""
+"""Runs the checks on every node of a Ray cluster, and compares the nodes."""
 
 import contextlib
 import dataclasses
@@ -38,8 +35,8 @@ Facts = Mapping[str, str]  # name -> value that should be equal on all nodes
 def facts(question: Question, marker: str = "") -> Facts:
     """Return the facts about this machine that should be equal on all nodes of a run.
 
-    `marker` is a file that the doctor made in the folder of checkpoints, or empty. Every training
-    rank writes a part of a checkpoint there, and needs all parts to resume, so nodes share it.
+    `marker` is a file that the doctor made in the folder of checkpoints, or empty. All nodes must
+    share this folder.
     """
     digest = hashlib.sha256()
     package = Path(sam_rollout.__file__).resolve().parent
@@ -54,7 +51,6 @@ def facts(question: Question, marker: str = "") -> Facts:
         "machine": platform.machine(),
         "devices": str(count_devices()),
         "code and configs": digest.hexdigest()[:12],
-        # A configuration names files of the package by path, such as the reward function's file.
         "path of the package": str(package),
         **shared,
     }
@@ -91,11 +87,6 @@ def examine_cluster(
 
 
 def _try_port(address: str) -> None:
-    """Try once to connect to an address; Ray itself would try for ten minutes.
-
-    Raises:
-        OSError: Nothing listens there.
-    """
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=CONNECT_LIMIT_S).close()
@@ -104,7 +95,6 @@ def _try_port(address: str) -> None:
 def _examine_connected(question: Question, progress: Callable[[str], None]) -> Iterator[Finding]:
     import ray
 
-    # In tests, nodes have the same host name and address, so the node's id is added.
     nodes = {
         f"{n['NodeManagerHostname']} {n['NodeManagerAddress']} {n['NodeID'][:6]}": n
         for n in ray.nodes()
@@ -148,7 +138,6 @@ def marked(folder: str) -> Iterator[str]:
 
 
 def _on(node: Mapping[str, Any], question: Question, marker: str) -> Any:
-    """Start the checks on a node, even if it has no free resources."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -158,7 +147,6 @@ def _on(node: Mapping[str, Any], question: Question, marker: str) -> Any:
 
 
 def _cause(error: Exception) -> str:
-    """Describe an error in one line."""
     cause = getattr(error, "cause", None) or error
     return f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}"
 
@@ -179,5 +167,4 @@ def compare(known: Mapping[str, Facts]) -> Iterator[Line]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """List the first names, and say how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

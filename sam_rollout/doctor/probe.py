@@ -26,7 +26,7 @@ def run_python(program: str, limit_s: float = LIMIT_S) -> str:
     Raises:
         ProbeError: The program fails, prints nothing or takes longer than `limit_s` seconds.
     """
-    # With -P, Python ignores modules in the working directory. So do a run's workers.
+    # With -P, Python ignores modules in the working directory, as in a run's workers.
     command = [sys.executable, "-P", "-c", program]
     try:
         done = subprocess.run(

@@ -61,8 +61,7 @@ def ask(
 ) -> tuple[Question, list[Finding]]:
     """Turn the command's arguments into a question; return it with findings about the experiment.
 
-    If no device is given, the experiment's device is taken. Without overrides, there is no
-    experiment, and only the machine is checked.
+    Without overrides, only the machine is checked.
 
     Raises:
         UnknownExperimentError: The experiment does not exist; the message lists the existing ones.

@@ -1,7 +1,6 @@
 """Install a device's pinned packages, into a checkout's `.venv` or the running environment.
 
-The files of this folder run before anything is installed. Each is a program of its own, uses only
-the standard library, and imports no other file of the folder.
+The other files are programs of their own, because they run before anything is installed.
 """
 
 from pathlib import Path

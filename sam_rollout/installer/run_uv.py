@@ -31,7 +31,7 @@ def find_uv(folder: Path) -> str:
     if found:
         return found
     print(f"==> fetching uv into {folder}", file=sys.stderr)
-    # An environment made by uv has no pip. Then the pip of another Python on PATH fetches uv.
+    # An environment made by uv has no pip.
     for python in (sys.executable, f"python{PYTHON_VERSION}", "python3"):
         pip = [python, "-m", "pip"]
         if not shutil.which(python) or subprocess.run([*pip, "-V"], capture_output=True).returncode:
@@ -53,8 +53,7 @@ def settings(given: Mapping[str, str]) -> dict[str, str]:
         variables.setdefault("UV_FIND_LINKS", ",".join(links.split()))
     elif given.get(CPU_TORCH):
         variables.setdefault("UV_TORCH_BACKEND", "cpu")
-    # Container images often forbid Python to write compiled files. Then each process of a run,
-    # about ten on a node, compiles its imports anew, which takes longer than the rest of its start.
+    # Images that forbid Python to write compiled files would make each process compile its imports.
     if given.get("PYTHONDONTWRITEBYTECODE"):
         variables["UV_COMPILE_BYTECODE"] = "1"
     return variables

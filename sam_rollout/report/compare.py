@@ -1,10 +1,8 @@
 """Compares runs without drafts (BASE) with runs with drafts (SAM).
 
-The two sides may have sampled different texts. Then a difference in time also contains the chance
-difference in response lengths. So every gain is given twice, each time with an interval: raw (as
-measured) and at equal tokens (per token). A gain has two forms, and every output names them:
-speed-up minus one (BASE / SAM - 1), the form of published results, and time saved (1 - SAM / BASE),
-which is smaller. `fairness` looks for causes of a difference other than drafts.
+Every gain is given raw (as measured) and at equal tokens (per token), because the sides may have
+sampled different texts. It is given as speed-up minus one (BASE / SAM - 1) and as time saved (1 -
+SAM / BASE). The module `fairness` looks for other causes of a difference than drafts.
 """
 
 from collections.abc import Iterable
@@ -95,8 +93,7 @@ class Row:
 class TimeRow(Row):
     """One time (in seconds) on both sides, with the gains of SAM.
 
-    A gain is None if a side spent no time or generated no token. `tokens` is the metric that the
-    gain at equal tokens uses.
+    A gain is None if a side spent no time or generated no token.
     """
 
     raw: Gain | None
@@ -129,11 +126,7 @@ class Comparison(Both):
 
     @property
     def caveat(self) -> str | None:
-        """A phrase about runs that ended early or have unequal numbers of steps.
-
-        A run may have ended early in a slow or failing step. Then only the other side contains such
-        a step.
-        """
+        """A phrase about runs that ended early or have unequal numbers of steps."""
         ended = [found.text for found in self.findings if found.name == "unfinished"]
         if ended:
             several = f"{len(ended)} runs ended before their last step"
@@ -228,7 +221,6 @@ def _held_out(name: str) -> Compared:
 
 
 def _row(kind: Compared, name: str, values: Sides) -> dict[str, Any]:
-    """Return the fields of a `Row`."""
     row = Row(
         kind.key, kind.title, name, values.shape[2], _spread(values.base), _spread(values.sam)
     )

@@ -79,7 +79,6 @@ def _first(step: int | None, token: int | None) -> str:
 
 
 def _gain(gain: Gain | None) -> tuple[str, str]:
-    """Return both forms of a gain as texts."""
     if gain is None:
         return "-", "-"
     faster = gain.speed_up_minus_one

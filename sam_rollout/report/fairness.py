@@ -1,8 +1,8 @@
 """Decides whether a comparison is fair: whether drafts can explain the difference of two sides.
 
-Each rule below compares the data that its docstring names, and yields findings. An `unfair` finding
-makes the comparison unfair. A `warning` may explain a part of a gain. A `note` helps to read the
-numbers. An `unknown` finding names missing records. docs/reading_a_run.md explains the thresholds.
+Each rule yields findings. An `unfair` finding makes the comparison unfair. A `warning` may explain
+a part of a gain. An `unknown` finding names missing records. docs/reading_a_run.md explains the
+thresholds.
 """
 
 from collections.abc import Callable, Iterator
@@ -62,10 +62,7 @@ class Case(Both):
         return [rows["response_tokens"][rows["step"].isin(self.whole)].to_numpy() for rows in sides]
 
     def means_of(self, *names: str) -> list[tuple[float, float]]:
-        """Return each metric's mean in BASE and in SAM, over steps with all metrics of all runs.
-
-        The result is empty if there is no such step, or if a mean is zero.
-        """
+        """Return each metric's mean in BASE and in SAM, over steps with all metrics of all runs."""
         known = self.sides(*names)
         if not known[0].shape[2]:
             return []
@@ -88,7 +85,6 @@ def findings(both: Both, lossless: Losslessness) -> list[Finding]:
 
 
 def _beyond(relative: float, warning: float, unfair: float) -> str | None:
-    """Return the severity of a relative difference; None if it is small."""
     if abs(relative) >= unfair:
         return UNFAIR
     return WARNING if abs(relative) >= warning else None
@@ -127,7 +123,6 @@ def descriptions(case: Case) -> _Found:
 def _differing(
     one: Run, other: Run, names: tuple[str, str], repeats: bool = False
 ) -> Iterator[Finding]:
-    """Yield every difference of two runs as a finding; `names` are the runs' names."""
     for kind, name, left, right, unfair in run_differences(one.start, other.start, repeats):
         text = f"{name}: {left} in {names[0]}, {right} in {names[1]}"
         yield Finding(kind, UNFAIR if unfair else WARNING, text)

@@ -1,7 +1,6 @@
 """Checks whether drafts changed the samples, token by token if texts were recorded.
 
-With `rollout_sampler=coupled`, a run with drafts samples the same tokens as a run without drafts.
-Other samplers keep only the distribution, so their texts are expected to differ.
+Only coupled samplers are expected to sample the same texts with and without drafts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,11 +36,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Losslessness:
-    """The comparisons of all pairs of runs.
-
-    If both runs recorded their texts in only some of the steps, the two runs yield two `Pair`s: one
-    compares these steps by token ids, the other compares the remaining steps by lengths.
-    """
+    """The comparisons of all pairs of runs."""
 
     coupled: bool  # Whether both sides used the same coupled sampler.
     timed: bool  # Whether a trainer is asynchronous, so timing decides which weights sample.
@@ -114,7 +109,6 @@ def _compared(runs: Sequence[Run], steps: list[int]) -> Iterator[Pair]:
 
 
 def _responses(rows: pd.DataFrame, column: str, steps: list[int]) -> pd.Series:
-    """Return the column, indexed by step, prompt, sibling and a number for repeated prompts."""
     rows = rows[rows["step"].isin(steps)]
     again = rows.groupby(IDENTITY).cumcount()
     return rows.set_index([*(rows[name] for name in IDENTITY), again])[column]

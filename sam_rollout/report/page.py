@@ -43,6 +43,5 @@ def render_page(comparison: Comparison) -> str:
 
 
 def _bracketed(cell: str) -> Markup:
-    """Return a table's cell with its interval in small print."""
     value, bracket, rest = cell.partition(" [")
     return escape(value) + (Markup(" <small>[{}</small>").format(rest) if bracket else "")

@@ -1,7 +1,7 @@
 """The charts of a comparison's page, as inline SVG.
 
-matplotlib draws them. Their colours are replaced by variables of the page's style sheet, which has
-a light and a dark mode. The page shows the text in `data-tip` when the user points at an element.
+Variables of the page's style sheet replace matplotlib's colours. The page shows the text in
+`data-tip` as a tooltip.
 """
 
 import io
@@ -59,7 +59,6 @@ def charts(comparison: Comparison) -> dict[str, list[Chart]]:
 
 
 def _as_svg(panel: Panel, both: Sequence[Side]) -> Markup:
-    """Draw a panel as SVG, with a tooltip for its values at each training step."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=SIZE, layout="constrained")
         axis = figure.subplots()
@@ -85,12 +84,10 @@ def _as_svg(panel: Panel, both: Sequence[Side]) -> Markup:
 
 
 def _rounded(attribute: re.Match[str]) -> str:
-    """Round the coordinates in an attribute to a hundredth of a point."""
     return re.sub(r"\d+\.\d{3,}", lambda place: f"{float(place[0]):.2f}", attribute[0])
 
 
 def _columns(axis: Axes, values: Mapping[str, pd.Series], unit: str) -> None:
-    """Draw an invisible column per training step, with a tooltip that lists the step's values."""
     table = pd.DataFrame(values)
     for step, row in table.iterrows():
         known = ", ".join(f"{name} {number(value)}" for name, value in row.dropna().items())

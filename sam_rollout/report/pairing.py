@@ -1,7 +1,4 @@
-"""Pairs the metrics of both sides by training step, and finds steps with complete records.
-
-Missing records (of a damaged file, for example) must not count as a difference between runs.
-"""
+"""Pairs the metrics of both sides by training step, and finds steps with complete records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,10 +37,7 @@ class Both:
         )
 
     def every(self, name: str) -> pd.DataFrame:
-        """Return a metric of all runs, with a row per training step and a column per (side, name).
-
-        A missing value is NaN.
-        """
+        """Return a metric of all runs, a row per training step and a column per (side, name)."""
         return pd.DataFrame(
             {
                 (side, run.name): run.values(name, self.steps)
@@ -66,8 +60,7 @@ class Both:
 def whole_steps(run: Run, rows: pd.DataFrame, steps: list[int]) -> list[int]:
     """Return the steps for which a table of the run's records has rows of all replicas.
 
-    The number of replicas is a metric of the step. A step without this metric is left out. If the
-    whole run lacks the metric, every step with a row is returned.
+    If the run lacks the metric of the number of replicas, every step with a row is returned.
     """
     replicas = rows.groupby("step")["replica"].nunique().reindex(steps, fill_value=0)
     whole = replicas > 0

@@ -1,7 +1,6 @@
 """Declares the panels of all dashboards, in sections that each answer a question.
 
-wandb's workspace, TensorBoard's layout, the pictures and the page of a comparison use these panels.
-Our metrics are declared in `sam_rollout.telemetry`; the other names are those of verl 0.9.1.
+Metrics that `sam_rollout.telemetry` does not declare are verl 0.9.1's.
 """
 
 from dataclasses import dataclass, replace
@@ -119,7 +118,6 @@ SECTIONS = (
 )  # fmt: skip
 
 
-# The panels that summarise a comparison.
 SUMMARY = tuple(panel for section in SECTIONS for panel in section.panels if panel.row)
 
 

@@ -23,11 +23,7 @@ _STYLE = STYLE | {"font.size": 9, "axes.labelsize": 8, "legend.fontsize": 9}
 
 
 def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
-    """Write a PNG per section, with one colour per run and one kind of line per metric.
-
-    The first run serves as the baseline of runs that were trained without `compare.baseline_run`.
-    Running requests are drawn for each run's last training step.
-    """
+    """Write a PNG per section, with one colour per run and one kind of line per metric."""
     runs = [load_run(path) for path in folders]
     names = [folder.absolute().name for folder in folders]
     if len(set(names)) < len(names):
@@ -61,7 +57,6 @@ def draw_sections(folders: Sequence[Path], output: Path) -> list[Path]:
 
 
 def _with_baseline(run: Run, baseline: Run) -> pd.DataFrame:
-    """Return the run's metrics; missing `compare/*` metrics are computed from the baseline."""
     steps = run.steps
     if any(name.startswith("compare/") for name in steps.columns):
         return steps
@@ -71,10 +66,7 @@ def _with_baseline(run: Run, baseline: Run) -> pd.DataFrame:
 
 
 def plot_comparison(comparison: Comparison, path: str | Path) -> None:
-    """Write a comparison's summary panels as a PNG; a panel without data says so.
-
-    Thick lines are means over a side's runs, thin lines single runs.
-    """
+    """Write a comparison's summary panels as a PNG; thick lines are means over a side's runs."""
     both = sides(comparison, comparison.labels)
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(10, 6.4), layout="constrained")
@@ -93,10 +85,7 @@ def plot_comparison(comparison: Comparison, path: str | Path) -> None:
 
 
 def sides(comparison: Comparison, names: Sequence[str] = ("BASE", "SAM")) -> list[Side]:
-    """Return both sides for charts.
-
-    The curve of running requests shows each side's first run in the middle training step.
-    """
+    """Return both sides for charts."""
     steps = comparison.steps
     middle = steps[len(steps) // 2]
     return [
@@ -141,7 +130,6 @@ def _capital(text: str) -> str:
 
 
 def _title(axis: Axes, headline: str, details: Sequence[str]) -> None:
-    """Write the result as a bold title, and the numbers below it."""
     axis.set_title(headline, pad=7 + 11 * len(details))
     text = axis.annotate(
         "\n".join(details), (0, 1), xytext=(0, 4), xycoords="axes fraction",

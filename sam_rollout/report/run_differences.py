@@ -1,8 +1,4 @@
-"""Compares the descriptions of two runs: settings, versions and machine.
-
-In a fair comparison, some settings may differ: the `sam` group and its copies in other settings,
-the names and folders of results, and the group `compare`.
-"""
+"""Compares the descriptions of two runs: settings, versions and machine."""
 
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
@@ -59,8 +55,7 @@ def run_differences(one: RunInfo, other: RunInfo, repeats: bool = False) -> Iter
 
     With `repeats`, both starts belong to one side, so their `sam` groups are compared, too.
     """
-    # The `sam` group as the user typed it is compared only if both runs recorded it. Runs of older
-    # versions recorded only the group that the launcher made of it.
+    # Runs of older versions did not record the `sam` group as the user typed it.
     typed = all(value_at(start.config, f"{_ASKED}sam") for start in (one, other))
     settings = (comparable(start.config, repeats, typed) for start in (one, other))
     for name, *values in differences(*settings):
@@ -85,7 +80,6 @@ def _setting(name: str, left: Any, right: Any) -> Difference:
 
 
 def _common_end(left: Any, right: Any) -> int:
-    """Count the last components that two paths have in common; 0 if one of them is no path."""
     if not (isinstance(left, str) and isinstance(right, str) and "/" in left and "/" in right):
         return 0
     ends = zip(*(reversed(PurePosixPath(path).parts) for path in (left, right)), strict=False)
@@ -93,7 +87,6 @@ def _common_end(left: Any, right: Any) -> int:
 
 
 def _commit(start: RunInfo) -> str:
-    """Describe the commit; return an empty text if it is unknown."""
     commit = (start.git.get("commit") or "")[:_COMMIT_DIGITS]
     return f"{commit} with changes" if commit and start.git.get("dirty") else commit
 
@@ -103,9 +96,8 @@ def comparable(
 ) -> dict[str, Any]:
     """Return a configuration by dotted names, without settings in which fair runs may differ.
 
-    <run_dir> stands for the run's own folder. Settings that the launcher changed because of drafts,
-    such as sizes of graphs, get back the values that the user asked for. With `repeats` the `sam`
-    group is kept; with `typed` it is the group that the user typed, if the run recorded that.
+    Settings that the launcher changed because of drafts get the values that the user asked for.
+    With `repeats` the `sam` group is kept. With `typed` it is the group that the user typed.
     """
     named = flat(encode(config))
     run_dir = str(named.get("run_dir") or "<run_dir>")

@@ -26,8 +26,8 @@ class Run:
     @property
     def training_steps(self) -> list[int]:
         """The steps that have any metric besides the metrics of validation."""
-        # If there is no metric, pandas' column names are numbers. Our wandb logger adds the global
-        # step to the metrics of validation.
+        # Without metrics, pandas' column names are numbers. Our wandb logger adds the global step
+        # to the metrics of validation.
         idle = self.steps.columns.astype(str).str.match("val-|sam_val/|training/global_step$")
         return list(self.steps.index[self.steps.loc[:, ~idle].notna().any(axis=1)])
 
@@ -52,10 +52,7 @@ class Run:
 
     @property
     def traces(self) -> pd.DataFrame:
-        """One row per training response, with token ids as arrays.
-
-        The file is read at each access: a large run's texts take gigabytes, 4 bytes per token.
-        """
+        """One row per training response, with token ids as arrays; each access reads the file."""
         return self._training_rows("traces").to_pandas()
 
     @cached_property
@@ -110,11 +107,7 @@ def partners(base: list[Run], sam: list[Run]) -> list[tuple[int, int]]:
 
 
 def held_out_names(columns: Iterable[str]) -> list[str]:
-    """Return the metrics of held-out accuracy among `columns`.
-
-    verl names them val-core/<data source>/acc/mean@<n>, or val-aux/... if accuracy is not the data
-    set's main metric.
-    """
+    """Return the metrics of held-out accuracy among `columns`."""
     names = sorted(columns)
     for prefix in ("val-core", "val-aux"):
         found = [name for name in names if re.fullmatch(rf"{prefix}/.+/acc/mean@\d+", name)]

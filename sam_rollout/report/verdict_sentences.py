@@ -4,7 +4,6 @@ from sam_rollout.core.statistics import Estimate
 from sam_rollout.report.compare import TIMES, Comparison, TimeRow
 from sam_rollout.report.number_format import number
 
-# The sentence reports the first time in this list that was measured on both sides.
 _SUBJECTS = {"tail": "a token of the long tail", "rollout": "a rollout", "step": "a training step"}
 
 _REASONS = 3  # the sentence names this many reasons at most
@@ -16,7 +15,6 @@ def sentences(comparison: Comparison) -> tuple[str, str]:
 
 
 def _doubt(comparison: Comparison) -> str:
-    """Return the beginning of the sentence about the times: whether the comparison is fair."""
     if comparison.fair is False:
         kinds = list(dict.fromkeys(found.name.replace("_", " ") for found in comparison.unfair))
         reasons = ", ".join(kinds[:_REASONS]) + (" and others" if kinds[_REASONS:] else "")
@@ -38,7 +36,6 @@ def _time(comparison: Comparison) -> str:
 
 
 def _shown(comparison: Comparison, row: TimeRow) -> tuple[str, str]:
-    """Format the times of BASE and of SAM: per token for the tail, else per step."""
     if row.key != "tail":
         return f"{number(row.base.per_step)} s", f"{number(row.sam.per_step)} s"
     (kind,) = (kind for kind in TIMES if kind.key == row.key)
@@ -51,7 +48,6 @@ def _shown(comparison: Comparison, row: TimeRow) -> tuple[str, str]:
 
 
 def _ratio(faster: Estimate, noise: str) -> str:
-    """Say how many times as fast SAM was, or how many times as long it took; add the interval."""
     slower = faster.value < 0
     ends = [1 + end for end in (faster.value, faster.low, faster.high) if end is not None]
     if slower:

@@ -1,7 +1,4 @@
-"""Builds our sections and panels as a workspace of Weights & Biases, with wandb-workspaces.
-
-Building a workspace needs no network and no account. Saving it needs both.
-"""
+"""Builds our sections and panels as a workspace of Weights & Biases, with wandb-workspaces."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +17,7 @@ class DashboardError(Exception):
 
 
 def build(entity: str, project: str, group: str = "") -> "ws.Workspace":
-    """Build a workspace with all sections; `group` limits it to one comparison, split by side.
-
-    Raises:
-        DashboardError: wandb-workspaces is not installed.
-    """
+    """Build a workspace with all sections; `group` limits it to one comparison, split by side."""
     try:
         import wandb_workspaces.workspaces as ws
         from wandb_workspaces import expr
@@ -97,11 +90,7 @@ def specification(workspace: "ws.Workspace") -> dict[str, Any]:
 
 
 def save(workspace: "ws.Workspace") -> str:
-    """Save the workspace on the server; return its address.
-
-    Raises:
-        DashboardError: There is no account or network, or the server refuses.
-    """
+    """Save the workspace on the server; return its address."""
     try:
         workspace.save()
     except Exception as error:  # errors of wandb, its GraphQL client or the connection

@@ -1,9 +1,9 @@
 """Estimates the memory of one device in both phases of a step, rollout and training.
 
-Weights, KV cache and training states are counted as in cann-recipes-train's notes on Qwen3-235B
+The sources are cann-recipes-train's notes on Qwen3-235B
 (docs/llm_rl/qwen3_235B_32k_longseq_rl_train_optimization.md, sections 2.1 and 3.1), whose numbers
-the tests check, and as in ZeRO (arXiv 1910.02054, section 3.1). Activations, graphs and
-fragmentation are not counted; they take a part of the remaining memory.
+the tests check, and ZeRO (arXiv 1910.02054, section 3.1). Activations, graphs and fragmentation are
+not counted.
 """
 
 import dataclasses
@@ -67,18 +67,15 @@ class MemoryPlan:
 def training_states(shape: ModelShape, layout: TrainingLayout) -> dict[str, float]:
     """Return the bytes of the fullest rank's training states, on device and host."""
     if layout.engine == "fsdp":
-        # verl keeps FSDP's shards in float32, which serve as the optimizer's master copy.
+        # verl keeps FSDP's shards in float32. They are also the optimizer's master copy.
         shard = FP32 * shape.parameters / layout.shards
         return {PARAMETERS: shard, GRADIENTS: shard, OPTIMIZER: 2 * shard}
     layers = max(layout.stage_layers)
     dense = (shape.attention_parameters + shape.mlp_parameters) // layout.tensor
     dense = layers * (dense + shape.router_parameters)
-    # The first stage holds the embedding and the last one the head.
     dense += shape.embedding_parameters // layout.tensor // min(2, layout.pipeline)
     expert_ranks = layout.expert * layout.expert_tensor
     experts = layers * (shape.experts * shape.expert_parameters // expert_ranks)
-    # The distributed optimizer shards its states over all ranks with the same parameters: data and
-    # context parallel ranks for dense layers, fewer for experts.
     ranks = layout.devices // layout.pipeline
     states = dense / (ranks // layout.tensor) + experts / max(1, ranks // expert_ranks)
     total = dense + experts
@@ -88,8 +85,8 @@ def training_states(shape: ModelShape, layout: TrainingLayout) -> dict[str, floa
 def rollout_weights(shape: ModelShape, layout: RolloutLayout) -> float:
     """Return the bytes of one rollout rank's weights in bfloat16.
 
-    Embedding and head are divided by vocabulary. Routers are on every rank. Whole experts are
-    spread over `layout.expert` ranks, or each expert is divided over the tensor parallel ranks.
+    Routers are on every rank. Whole experts are spread over `layout.expert` ranks, or each expert
+    is divided over the tensor parallel ranks.
     """
     dense = shape.embedding_parameters
     dense += shape.layers * (shape.attention_parameters + shape.mlp_parameters)
@@ -100,11 +97,7 @@ def rollout_weights(shape: ModelShape, layout: RolloutLayout) -> float:
 
 
 def sampling_bytes(shape: ModelShape, rows: int) -> float:
-    """Return the bytes that sampling at `rows` positions takes on every rank.
-
-    vLLM gathers the logits of the whole vocabulary on each tensor parallel rank, in the model's
-    type, and samples in float32.
-    """
+    """Return the bytes that sampling at `rows` positions takes on every rank."""
     return rows * shape.vocab * (BF16 + FLOAT_COPIES * FP32)
 
 
@@ -142,7 +135,6 @@ def plan_memory(
         training={n: s for n, s in states.items() if n != OPTIMIZER or not training.swap_optimizer},
         rollout=items,
         resident=resident,
-        # Gradients are not kept during the rollout.
         offloaded=math.fsum(size for name, size in states.items() if name in away - {GRADIENTS}),
         verification=sampling_bytes(shape, more_rows),
         outside_share=hardware.memory_gib * GIB - math.fsum(items.values()) - resident,

@@ -14,11 +14,9 @@ _NOT_COVERED = ("kv_lora_rank", "n_routed_experts", "n_shared_experts", "first_k
 class ModelShape(Section):
     """The sizes of a decoder like Qwen3's or Qwen3.5's; the group `model_shape` of configs/model.
 
-    Names and values follow the model's `config.json`: `kv_heads` is `num_key_value_heads`. A dense
-    model has 0 `experts`. In a hybrid, `linear_layers` layers have a gated delta net in place of
-    attention, and the attention of the other layers has a gate for its output. Norms and
-    convolutions are not counted; they have less than 0.1 % of the parameters. Image encoders and
-    layers that predict further tokens (MTP) are not counted either.
+    Values follow the model's `config.json`. A dense model has 0 `experts`. In a hybrid,
+    `linear_layers` layers have a gated delta net in place of attention. Norms, convolutions, image
+    encoders and MTP layers are not counted.
     """
 
     PATH: ClassVar[str] = "model_shape"
@@ -60,13 +58,7 @@ class ModelShape(Section):
 
     @classmethod
     def of_model(cls, config: Mapping[str, Any]) -> Self | None:
-        """Read the sizes of a decoder from its ``config.json``.
-
-        Returns:
-            The sizes; None if the file lacks them, or if the formulas below do not cover the model
-            (latent attention, other linear attention than Qwen3.5's, dense layers in a model with
-            experts).
-        """
+        """Read a decoder's sizes from its ``config.json``; None if the formulas do not cover it."""
         text = {**config, **(config.get("text_config") or {})}
         if any(text.get(name) for name in _NOT_COVERED):
             return None
@@ -99,12 +91,7 @@ class ModelShape(Section):
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of a layer's attention or delta net, averaged over all layers.
-
-        Attention projects queries, keys, values and the output, and in hybrids a gate of the
-        output. A delta net has the same projections, always with a gate, and projects two further
-        numbers per head.
-        """
+        """Parameters of a layer's attention or delta net, averaged over all layers."""
         attention = 2 * self.head_dim * (self.heads + self.kv_heads)
         if not self.linear_layers:
             return self.hidden * attention
@@ -118,7 +105,7 @@ class ModelShape(Section):
     def mlp_parameters(self) -> int:
         """Parameters of one dense layer's gate, up and down projections.
 
-        In a model with experts, only the expert that all tokens share is counted; 0 without one.
+        In a model with experts, this is the size of the expert that all tokens share.
         """
         return 3 * self.hidden * (self.shared_intermediate if self.experts else self.intermediate)
 
@@ -153,34 +140,23 @@ class ModelShape(Section):
         return self.layers * layer + self.embedding_parameters
 
     def kv_cache_bytes(self, tensor_parallel: int = 1) -> int:
-        """Return the bytes of one token's keys and values on one rank, in bfloat16, for all layers.
-
-        With fewer key/value heads than ranks, vLLM replicates heads, and each rank keeps one.
-        """
+        """Return the bytes of one token's keys and values on one rank, in bfloat16."""
         heads = max(1, self.kv_heads // tensor_parallel)
         return 2 * (self.layers - self.linear_layers) * heads * self.head_dim * 2
 
     def state_bytes(self, tensor_parallel: int = 1) -> int:
-        """Return the bytes of one request's states on one rank, in float32, for all linear layers.
-
-        vLLM keeps them in the type that `config.json` names, which is float32 for Qwen3.5
-        (`mamba_ssm_dtype`).
-        """
+        """Return the bytes of one request's float32 states on one rank, for all linear layers."""
         heads = max(1, self.linear_value_heads // tensor_parallel)
         return self.linear_layers * heads * self.linear_head_dim**2 * 4
 
 
 def _linear_layers(text: Mapping[str, Any]) -> int:
-    """Count a hybrid's layers with linear attention, as its `config.json` lists them.
-
-    Raises:
-        KeyError: The file does not say which layers have linear attention.
-    """
+    """Count layers with linear attention; raise KeyError if the file does not list them."""
     kinds = text.get("layer_types")
     if kinds is None:
         if not text.get("linear_num_value_heads"):
             return 0
-        # Without a list of the layers' types, every n-th layer has attention (Qwen3-Next).
+        # Without a list of types, every n-th layer has attention (Qwen3-Next).
         layers, every = text["num_hidden_layers"], text["full_attention_interval"]
         return layers - layers // every
     return kinds.count("linear_attention")

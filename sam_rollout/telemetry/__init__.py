@@ -1,5 +1,1 @@
-"""The metrics and records of a run, and the files of its folder.
-
-This package depends on neither the engine, the trainer nor the automaton. The same code therefore
-measures a run with drafts and one without.
-"""
+"""The metrics and records of a run, and the files of its folder."""

@@ -1,12 +1,7 @@
 """Computes the metrics of one training step from engine steps, requests and counters.
 
-The trainer calls these functions while it runs, and readers of the run folder call them later.
-`schema.py` declares each metric and how it is computed from a `Rollout`.
-
-Each engine step of a rollout belongs to the long tail (metrics `sam/tail/...`) or to the bulk
-(metrics `sam/bulk/...`). Both add up to the whole rollout for two reasons. The "slowest" replica is
-the same one for all metrics of a training step: the replica with the largest busy time. The bulk is
-every engine step outside the tail, including steps that schedule nothing.
+`schema.py` declares each metric and how it is computed from a `Rollout`. An engine step belongs to
+the long tail (metrics `sam/tail/...`) or to the bulk (metrics `sam/bulk/...`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,17 +29,16 @@ def aggregate(
     drafter_counters: Mapping[int, Mapping[str, float]] | None = None,
     split: str = "train",
 ) -> dict[str, float]:
-    """Return the metrics of one training step, keyed by full name; all values are finite.
+    """Return the metrics of one training step, by full name; all values are finite.
 
-    Without any engine step, metrics are 0, except the metric draft/acceptance_length. It is 1,
-    since a step without drafts yields one token. Metrics that need a missing counter are left out.
+    Without any engine step, metrics are 0, except draft/acceptance_length, which is 1. Metrics that
+    need a missing counter are left out.
 
     Args:
         engine_steps: Tables of engine steps of all replicas for this training step.
         requests: Tables of requests of all replicas for this training step.
         tail_threshold: An engine step in the long tail schedules at most this many requests.
-        drafter_counters: Replica -> counter's name (a metric's name without `sam/`) -> increase in
-            this step. Counters that are not metrics are only used to compute metrics.
+        drafter_counters: Replica -> name of a counter, without `sam/` -> its increase in this step.
         split: "train" or "val"; rows of the other split are ignored.
     """
     rollout = Rollout(
@@ -76,7 +70,7 @@ class Rollout:
         counters: Counter's name -> its increase in this training step, summed over replicas.
         has_drafter: bool [steps], whether the engine has a drafter.
         gate_open: bool [steps], whether the gate was open; False without a drafter.
-        slowest: bool [steps], whether the step is the slowest replica's.
+        slowest: bool [steps], whether the replica with the largest busy time ran the step.
         tail: bool [steps], whether the engine step is in the long tail.
         bulk: bool [steps], the complement of `tail`.
     """
@@ -139,7 +133,7 @@ class Rollout:
 
 
 def _slowest(replica: np.ndarray, duration_s: np.ndarray) -> np.ndarray:
-    """Return which steps the slowest replica (the first one, if several tie) ran, bool [steps]."""
+    """Return which steps the slowest replica (the first one of several) ran, bool [steps]."""
     if not len(replica):
         return np.zeros(0, dtype=bool)
     numbers, index = np.unique(replica, return_inverse=True)

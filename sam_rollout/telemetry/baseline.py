@@ -1,8 +1,4 @@
-"""Compares a running training with a finished baseline, step by step.
-
-The metrics `compare/*` are for watching a run. When both runs are done, `sam_rollout.report`
-compares several runs per side, with intervals and all checks of fairness.
-"""
+"""Compares a running training with a finished baseline by training step (metrics `compare/*`)."""
 
 import math
 from collections.abc import Mapping
@@ -14,8 +10,7 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 from sam_rollout.telemetry.schema import declared
 
 _ROLLOUT_S, _TOKENS = "sam/engine/rollout_s", "sam/engine/generation_tokens"
-# Each row names a metric that both runs have, the metric that repeats the baseline's value in the
-# current run, and the metric (if any) for the quotient of the baseline's and the current value.
+# A metric of both runs, the metric of the baseline's value, and the quotient's metric, if any.
 _METRICS: tuple[tuple[str, str, str | None], ...] = (
     (_ROLLOUT_S, "compare/rollout_s_baseline", "compare/speedup_rollout"),
     ("sam/tail/time_s", "compare/tail_time_baseline", "compare/speedup_tail"),
@@ -47,7 +42,6 @@ class Baseline:
         self._steps = {step: metrics for step, metrics in known.items() if metrics.get(_ROLLOUT_S)}
         if not self._steps:
             raise RunFolderError(f"{folder.train_steps_path}: no training step with {_ROLLOUT_S}")
-        # The current run's rollout time by training step.
         self._own_s = {
             step: own_s
             for step, metrics in (earlier or {}).items()
@@ -83,7 +77,6 @@ class Baseline:
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers among the metrics; verl's may also be tables or texts."""
     return {
         name: float(value)
         for name, value in metrics.items()

@@ -1,8 +1,4 @@
-"""Plots the number of running requests over the time of a rollout; the curve shows the long tail.
-
-The curve is sampled at `MAX_POINTS` instants at most, so its cost does not grow with the rollout's
-length.
-"""
+"""Plots the number of running requests over the time of a rollout."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,7 +24,7 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-# Margins as fractions of the picture. Letting matplotlib fit them takes longer than drawing.
+# Margins as fractions of the picture. Fitting them takes longer than drawing.
 _MARGINS = {"left": 0.1, "right": 0.965, "bottom": 0.16, "top": 0.91}
 _MEAN, _TAIL, _THRESHOLD = "#0072B2", "#FBE6D8", "#5B6570"
 
@@ -72,8 +68,6 @@ def running_curve(
     }  # fmt: skip
     started = column["time_s"] - column["duration_s"]
     begin, end = started.min(), column["time_s"].max()
-    # The time is cut into equal intervals, and the curve is sampled in the middle of each one: the
-    # ends of an interval may lie between two steps.
     cells = min(points, max(len(started), 2))
     instants = begin + (np.arange(cells) + 0.5) * (end - begin) / cells
     tail = tail_mask(

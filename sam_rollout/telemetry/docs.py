@@ -1,7 +1,4 @@
-"""Generates the tables of reference pages from declarations in the code.
-
-Two comments in the page mark the begin and the end of each generated part.
-"""
+"""Generates the tables of reference pages from declarations in the code."""
 
 from collections.abc import Callable, Sequence
 
@@ -59,10 +56,8 @@ def tables() -> str:
     return _table(("column", "type", "tables", "meaning"), rows)
 
 
-# Short names of aggregations; docs/metrics.md explains them.
 _SHORT = {SUM: "sum", MEAN: "ratio", SLOWEST: "busiest", STEP: ""}
 
-# Page in docs -> name of each generated part -> the function that generates it.
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "metrics.md": {"metrics": metrics, "tables": tables},
     "configuration.md": {"sources": settings},

@@ -1,23 +1,17 @@
 """Estimates a rollout's time without drafts from its own engine steps.
 
-Without drafts, a request gets one token per engine step. A replica would take one step per token of
-its longest response, and step t would have one row per response of at least t tokens. Engine steps
-of the same training step give the estimate for a step with n rows: the mean time of those that
-computed n tokens, draft tokens included. The drafter's own time is subtracted. (Observed steps
-without any draft are too few and too far apart in time: on a machine with varying speed, estimates
-from such steps were wrong by a factor of up to 1.4.)
+Without drafts, a replica takes one step per token of its longest response. Step t has one row per
+response of at least t tokens. A step with n rows is estimated as the mean time of observed steps
+that computed n tokens, minus the drafter's time.
 
 There is no estimate in these cases:
 
-* Without drafts, a step would have fewer or more rows than any observed step has tokens. The
-  estimate never extrapolates.
+* A step without drafts would have fewer or more rows than any observed step has tokens.
 * Fewer than `_SAMPLE` steps that read no prompt were observed.
 * Requests waited in the queue, or arrived after other requests had ended.
-* Steps were padded, or a model drafted: the model's time is not part of the drafter's time.
+* Steps were padded, or a model drafted.
 
-`tests/unit/telemetry/test_gain.py` compares estimates with the pairs of runs in
-`benchmarks/results/runs`. The estimate ignores that an engine without a drafter may schedule
-asynchronously.
+`tests/unit/telemetry/test_gain.py` compares estimates with measured pairs of runs.
 """
 
 from typing import Any
@@ -30,10 +24,7 @@ _SAMPLE = 8  # A mean time is taken over at least this many engine steps.
 
 
 def seconds_without_drafts(rollout: Any) -> float | None:
-    """Estimate the busy time (s) of the slowest replica without drafts, from a `Rollout`.
-
-    The result is None without drafts, or in one of the cases in the module's docstring.
-    """
+    """Estimate the slowest replica's busy time (s) without drafts; None if it is unknown."""
     if not rollout.draft_tokens.any():
         return None
     found = [_of_replica(rollout, replica) for replica in np.unique(rollout.replica)]
@@ -60,9 +51,7 @@ def _of_replica(rollout: Any, replica: int) -> float | None:
 def _rows_without_drafts(requests: pa.Table) -> np.ndarray | None:
     """Return how many rows each decoding step would have without drafts, int [steps].
 
-    The steps of all busy periods are in one array. The result is None without requests, or if a
-    request arrived after others of its busy period had ended: the step in which such a request
-    would have begun is unknown.
+    The result is None if a request arrived after others of its busy period had ended.
     """
     if not requests.num_rows:
         return None
@@ -86,7 +75,6 @@ def _prices(tokens: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.nda
     """Group steps with similar numbers of tokens; return each group's mean tokens and seconds."""
     order = np.argsort(tokens, kind="stable")
     tokens, seconds = tokens[order], seconds[order]
-    # Steps with equal numbers of tokens stay in one group, even if it is large enough already.
     ends = np.flatnonzero(np.r_[tokens[1:] != tokens[:-1], True]) + 1
     ends = ends[ends >= _SAMPLE]
     starts = np.r_[0, ends[np.unique(ends // _SAMPLE, return_index=True)[1]][:-1]]

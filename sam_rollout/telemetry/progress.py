@@ -25,10 +25,7 @@ def total(parts: Iterable[EngineProgress]) -> EngineProgress:
 
 
 def progress_line(now: EngineProgress, before: EngineProgress | None, elapsed_s: float) -> str:
-    """Describe the rollout's progress; return an empty text if no request is in flight.
-
-    The speed is computed from `before`, the progress `elapsed_s` seconds ago.
-    """
+    """Describe the rollout's progress; return an empty text if no request is in flight."""
     if not now.running + now.waiting:
         return ""
     parts = [f"{now.finished} finished, {now.running} running, {now.waiting} waiting"]

@@ -14,10 +14,9 @@ class Compared:
 
     Attributes:
         tokens: Length of the response.
-        first_difference: First position, from 0, where the two responses differ; None if they are
-            equal.
-        distance: How far the two tokens at that position are from a tie (`verification.ties`). It
-            is infinite if no tie can explain the difference, and None if it was not computed.
+        first_difference: First position, from 0, where the two responses differ; None if equal.
+        distance: Distance of the two tokens there from a tie (`verification.ties`). It is infinite
+            if no tie can explain the difference, and None if it was not computed.
         tie: Whether rounding explains the difference; None if `distance` is None.
     """
 
@@ -36,11 +35,7 @@ def split_over(responses: int, replicas: int, step: int) -> list[int]:
 
 
 def proof_metrics(found: Sequence[Compared], seconds: float) -> dict[str, float]:
-    """Return the metrics of a training step, named without the prefix `sam/`.
-
-    A metric is left out if it is undefined: no response had drafts, no response differs, or no
-    distance was computed.
-    """
+    """Return the metrics of a training step, named without the prefix `sam/`."""
     metrics = {"proof/time_s": seconds}
     if found:
         places = [one.first_difference for one in found if one.first_difference is not None]

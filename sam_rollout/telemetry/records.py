@@ -1,7 +1,7 @@
 """The types of records, and the run folder that holds the records.
 
-A crash does not damage what a run has written: files appear by renaming, and a crash can only tear
-the line that is being written. A resumed run adds files with the next numbers.
+Files appear by renaming, so a crash can only tear the last line of a text file. A resumed run adds
+files with the next numbers.
 """
 
 import json
@@ -226,8 +226,7 @@ BEFORE = {
     "rollout_telemetry.proof.every": 0,
     "rollout_telemetry.proof.responses": 8,
 }
-# Group of a run's configuration for settings that the launcher has changed: it holds the values
-# that the user had set.
+# Group of a run's configuration with the user's values of settings that the launcher changed.
 ASKED = "asked"
 
 
@@ -259,7 +258,7 @@ class RunInfo:
     """
 
     label: str  # The run's side in a comparison, such as "sam=on".
-    # The full configuration as nested dicts; runs that are compared may differ in its group `sam`.
+    # The full configuration as nested dicts.
     config: Mapping[str, Any]
     versions: Mapping[str, str]  # Package -> version.
     seeds: Mapping[str, int]  # Name -> seed.
@@ -322,8 +321,8 @@ class RunFolder:
     def read(self, name: str, problems: list[str] | None = None) -> pa.Table:
         """Return all rows of a table; empty if none was written.
 
-        If a resumed run repeated training steps, the earlier rows of these steps are left out. If a
-        file lacks a nullable column, its values are null.
+        If a resumed run repeated training steps, their earlier rows are left out. Missing nullable
+        columns are null.
 
         Args:
             name: A table of `TABLES`.
@@ -337,7 +336,7 @@ class RunFolder:
         tables = []
         for path in paths:
             try:
-                # `read_table` would look for a data set in the folder; ParquetFile reads one file.
+                # `read_table` would look for a data set in the folder.
                 table = _in_registry_order(pq.ParquetFile(path).read())
                 names = table.column_names
                 there = [one for one in schema if one.name in names or not one.nullable]
@@ -370,8 +369,7 @@ class RunFolder:
     def read_train_steps(self, problems: list[str] | None = None) -> dict[int, dict[str, float]]:
         """Return training step -> metrics, in order of steps; null becomes NaN.
 
-        A step has several entries if a resumed run repeated the step, or validated before its first
-        step. The latest value of each metric counts. A line torn by a crash is ignored.
+        The latest value of each metric of a step counts. A line torn by a crash is ignored.
 
         Args:
             problems: If given, unreadable and torn lines are skipped and named in this list.
@@ -382,7 +380,6 @@ class RunFolder:
         path = self.train_steps_path
         if not path.is_file():
             raise RunFolderError(f"no file {path}: expected one JSON line per training step")
-        # A crash during a write leaves text after the last newline.
         *lines, torn = path.read_bytes().split(b"\n")
         if torn and problems is not None:
             problems.append(f"{path.name}: the last line was torn off; that step is left out")
@@ -448,7 +445,6 @@ def _read_info(path: Path) -> RunInfo:
 
 
 def _numbered(folder: Path, stem: str, suffix: str) -> list[Path]:
-    """Return the files `<stem>-NNN.<suffix>` in `folder`, ordered by number."""
     pattern = re.compile(rf"{re.escape(stem)}-(\d+)\.{suffix}")
     found = [(match, path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
     return [path for _, path in sorted(found, key=lambda item: int(item[0][1]))]
@@ -470,7 +466,6 @@ def write_by_rename(target: Path, write: Callable[[Path], object]) -> None:
 
 
 def _drop_torn_line(file: BinaryIO) -> None:
-    """Remove text that a crash left after the last newline; it would spoil the next entry."""
     file.seek(0)
     content = file.read()
     if content and not content.endswith(b"\n"):

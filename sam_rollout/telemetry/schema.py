@@ -1,14 +1,9 @@
 """The declarations of all metrics. Writers and readers take the metrics' names from here.
 
-Names have the form `sam/<group>/<name>`. Validation has metrics of its own, named
-`sam_val/<group>/<name>`. All values are of one training step. A counter's value is its increase
-during the step's rollout (or validation).
-
-A metric is declared here only if a user can act on it; its `meaning` describes the action. The run
-folder's tables hold all other data on engine steps and requests. To add a metric, add a row. If
-records or counters determine it, add the function that computes it from a
-`telemetry.aggregate.Rollout`. A metric that only one draft source counts is declared in that
-source's file (`sam_rollout/sources/`).
+Names have the form `sam/<group>/<name>`, or `sam_val/<group>/<name>` for validation. All values are
+of one training step; a counter's value is its increase. To add a metric, add a row, with a function
+of a `telemetry.aggregate.Rollout` if records or counters determine the metric. A draft source
+declares its own metrics in its file.
 """
 
 import re
@@ -60,12 +55,10 @@ GROUPS = {
     "and this run's gains. They are absent at steps that the baseline lacks.",
 }
 
-# Placeholders in names of metrics. They stand for a draft position (1, 2, ...), for the lower edge
-# of a bin of context lengths, and for a draft source.
+# Placeholders in names: draft position (1, 2, ...), lower edge of a bin, and draft source.
 POSITION, CONTEXT, SOURCE = "<k>", "<lo>", "<source>"
 # Lower edges of the bins. A draft's context length is the text's length when the draft was made.
 CONTEXT_EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-# Counters by context length: verified drafts, drafted tokens and accepted tokens.
 CONTEXT_KINDS = ("verify", "drafted", "accepted")
 CONTEXT_COUNTERS = tuple(
     f"{kind}_context_{edge}" for kind in CONTEXT_KINDS for edge in CONTEXT_EDGES
@@ -78,8 +71,6 @@ _PLACES = {
 
 
 def _of_phase(phase: str, words: str, act: str) -> list[Metric]:
-    """Return the metrics that exist for both bulk and tail."""
-
     def seconds(r: Any) -> float:
         return r.duration_s[getattr(r, phase)].sum()
 
@@ -301,7 +292,6 @@ _TRAINER = (
     Metric(VERSION_METRIC, "1",
            "Version of the records. From 4 on, counters are per step.",
            STEP, lambda r: SCHEMA_VERSION),
-    # sam_rollout/telemetry/baseline.py computes these.
     Metric("compare/rollout_s_baseline", "s", "The baseline's sam/engine/rollout_s.", STEP),
     Metric("compare/tail_time_baseline", "s", "The baseline's sam/tail/time_s.", STEP),
     Metric("compare/step_s_baseline", "s", "The baseline's timing_s/step.", STEP),

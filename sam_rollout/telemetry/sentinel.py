@@ -1,12 +1,8 @@
 """Warns of drafts that have gone wrong without an error.
 
-A run with broken speculation continues. It gains nothing, or it trains on wrong probabilities. The
-sentinel checks every training step with drafts. It reports a finding once, when it appears, and
-reports it again only if the finding has disappeared meanwhile.
-
-Low acceptance is a finding only if its whole 95 % interval is beyond the threshold, so that a few
-samples raise no alarm. Intervals are taken over prompts, because responses to one prompt resemble
-each other.
+The sentinel checks every training step with drafts, and reports a finding once, when it appears.
+Low acceptance is a finding only if its whole 95 % interval is beyond the threshold. Intervals are
+taken over prompts, because responses to one prompt resemble each other.
 """
 
 import math
@@ -69,15 +65,13 @@ _ADVICE = {
 # Counters of failures that switch a part off. After failures in other counters, parts stay on.
 _SWITCHED_OFF = ("draft/failures", "draft/record_failures", "draft/texts_failures",
                  "gate/failures")  # fmt: skip
-# Metrics of this run and of the baseline: the mean over tokens of the absolute difference between
-# the rollout's and the trainer's probability, in bf16 about 0.003 to 0.01.
+# Metrics of this run and of the baseline: the mean absolute difference between the rollout's and
+# the trainer's probability of a token. In bf16 it is about 0.003 to 0.01.
 _OWN, _BASELINES = "training/rollout_probs_diff_mean", "compare/probs_diff_baseline"
 _IDENTICAL, _TIES = "sam/proof/identical_share", "sam/proof/ties_share"
-# Added to the run's and to the baseline's difference before their ratio is taken, because a ratio
-# of rounding errors has no meaning.
+# Added to both differences before their ratio is taken; a ratio of rounding errors has no meaning.
 _ROUNDING = 1e-3
-# Added to a step's accepted tokens. Without any success in n trials, a rate up to 3 / n is possible
-# (the rule of three). The spread over prompts, from which the interval comes, would be zero.
+# Added to a step's accepted tokens: without a success in n trials, the rate may be up to 3 / n.
 _RULE_OF_THREE = 3.0
 
 
@@ -121,12 +115,7 @@ class Sentinel:
         self._not_ties = ""  # The last proof's finding; empty if rounding explains the differences.
 
     def look(self, step: TrainingStep) -> tuple[list[Finding], dict[str, float]]:
-        """Check a step.
-
-        Returns:
-            The findings that the previous step did not have, and a metric for each possible
-            finding, by full name: 1 if the problem exists, else 0.
-        """
+        """Check a step; return new findings, and a metric (0 or 1) for each possible finding."""
         rules = (
             self._hardly_accepted, self._acceptance_halved, self._counters_missing,
             self._something_failed, self._probabilities_differ, self._texts_differ,
@@ -153,9 +142,8 @@ class Sentinel:
     def _acceptance_halved(self, step: TrainingStep) -> Iterator[Finding]:
         """Compare acceptance with the last step that verified drafts, by prompt.
 
-        A gate that allows fewer drafts, or opens more often, lowers the accepted tokens per open
-        engine step, but not the accepted share of draft tokens. A gate that allows more drafts
-        lowers this share, but not the accepted tokens per open step.
+        The gate alone lowers either accepted tokens per open engine step or the accepted share of
+        draft tokens. So both must fall.
         """
         now = _acceptance(step)
         if not now["drafted_tokens"].sum():
@@ -199,7 +187,6 @@ class Sentinel:
             yield Finding("counters_missing", "; ".join(missing))
 
     def _something_failed(self, step: TrainingStep) -> Iterator[Finding]:
-        """Report parts that are off, and errors of this step that switched no part off."""
         survived: dict[int, set[str]] = {}
         for engine in step.engines:
             for counter, count in engine.drafter_counters.items():
@@ -227,7 +214,6 @@ class Sentinel:
             yield Finding("probabilities_differ", seen)
 
     def _texts_differ(self, step: TrainingStep) -> Iterator[Finding]:
-        """Report responses that differ without drafts, unless all differences are rounding."""
         if _IDENTICAL in step.metrics:
             differ, strays = 1 - step.metrics[_IDENTICAL], 1 - step.metrics.get(_TIES, 1.0)
             seen = (
@@ -242,9 +228,7 @@ class Sentinel:
 def _began(requests: pa.Table, since_s: float) -> bool:
     """Return whether a request began at `since_s` or later.
 
-    Only such a request must have an engine step in these records. An older request may have none:
-    its first steps were drained with a validation's records, and then a weight update may have
-    interrupted it before its next step.
+    A weight update may have interrupted older requests before they had an engine step.
     """
     return bool(pc.any(pc.greater_equal(requests["start_s"], since_s)).as_py())
 
@@ -252,8 +236,7 @@ def _began(requests: pa.Table, since_s: float) -> bool:
 def _verified_in(step: TrainingStep) -> np.ndarray:
     """Return the numbers of accepted and verified draft tokens, and of verified drafts.
 
-    The numbers are zero if the gate only tried drafts. If drafts save no time, the gate `auto`
-    stays closed, except for a few steps in which it tries drafts. These trials are not a problem.
+    The numbers are zero if the gate `auto` only tried drafts, which is not a problem.
     """
     trials, opened = (
         sum(engine.drafter_counters.get(f"gate/{name}", 0.0) for engine in step.engines)
@@ -267,7 +250,6 @@ def _verified_in(step: TrainingStep) -> np.ndarray:
 
 
 def _acceptance(step: TrainingStep) -> dict[str, np.ndarray]:
-    """Return a step's accepted tokens, drafted tokens and open steps by prompt, float each."""
     tables = [engine.requests for engine in step.engines]
     requests = pa.concat_tables([REQUESTS.empty_table(), *tables])
     _, prompt = np.unique(requests["group"].to_numpy(), return_inverse=True)
@@ -276,6 +258,5 @@ def _acceptance(step: TrainingStep) -> dict[str, np.ndarray]:
 
 
 def _listed(replicas: Sequence[int]) -> str:
-    """List the first replicas, and say how many more there are."""
     more = len(replicas) - 8
     return ", ".join(map(str, replicas[:8])) + (f" and {more} more" if more > 0 else "")

@@ -20,9 +20,8 @@ def tail_mask(
 ) -> np.ndarray:
     """Return which engine steps belong to the long tail, bool [steps].
 
-    In a step of the tail, between 1 and `tail_threshold` requests are scheduled, no request waits,
-    and no prompt is computed. A small batch that requests wait for or join is not the tail: a round
-    has just begun, or requests were preempted.
+    In a step of the tail, 1 to `tail_threshold` requests are scheduled, no request waits, and no
+    prompt is computed.
     """
     settled = (waiting == 0) & (prompt_tokens == 0)
     return (scheduled > 0) & (scheduled <= tail_threshold) & settled

@@ -97,7 +97,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(file: Path) -> Iterator[Trace]:
-    """Yield the traces of a file; an error names the line or row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -133,7 +132,6 @@ def _read(file: Path) -> Iterator[Trace]:
 
 
 def _ids(values: Any, place: str) -> Int32Array:
-    """Check token ids, and return them as int32 [n]."""
     try:
         array = np.asarray(values)
     except ValueError:  # lists of different lengths
@@ -147,7 +145,6 @@ def _ids(values: Any, place: str) -> Int32Array:
 
 
 def _number(entry: Mapping[str, Any], key: str, place: str) -> int:
-    """Return the entry's whole number at `key`; 0 if the entry has no such key."""
     value = entry.get(key)
     if value is None:
         return 0

@@ -1,8 +1,9 @@
 # shellcheck shell=bash
-# Environment of an Ascend 910C node; scripts/node.sh sources it before Ray starts. A value in the shell
-# wins. INTERFACE is the network interface of training. This file was not run, for want of an NPU; names
-# and values follow verl's and cann-recipes-train's multi-node scripts. Settings that are the same on
-# all nodes (timeouts and buffers of HCCL, the task queue, memory) are in configs/device/ascend_910c.yaml.
+# Environment of an Ascend 910C node; scripts/node.sh sources it before Ray starts. Variables that the
+# shell has set are kept. INTERFACE is the network interface of training. This file was not run, for want
+# of an NPU; names and values follow verl's and cann-recipes-train's multi-node scripts. Settings that
+# are the same on all nodes (timeouts and buffers of HCCL, the task queue, memory) are in
+# configs/device/ascend_910c.yaml.
 
 # CANN and ATB set paths of libraries and kernels, which torch_npu needs. The name of CANN's folder
 # depends on the version; if both names exist, they are the same folder.
@@ -14,8 +15,7 @@ else
 fi
 source_if_there "$ASCEND_ROOT/nnal/atb/set_env.sh"
 
-# Ray would show each worker only the dies that it reserved for it. But verl chooses a die by rank among
-# all dies of the node, and training and rollout share a die.
+# Ray must not hide dies from workers. verl chooses a die by rank among all dies of the node.
 set_default RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES 1
 
 # HCCL's ranks find each other here; data goes over the NPUs' own network.

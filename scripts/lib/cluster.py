@@ -2,8 +2,7 @@
 
 The head starts Ray, waits until every node has joined, runs the recipe, and watches the nodes. A
 worker starts Ray, joins, and stays until the head is gone. Both end only the processes that they
-started. (``ray symmetric-run`` would end every Ray on a machine and does not notice a lost node.
-The Ray of vllm-ascend's image lacks this command.)
+started. (``ray symmetric-run`` would end every Ray on a machine.)
 
 The exit status is the job's exit status, or 3 if the cluster was not complete, 4 if a node was
 lost, 5 if the configuration is refused, and 128 + n after signal n.
@@ -40,13 +39,10 @@ REPORT_S = 10.0  # time between two log lines that report the same state
 PROBE_S = 3.0  # time limit of a connection to a node that may be down
 HEAD_GONE_PROBES = 3  # a worker stops after this number of failed connections to the head
 RAY_STOP_S, JOB_STOP_S = 30.0, 15.0
-# Time for Ray Serve to move replicas when Ray ends. With the default of 30 s, a worker would try
-# for that long to reach a head that has already ended.
+# With Ray Serve's default of 30 s, a worker would try that long to reach a head that has ended.
 RAY_DRAIN_S = "0"
 RAY_STARTED = "Ray runtime started."
 RAY_ATTEMPTS, RAY_START_S = 3, 120.0  # a busy machine may need longer than Ray's own limit of 30 s
-# Each of verl's many small actors needs one logical CPU. A small machine has too few, so we declare
-# 16 CPUs to Ray.
 CPU_DEVICE = ["--num-cpus=16", "--object-store-memory=500000000"]
 SHOWN_VARIABLES = ("ASCEND_", "GLOO_", "HCCL_", "LD_PRELOAD", "NCCL_", "RAY_", "TP_SOCKET_")
 
@@ -66,7 +62,7 @@ def is_open(address: str, port: int) -> bool:
 
 
 class Part:
-    """This node's settings and commands, which are fixed before any process starts."""
+    """This node's settings and commands."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         common.check_options(options)
@@ -76,8 +72,7 @@ class Part:
             raise ClusterError("nothing to run: give --config experiment=... [overrides]")
         self.devices, self.resource = options.devices_per_node, common.RESOURCES[options.device]
         self.folder = folder(self.port)
-        # The path is short because the length of sockets' paths is limited. Ray opens its own
-        # folder to all users; the folder that contains it stays closed to other users.
+        # The length of sockets' paths is limited.
         self.ray_folder, self.ray_log = self.folder / "ray", self.folder / "ray-start.log"
 
     @cached_property
@@ -119,8 +114,7 @@ class Part:
     def job_command(self) -> list[str]:
         """Return the command that starts the training run or, with ``--doctor``, the doctor.
 
-        The cluster's size comes first, so that overrides can change it. The doctor checks all nodes
-        for the run that the same overrides would start.
+        The cluster's size comes first, so that overrides can change it.
         """
         program = ["recipes.dapo_qwen3.main"]
         if self.options.doctor:
@@ -144,7 +138,6 @@ class Part:
         return subprocess.Popen(command, env=self.environment(), start_new_session=True, **streams)
 
     def describe(self) -> str:
-        """Describe this part for --print."""
         place = f"rank {self.rank} of {self.nodes}, head {self.options.head_address}:{self.port}"
         lines = [f"# {self.name}: {place}", f"# nodes: {', '.join(self.names)}"]
         lines += [
@@ -160,7 +153,7 @@ class Part:
 def write_nodes(address: str, resource: str, path: str) -> None:
     """Write the state of Ray's nodes to a file every second.
 
-    This runs in a separate process, because a failing Ray ends all processes connected to it.
+    A failing Ray ends this process, which is therefore separate.
     """
     import ray
 
@@ -238,11 +231,7 @@ def progress(part: Part, nodes: dict[int, dict[str, Any]]) -> tuple[str, str]:
 
 
 def wait_until_complete(part: Part, ray: subprocess.Popen, watch: Watch) -> None:
-    """Wait until every node has joined with all its devices.
-
-    Raises:
-        ClusterError: The message names the nodes or devices that are missing after the time limit.
-    """
+    """Wait until every node has joined with all its devices."""
     limit_s, started, told, told_s = part.options.timeout, time.monotonic(), ("", "all"), 0.0
     while told[1]:
         pause(POLL_S)
@@ -262,11 +251,7 @@ def wait_until_complete(part: Part, ray: subprocess.Popen, watch: Watch) -> None
 def watch_job(
     part: Part, job: subprocess.Popen, ray: subprocess.Popen, watch: Watch
 ) -> tuple[int, list[str]]:
-    """Wait for the job's end; end the job if a node is lost.
-
-    Returns:
-        Exit status, and names of lost nodes.
-    """
+    """Wait for the job's end; end the job if a node is lost; return status and lost nodes."""
 
     def lost_nodes(answers: Callable[[dict[str, Any]], bool]) -> list[str]:
         if ray.poll() is not None:
@@ -354,7 +339,7 @@ def run_head(part: Part) -> int:
 
 def run_worker(part: Part) -> int:
     """Join the cluster when its head is up, stay until the head is gone; return the status."""
-    # The head's name is used, because in Kubernetes the head has no address before its pod is up.
+    # In Kubernetes the head has no address before its pod is up, so its name is used.
     head, limit_s = f"{part.options.head_address}:{part.port}", part.options.timeout
     started, told_s, missed = time.monotonic(), -REPORT_S, 0
     while not is_open(part.options.head_address, part.port):
@@ -427,7 +412,6 @@ def run(options: argparse.Namespace) -> int:
         said = stopped.reason
         raise
     finally:
-        # vLLM's engines are children of Ray's workers and may outlive them briefly.
         end_all(of_cluster(part.folder), patience_s=JOB_STOP_S)
         if said:
             say(f"{part.name}: {said}; all processes of the run are ended")

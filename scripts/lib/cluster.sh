@@ -38,7 +38,7 @@ default_interface() {
     awk '$2 == "00000000" && $8 == "00000000" { print $1; exit }' "${1:-/proc/net/route}"
 }
 
-# Exports a variable that is not set yet: a value in the shell wins.
+# Exports a variable that is not set yet.
 set_default() {
     [ -n "${!1+set}" ] || export "$1=$2"
 }

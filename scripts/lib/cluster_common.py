@@ -78,11 +78,7 @@ def shell_status(status: int | None) -> int | None:
 
 
 def split_words(name: str, text: str) -> list[str]:
-    """Split the value of the option or variable ``name`` into words, as a shell would.
-
-    Raises:
-        ClusterError: A quote is not closed.
-    """
+    """Split the value of the option or variable ``name`` into words, as a shell would."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -100,7 +96,7 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     add("--port", type=int, default=PORT, help="of Ray on the head")
     add("--dashboard-port", type=int, default=DASHBOARD_PORT, help="on the head; 0: no dashboard")
     add("--timeout", type=int, default=600, help="s, for all nodes to join")
-    # The job gets time to print its own error, which is more informative than ours.
+    # The job's own error is more informative than ours.
     add("--loss-grace", type=int, default=30, help="s, for a job that lost a node to end")
     add("--ray-options", default="", help="more options for ray start")
     add("--doctor", action="store_true", help="look at all nodes instead of running the recipe")
@@ -109,11 +105,7 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuse ports that Ray uses for its client server and its workers.
-
-    Raises:
-        ClusterError: A port is in Ray's range, or a quote in an option is not closed.
-    """
+    """Refuse ports that Ray uses for its client server and its workers."""
     split_words("--ray-options", options.ray_options)
     for name in ("port", "dashboard_port"):
         if 10001 <= (port := getattr(options, name)) <= 19999:

@@ -1,8 +1,7 @@
 """Runs scripts/node.sh on every node over ssh; scripts/launch_multinode.sh calls it.
 
-Each node runs its part of the launch, the program scripts/lib/cluster.py, which reads Ray's token
-from standard input and ends when this input closes. Therefore no process remains if this program is
-killed or the network fails.
+Each node runs scripts/lib/cluster.py, which reads Ray's token from standard input and ends when
+this input closes. So no process remains if this program is killed.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ from typing import NamedTuple
 import cluster_common as common
 from cluster_common import EXIT_NO_CLUSTER, POLL_S, REPOSITORY, ClusterError, say, show, tell_error
 
-# ssh must not ask for a password, and has to notice within a minute that the other side is gone.
+# ssh must not ask for a password. It has to notice within a minute that the other side is gone.
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
 END_S = 90.0  # time limit for a node's part to end
-# Variables with the paths of model and data. The head's configuration uses all of them; every node
-# uses the model's path.
+# Variables with the paths of model and data. Workers use only the model's path.
 PASSED_ON = ("MODEL_PATH", "TRAIN_FILE", "TEST_FILE")
 SHOWN = ("==> ", "error: ")  # a worker's lines are shown if they begin with these
 
@@ -43,11 +41,7 @@ class Target(NamedTuple):
 
 
 def read_nodes(path: Path) -> list[Target]:
-    """Read the file of nodes.
-
-    Raises:
-        ClusterError: The file cannot be read or is wrong.
-    """
+    """Read the file of nodes."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -70,11 +64,7 @@ def read_nodes(path: Path) -> list[Target]:
 
 
 def resolve(name: str) -> str:
-    """Return the address at which the other nodes reach the head.
-
-    Raises:
-        ClusterError: The name is unknown, or resolves to a loopback address.
-    """
+    """Return the address at which the other nodes reach the head."""
     address = "no address"
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(name)
@@ -154,7 +144,6 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
             part.append(f"--{name.replace('_', '-')}={value}")
     if rank == 0:
         part += [*(["--doctor"] if options.doctor else []), "--config", *options.config]
-    # Variables of --env come last, so they override the others.
     given = [f"{name}={os.environ[name]}" for name in PASSED_ON if name in os.environ]
     words = shlex.join(["env", *given, *options.env, *part])
     remote = f"cd {shlex.quote(str(options.remote_dir))} && exec {words}"
@@ -164,7 +153,6 @@ def node_command(options: argparse.Namespace, targets: list[Target], rank: int) 
 def launch(options: argparse.Namespace, targets: list[Target]) -> int:
     """Run all nodes' parts until the head ends or a worker fails to join; return the status."""
     options.log_dir.mkdir(parents=True, exist_ok=True)
-    # If the user sets the token, other programs of the user, such as the doctor, can connect.
     token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     parts: list[Remote] = []
     try:
@@ -177,7 +165,7 @@ def launch(options: argparse.Namespace, targets: list[Target]) -> int:
         say(f"{stopped.reason}; ending all nodes' parts")
         raise
     finally:
-        # The head's part (with the job) ends first, so that no worker counts as lost.
+        # The head's part ends first, so that no worker counts as lost.
         for some in (parts[:1], parts[1:]):
             for part in some:
                 part.tell_to_end()

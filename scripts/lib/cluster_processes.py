@@ -1,9 +1,8 @@
 """Finds and ends the processes of a cluster on this node.
 
-Every process of a cluster, including vLLM's engines and Ray's daemons, inherits an environment
-variable that names its cluster, and writes its log into the cluster's folder. These two marks
-distinguish the remains of an earlier run from the processes of other users and other clusters. One
-mark is not enough: Ray's workers change their titles, which erases their environments.
+Every process of a cluster inherits the environment variable `MARK`, and has its log open in the
+cluster's folder. Both marks are needed, because Ray's workers change their titles, which erases
+their environments.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ def end(process: subprocess.Popen, patience_s: float) -> None:
 
 
 def claim(folder: Path) -> TextIO:
-    """Lock a cluster's folder; the lock lasts as long as the returned file is open.
-
-    Raises:
-        ClusterError: Another process holds the lock, or the folder is another user's.
-    """
+    """Lock a cluster's folder; the lock lasts as long as the returned file is open."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     status = folder.lstat()  # any user can create this folder in /tmp

@@ -3,8 +3,7 @@
     python find_package.py <distribution> [<folder with the package>]
 
 The program prints the version and the folder that contains the package, on two lines. Without a
-folder argument it searches the places from which this interpreter would import the package. If
-there is no package or no version, it prints one line and exits with 1.
+package or a version, it prints one line and exits with 1.
 """
 
 import re

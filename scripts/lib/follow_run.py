@@ -1,8 +1,5 @@
 """Shows a training run's progress, one line per event, until the run's process ends.
 
-verl's log of a run has thousands of lines. This program shows which part of the start-up is running
-and the results of every training step. Usage:
-
     python scripts/lib/follow_run.py RUN_DIR --pid PID
 
 The run writes its log to RUN_DIR/log.txt and its records below RUN_DIR/sam.
@@ -19,7 +16,6 @@ import psutil
 
 from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
-# Part of the start-up -> pattern in the log that announces it.
 MILESTONES = {
     "starting Ray": "ray init kwargs",
     "loading the trainer": "train and validate dataloader initialized",
@@ -27,7 +23,6 @@ MILESTONES = {
     "engine is up: {match}": r"sam_rollout: (?:no )?drafter.*",
     "training": "ready to fit",
 }
-# Label, metric and format of each value in the line of a training step.
 COLUMNS = (
     ("reward", "critic/score/mean", "{:+.2f}"),
     ("accuracy", "sam/rounds/accuracy_unfiltered", "{:.2f}"),

@@ -11,10 +11,7 @@ from xml.etree import ElementTree
 
 
 def results_of(path: Path) -> Counter[str]:
-    """Return the counts of one file; an unreadable file counts as one failure.
-
-    A test whose setup failed counts as failed.
-    """
+    """Return the counts of one file; an unreadable file counts as one failure."""
     found: Counter[str] = Counter()
     try:
         suites = list(ElementTree.parse(path).iter("testsuite"))
@@ -31,8 +28,7 @@ def results_of(path: Path) -> Counter[str]:
 def closing_line(folder: Path, seconds: str, failed_parts: Iterable[str] = ()) -> str:
     """Return the line with the sums over all ``*.xml``; each file is named after its part of tests.
 
-    A failed part of the tests counts as at least one failure. ``seconds`` is the time of all parts,
-    which overlap.
+    A part in `failed_parts` counts as at least one failure.
     """
     results = {path.stem: results_of(path) for path in folder.glob("*.xml")}
     for part in failed_parts:

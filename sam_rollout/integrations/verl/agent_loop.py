@@ -1,13 +1,7 @@
 """Gives every generation request of verl an identity: step, split, prompt and sibling number.
 
-verl's agent-loop worker knows the step, the split and the sibling number (verl's session number).
-The prompt's token ids exist only where the agent loop calls the LLM client. The worker therefore
-stores step, split and sibling number in a context variable of the response's task. A thin client
-adds the prompt, and sends the identity with each request.
-
-A data set may hold a prompt several times (AIME's 30 problems are often stored 32 times, to sample
-32 responses to each). The agent-loop manager counts these copies. Without the count, all copies
-would draw the same random numbers.
+verl's agent-loop worker knows step, split and sibling number (verl's session number). It stores
+them in a context variable of the response's task. `IdentityClient` adds the prompt's token ids.
 """
 
 from __future__ import annotations
@@ -42,8 +36,6 @@ from sam_rollout.integrations.verl.rewards import UnjudgedError, check_reward
 
 @dataclass
 class _Response:
-    """The response that an agent loop is producing."""
-
     step: int
     split: str
     sibling: int
@@ -105,7 +97,6 @@ class IdentityClient:
         return output
 
     def _identity_of(self, response: _Response, name: str, seed: int | None) -> RequestIdentity:
-        """Return the identity of a response's request; its key depends on `name` and `seed`."""
         identity = identify(
             response.first_prompt_ids,
             seed=self._seed,
@@ -121,8 +112,6 @@ class IdentityClient:
 
 
 class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
-    """verl's agent-loop worker for the TransferQueue; it also gives each request an identity."""
-
     def __init__(self, config: Any, llm_client: Any, *args: Any, **kwargs: Any) -> None:
         rollout = config.actor_rollout_ref.rollout
         client = IdentityClient(llm_client, seed=rollout.seed)
@@ -137,7 +126,6 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         return self._failures.take()
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict) -> None:
-        """Score a response as verl does, and refuse a reward that is not a number."""
         try:
             await super()._compute_score(outputs, kwargs)
         except ActorDiedError as error:
@@ -152,7 +140,6 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         final.extra_fields[TOKENS_BY_WEIGHTS] = list(tokens_by_weights.get().items())
         if self.reward_loop_worker_handles is None:
             return  # A reward model scores the whole batch later.
-        # Only training groups are filtered.
         metric = self._filter_metric if _current_response.get().split == TRAIN_SPLIT else None
         check_reward(final.reward_score, final.extra_fields.get("reward_extra_info") or {}, metric)
 
@@ -175,7 +162,10 @@ class _SamAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
 
 class CopyCounter:
-    """Numbers the responses to all copies of a prompt, starting at 0 in every step of a split."""
+    """Numbers the responses to all copies of a prompt, from 0 in every step of a split.
+
+    Without this count, copies of a prompt in a data set would draw the same random numbers.
+    """
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
@@ -196,9 +186,9 @@ class CopyCounter:
 
 
 class SamAgentLoopManager(AgentLoopManagerTQ):
-    """verl's agent-loop manager, which also numbers the responses to all copies of a prompt.
+    """verl's agent-loop manager with a `CopyCounter`.
 
-    ``rollout.agent.agent_loop_manager_class`` names this class.
+    The setting ``rollout.agent.agent_loop_manager_class`` names this class.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -207,7 +197,7 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         self._copies = CopyCounter()
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Number the responses to all copies of each prompt; dispatch the prompts as verl does."""
+        """Number the responses to each prompt's copies, then dispatch as verl does."""
         # .get() would return a wrapper, which is always true.
         validate = bool(prompts["validate"]) if "validate" in prompts else False
         texts = list(prompts["raw_prompt"])
@@ -221,7 +211,6 @@ class SamAgentLoopManager(AgentLoopManagerTQ):
         super().generate_sequences(prompts)
 
     def _numbers(self, prompts: TensorDict, rows: int, *, validate: bool) -> list[int]:
-        """Return the number of responses to each prompt, from the batch's column or the config."""
         if OWN_NUMBER_COLUMN in prompts:
             own = prompts[OWN_NUMBER_COLUMN]
             return [int(n) for n in own] if hasattr(own, "__len__") else [int(own)] * rows

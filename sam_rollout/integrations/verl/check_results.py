@@ -1,8 +1,4 @@
-"""The possible results of a check of a run's configuration: a fact, a note, or an error.
-
-An error is a `ConfigError`. If data or a model is not on this machine, the check raises a
-`NotHereError`: the run cannot start, but a plan (``--dry-run``) can still be made.
-"""
+"""The possible results of a check of a run's configuration: a fact, a note, or an error."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,20 +20,23 @@ class Fact:
 
 @dataclass(frozen=True)
 class Note:
-    """A remark on a setting that works but may surprise; every start prints the remark."""
+    """A remark on a setting that works but may surprise; every start prints it."""
 
     text: str
 
 
 class NotHereError(ConfigError):
-    """The configuration names data or a model that is not on this machine."""
+    """The configuration names data or a model that is not on this machine.
+
+    The run cannot start here, but a plan (``--dry-run``) can still be made.
+    """
 
 
 def hold(rules: Iterable[Rule]) -> None:
     """Check rules in order.
 
     Raises:
-        ConfigError: A rule does not hold; the error names its field, value and what is allowed.
+        ConfigError: The first rule that does not hold.
     """
     for field, value, right, allowed in rules:
         if not right:

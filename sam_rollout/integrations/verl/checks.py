@@ -1,8 +1,7 @@
 """Checks a run's settings, data, model and code, and the checkpoint from which it resumes.
 
-The run itself, ``--check-only``, ``--dry-run`` and the doctor all run this list of checks. A typo
-therefore ends a run within seconds and not after the model is loaded. verl's own checks import
-verl, and the check of data imports `datasets`. The other checks import nothing heavy.
+The run itself, ``--check-only``, ``--dry-run`` and the doctor run these checks. Only verl's own
+checks (which import verl) and the check of data (`datasets`) import large packages.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ Said = Iterable[Fact | Note]
 class RunCheck:
     """One check: its subject, and the function that checks it.
 
-    The function gets the configuration and our parsed settings, and yields facts and notes. It
-    raises `ConfigError` if the run cannot work.
+    The function yields facts and notes. It raises `ConfigError` if the run cannot work.
     """
 
     what: str
@@ -63,7 +61,7 @@ def settled(config: DictConfig) -> RunConfig:
     """Read our settings, compare them with verl's, and decide the settings that users left open.
 
     Raises:
-        ConfigError: A setting is wrong; the error names the field, its value and what is allowed.
+        ConfigError: A setting is wrong.
     """
     run = read_run_config(config)
     layout = check_layout(config)
@@ -73,7 +71,6 @@ def settled(config: DictConfig) -> RunConfig:
 
 
 def _check_source_files(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
-    """Read the files from which enabled sources draft."""
     source, model = run.sam.sources.run, run.sam.sources.model
     if run.sam.enabled:
         if is_missing(run.sam):
@@ -87,7 +84,6 @@ def _check_source_files(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
 
 
 def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    """Check combinations of settings; yield a note for each one that works but may surprise."""
     yield from _check_engine_limits(config, run)
     sampling, train_batch = run.sampling, config.data.train_batch_size
     if sampling.kind == "none" and sampling.gen_batch_size != train_batch:
@@ -115,7 +111,6 @@ def _notes(config: DictConfig, run: RunConfig) -> Iterator[str]:
 
 
 def _check_proof(config: DictConfig, run: RunConfig) -> None:
-    """Check the settings that a comparison of texts with and without drafts needs."""
     every, mode = run.telemetry.proof.every, config.actor_rollout_ref.rollout.logprobs_mode
     if every and run.sam.enabled:
         coupled = (
@@ -132,7 +127,6 @@ def _check_proof(config: DictConfig, run: RunConfig) -> None:
 
 
 def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    """Read the baseline run; yield a note if its settings make a comparison with it unfair."""
     path = run.compare.baseline_run
     if not path:
         return
@@ -160,14 +154,13 @@ def _check_baseline(config: DictConfig, run: RunConfig) -> Iterator[str]:
 
 
 def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
-    """Check that the engine's limits leave room for draft tokens."""
     if not run.sam.enabled:
         return
     rollout, data, k = config.actor_rollout_ref.rollout, config.data, run.sam.max_draft_tokens
     tokens = rollout.max_num_batched_tokens
-    # vLLM (by its function `_input_fits_in_drafter`) proposes no drafts in a step if the scored
-    # text of one request, including its k drafts, ends less than k tokens before max_model_len. The
-    # last token of the longest text is never scored, because no token follows it.
+    # If one request's text with its k drafts ends less than k tokens before max_model_len, vLLM
+    # proposes no drafts in this step (`_input_fits_in_drafter`). The longest text's last token is
+    # never scored.
     needed = data.max_prompt_length + data.max_response_length - 1 + 2 * k
     long_enough = (
         f"must be at least {needed} = max_prompt {data.max_prompt_length} + max_response "
@@ -189,8 +182,8 @@ def _check_engine_limits(config: DictConfig, run: RunConfig) -> Iterator[str]:
         )
 
 
-# Checks run in this order, the cheap ones first. `SETTINGS` check the configuration and the machine
-# where the user starts the run. `FILES` check the files and the code that every node must have.
+# `SETTINGS` are checked where the user starts the run, and `FILES` on every node. Cheap checks come
+# first.
 SETTINGS = (
     RunCheck("settings", lambda config, run: map(Note, _notes(config, run))),
     RunCheck("variables", lambda config, _run: map(Note, environment_notes(config))),
@@ -208,21 +201,16 @@ FILES = (
     RunCheck("data", lambda config, _run: check_data(config)),
 )
 RUN_CHECKS = (*SETTINGS, *FILES)
-# A starting run leaves out this check: it calls verl's checks later, after setting its environment
-# variables.
+# A starting run omits verl's own checks here. It calls them after setting environment variables.
 ALL_CHECKS = (*RUN_CHECKS, RunCheck("verl's own checks", check_with_verl))
 
 
 def check(
     config: DictConfig, checks: Sequence[RunCheck] = RUN_CHECKS, *, planned: bool = False
 ) -> RunConfig:
-    """Check a composed configuration; print a note for each setting that may surprise.
+    """Check a composed configuration, and print its notes.
 
-    Args:
-        config: The composed configuration.
-        checks: The checks to run.
-        planned: Whether the run will start on another machine; missing data and models then become
-            notes.
+    With `planned`, missing data and models only cause notes.
     """
     run = settled(config)
     for one in checks:

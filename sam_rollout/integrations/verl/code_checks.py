@@ -1,7 +1,7 @@
 """Checks that the reward function, agent loops and other code of the user can be loaded.
 
-verl loads such code in its workers, after models and engines have started. These checks load the
-code earlier, in a separate interpreter, so that the code's imports do not affect this process.
+verl loads such code in its workers, after models and engines have started. These checks load it
+earlier, in a separate interpreter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OTHER_CODE = (
     ("data.sampler.class_path", "data.sampler.class_name"),
     ("actor_rollout_ref.model.external_lib", None),
 )
-# Settings that name files which verl opens after all processes have started.
+# Settings that name files. verl opens these files after all processes have started.
 _OTHER_FILES = (
     "actor_rollout_ref.rollout.multi_turn.tool_config_path",
     "actor_rollout_ref.rollout.multi_turn.function_tool_path",
@@ -43,9 +43,9 @@ _OWN_LOOPS = {"single_turn_agent", "tool_agent"}
 # verl's name of the metric that every response has: the score of its reward.
 _CANONICAL_REWARD = "reward"
 
-# This program loads one object as verl does (verl.utils.import_utils.load_extern_object). It prints
-# one line of JSON: an error about the object's name ("" if there is none), the names of the numbers
-# that a reward returns (its module lists them in `FIGURES`), and the module's file.
+# A program that loads one object as verl does (verl.utils.import_utils.load_extern_object). It
+# prints a JSON object. `wrong` is an error about the object's name, or "". `figures` are the names
+# of the numbers that a reward returns. `file` is the module's file.
 _LOAD = """
 import importlib, importlib.util, json, os, sys
 where, name = json.loads(sys.argv[1])
@@ -66,7 +66,7 @@ os._exit(0)  # what the module does at exit would come behind that line
 
 
 def check_reward(config: DictConfig, run: RunConfig) -> Iterator[Fact | Note]:
-    """Load the reward function and its manager; the function must return the filter's metric."""
+    """Load the reward function and its manager; check that it returns the filter's metric."""
     manager = config.reward.reward_manager
     place, allowed = "reward.reward_manager", f"must be one of {', '.join(sorted(_OWN_MANAGERS))}"
     allowed += f", or set {place}.source=importlib and module.path"
@@ -116,7 +116,7 @@ def check_agent_loops(config: DictConfig) -> Iterator[Fact]:
 def _check_interruptions(field: str, file: str, mode: str) -> None:
     """Refuse an agent loop whose file sets a sampling parameter that an interruption would reset.
 
-    The file of a compiled agent loop is not read here, but each request is checked later.
+    Compiled agent loops are not read here; their requests are checked during the run.
     """
     if not file.endswith(".py"):
         return
@@ -130,7 +130,6 @@ def _check_interruptions(field: str, file: str, mode: str) -> None:
 
 
 def _settings(source: bytes) -> Iterator[tuple[Any, ast.expr]]:
-    """Yield name and value of each keyword argument, dictionary entry and assignment to a key."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword):
             yield node.arg, node.value
@@ -144,7 +143,6 @@ def _settings(source: bytes) -> Iterator[tuple[Any, ast.expr]]:
 
 
 def _is_off(value: ast.expr) -> bool:
-    """Return whether an expression is a literal that counts as false, such as 0.0, None or []."""
     try:
         return not ast.literal_eval(value)
     except (ValueError, TypeError):
@@ -167,10 +165,9 @@ def check_other_code(config: DictConfig) -> Iterator[Fact]:
 def _load(
     config: DictConfig, where: str, path: str | None, field: str, name: str | None
 ) -> dict[str, Any] | None:
-    """Load an object by the program `_LOAD`; return its output, or None if it takes too long.
+    """Load an object with the program `_LOAD`; return its output, or None after `LIMIT_S` seconds.
 
-    `path` is a file or module, the value of the setting `where`. `name` is an object in the module,
-    the value of the setting `field`. If `name` is None, only the module is loaded.
+    `path` is the value of the setting `where`. `name` is the value of the setting `field`.
     """
     file = (path or "").removeprefix("file://")
     is_file = file.endswith(".py") and not file.startswith("pkg://")

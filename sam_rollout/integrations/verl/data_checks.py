@@ -1,8 +1,4 @@
-"""Checks that the data files have the columns and the number of rows that a run needs.
-
-verl notices missing, empty or short files only after all processes have started. These checks read
-and filter rows as verl does, until enough rows for one training batch have passed the filters.
-"""
+"""Checks that the data files have the columns and the number of rows that a run needs."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ Row = Mapping[str, Any]
 
 
 def check_data(config: DictConfig) -> Iterator[Fact | Note]:
-    """Check that training files have usable rows for a batch, and validation files one such row."""
+    """Check that training files fill a batch, and that validation files have a row."""
     fits = _length_filter(config)
     for key, wanted in (("train", config.data.train_batch_size), ("val", 1)):
         field = f"data.{key}_files"
@@ -71,7 +67,6 @@ def data_files(field: str, given: Any) -> list[str]:
 
 
 def _rows(field: str, files: list[str]) -> Iterator[Row]:
-    """Yield the rows of all files."""
     import datasets
 
     for file in files:
@@ -88,7 +83,6 @@ def _rows(field: str, files: list[str]) -> Iterator[Row]:
 
 
 def _column_rules(config: DictConfig, field: str, given: Any, row: Row) -> Iterator[Rule]:
-    """Check that the first row has the columns that verl and its reward managers read."""
     columns = f"the columns are {', '.join(row)}"
     key = config.data.prompt_key
     yield "data.prompt_key", key, key in row, f"{given} has no such column; {columns}"
@@ -114,7 +108,7 @@ def _column_rules(config: DictConfig, field: str, given: Any, row: Row) -> Itera
 
 
 def _length_filter(config: DictConfig) -> Callable[[Row], bool]:
-    """Return verl's filter of long prompts: a function that returns whether a row passes.
+    """Return a function that says whether a row passes verl's filter of long prompts.
 
     All rows pass if the filter is off, if the tokenizer is not on this machine, or if the run has
     tools, which change the prompt.

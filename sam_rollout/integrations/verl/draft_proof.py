@@ -1,9 +1,8 @@
 """Checks, during a user's run, whether drafts have changed the sampled texts.
 
-The engines sample some responses of a training step again without drafts, before they release
-their weights. Random numbers are keyed by response and position, so both texts draw the same
-numbers at the same positions. The repeated responses are not used for training. The draft session
-is paused meanwhile, so that its automata, gate and records do not include the repeated responses.
+Before the engines release their weights, they sample some responses of a training step again
+without drafts. Random numbers are keyed by response and position, so both texts must be equal.
+Neither training nor the draft session sees the repeated responses.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from sam_rollout.integrations.vllm.serving.engine_group import (
 from sam_rollout.telemetry.proof import Compared
 from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
 
-# With these sampling parameters the next token's distribution depends only on the text before it,
-# so vLLM can compute the distribution again from the text. With other parameters (penalties,
-# minimum lengths, grammars) this distribution also depends on where the response began.
+# With these parameters the next token's distribution depends only on the text before it. vLLM can
+# therefore compute it again from the text. With other parameters it also depends on where the
+# response began.
 _PLAIN = {
     "temperature", "top_p", "top_k", "repetition_penalty", "seed", "extra_args", "logprobs",
     "output_kind", "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output",
@@ -50,9 +49,7 @@ def candidates(
 ) -> list[Candidate]:
     """Return the requests that can be sampled again and compared.
 
-    Args:
-        shares: The finished requests of each engine, in the order of the rows of its records.
-        records: The records of each engine.
+    `shares` has the finished requests of each engine, in the order of the rows of `records`.
     """
     drafted = [n for one in records for n in one.requests["drafted_tokens"].to_pylist()]
     finished = [request for share in shares for request in share]
@@ -63,7 +60,7 @@ def candidates(
         and one.identity is not None
         and one.sampling is not None
         and one.response_ids
-        and one.finish_reason == "completed"  # in verl, every response that was not aborted
+        and one.finish_reason == "completed"  # in verl: not aborted
     ]
 
 
@@ -74,15 +71,12 @@ def pick(found: Sequence[Candidate], count: int, seed: int) -> list[Candidate]:
 
 
 class DraftProof:
-    """Compares texts that a replica's engines sampled with and without drafts.
+    """Compares texts that a server's engines sampled with and without drafts.
 
     Args:
         engine: An ``AsyncLLM`` whose ``max_logprobs`` is -1 (no limit).
         sampler: The settings of the engine's sampler.
         recorders: The recorders of the engine's steps. They drop the comparison's own steps.
-
-    Attributes:
-        candidates: The requests to choose from.
     """
 
     def __init__(
@@ -122,7 +116,6 @@ class DraftProof:
         await ask_engines(self._engine, "sam_pause", [(paused,)] * engine_count(self._engine))
 
     async def _ask(self, request: Candidate, text: list[int], **changes: Any) -> Any:
-        """Sample a continuation of a text with a request's parameters, some of them changed."""
         sampling = SamplingParams(**{**request.sampling, **changes})
         prompt = TokensPrompt(prompt_token_ids=text)
         name = f"sam-proof-{request.request_id}-{len(text)}"
@@ -139,7 +132,6 @@ class DraftProof:
             return Compared(len(response), place)
         tokens = [text[place] if place < len(text) else None for text in (response, other)]
         before = [*request.prompt_ids, *response[:place]]
-        # For a single token no stop strings are needed, and therefore no detokenized text.
         changes = {"detokenize": False, "stop": None, "include_stop_str_in_output": False}
         answer = await self._ask(request, before, max_tokens=1, logprobs=-1, **changes)
         logprobs = np.full(max(answer.logprobs[0]) + 1, -np.inf)

@@ -1,8 +1,4 @@
-"""Checks before the first response that the drafting model predicts this policy's tokens.
-
-The check cannot run earlier: the engine starts with random weights and gets the policy's weights
-later.
-"""
+"""Checks before the first response that the drafting model predicts this policy's tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ class DrafterProbe:
         self._probing: asyncio.Task | None = None
 
     async def passed(self, prompt_ids: Sequence[int]) -> None:
-        """Let the engines draft in the first call; later calls wait for the first call's result.
+        """Check the drafter in the first call; later calls wait for the first call's result.
 
         Raises:
             DeadDrafterError: The model's drafts were no better than chance, or it made no drafts.
@@ -53,7 +49,6 @@ class DrafterProbe:
         longest = min(
             model.max_model_len for model in (self._engine.model_config, drafter) if model
         )
-        # The text needs room for the sampled and the drafted tokens.
         room = longest - PROBE_TOKENS - self._sam.max_draft_tokens
         prompt = TokensPrompt(prompt_token_ids=list(prompt_ids[:room]))
         sampling = SamplingParams(
@@ -69,5 +64,5 @@ class DrafterProbe:
                 pass
         for workers in await ask_engines(self._engine, "sam_probe", [(False,)] * engines):
             print(check_alive(workers, self._sam), flush=True)
-        await ask_engines(self._engine, "sam_drain")  # The probe's records belong to no rollout.
+        await ask_engines(self._engine, "sam_drain")  # The check's records belong to no rollout.
         self._recorders.forget()

@@ -34,8 +34,7 @@ def environment_notes(config: DictConfig) -> list[str]:
 def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
     """Return the environment variables of every process of the run, on every node.
 
-    Values from the shell take precedence. Our plugin is appended to the list of verl's external
-    modules.
+    Values from the shell take precedence.
     """
     run_dir = Path(config.run_dir).absolute()
     variables = {
@@ -60,7 +59,7 @@ def environment(config: DictConfig, run: RunConfig) -> dict[str, str]:
 def export_environment(config: DictConfig, run: RunConfig) -> None:
     """Set the run's environment variables in this process and in every process of the Ray cluster.
 
-    This must run before verl is imported.
+    Call this before verl is imported.
     """
     variables = environment(config, run)
     os.environ.update(variables)

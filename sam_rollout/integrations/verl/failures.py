@@ -1,8 +1,7 @@
 """Records of failed responses: agent-loop workers note them, and the trainer collects them.
 
-verl logs a traceback for each failed response and marks the response's group as failed. Here a
-worker stores every kind of error once, with a count. The trainer logs each kind once and counts all
-errors. It ends the run with the first error if too many responses fail.
+Each kind of error is stored and logged once, with a count. The run ends with its first error if too
+many responses fail.
 """
 
 from __future__ import annotations
@@ -20,10 +19,8 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 logger = logging.getLogger(__name__)
 
-# With fewer groups, the share of failed groups is not meaningful.
 LEAST_GROUPS = 8
-# Number of kinds of errors that a worker can store between two calls of `take`. Errors of further
-# kinds are counted with the last stored kind.
+# Kinds of errors that a worker stores between two calls of `take`; others count as the last kind.
 MOST_KINDS = 20
 MOST_CHARACTERS = 500
 LOOK_S = 1.0  # Time between two requests for the workers' failures.
@@ -41,15 +38,14 @@ class FilterMetricError(RuntimeError):
 
 
 class RolloutFailedError(RuntimeError):
-    """Too many responses failed, and the run ends; the message names the first error."""
+    """Too many responses failed; the message names the first error."""
 
 
-# Errors after which all further responses would fail, too.
 FATAL = (DeadPartError, FilterMetricError)
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return the original error, without the layers that Ray adds between processes."""
+    """Return the original error, without the errors that Ray wraps around it."""
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
         error = error.cause
     return error
@@ -99,7 +95,7 @@ class FailureBook:
         self._kept: dict[tuple[str, str], Failure] = {}
 
     def note(self, error: BaseException) -> None:
-        """Count an error; the first of its kind is kept with its traceback."""
+        """Count an error; keep the first of its kind with its traceback."""
         self.add([failure_of(error)])
         error.__dict__[_NOTED] = True
 
@@ -133,7 +129,7 @@ class FailureBook:
 
 
 class Groups(NamedTuple):
-    """Counts of groups of responses; a group has failed if one of its responses failed."""
+    """Counts of groups of responses. A group has failed if one of its responses failed."""
 
     submitted: int
     failed: int
@@ -142,7 +138,7 @@ class Groups(NamedTuple):
     def too_many_failed(self, limit: float) -> bool:
         """Return whether the share of failed groups is larger than `limit`.
 
-        With fewer than `LEAST_GROUPS` groups, return whether all groups failed and have no
+        With fewer than `LEAST_GROUPS` groups, return whether all groups failed without any
         response.
         """
         if self.submitted < LEAST_GROUPS:
@@ -151,7 +147,7 @@ class Groups(NamedTuple):
 
 
 class OnlyKeptErrors(logging.Filter):
-    """A filter for verl's logger that drops the errors which a `FailureBook` has counted."""
+    """A filter for verl's logger that drops errors which a `FailureBook` has counted."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether verl may log this record."""
@@ -177,7 +173,7 @@ class FailureWatch:
         """Ask the workers for failures without waiting for the answer.
 
         Raises:
-            RolloutFailedError: A worker reported an error that would make every response fail.
+            RolloutFailedError: A worker reported an error of a type in `FATAL`.
             DeadPartError: A worker has died.
         """
         if self._asked:
@@ -189,7 +185,7 @@ class FailureWatch:
 
     def settle(self) -> None:
         """Ask the workers for failures and wait for the answer."""
-        if self._asked:  # an earlier question has no answer yet
+        if self._asked:  # an earlier request has no answer yet
             self._take()
         self._ask()
         self._take()
@@ -229,15 +225,11 @@ class FailureWatch:
                 )
 
     def first_error(self) -> str:
-        """Return the type and message of the first error, or a sentence if there was no error."""
+        """Return the type and message of the first error, or a sentence that there was none."""
         return next((one.text for one in self.book.failures), "no agent-loop worker reported one")
 
     def check(self, where: str, groups: Groups, limit: float) -> None:
-        """End the run if more groups failed than allowed.
-
-        Raises:
-            RolloutFailedError: Too many groups failed; the message names the first error.
-        """
+        """End the run if more groups failed than allowed."""
         if not groups.too_many_failed(limit):
             return
         self.settle()

@@ -1,10 +1,9 @@
 """The captured graphs (CUDA or ACL graphs) that a rollout decodes with.
 
 Sizes of graphs (``cudagraph_capture_sizes``) count tokens. An engine with k draft tokens per
-request decodes 1 + k tokens per request, so sizes chosen for 128 requests would cover 32 requests
-with k = 3. With drafts, graphs are therefore captured for each size and also for 1 + k times that
-size. Runs with and without drafts then have graphs for the same number of requests. The graphs of
-the given sizes serve steps with few requests and, if they are piecewise, steps without drafts.
+request decodes 1 + k tokens per request. With drafts, graphs are therefore captured for each given
+size and for 1 + k times that size. Both kinds of runs then have graphs for the same number of
+requests.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from sam_rollout.config import SamConfig
 
 MODE = "actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config.cudagraph_mode"
 SIZES = "actor_rollout_ref.rollout.cudagraph_capture_sizes"
-VERLS_MODE = "FULL_AND_PIECEWISE"  # verl's default.
-# A mode with full graphs for decoding steps only; all other steps run without graphs.
+VERLS_MODE = "FULL_AND_PIECEWISE"  # verl's default
+# Only decoding steps have (full) graphs; all other steps run without graphs.
 DECODE_ONLY = "FULL_DECODE_ONLY"
 ENGINES_LARGEST = 512  # tokens; the engine's largest graph if no sizes are given
 
@@ -37,12 +36,10 @@ def capture_sizes(config: DictConfig, sam: SamConfig) -> list[int]:
     """Return the sizes to capture, in tokens; empty if the engine chooses them or captures none."""
     rollout = config.actor_rollout_ref.rollout
     given = [] if rollout.enforce_eager else list(rollout.cudagraph_capture_sizes or ())
-    # Piecewise graphs also serve steps in which few requests have drafts. Such steps fit the given
-    # sizes. Steps in which a drafting model drafts for all requests need larger sizes.
+    # Piecewise graphs of the given sizes suffice if only few requests have drafts.
     if "FULL" not in graph_mode(config) and not sam.drafts_with_model:
         return given
     each = tokens_per_request(sam)
-    # No step has more than max_num_seqs requests.
     larger = {min(size, rollout.max_num_seqs) * each for size in given}
     return sorted({*given, *larger})
 
@@ -58,9 +55,8 @@ def covered_requests(config: DictConfig, sam: SamConfig) -> int:
 def filled_up_requests(config: DictConfig, sam: SamConfig) -> int:
     """Return the largest number of requests that get padding drafts while the gate is closed.
 
-    Padding completes the drafts of each request to k tokens. The proposer decides at run time, from
-    the engine's captured graphs, whether to pad (in ``padding_by_rows``). This function applies the
-    same rule for a plan, before any graph exists.
+    Padding completes the drafts of each request to k tokens. At run time the proposer decides the
+    same in ``padding_by_rows``, from the engine's captured graphs.
     """
     if not sam.enabled:
         return 0

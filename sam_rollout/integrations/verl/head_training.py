@@ -1,9 +1,7 @@
 """Trains the draft head inside verl's training processes, before verl updates the policy.
 
-The hidden states come from verl's pass over old log-probabilities. The head learns on the same
-device after that pass and before the policy's update, so its targets are the distributions of the
-current policy. The weight sync at the end of the step sends the policy and then the head to the
-engines. The head is saved and resumed with the policy's checkpoints.
+The hidden states come from verl's pass over old log-probabilities. The next weight sync sends the
+policy and then the head to the engines. Checkpoints of the policy include the head.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class HeadTraining:
         self._model_path = str(worker.config.model.path)
         self._model_config = engine.model_config.hf_config.to_dict()
         settings, path = self._source.train, Path(self._source.path).expanduser()
-        with torch.random.fork_rng(devices=[]):  # the policy's training draws from the global RNG
+        with torch.random.fork_rng(devices=[]):  # keeps the global generator's state
             head = load_head(path, self._model_config)
         group = torch.distributed.group.WORLD
         peers = self._peers = Peers(group if torch.distributed.get_world_size() > 1 else None)
@@ -73,7 +71,7 @@ class HeadTraining:
         return self.online.learn(self._part.matrices, this_device(), seconds)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the head's tensors by name, as a weight sync sends them to the engines."""
+        """Yield the head's tensors by name for a weight sync."""
         for name, tensor in self.online.trainable.head.state_dict().items():
             sent = tensor.to(this_device())
             # An engine on a CPU computes in float32, like the head's training.
@@ -89,7 +87,11 @@ class HeadTraining:
         torch.save(online.state_dict(), folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:
-        """Load the files that `save` wrote; keep the run's first head if no process finds them."""
+        """Load the files that `save` wrote; keep the run's first head if no process finds them.
+
+        Raises:
+            FileNotFoundError: Only some of the processes find the files.
+        """
         file = folder / STATE_FILE
         votes = torch.tensor([float(file.exists())]).to(this_device())
         found = self._peers.sum(votes).item()
@@ -102,7 +104,6 @@ class HeadTraining:
 
 
 def _part_of(engine: Any, strategy: str) -> PolicyPart:
-    """Return this process's part of the policy, which verl's `engine` has already loaded."""
     if strategy != "megatron":
         return FsdpPart(engine)
     # Megatron is installed only where a run trains with it.

@@ -1,14 +1,11 @@
 """Responses that verl's asynchronous trainers interrupt at a weight update.
 
-verl aborts all running requests. For each of them, verl later sends a new request, whose prompt is
-the old prompt followed by the tokens sampled until then. vLLM treats this as a new response. Random
-numbers do not change, because they are keyed by position in the text. But rules that depend on the
-response's tokens would ignore the tokens before the interruption:
+verl aborts all running requests. Later it sends a new request for each. The new prompt is the old
+prompt and the tokens sampled until then. vLLM treats this as a new response, so rules that depend
+on the response's tokens would ignore the earlier ones:
 
-* `continued` therefore reduces ``min_tokens`` by the number of tokens sampled before the
-  interruption.
+* `continued` reduces ``min_tokens`` by the number of earlier tokens.
 * The other rules (listed in `BEGIN_ANEW`) are refused when a run is checked, and in each request.
-  They include stop strings and bad words, which may begin before an interruption and end after it.
 """
 
 from __future__ import annotations
@@ -29,11 +26,7 @@ tokens_by_weights: ContextVar[Counter[int]] = ContextVar("sam_tokens_by_weights"
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> None:
-    """Refuse sampling parameters that an interruption would reset.
-
-    Raises:
-        ConfigError: A request has such a parameter.
-    """
+    """Refuse sampling parameters that an interruption would reset."""
     for name in BEGIN_ANEW:
         if value := sampling.get(name):
             raise ConfigError(

@@ -18,9 +18,8 @@ from sam_rollout.integrations.verl.model_drafter import write_first_head
 from sam_rollout.integrations.verl.translation import translate
 from sam_rollout.integrations.verl.weight_buckets import fit_bucket
 
-# Arguments that start a Ray cluster; Ray refuses them if the program joins a running cluster.
+# Arguments that start a Ray cluster. Ray refuses them if the program joins a running cluster.
 CLUSTER_ARGUMENTS = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
-# Ray's name for a resource that only the cluster's head node has.
 HEAD_RESOURCE = "node:__internal_head__"
 
 
@@ -43,7 +42,7 @@ def validate(config: DictConfig) -> None:
             use_reference_policy=need_reference_policy(config),
             use_critic=need_critic(config),
         )
-        # verl itself builds this dataclass only in its workers, after the model is loaded.
+        # verl builds this dataclass only in its workers, after the model is loaded.
         omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     except (AssertionError, InstantiationException, NotImplementedError, ValueError) as error:
         cause = error.__cause__ if isinstance(error, InstantiationException) else None
@@ -53,8 +52,7 @@ def validate(config: DictConfig) -> None:
 def check_with_verl(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     """Let verl check a translated copy of the configuration; yield its warnings as notes.
 
-    A process that starts a run must not call this function: it imports verl, which chooses its
-    device when it is imported.
+    Do not call this in a process that starts a run: verl chooses its device when it is imported.
     """
     copy = deepcopy(config)
     translate(copy, run)
@@ -93,10 +91,7 @@ def prepare_run(config: DictConfig, run: RunConfig) -> None:
 
 @contextlib.contextmanager
 def naming_the_first_error() -> Iterator[None]:
-    """End a failing run with its traceback and a last line that names the first error.
-
-    Ray is shut down before the last line, so that no other process logs after that line.
-    """
+    """End a failing run with its traceback and a last line that names the first error."""
     import ray
 
     from sam_rollout.integrations.verl.failures import describe
@@ -129,12 +124,11 @@ def launch(config: DictConfig, run: RunConfig) -> None:
 
         def init_agent_loop_manager(self) -> None:
             super().init_agent_loop_manager()
-            # Without this wait, the workers' imports (half a minute) count as part of the first
-            # rollout.
+            # The workers' imports (half a minute) would count as part of the first rollout.
             workers = self.agent_loop_manager.agent_loop_workers
             ray.get([worker.__ray_ready__.remote() for worker in workers])
 
-    # The trainer writes the run folder, so it runs on the head node, where the run was started.
+    # The trainer writes the run folder, so it runs on the node where the run was started.
     runner = ray.remote(resources={HEAD_RESOURCE: 0.001})(SamTaskRunner)
     with follow_rollouts(run.telemetry.progress):
         main_ppo.run_ppo(config, task_runner_class=runner)

@@ -1,8 +1,4 @@
-"""Reads and checks the settings that divide a run among devices.
-
-verl and the engines assert most of these rules themselves, but only minutes into a start, on some
-rank, and without the name of the setting. These checks need only the composed configuration.
-"""
+"""Reads and checks the settings that divide a run among devices."""
 
 from __future__ import annotations
 
@@ -61,7 +57,6 @@ def rollout_layout(config: DictConfig) -> RolloutLayout:
 
 
 def _training_layout(config: DictConfig, layers: int) -> TrainingLayout:
-    """Return how training divides the batch and a model of `layers` layers."""
     actor = config.actor_rollout_ref.actor
     if actor.strategy == "megatron":
         return _megatron_layout(config, layers)
@@ -98,11 +93,7 @@ def _megatron_layout(config: DictConfig, layers: int) -> TrainingLayout:
 
 
 def _stage_layers(config: DictConfig, layers: int) -> tuple[int, ...]:
-    """Return the number of layers of each pipeline stage.
-
-    The configuration may fix this number for the first and the last stage; the other layers are
-    divided evenly.
-    """
+    """Return the number of layers of each pipeline stage."""
     megatron = config.actor_rollout_ref.actor.megatron
     stages = megatron.pipeline_model_parallel_size
     overrides = megatron.override_transformer_config
@@ -136,7 +127,6 @@ def check_layout(config: DictConfig) -> RunLayout:
 
 
 def _positive(config: DictConfig) -> Iterator[Rule]:
-    """Yield the rules that sizes are positive, and that some other numbers are in range."""
     fields = [
         *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "total_epochs")),
         *(f"{ROLLOUT}.{axis}_parallel_size" for axis in ("tensor_model", "data", "expert")),
@@ -160,7 +150,6 @@ def _positive(config: DictConfig) -> Iterator[Rule]:
     for field in fields:
         value = OmegaConf.select(config, field)
         yield field, value, type(value) is int and value > 0, "must be an integer of at least 1"
-    # verl does not check these numbers; wrong numbers would fail in a worker.
     for group in (ROLLOUT, f"{ROLLOUT}.val_kwargs"):
         values = OmegaConf.select(config, group)
         heat, top_p = values.temperature, values.top_p
@@ -207,7 +196,7 @@ def _rollout_rules(config: DictConfig, run: RunLayout) -> Iterator[Rule]:
         yield expert, layout.expert, layout.expert == replica, allowed
         yield _divides(expert, layout.expert, shape.experts, "model_shape.experts")
     product = f"{ROLLOUT}.{{tensor_model,data}}_parallel_size"
-    yield _divides(product, replica, run.devices, ALL_DEVICES)  # they serve validation at least
+    yield _divides(product, replica, run.devices, ALL_DEVICES)  # validation uses all devices
     yield _divides(product, replica, layout.devices, f"{ROLLOUT}.nnodes * n_gpus_per_node")
     yield _fits(product, replica, node, "trainer.n_gpus_per_node")
     share = config.actor_rollout_ref.rollout.gpu_memory_utilization

@@ -1,9 +1,7 @@
 """Extends verl's loggers: wandb's tags and groups, TensorBoard's layout, pictures, error handling.
 
-verl's ``Tracking`` creates a wandb run with a project, a name and the configuration, and lets every
-error of wandb end the training. `start_wandb` creates the run first, with the same arguments and
-with the tags and groups that comparisons need. verl's own ``wandb.init`` then returns that run. If
-wandb cannot be reached, a warning is logged and the run goes on.
+verl's ``Tracking`` calls ``wandb.init`` without tags and groups, and every error of wandb ends the
+training. `start_wandb` creates the run first; verl's ``wandb.init`` then returns that run.
 """
 
 from __future__ import annotations
@@ -45,9 +43,9 @@ PACKAGES = {
     "wandb": "wandb",
 }
 INSTALLS = {"rl_insight": "rl-insight", "volcengine_ml_platform": "volcengine-ml-platform"}
-STEP_AXIS = "training/global_step"  # a metric that verl logs in training steps only
+STEP_AXIS = "training/global_step"  # a metric that verl logs only in training steps
 MAX_TAG = 64  # Characters, wandb's limit.
-# wandb's table of runs shows the mean of these metrics, and the last value of all others.
+# wandb's table of runs shows the mean of these metrics. It shows the last value of all others.
 MEAN_IN_SUMMARY = (
     "sam/engine/rollout_s",
     "sam/engine/tokens_per_s",
@@ -87,10 +85,7 @@ def check_loggers(backends: Any) -> Iterator[Fact]:
 
 
 def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[str, Any]:
-    """Return the arguments of ``wandb.init``: verl's own, and tags and groups for comparisons.
-
-    The shell's ``WANDB_TAGS``, ``WANDB_RUN_GROUP`` and ``WANDB_JOB_TYPE`` still have their effect.
-    """
+    """Return the arguments of ``wandb.init``: verl's own, and tags and groups for comparisons."""
     side = info.label.partition("=")[2]
     experiment, folder = config.trainer.experiment_name, Path(config.run_dir).name
     tags = [
@@ -104,7 +99,6 @@ def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[s
     described = {name: getattr(info, name) for name in names}
     return {
         "project": config.trainer.project_name,
-        # Folder names distinguish the runs of one experiment: base-1, sam-1, ...
         "name": experiment if folder == experiment else f"{experiment} {folder}",
         "entity": os.environ.get("WANDB_ENTITY"),
         "config": encode({**info.config, "sam_run": described}),
@@ -117,8 +111,8 @@ def wandb_arguments(config: DictConfig, run: RunConfig, info: RunInfo) -> dict[s
 def start_wandb(config: DictConfig, run: RunConfig, info: RunInfo) -> None:
     """Create the wandb run that verl will use, if wandb is among the loggers.
 
-    If the server cannot be reached or the account is missing, the run is an offline run, which
-    ``wandb sync`` uploads later. If that fails, too, wandb is removed from ``trainer.logger``.
+    If this fails, the run is recorded offline for ``wandb sync``. If that fails, too, wandb is
+    removed from ``trainer.logger``.
     """
     if WANDB not in chosen(config.trainer.logger):
         return
@@ -153,14 +147,13 @@ def define_metrics(run: Any) -> None:
 
 
 class OnceWarning:
-    """Runs functions; logs only the first error, in a warning that begins with `what`."""
+    """Runs functions and catches their errors; only the first error is logged."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._said = False
 
     def __call__(self, call: Callable[[], object]) -> None:
-        """Run ``call`` and catch its error."""
         try:
             call()
         except Exception:
@@ -170,14 +163,14 @@ class OnceWarning:
 
 
 class GuardedWandb:
-    """verl's wandb logger, whose errors do not reach the training loop."""
+    """verl's wandb logger; its errors do not reach the training loop."""
 
     def __init__(self, wandb: Any) -> None:
         self._wandb = wandb
         self._guard = OnceWarning("wandb takes no more metrics")
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
-        """Log metrics; add the training step's number if it is missing (first validation)."""
+        """Log metrics; add the training step, which is missing in the first validation."""
         self._guard(lambda: self._wandb.log(data={STEP_AXIS: step, **data}, step=step))
 
     def alert(self, title: str, text: str) -> None:
@@ -191,7 +184,7 @@ class GuardedWandb:
 
 
 class GuardedTable:
-    """One of verl's loggers of tables or texts, whose errors do not reach the training loop."""
+    """One of verl's loggers of tables or texts; its errors do not reach the training loop."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -203,10 +196,7 @@ class GuardedTable:
 
 
 def tensorboard_layout() -> dict[str, dict[str, list]]:
-    """Return our sections and panels for TensorBoard's tab "custom scalars".
-
-    TensorBoard matches whole tags with regular expressions, and shows pictures in the tab "images".
-    """
+    """Return our sections and panels for TensorBoard's tab "custom scalars"."""
     return {
         section.title: {
             panel.title: [
@@ -236,7 +226,7 @@ class CurveLogger:
         return WANDB in self._loggers or TENSORBOARD in self._loggers
 
     def warm_up(self) -> None:
-        """Import the drawing library, if needed, so that no training step waits for the import."""
+        """Import the drawing library, if needed, so that no training step waits for it."""
         if self._takes_pictures:
             self._guard(warm_up)
 

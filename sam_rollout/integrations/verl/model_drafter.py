@@ -1,7 +1,4 @@
-"""Checks a run's drafting model, writes the run's first head, and estimates the model's memory.
-
-The checks need the composed configuration. They read the drafter's folder if it is on this machine.
-"""
+"""Checks a run's drafting model, writes the run's first head, and estimates the model's memory."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from sam_rollout.sizing.memory import BF16, rollout_weights
 from sam_rollout.sizing.parallelism import DrafterSize, RolloutLayout
 from sam_rollout.sizing.shape import ModelShape
 
-# Usual size of a public head's draft vocabulary (docs/draft_models.md), assumed if it is unknown.
+# Usual draft vocabulary of a public head (docs/draft_models.md), assumed if it is unknown.
 USUAL_VOCABULARY = 32_000
 # Keys that a config.json has only if the model reads more than text.
 _OTHER_INPUTS = ("vision_config", "audio_config", "text_config", "thinker_config")
@@ -37,10 +34,7 @@ def is_missing(sam: SamConfig) -> bool:
 
 
 def check_drafter_belongs(config: DictConfig, sam: SamConfig, shape: ModelShape) -> None:
-    """Refuse a drafter that was trained for a policy with different sizes.
-
-    A missing drafter is accepted here; the check of draft sources reports it.
-    """
+    """Refuse a drafter that was trained for a policy with different sizes."""
     if sam.drafts_with_model and not is_missing(sam):
         for policy in _policy_configs(config, shape):
             check_drafter(sam.sources.model, policy)
@@ -50,9 +44,7 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
     """Refuse to train a head if the policy's hidden states cannot be captured.
 
     Raises:
-        ConfigError: A setting prevents the capture (the error names
-            `sam.sources.model.train.enabled`), or the head's folder is missing or has a head that
-            cannot be trained (the error names the path).
+        ConfigError: A setting prevents the capture, or the head's folder cannot be trained.
     """
     model, strategy = sam.sources.model, config.actor_rollout_ref.actor.strategy
     if not (sam.enabled and model.trains):
@@ -85,7 +77,6 @@ def check_head_training(config: DictConfig, sam: SamConfig, shape: ModelShape) -
 
 
 def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
-    """Yield each rule for Megatron's settings in a run that trains a head, and whether it holds."""
     for name in (
         "dynamic_context_parallel", "use_megatron_fsdp",
         # Replaying a CUDA graph runs no hooks, so no states could be captured.
@@ -99,10 +90,6 @@ def _rules_of_megatron(config: DictConfig) -> Iterator[tuple[str, bool]]:
 
 
 def _rules_of_matrices(config: DictConfig, shape: ModelShape) -> Iterator[tuple[str, bool]]:
-    """Yield each rule for the policy's weights in a run that trains a head, and whether it holds.
-
-    The policy must be a text model, and its weights must not be quantised.
-    """
     run = config.actor_rollout_ref
     path, packs = run.model.path, run.rollout.get("quantization")
     yield f"actor_rollout_ref.rollout.quantization = null, not {packs}", packs is None
@@ -123,7 +110,7 @@ def begins_with_nothing(sam: SamConfig) -> bool:
 
 
 def with_first_head(config: DictConfig, sam: SamConfig) -> SamConfig:
-    """Return the settings for engines and trainer, which name the folder of a new head."""
+    """Return the settings for engines and trainer; they name the folder of a new head."""
     if not begins_with_nothing(sam):
         return sam
     sources: Any = sam.sources  # it has a field for each registered source
@@ -156,7 +143,6 @@ def _policy_configs(config: DictConfig, shape: ModelShape) -> Iterator[Mapping[s
 
 
 def _config_of(shape: ModelShape) -> dict[str, int]:
-    """Return a model's sizes under the names that `config.json` has for them."""
     return {
         "num_hidden_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -168,7 +154,7 @@ def _config_of(shape: ModelShape) -> dict[str, int]:
 
 
 def drafter_notes(config: DictConfig, sam: SamConfig) -> Iterator[str]:
-    """Yield notes on settings that work with this drafter, but reduce its benefit."""
+    """Yield notes on settings that reduce the benefit of this drafter."""
     if not sam.drafts_with_model:
         return
     model, rollout = sam.sources.model, config.actor_rollout_ref.rollout
@@ -204,7 +190,7 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
         if model.method == "eagle3":
             head = read_head(model.folder, f"{model.PATH}.path")
             # The head uses the policy's embedding. It also uses the policy's output layer if it
-            # drafts from the whole vocabulary and its files have no output layer.
+            # drafts from the whole vocabulary and has no own output layer.
             own = head.shape.vocabulary * head.shape.hidden_size
             whole = head.shape.draft_vocabulary == head.shape.vocabulary
             output = own if whole and "lm_head.weight" in head.own_policy_weights else 0
@@ -218,7 +204,7 @@ def drafter_size(sam: SamConfig, layout: RunLayout) -> tuple[DrafterSize, str]:
 
 
 def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
-    """Return a head's memory per rank, with `more` parameters added; ranks divide all but `fc`."""
+    """Return a head's memory per rank, with `more` parameters added."""
     whole = math.prod(shape.weights["fc.weight"])
     maps = ("t2d", "d2t")
     divided = more + sum(math.prod(d) for n, d in shape.weights.items() if n not in maps) - whole
@@ -227,7 +213,6 @@ def _head_size(shape: HeadShape, more: int, tensor: int) -> DrafterSize:
 
 
 def _sizes_of(policy: ModelShape) -> dict[str, int]:
-    """Return the sizes of a head that is as wide as the policy, named as in `config.json`."""
-    # With experts, `ModelShape` has no intermediate size; Qwen3's config.json then has 3 * hidden.
+    # With experts, `ModelShape` has no intermediate size. Qwen3's config.json then has 3 * hidden.
     intermediate = policy.intermediate or 3 * policy.hidden
     return {**_config_of(policy), "intermediate_size": intermediate}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 
-# Memory of a piece as a tuple of Python values, without its tokens.
+# Memory in bytes of a piece as a tuple of Python values, without its tokens.
 PIECE_BYTES = 400
 
 
 class PieceQueue:
-    """A queue of text pieces; if they take more than `most_bytes`, it drops the oldest pieces.
+    """A queue of text pieces that drops its oldest pieces if they take more than `most_bytes`.
 
-    Each call of `take` returns a message of at most `message_bytes`; a larger piece is a message by
+    Each call of `take` returns a message of at most `message_bytes`. A larger piece is a message by
     itself.
     """
 
@@ -37,7 +37,7 @@ class PieceQueue:
         return before - len(self._pieces)
 
     def take(self) -> list[tuple]:
-        """Remove and return the next message; empty if nothing waits."""
+        """Remove and return the next message; it is empty if the queue is empty."""
         message: list[tuple] = []
         room = self._message_bytes
         while self._pieces and (not message or _size(self._pieces[0]) <= room):

@@ -1,7 +1,6 @@
-"""A CPU platform for verl, so that the real trainer runs on a laptop.
+"""A CPU platform for verl, registered with verl's registry of platforms.
 
-verl 0.9.1 supports CUDA, NPU and a few more accelerators, and its registry accepts others. On this
-platform, Ray's logical ``GPU`` resource stands for one training process: ``ray.init(num_gpus=N)``.
+Ray's logical ``GPU`` resource stands for one training process: ``ray.init(num_gpus=N)``.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
 
 
 class _CpuDevice(types.ModuleType):
-    """The CPU's counterpart of ``torch.cuda``; missing names come from ``torch.cpu``."""
-
     memory_allocated = memory_reserved = staticmethod(_resident_bytes)
     max_memory_allocated = max_memory_reserved = staticmethod(_peak_resident_bytes)
     mem_get_info = staticmethod(_free_and_total_bytes)
@@ -104,7 +101,6 @@ class PlatformCPU(PlatformBase):
     def is_ipc_supported(self) -> bool:
         return False  # weights travel through shared memory instead
 
-    # There is one device. It works synchronously, without caching allocator and profiler.
     set_device = synchronize = set_allocator_settings = empty_cache = _nothing
     profiler_start = profiler_stop = cudart = _nothing
 
@@ -112,9 +108,8 @@ class PlatformCPU(PlatformBase):
 def use_single_gloo_backend() -> None:
     """Make verl name the backend ``cpu:gloo`` only once when it creates its process group.
 
-    verl 0.9.1 joins "<device>:<backend>" and "cpu:gloo". On a CPU the result names the device
-    twice, and torch refuses it. A test in ``tests/integration/test_verl_workarounds.py`` fails when
-    verl has fixed this.
+    verl 0.9.1 joins "<device>:<backend>" and "cpu:gloo", so a CPU is named twice, and torch refuses
+    that. ``tests/integration/test_verl_workarounds.py`` fails when verl has fixed this.
     """
     import verl.utils.distributed as verl_distributed
 

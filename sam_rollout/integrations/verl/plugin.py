@@ -1,7 +1,7 @@
 """Registers our rollout server and its adapter in every process that imports verl.
 
-verl imports this module by the ``verl.plugins`` entry point, and by ``VERL_USE_EXTERNAL_MODULES``.
-The launcher sets that variable on every Ray node because verl hides the errors of entry points.
+verl imports this module by the ``verl.plugins`` entry point and by ``VERL_USE_EXTERNAL_MODULES``.
+The launcher sets that variable because verl hides the errors of entry points.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _ROLLOUT_REGISTRY[ROLLOUT_NAME, "async"] = (
     "sam_rollout.integrations.verl.server_adapter.SamServerAdapter"
 )
 
-# vLLM's API server imports model_hosting_container_standards, which sets the root logger and its
-# handlers to the level in the variable below. The default, ERROR, would hide all our warnings.
+# vLLM's API server imports model_hosting_container_standards, which sets the root logger to the
+# level in this variable. Its default, ERROR, would hide all our warnings.
 if "LOG_LEVEL" not in os.environ:
     os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", "WARNING")
 

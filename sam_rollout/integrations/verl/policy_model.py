@@ -1,7 +1,4 @@
-"""Finds the policy's files, reads the model's sizes, and checks that the engine can run the model.
-
-Only JSON files and the headers of safetensors are read, so nothing heavy is imported.
-"""
+"""Finds and checks the policy's files, and reads the model's sizes."""
 
 from __future__ import annotations
 
@@ -30,12 +27,12 @@ OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 DOWNLOAD = "copy or download it again"
 # Sizes of attention heads that vLLM 0.31 supports on CPUs (its `get_supported_head_sizes`).
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-# Kinds of rotary embedding for which max_position_embeddings limits the text's length.
+# Kinds of rotary embedding. max_position_embeddings limits the text's length only with these kinds.
 PLAIN_ROPE = (None, "default", "mrope", "llama3")
 
 
 def find_folder(path: str, environment: Mapping[str, str] | None = None) -> Path | None:
-    """Return a model's folder here: the path itself, or its copy in the hub's cache, or None."""
+    """Return a model's folder (the path, or its copy in the hub's cache); None if it is missing."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
@@ -47,7 +44,7 @@ def find_folder(path: str, environment: Mapping[str, str] | None = None) -> Path
 
 
 def is_hub_name(path: str) -> bool:
-    """Say whether a model's path has the form of a name on the hub."""
+    """Return whether a model's path has the form of a name on the hub."""
     return path.count("/") == 1 and not path.startswith((".", "/", "~"))
 
 
@@ -73,8 +70,8 @@ def read_config(config: DictConfig) -> dict[str, Any] | None:
 def policy_shape(config: DictConfig) -> tuple[ModelShape, str]:
     """Return the policy's sizes, and the name of their source.
 
-    The sizes come from the model's own files. The group `model_shape` is used for models that are
-    not on this machine, and for kinds of models whose files name their sizes differently.
+    The source is the model's config.json, or the group `model_shape` if that file is missing or its
+    names are unknown.
     """
     own = read_config(config)
     shape = ModelShape.of_model(own) if own else None
@@ -91,7 +88,6 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
     if "://" in path:
         yield Fact(f"{path}, not read here")
         return
-    # In the run's processes, the shell's variables win over the experiment's.
     environment = {**experiment_variables(config), **os.environ}
     folder = find_folder(path, environment)
     if folder is None:
@@ -111,7 +107,6 @@ def check_model(config: DictConfig) -> Iterator[Fact | Note]:
 
 
 def _elsewhere(path: str, environment: Mapping[str, str]) -> Note:
-    """Return a note that a missing model will be downloaded; raise an error if it cannot be."""
     if not is_hub_name(path):
         raise NotHereError(PATH, path, "there is no such folder")
     where = f"is not complete in {hub_cache(environment)}"
@@ -125,9 +120,8 @@ def _lora_rules(config: DictConfig) -> Iterator[Rule]:
     """Refuse LoRA unless its matrices are merged into the weights that verl sends to engines.
 
     verl 0.9.1 first sends the base model's weights under LoRA's names for them (``base_layer``).
-    vLLM 0.31 does not find tied weights under these names. For a model without tied weights, verl
-    calls a method that vLLM 0.31 lacks (``get_unstacked_mapper``). In both cases the engine fails,
-    with and without drafts.
+    vLLM 0.31 does not find tied weights under these names. Without tied weights, verl calls a
+    method that vLLM 0.31 lacks (``get_unstacked_mapper``). In both cases the engine fails.
     """
     model = config.actor_rollout_ref.model
     lora = model.get("lora") or {}
@@ -144,7 +138,6 @@ def _lora_rules(config: DictConfig) -> Iterator[Rule]:
 def _size_rules(
     config: DictConfig, own: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Iterator[Rule]:
-    """Yield vLLM's rules for the longest text, and for the size of attention heads on CPUs."""
     path, rollout = config.actor_rollout_ref.model.path, config.actor_rollout_ref.rollout
     text = own.get("text_config") or own
     most = text.get("max_position_embeddings")
@@ -171,7 +164,6 @@ def _check_tokenizer(config: DictConfig, folder: Path) -> None:
 
 
 def _describe_weights(folder: Path) -> str:
-    """Check that all weight files are complete; return a phrase with their number and size."""
     index = folder / "model.safetensors.index.json"
     others = [path for pattern in OTHER_WEIGHTS for path in folder.glob(pattern)]
     if others and not index.exists() and not (folder / "model.safetensors").exists():

@@ -1,8 +1,6 @@
 """The part of an FSDP2 policy that one of verl's training processes holds.
 
-`policy_part_megatron.py` does the same for Megatron. Both files determine the modules whose outputs
-are hidden states, and the token to which each state belongs. `state_capture.py` puts the states of
-a text together.
+`policy_part_megatron.py` has Megatron's counterpart. `state_capture.py` uses both.
 """
 
 from __future__ import annotations
@@ -31,10 +29,10 @@ class PolicyPart(Protocol):
 
     Attributes:
         hidden: Length of a hidden state.
-        sharers: Groups of processes. States are summed over one group after the other. After the
-            last sum, every process has the states of all processes that share its texts.
+        sharers: Groups of processes. States are summed over one group after the other. Every
+            process then has the states of all processes that share its texts.
         share: Number of processes that share the same texts.
-        rank: This process's rank among the processes that share its texts.
+        rank: This process's rank among them.
     """
 
     hidden: int
@@ -49,14 +47,13 @@ class PolicyPart(Protocol):
             layers: The numbers of layers after which states are taken; 0 means the embeddings.
 
         Returns:
-            The modules by index in `layers`. Index `len(layers)` is the final norm, whose output is
-            multiplied by the output matrix.
+            The modules by index in `layers`. Index `len(layers)` is the final norm.
         """
 
     def watched(self, step: Step) -> AbstractContextManager[None]:
         """Return a context in which `step` runs each of verl's forward passes.
 
-        `step` gets the number of the policy's chunk, the micro-batch, and a function that runs the
+        The arguments of `step` are the policy's chunk, the micro-batch and a function that runs the
         pass.
         """
 
@@ -67,12 +64,12 @@ class PolicyPart(Protocol):
             output: [..., hidden], the output of one of `modules` for this micro-batch.
 
         Returns:
-            One number per state, on the host, in the order of the states. Tokens are numbered from
-            0 over all texts of the micro-batch. A state without a token has `PADDING`.
+            One number per state, on the host. Tokens are numbered from 0 over all texts of the
+            micro-batch. A state without a token has `PADDING`.
         """
 
     def matrices(self, peers: Peers) -> Policy:
-        """Gather the embedding and output matrix here as float32; all `peers` succeed or none."""
+        """Gather embedding and output matrix as float32; all `peers` succeed, or all fail."""
 
 
 class FsdpPart:
@@ -105,7 +102,7 @@ class FsdpPart:
     def tokens(self, output: Tensor, micro_batch: Any) -> Tensor:
         offsets = micro_batch["input_ids"].offsets().tolist()
         rows, total = output.shape[1], offsets[-1]
-        # Texts are padded to the longest text, except with Ulysses, which divides packed texts.
+        # Without Ulysses, texts are padded to the longest text. Ulysses divides packed texts.
         if self.share == 1 and len(output) == len(offsets) - 1 and rows < total:
             texts = itertools.pairwise(offsets)
             return torch.cat([padded_tokens(begin, end - begin, rows) for begin, end in texts])
@@ -140,8 +137,7 @@ def this_device() -> torch.device:
 def find_room(shape: Sequence[int], tied: bool) -> list[Tensor]:
     """Allocate the memory for gathering: every matrix, and a copy of one in another dtype.
 
-    All processes call this before gathering begins. If one of them lacks the memory, none begins to
-    gather; otherwise the others would wait for that process.
+    All processes call this first. A process that failed later would make the others wait.
     """
     count = 2 if tied else 3
     return [torch.empty(shape, dtype=torch.float32, device=this_device()) for _ in range(count)]

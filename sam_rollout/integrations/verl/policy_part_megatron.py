@@ -1,9 +1,8 @@
 """The part of a Megatron policy that one of verl's training processes holds.
 
-Pipeline parallelism divides the layers; with virtual stages, a process holds several chunks of
-layers. Context and sequence parallelism divide a text's tokens. Tensor parallelism divides the rows
-of the embedding matrix in the first stage, and the rows of the output matrix in the last stage.
-Megatron is part of vendors' images, not of this project's installation.
+With virtual pipeline stages, a process holds several chunks of layers. Tensor parallelism divides
+the rows of the embedding matrix (first stage) and of the output matrix (last stage). Megatron comes
+with vendors' images, not with this project's installation.
 """
 
 from __future__ import annotations
@@ -57,8 +56,7 @@ class MegatronPart:
             found |= {index: mine[layer] for index, layer in enumerate(layers) if layer in mine}
             if chunk.decoder.final_layernorm is not None:  # only the last stage has this norm
                 found[len(layers)] = chunk.decoder.final_layernorm
-        # Without sequence parallelism all tensor-parallel processes have the same states; one
-        # suffices.
+        # Without sequence parallelism all tensor-parallel processes have the same states.
         return found if self._divides_rows or self._tensor.rank == 0 else {}
 
     @contextlib.contextmanager
@@ -105,7 +103,7 @@ class MegatronPart:
         """Return the tokens of a text that context parallelism assigns to this process.
 
         A text is cut into twice as many pieces as there are processes. Process r gets piece r from
-        the front, and piece r from the end.
+        the front and piece r from the end.
         """
         if self._contexts.size == 1:
             return tokens
@@ -136,5 +134,5 @@ class MegatronPart:
         whole = torch.zeros(self._shape, dtype=dtype, device=device)
         if rows is not None:
             part = whole[len(rows) * self._tensor.rank :][: len(rows)]
-            part.copy_(rows.detach()[: len(part)])  # rows beyond the vocabulary are padding
+            part.copy_(rows.detach()[: len(part)])  # further rows are padding beyond the vocabulary
         return self._stages.sum(whole).float()

@@ -9,7 +9,7 @@ TRAINER_MODES = {
     SEPARATE_NAME: "separate_async",
 }
 ASYNC_TRAINERS = (COLOCATE_NAME, SEPARATE_NAME)  # they interrupt responses
-# Sampling parameters that depend on a response's own tokens, so an interruption would reset them.
+# Sampling parameters that depend on a response's own tokens. An interruption would reset them.
 BEGIN_ANEW = (
     "presence_penalty",
     "frequency_penalty",
@@ -21,10 +21,9 @@ BEGIN_ANEW = (
     "bad_words",
 )
 AGENT_LOOP_MANAGER = "sam_rollout.integrations.verl.agent_loop.SamAgentLoopManager"
-# Extra field of a response: pairs of a training step and the number of tokens that this step's
-# weights sampled.
+# Extra field of a response: pairs (training step, number of tokens sampled with its weights).
 TOKENS_BY_WEIGHTS = "sam_tokens_by_weights"
 SAMPLER_MODULE = "pkg://sam_rollout.integrations.verl.sampler"
-# Folders beside the checkpoints, where all nodes find them: the trained head, and the head of
-# random weights that the run began with. The first name is also the head's folder in a checkpoint.
+# Folders beside the checkpoints: the trained head, and the first head with random weights. A
+# checkpoint's folder for its head also has the first name.
 HEAD_FOLDER, FIRST_HEAD_FOLDER = "draft_head", "draft_head_first"

@@ -17,8 +17,7 @@ from sam_rollout.telemetry.records import RequestRecord, RequestTotals, TraceRec
 class ReplicaRecords:
     """The records of one engine since its records were last collected.
 
-    With data parallelism a server has several engines. `replica` is the engine's number among all
-    engines of the rollout.
+    `replica` is the engine's number among all engines of the rollout.
     """
 
     replica: int
@@ -38,7 +37,7 @@ class Place(NamedTuple):
 
 @dataclass
 class FinishedRequest:
-    """A request that has finished or was interrupted; times are seconds since the epoch."""
+    """A request that has finished or was interrupted; times are in seconds since the epoch."""
 
     request_id: str
     identity: RequestIdentity | None
@@ -48,9 +47,8 @@ class FinishedRequest:
     end_s: float
     finish_reason: str
     resumed_tokens: int = 0  # number of prompt tokens that were sampled before an interruption
-    weights: int | None = None  # the training step whose update made the engine's weights
-    # Arguments of vLLM's SamplingParams without max_tokens; None if the response cannot be sampled
-    # again.
+    weights: int | None = None  # the training step whose update produced the engine's weights
+    # Arguments of SamplingParams without max_tokens; None if the response cannot be sampled again.
     sampling: dict[str, Any] | None = None
 
     def _shared_columns(self, place: Place) -> dict[str, Any]:

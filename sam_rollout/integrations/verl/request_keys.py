@@ -1,19 +1,15 @@
 """Chooses a name for each request of a response; the name keys the request's random numbers.
 
-Random numbers are keyed by a name and by position in the text. Two requests of a response may share
-a name only if they draw at different positions, that is, if one continues the other's text.
+Random numbers are keyed by name and position in the text. Requests of a response may share a name
+only if each continues the text of the previous one.
 
-An agent loop with one request at a time keeps one name. A request with a shorter prompt (a chat
-template drops earlier thoughts) would draw again at positions already used, so it begins another
-name.
+An agent loop with one request at a time keeps one name. A request with a shorter prompt begins
+another name, because it would draw again at positions already used.
 
-If an agent loop has several requests at once (best of n, tree search, sub-agents), their prompts
-determine the names. The order in which requests end cannot determine names, because it depends on
-timing, and timing depends on drafts.
-
-* A prompt that extends the text of an ended request continues that request's name, unless another
-  request has continued it already.
-* Every other prompt begins a new name: its hash, and the number of equal prompts before it.
+If an agent loop has several requests at once, their prompts determine the names. A prompt that
+extends the text of an ended request continues that request's name, unless another request has
+continued it already. Every other prompt begins a new name: its hash, and the number of equal
+prompts before it.
 """
 
 from __future__ import annotations
@@ -37,8 +33,7 @@ class _Chain:
 class RequestKeys:
     """The names of one response's requests; the first request's name is empty.
 
-    For each request, `begin` is called first. Then `end` gets the request's tokens, or `abandon` is
-    called if the request fails.
+    Call `begin` for each request, then `end`, or `abandon` if the request fails.
     """
 
     def __init__(self) -> None:
@@ -82,15 +77,15 @@ class RequestKeys:
     def _extended(self, prompt_ids: Sequence[int]) -> _Chain | None:
         """Return the chain whose text the prompt extends, if any.
 
-        If several chains qualify, the first of the longest ones is returned. A chain with a running
-        request is skipped, because that request draws at the positions after the chain's text.
+        The first of the longest chains is returned. A chain with a running request is skipped,
+        because that request draws at the positions after the chain's text.
         """
         found = None
         for chain in self._chains:
             length = len(chain.text)
             if chain.running or not length or (found and length <= len(found.text)):
                 continue
-            # Comparing the chain's last token first avoids a copy of the prompt for most chains.
+            # The comparison of one token avoids a copy of the prompt for most chains.
             ends_alike = length <= len(prompt_ids) and prompt_ids[length - 1] == chain.text[-1]
             if ends_alike and list(prompt_ids[:length]) == chain.text:
                 found = chain

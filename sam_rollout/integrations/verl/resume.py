@@ -1,9 +1,7 @@
 """Refuses to resume from the checkpoints of another run.
 
-``trainer.resume_mode=auto`` loads any checkpoint in ``trainer.default_local_dir``. For example, the
-second run of a comparison, started by mistake with the first run's ``run_dir``, would continue the
-first run's training. Changes after which it is still the same run, such as another learning rate,
-only cause a note.
+``trainer.resume_mode=auto`` loads any checkpoint in ``trainer.default_local_dir``, even if a run of
+another configuration wrote it.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from sam_rollout.integrations.verl.run_config import plain
 from sam_rollout.integrations.verl.translation import ASKED_SAM, translate
 from sam_rollout.telemetry.records import ASKED, RunFolder, RunFolderError, RunInfo, flat, value_at
 
-# Settings that identify a run: if one of them differs, the checkpoint belongs to another run.
+# Settings that identify a run: if one of them differs, the checkpoint is another run's.
 IDENTITY = (
     "data.seed",
     "actor_rollout_ref.rollout.seed",
@@ -37,7 +35,6 @@ IDENTITY = (
     "coupling",
 )
 MODE = "trainer.v1.trainer_mode"  # the one setting of trainer.v1 that changes the training
-# Settings that do not change the training: folders, clusters, values that other settings determine.
 NOT_TRAINING = (
     "run_dir",
     "sam",
@@ -86,11 +83,10 @@ def check_run_folder(config: DictConfig) -> Iterator[Fact]:
 def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     """Compare the configuration with the run that wrote the latest checkpoint.
 
-    One note names the settings that have changed since that run.
+    One note names the changed settings.
 
     Raises:
-        ConfigError: Another run wrote the checkpoint (the ``sam`` group or a setting of `IDENTITY`
-            differs), or the run folder does not have the configuration that wrote it.
+        ConfigError: Another run wrote the checkpoint, or it is unknown which run wrote it.
     """
     checkpoints = Path(config.trainer.default_local_dir).absolute()
     tracker = checkpoints / TRACKER
@@ -116,12 +112,10 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
     changed = {
         path: f"{path.removeprefix(f'{ASKED}.')}: {value} there, {here[path]} here"
         for path, value in there.items()
-        # Another version of this project may lack the setting.
         if value is not None and here.get(path, value) != value
     }
-    # Settings are compared as the user typed them, because derived settings may change with, for
-    # example, the number of epochs. Runs of older versions kept only the derived settings. If one
-    # of the two runs does not draft, the other settings of the group `sam` have no effect.
+    # Derived settings may change with others, so the settings that the user typed are compared. If
+    # one of the two runs does not draft, the other settings of `sam` have no effect.
     sam = ASKED_SAM if value_at(writer.config, ASKED_SAM) else "sam"
     both_draft = there.get(f"{sam}.enabled") and here[f"{sam}.enabled"]
     identity = (*IDENTITY, sam if both_draft else f"{sam}.enabled")
@@ -142,10 +136,10 @@ def check_resume(config: DictConfig, run: RunConfig) -> Iterator[Note]:
 
 
 def _writer(folder: RunFolder, written_at: float) -> RunInfo:
-    """Return the start after which a run wrote a file; `written_at` is in seconds since the epoch.
+    """Return the last start before a file was written; `written_at` is seconds since the epoch.
 
-    The last start may have ended before its first checkpoint, so an earlier start may have written
-    the file.
+    Raises:
+        RunFolderError: Every start is later than the file.
     """
     for start in reversed(list(folder.read_starts())):
         if datetime.fromisoformat(start.started_at).timestamp() <= written_at:
@@ -154,7 +148,6 @@ def _writer(folder: RunFolder, written_at: float) -> RunInfo:
 
 
 def _settings(config: Mapping[str, Any], run_dir: str) -> dict[str, Any]:
-    """Return settings by name; in paths, <run_dir> replaces the run's folder, which may move."""
     return {
         path: f"<run_dir>{value.removeprefix(run_dir)}"
         if isinstance(value, str) and value.startswith(f"{run_dir}/")

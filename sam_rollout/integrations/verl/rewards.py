@@ -1,7 +1,7 @@
 """Checks the results of a reward function, and prepares them for verl's metrics.
 
 A reward returns a number, or a dict with ``score`` and further entries to log. verl assumes that
-all of them are numbers, but a reward that cannot judge a response returns None.
+all of them are numbers. A reward that cannot judge a response returns None.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sam_rollout.integrations.verl.failures import FilterMetricError
 # Entry of the reward's extra info that is 1 for a right answer. The filter may use another metric.
 ACCURACY = "acc"
 ANSWER = "pred"  # Entry of the extra info: the answer, on which verl takes majority votes.
-SCORE = "reward"  # verl's name of the score, which exists for every response.
+SCORE = "reward"  # verl's name of the score, which every response has
 METRIC_FIELD = "algorithm.filter_groups.metric"
 
 
@@ -60,7 +60,7 @@ def check_reward(score: Any, extra: Mapping[str, Any], metric: str | None) -> No
 def computable(columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """Return a validation's columns with values that verl's metrics can use.
 
-    verl skips None, and skips a column if its first value is text. Other values must be numbers.
+    verl skips None. It skips a column whose first value is text. Other values must be numbers.
     """
     clean: dict[str, list[Any]] = {}
     for name, values in columns.items():
@@ -81,10 +81,8 @@ def judged_counts(
 ) -> dict[tuple[str, str], int]:
     """Return the number of responses from which each validation prompt's accuracy is computed.
 
-    verl counts a response without an accuracy as wrong. That is right if the response failed, but
-    not for a response that the reward could not judge, so such responses are left out. `expected`
-    has the number of responses by (data source, prompt). An accuracy is None if the reward could
-    not judge the response.
+    verl counts a response without an accuracy as wrong. Responses that the reward could not judge
+    (accuracy None) are left out here. The keys of `expected` are pairs (data source, prompt).
     """
     rows = zip(sources, uids, accuracies, strict=True)
     unjudged = Counter((str(source), str(uid)) for source, uid, acc in rows if acc is None)

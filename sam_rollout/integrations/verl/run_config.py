@@ -1,7 +1,4 @@
-"""Parses a composed configuration into our settings.
-
-Every process that receives the configuration parses it once, with this module.
-"""
+"""Parses a composed configuration into our settings."""
 
 from __future__ import annotations
 
@@ -15,11 +12,7 @@ from sam_rollout.config import RunConfig, SamConfig
 
 
 def read_run_config(config: DictConfig) -> RunConfig:
-    """Parse our groups, and make their paths absolute: engines run in other working directories.
-
-    Raises:
-        ConfigError: A setting is wrong; the error names the field, its value and what is allowed.
-    """
+    """Parse our groups, and make their paths absolute: engines run in other working directories."""
     groups = {name: plain(config[name]) for name in RunConfig.groups() if name in config}
     run = RunConfig.from_mapping(groups)
     baseline = run.compare.baseline_run and _absolute(run.compare.baseline_run)
@@ -38,8 +31,7 @@ def plain(node: DictConfig) -> dict[str, Any]:
 def _with_absolute_paths(sam: SamConfig, run_dir: Path) -> SamConfig:
     """Make paths of enabled sources absolute; texts of responses go to the run folder by default.
 
-    Names on the hub stay unchanged. Unused paths stay unchanged, too, because vLLM compiles again
-    when its configuration changes.
+    Other paths stay unchanged, because vLLM compiles again when its configuration changes.
     """
     sources: Any = sam.sources  # it has a field for each registered source
     run, model, texts = sources.run, sources.model, sam.texts

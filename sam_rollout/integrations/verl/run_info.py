@@ -58,10 +58,6 @@ def _host() -> dict[str, Any]:
 
 
 def _cluster() -> dict[str, Any]:
-    """Return the nodes and accelerators of the Ray cluster; empty without a cluster.
-
-    Ray counts the accelerators of each kind (GPU, NPU), and the nodes with each accelerator model.
-    """
     if not ray.is_initialized():
         return {}
     accelerators = {
@@ -75,8 +71,7 @@ def _cluster() -> dict[str, Any]:
 def git_state(root: Path | None = None) -> dict[str, Any]:
     """Return the commit of this code's checkout, and whether tracked files were changed.
 
-    Without a checkout (an installed wheel), or if git fails, ``commit`` is None and ``note`` says
-    why.
+    Without a checkout, or if git fails, ``commit`` is None and ``note`` says why.
     """
     root = root or Path(sam_rollout.__file__).parents[1]
     if not (root / ".git").exists():

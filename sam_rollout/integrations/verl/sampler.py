@@ -1,16 +1,13 @@
 """DAPO's dynamic sampling, by rounds or by refill, with metrics for a fair comparison.
 
-verl 0.9.1's V1 trainer uses refill: it replaces a prompt as soon as its group turns out to have no
-signal, that is, the same filter metric in all responses. Timing then decides which prompts a step
-trains on, and two runs with the same seed drift apart. The published DAPO setups use rounds: they
-sample responses to ``gen_batch_size`` prompts, wait for all, drop groups without signal, and keep
-the first ``train_batch_size`` groups in dataset order. If too few groups are left, another round
-follows. Users can choose rounds or refill.
+A group has no signal if the filter metric is the same in all its responses. verl 0.9.1's refill
+replaces such a group's prompt at once. Timing then decides which prompts a step trains on. The
+published DAPO setups use rounds: they sample ``gen_batch_size`` prompts, wait for all, drop groups
+without signal, and keep the first ``train_batch_size`` groups in dataset order. Another round
+follows if too few groups are left.
 
-With rounds and with refill, the metrics include the accuracy before filtering. The reward after
-filtering does not measure the policy, because the filter also drops groups of right answers only.
-
-verl loads this module's classes by the setting ``trainer.v1.sampler.custom_sampler``.
+The metrics include the accuracy before filtering, because the filter also drops groups of right
+answers only.
 """
 
 from __future__ import annotations
@@ -58,8 +55,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self.round_size: int = sampler_kwargs.gen_batch_size
         self.max_rounds: int = sampler_kwargs.max_rounds
         self.max_failed_share: float = sampler_kwargs.max_failed_share
-        # Failures are checked once this many groups exist: LEAST_GROUPS, or the whole batch if it
-        # is smaller.
         self._least_groups = min(LEAST_GROUPS, sampler_kwargs.train_batch_size)
         self.failures = FailureWatch([])  # the trainer replaces this once it has agent loops
         self.failed_validation_responses = 0  # the trainer resets this count
@@ -67,8 +62,8 @@ class _ObservedReplayBuffer(ReplayBuffer):
         self._numbers = itertools.count()
         self._counted: set[str] = set()  # groups of earlier steps that wait for training
         self._outcomes: dict[str, list[float]] = {}
-        # Response that waits for training -> pairs of a training step and the number of tokens that
-        # this step's weights sampled. Only an asynchronous trainer's client counts such tokens.
+        # Response that waits for training -> pairs (training step, number of tokens sampled with
+        # its weights). Only an asynchronous trainer's client counts such tokens.
         self._tokens_by_weights: dict[str, list[tuple[int, int]]] = {}
         self._filtered: set[str] = set()
         self._failed: set[str] = set()
@@ -80,7 +75,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
             self._order.setdefault(uid, next(self._numbers))
 
     def _begin_step(self, global_steps: int) -> None:
-        # An asynchronous trainer keeps groups that it does not need yet.
         self._counted |= self._outcomes.keys()
         self._counted &= self.finished_keys[TRAIN_SPLIT]
         self._outcomes = {}
@@ -96,11 +90,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def _sample_validation(self, global_steps: int, batch_size: int) -> tuple[KVBatchMeta, dict]:
-        """Sample as verl does; failed responses are missing from the batch.
-
-        Raises:
-            RolloutFailedError: Too many responses failed.
-        """
+        """Sample as verl does; failed responses are missing from the batch."""
         self.failures.begin()
         batch, metrics = super().sample(global_steps, "val", batch_size)
         where = f"validation at training step {global_steps}"
@@ -118,11 +108,7 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return Groups(submitted, len(failed), empty=not failed & came)
 
     def _check_failures(self, partition_id: str) -> None:
-        """End the run if too many of the step's groups have failed by now.
-
-        The number of failed groups is divided by the number of all submitted groups, not of the
-        ended ones, because failures often occur before the first response ends.
-        """
+        """End the run if too many of the step's groups have failed by now."""
         if len(self._order) >= self._least_groups:
             # With `refill`, a failed group may have been submitted in the previous step.
             submitted = len(self._order.keys() | self._failed)
@@ -130,8 +116,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
             self.failures.check(self._where, groups, self.max_failed_share)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter]:
-        # verl calls this for every snapshot of the buffer before groups are evicted, so none is
-        # missed.
         self._observe_outcomes(partition_id)
         filtered, counts = super()._dapo_filtered_keys(partition_id)
         self._filtered |= filtered
@@ -139,7 +123,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return filtered, counts
 
     def _observe_outcomes(self, partition_id: str) -> None:
-        """Read the accuracy of every response in groups that finished since the last call."""
         if partition_id == "val":
             return
         new = self.finished_keys[partition_id] - self._outcomes.keys() - self._counted
@@ -158,7 +141,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
-        """Take groups in dataset order, and groups of earlier steps first."""
         steps = self.prompt_global_steps[partition_id]
         ordered = sorted(
             sampleable_keys, key=lambda uid: (steps.get(uid, 0), self._order.get(uid, 0))
@@ -174,7 +156,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict
     ) -> KVBatchMeta:
-        """Order responses by prompt and sibling; verl orders them by the time they finished."""
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
         rank = {uid: position for position, uid in enumerate(selected_prompt_uids)}
 
@@ -225,7 +206,6 @@ class _ObservedReplayBuffer(ReplayBuffer):
         return sum((newest - step) * count for step, count in counts) / tokens if tokens else None
 
     def _forget_order(self) -> None:
-        """Forget the order of the step's groups, none of which is used later."""
         self._order.clear()
         self._tokens_by_weights.clear()
 
@@ -236,11 +216,7 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict]:
-        """Sample as ``ReplayBuffer.sample`` does.
-
-        Raises:
-            RolloutFailedError: Too many groups failed.
-        """
+        """Sample as ``ReplayBuffer.sample`` does."""
         if partition_id == "val":
             return self._sample_validation(global_steps, batch_size)
         self._begin_step(global_steps)
@@ -258,8 +234,8 @@ class RefillReplayBuffer(_ObservedReplayBuffer):
 class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
     """verl's refill with its asynchronous buffer, which keeps groups for later steps.
 
-    A trainer may sample several batches in a step, and averages their metrics. Ours count the whole
-    step, so only its last batch has them.
+    A trainer may sample several batches in a step. Our metrics count the whole step, so only its
+    last batch has them.
     """
 
     def __init__(self, *, trainer_config: Any, **kwargs: Any) -> None:
@@ -268,11 +244,10 @@ class AsyncRefillReplayBuffer(RefillReplayBuffer, ReplayBufferAsync):
         self._times_s: list[float] = []  # of the step's batches until now
 
     def note_restored(self) -> None:
-        """Take up the groups of a checkpoint; those that have ended count in an earlier step."""
+        """Take up the groups of a checkpoint; groups that have ended count in an earlier step."""
         self._sync_metadata_from_transfer_queue()
         restored = self.prompt_global_steps[TRAIN_SPLIT]
-        # A checkpoint also has the responses that its step trained on, whose prompts are gone. verl
-        # would keep them, and write them into every later checkpoint.
+        # verl would write the responses that a step trained on into every later checkpoint.
         used = [key for key in self.partitions[TRAIN_SPLIT] if key.split("_")[0] not in restored]
         if used:
             tq.kv_clear(partition_id=TRAIN_SPLIT, keys=used)
@@ -340,7 +315,6 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
             self.refill_fn(self.round_size)
         selected, snapshot, _steps = self._select_prompt_uids(partition_id, usable, batch_size)
         metrics = self._step_metrics(round_times_s)
-        # All other groups of the step are cleared: filtered, failed and surplus groups.
         leftover = (self.finished_keys[partition_id] | failed) - set(selected)
         self._clear_groups(partition_id, leftover)
         return self._materialize_batch(partition_id, selected, snapshot), metrics
@@ -359,7 +333,6 @@ class RoundsReplayBuffer(_ObservedReplayBuffer):
         return ", ".join(reasons)
 
     def _wait_for_round(self, partition_id: str) -> float:
-        """Wait until no group is in flight; return the seconds it took."""
         started, last_debug_time = time.monotonic(), time.time()
         while True:
             self._sync_metadata_from_transfer_queue()

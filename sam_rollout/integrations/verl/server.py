@@ -1,8 +1,4 @@
-"""verl's vLLM server, which also checks the drafter, records steps and shares texts.
-
-The baseline uses this server, too, so runs with and without drafts are measured in the same way.
-Runs with drafts differ from the baseline in the engine's ``speculative_config``.
-"""
+"""verl's vLLM server, which also checks the drafter, records steps and shares texts."""
 
 from __future__ import annotations
 
@@ -66,8 +62,7 @@ ENGINE_THREADS_ENV = "SAM_ENGINE_OMP_NUM_THREADS"
 def sleep_level(deepest: int, sam: SamConfig) -> int:
     """Return the deepest sleep level that an engine may use.
 
-    Level 2 drops the weights. No weight sync brings a drafting model's weights back, so an engine
-    with such a model sleeps at level 1 at most.
+    Level 2 drops the weights, and no weight sync brings a drafting model's weights back.
     """
     return min(deepest, 1) if sam.drafts_with_model and sam.sources.model.path else deepest
 
@@ -88,8 +83,7 @@ class SamHttpServer(vLLMHttpServer):
         Raises:
             DeadPartError: The engine died; the message names the cause.
         """
-        # The engine's process reads OMP_NUM_THREADS when it starts. The trainer keeps its own
-        # number of threads.
+        # The engine reads OMP_NUM_THREADS when it starts; the trainer keeps its own number.
         if threads := os.environ.get(ENGINE_THREADS_ENV):
             os.environ["OMP_NUM_THREADS"] = threads
         answer_or_die()  # needed if our entry points are not installed
@@ -106,14 +100,14 @@ class SamHttpServer(vLLMHttpServer):
         return f"the engine of replica {self.replica_rank} died: {cause_of_death()}"
 
     async def trouble(self) -> str:
-        """Return the error that ended this replica's engine or a weight sync; empty without one."""
+        """Return the error that ended this server's engine or a weight sync; empty without one."""
         engine = getattr(self, "engine", None)
         if engine is not None and engine.errored:
             return self._engine_died()
         return self._failed_call
 
     async def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> None:
-        """Call the engine's workers for the training side, and keep the error if the call fails."""
+        """Call the engine's workers for the training side; keep the error if the call fails."""
         try:
             await super().collective_rpc(method, *args, **kwargs)
         except Exception as error:
@@ -127,7 +121,7 @@ class SamHttpServer(vLLMHttpServer):
         self._settings = settings = settings_of(self.engine.vllm_config)
         bound = await ask_engines(self.engine, "sam_bind")
         reports = [report for workers in bound for report in workers]
-        # These lines are printed, not logged, so that no log level hides them.
+        # Log levels must not hide these lines.
         print(check_drafters(reports, settings.sam), flush=True)
         print(check_samplers(reports, settings.sampler), flush=True)
         await asyncio.gather(*(self._warm_up(engine) for engine in range(len(bound))))
@@ -150,10 +144,7 @@ class SamHttpServer(vLLMHttpServer):
         self.engine.logger_manager.stat_loggers.append(self._recorders)
 
     async def _warm_up(self, engine: int) -> None:
-        """Run one short request, so that lazy initialisation does not count as rollout time.
-
-        The prompt repeats itself. The drafter therefore drafts, and verification is warmed up, too.
-        """
+        """Run one short request, so that lazy initialisation does not count as rollout time."""
         sampling = SamplingParams(temperature=1.0, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
         prompt = TokensPrompt(prompt_token_ids=[1, 2, 3] * 5)
         warm_up = self.engine.generate(
@@ -179,8 +170,7 @@ class SamHttpServer(vLLMHttpServer):
         extra_args = sampling_params.get("extra_args") or {}
         identity = RequestIdentity.from_extra_args(extra_args)
         resumed = identity.resumed(len(prompt_ids)) if identity else 0
-        # verl reads only the last output of a request. By default, vLLM sends all tokens of a
-        # request again with every new token, which keeps a CPU core busy.
+        # By default, vLLM sends all tokens of a request again with every new token.
         sampling_params = {
             **continued(sampling_params, resumed),
             "output_kind": RequestOutputKind.FINAL_ONLY,
@@ -216,8 +206,6 @@ class SamHttpServer(vLLMHttpServer):
                 finish_reason=str(output.stop_reason),
                 resumed_tokens=resumed,
                 weights=output.extra_fields.get("global_steps"),
-                # verl has filled in these parameters' defaults. Prompts with media cannot be
-                # sampled again.
                 sampling=None if any(kwargs.get(n) is not None for n in MEDIA) else sampling_params,
             )
         )
@@ -236,9 +224,8 @@ class SamHttpServer(vLLMHttpServer):
     def _admitting(self) -> int:
         """Number of requests on their way to the engine; verl's interruption waits for them.
 
-        verl's own count includes a request until its first output. But a waiting request has no
-        output, and our requests have a single output, at their end. With its own count, verl would
-        wait until all requests have ended, and interrupt nothing.
+        verl's own count includes a request until its first output. Our requests have only one
+        output, at their end, so verl would wait until all requests have ended.
         """
         return len(self._landing)
 
@@ -263,7 +250,7 @@ class SamHttpServer(vLLMHttpServer):
         aborted = await super().abort_all_requests(*args, **kwargs)
         if self.node_rank != 0:
             return aborted  # The engine belongs to the replica's first server.
-        # The last tokens of these requests belong to the records that the trainer asks for next.
+        # The trainer asks next for the records, which include the last tokens of these requests.
         deadline = time.monotonic() + ABORTED_WITHIN_S
         while self._admitted_s and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
@@ -287,10 +274,8 @@ class SamHttpServer(vLLMHttpServer):
             self._sharing.hear(replica, folder, runs, pieces)
 
     async def _exchange_texts(self, pieces: Sequence[list[tuple]]) -> list[list[tuple]]:
-        """Give every engine its pieces; return the pieces that each engine newly sampled."""
         arguments = [(f"{self.replica_rank}.{engine}", one) for engine, one in enumerate(pieces)]
         answers = await ask_engines(self.engine, "sam_exchange_texts", arguments)
-        # Only one of an engine's ranks has a draft session and therefore texts.
         return [[piece for worker in workers for piece in worker] for workers in answers]
 
     async def progress(self) -> EngineProgress:
@@ -329,8 +314,7 @@ class SamHttpServer(vLLMHttpServer):
             )
         ]
         self._proof.candidates = candidates(shares, records) if keep else []
-        # The sentinel finds engines without a draft session by their empty counters. So these
-        # counters must stay empty.
+        # The sentinel recognises engines without a draft session by their empty counters.
         counting = next((one for one in records if one.drafter_counters), None)
         if self._sharing is not None and counting is not None:
             counting.drafter_counters |= self._sharing.take_counters()

@@ -1,21 +1,14 @@
 """Shares the texts of siblings between the servers of a rollout.
 
-The responses to a prompt run on several replicas, and draft best from the texts of all siblings.
-Many times per second each server asks its engines for newly sampled pieces of text. The server
-sends these pieces to the servers that run siblings; every server announces which prompts it runs.
-Servers call each other directly as Ray actors, which needs no further process, port or file. If
-there is only one engine, nothing is shared. Sharing works nearly as well as running all siblings on
-one replica.
+Several times per second each server asks its engines for newly sampled pieces of text. It sends
+them to the servers that run siblings. Servers are Ray actors and call each other directly. Each
+announces which prompts it runs.
 
-A folder keeps ended responses for later steps. If replicas have different folders, each ended
-response is sent whole to one replica of every other folder: the replica with the lowest number
-among those that announced the folder's name (`find_name`). Every folder then has all responses. If
-all replicas have the same folder, no response is sent.
+If replicas have different folders of texts, each ended response is sent to one replica per other
+folder, the replica with the lowest number. `find_name` identifies the folder.
 
-No request waits for sharing. A separate task sends each message. While a message is on its way to a
-server, more pieces for this server are collected up to a limit. Pieces are lost if a server dies, a
-message is malformed or the exchange with an engine fails. Lost pieces are counted. They only reduce
-acceptance: the piece after a gap begins a new text.
+No request waits for sharing. Pieces are lost if a server dies, a queue is full or a call fails.
+Lost pieces are counted, and only reduce acceptance.
 """
 
 from __future__ import annotations
@@ -41,14 +34,12 @@ from sam_rollout.sources.support.text_store import name_of
 
 logger = logging.getLogger(__name__)
 
-# Least time between two turns. Texts that arrive early help more, because more tokens of the
-# engine's own requests are still to come. But every turn costs the engines time.
+# Least seconds between two turns. Early texts help more, but every turn costs the engines time.
 INTERVAL_S = 0.05
-# Turns come less often with many servers, which all send to each other, and with many pieces.
+# Limits of messages and pieces per second. Above them, turns come less often.
 MESSAGES_PER_S = 64
 PIECES_PER_S = 1000
-# Limits for the pieces waiting for one server or engine, and for a message; each limit allows
-# thousands of pieces.
+# Limits for the pieces that wait for one server or engine, and for a message.
 MOST_WAITING_BYTES = 16 << 20
 MESSAGE_BYTES = 2 << 20
 
@@ -63,12 +54,10 @@ def _queue() -> PieceQueue:
 
 @dataclasses.dataclass
 class _Peer:
-    """Another replica's server."""
-
     server: Any
     folder: str = ""  # The name of the folder that it announced; empty if it has none.
     runs: frozenset[GroupKey] = frozenset()  # The groups that it last announced.
-    knows: frozenset[GroupKey] | None = None  # This server's groups, as last announced to the peer.
+    knows: frozenset[GroupKey] | None = None  # This server's groups, as last sent to the peer.
     waiting: PieceQueue = dataclasses.field(default_factory=_queue)
     sending: asyncio.Task | None = None
     has_failed: bool = False
@@ -79,12 +68,10 @@ class TextSharing:
 
     Args:
         replica: Number of this server's replica.
-        servers: Actor handles of the replicas' servers, by the replicas' numbers. Each server has a
-            method ``hear_texts``. This replica's own handle is ignored.
+        servers: Actor handles of the replicas' servers, by replica, with a method ``hear_texts``.
         engines: Number of engines of this server.
-        exchange: A function that sends every engine its pieces, and returns the new pieces of every
-            engine.
-        folder: Name of the folder that keeps ended responses; empty if there is no folder.
+        exchange: A function that sends every engine its pieces and returns the new ones.
+        folder: Name of the folder that keeps ended responses; empty if there is none.
 
     Attributes:
         interval_s: Time until the next turn.
@@ -106,8 +93,7 @@ class TextSharing:
         }
         self._exchange = exchange
         self._running: Counter[GroupKey] = Counter()
-        # The groups that each engine runs. If the server has several engines, it derives an
-        # engine's groups from the pieces that this engine has sampled.
+        # The groups that each engine runs; several engines' groups come from sampled pieces.
         self._runs: list[set[GroupKey]] = [set() for _ in range(engines)]
         self._arrived = [_queue() for _ in range(engines)]
         self._lost = 0
@@ -143,10 +129,7 @@ class TextSharing:
         prompt_ids: Sequence[int],
         response_ids: Sequence[int],
     ) -> None:
-        """Note that a response has ended.
-
-        For each folder of texts but this server's own, one server gets it.
-        """
+        """Send an ended response to one server for each folder of texts but this server's own."""
         keepers = {peer.folder: peer for _, peer in sorted(self._peers.items(), reverse=True)}
         others = [peer for folder, peer in keepers.items() if folder not in ("", self._folder)]
         if not self._folder or not others or not is_of_training(identity) or not response_ids:
@@ -175,7 +158,6 @@ class TextSharing:
         return {"draft/shared_lost": lost}
 
     async def _run(self) -> None:
-        """Share until the server ends."""
         while True:
             await asyncio.sleep(self.interval_s)
             try:
@@ -201,7 +183,7 @@ class TextSharing:
                 peer.sending = asyncio.create_task(self._send(peer, runs))
 
     async def _ask_engines(self) -> int:
-        """Send arrived pieces to the engines, queue new ones for servers; return how many moved."""
+        """Exchange pieces with the engines, queue new ones for servers; return how many moved."""
         is_wanted = self._running and (
             len(self._arrived) > 1
             or any(not peer.runs.isdisjoint(self._running) for peer in self._peers.values())
@@ -239,7 +221,6 @@ class TextSharing:
             self._keep(waiting, wanted)
 
     def _keep(self, waiting: PieceQueue, pieces: Iterable[tuple]) -> None:
-        """Queue pieces; count the pieces that the queue drops, and warn about them once."""
         dropped = sum(map(waiting.put, pieces))
         self._lost += dropped
         if dropped and not self._has_dropped:
@@ -252,7 +233,6 @@ class TextSharing:
             self._has_dropped = True
 
     async def _send(self, peer: _Peer, runs: frozenset[GroupKey]) -> None:
-        """Send one message to a server; forget the server if it has died."""
         pieces = peer.waiting.take()
         news = None if runs == peer.knows else list(runs)
         try:
@@ -265,7 +245,6 @@ class TextSharing:
             peer.sending = None
 
     def _complain(self, peer: _Peer, error: Exception) -> None:
-        """Warn that a message could not be sent; forget the server if it has died."""
         replica = next(number for number, other in self._peers.items() if other is peer)
         is_dead = has_died(error)
         if is_dead or not peer.has_failed:

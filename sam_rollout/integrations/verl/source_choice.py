@@ -1,7 +1,6 @@
 """Decides which draft sources a run uses, where the settings leave this open.
 
-docs/configuration.md gives the rule of each source and its reasons. The rules need the composed
-configuration, and read the training files if they are on this machine.
+docs/configuration.md gives the rules and their reasons.
 """
 
 from __future__ import annotations
@@ -26,21 +25,14 @@ from sam_rollout.sizing.drafting import RolloutRound
 from sam_rollout.sources.support.live_texts import LIVE_BYTES_PER_TOKEN, MOST_SHARED_TOKENS
 from sam_rollout.sources.support.text_store import BYTES_PER_TOKEN
 
-# The source `run` is used only if the texts of one round take at most a quarter of the source's
-# limit. A step may have several rounds, and the texts of more than one step have to fit, or the
-# source `run` would hold little that the source `prompt` lacks.
+# The source `run` is used only if one round's texts take at most 1 / ROUND_SHARE of its limit.
 ROUND_SHARE = 4
-# Largest size of the folder of responses if only a resumed run reads it: more than four times the
-# bytes that a resumed run reads, because the newest steps may be sampled again.
+# Largest size of the folder of responses if only a resumed run reads it.
 BYTES_TO_RESUME = 4 * MOST_SHARED_TOKENS
 
 
 def settle_sources(config: DictConfig, run: RunConfig) -> RunConfig:
-    """Decide the sources' open settings, and list each decision in `RunConfig.decisions`.
-
-    The decisions are made for runs without drafts, too, so that compared runs have the same
-    settings.
-    """
+    """Decide the sources' open settings, and list each decision in `RunConfig.decisions`."""
     sam, lines = _settled(config, run)
     decisions = tuple(lines) if run.sam.enabled else ()
     own = read_config(config)
@@ -54,7 +46,6 @@ def rollout_round(config: DictConfig, run: RunConfig) -> RolloutRound:
     """Return the number and lengths of texts in one of the run's generation rounds."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
     return RolloutRound(
-        # `refill` has no rounds: its step begins with the training batch.
         prompts=max(run.sampling.gen_batch_size, data.train_batch_size),
         siblings=rollout.n,
         engines=rollout_layout(config).engines,
@@ -93,8 +84,7 @@ def _settled(config: DictConfig, run: RunConfig) -> tuple[SamConfig, list[str]]:
         sources = replace(sources, prompt=prompt)
         lines.append(f"sam.sources.prompt.earlier_steps = false: {reason}")
     if not (prompt.enabled and prompt.earlier_steps) and not config.sam.texts.path:
-        # Only a resumed run reads the folder, and only its newest texts. The path stays empty if
-        # it is not used: vLLM compiles again when its configuration changes.
+        # Only a resumed run reads the folder. vLLM compiles again if an unused path changes.
         path = texts.path if sources.run.enabled else ""
         texts = replace(texts, path=path, max_bytes=min(texts.max_bytes, BYTES_TO_RESUME))
     return replace(run.sam, sources=sources, texts=texts), lines
@@ -107,7 +97,7 @@ def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
     epochs = config.trainer.total_epochs
     files = data_files("data.train_files", config.data.train_files)
     rows, prompts = _rows_and_prompts(tuple(files), config.data.prompt_key)
-    # A file may hold each prompt many times (the published DAPO-Math-17k: a hundred times).
+    # A file may have each prompt many times (the published DAPO-Math-17k: a hundred times).
     if epochs < 2 and rows == prompts:
         return f"no prompt comes back with trainer.total_epochs = {epochs}"
     tokens = prompts * config.actor_rollout_ref.rollout.n * config.data.max_response_length
@@ -123,7 +113,6 @@ def _none_serves_later(config: DictConfig, run: RunConfig) -> str:
 
 @functools.cache  # A program may check its configuration more than once.
 def _rows_and_prompts(files: tuple[str, ...], key: str) -> tuple[int, int]:
-    """Count the rows and distinct prompts of parquet files; return zeros if that is impossible."""
     try:
         tables = [pq.read_table(Path(file).expanduser(), columns=[key]) for file in files]
         prompts = pa.concat_arrays([chunk for table in tables for chunk in table[key].chunks])
@@ -133,12 +122,11 @@ def _rows_and_prompts(files: tuple[str, ...], key: str) -> tuple[int, int]:
 
 
 def _texts(prompts: pa.Array) -> pa.Array:
-    """Join each prompt's messages to one text; return other kinds of prompts unchanged."""
     if not (pa.types.is_list(prompts.type) or pa.types.is_large_list(prompts.type)):
         return prompts
     if not pa.types.is_struct(prompts.type.value_type):
         return prompts
-    # Some Parquet writers use wider types than these two, but `binary_join` accepts no others.
+    # Some Parquet writers use wider types than `binary_join` accepts.
     contents = prompts.values.field("content").cast(pa.string())
     offsets = prompts.offsets.cast(pa.int32())
     return pc.binary_join(pa.ListArray.from_arrays(offsets, contents), "\0")

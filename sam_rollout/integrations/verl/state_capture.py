@@ -1,10 +1,8 @@
 """Captures hidden states of parts of responses during verl's pass over log-probabilities.
 
-That pass (`compute_log_prob`) reads every response of a training step. A window is a sequence of
-consecutive tokens of one prompt and its response. During the pass, hooks keep the outputs of the
-layers from which a head reads, if the micro-batch has a window. After the pass, processes that
-share texts sum their parts of each window's states. These processes take turns in keeping the
-windows.
+A window is a sequence of consecutive tokens of one prompt and its response. Hooks keep the outputs
+of the layers that a head reads. After the pass, processes that share texts sum their parts of each
+window's states.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ class _Window:
     begin: int  # The first token's number in the micro-batch.
     tokens: Tensor  # Token ids, on the host.
     prompt: int  # How many of these tokens belong to the prompt.
-    keeper: int  # Rank of the process that keeps the window, among those that share the text.
+    keeper: int  # Rank of the process that keeps the window.
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +39,7 @@ class _States:
     window: _Window
     index: int  # Index of the module.
     tokens: Tensor  # [tokens], positions in the window.
-    states: Tensor  # [tokens, hidden + 1]; the last column is 1, so that sums count contributions.
+    states: Tensor  # [tokens, hidden + 1]; the last column is 1 and counts contributions
 
 
 class StateCapture:
@@ -52,12 +50,11 @@ class StateCapture:
         layers: The numbers of layers after which states are taken; 0 means the embeddings.
         window: Largest number of tokens in a window.
         windows: Largest number of windows that each process keeps in a pass.
-        rng: Draws the token at which a window begins. Processes that share texts need equal
-            generators.
+        rng: Draws the beginning of a window. Processes that share texts need equal generators.
 
     Attributes:
         taken: Windows that this process keeps, since `running` began.
-        spent_s: Host time of the capture, without the time spent on waiting for passes to end.
+        spent_s: Host time of the capture, without waiting for passes to end.
         problem: The error that prevented the capture; None if there was none.
     """
 
@@ -93,7 +90,7 @@ class StateCapture:
                 hooks.append(module.register_forward_hook(self._keeper(index)))
             with self._part.watched(self._step):
                 yield
-            # This waits for other processes' passes; the wait does not count as the capture's time.
+            # This waits for other processes, which must not count as the capture's time.
             room = self._guarded(self._room_for_all)
             if self.problem is None:
                 self._timed(lambda: self._put_together(room))
@@ -123,7 +120,7 @@ class StateCapture:
         finally:
             self._open = False
         if windows and self._outputs:
-            # This waits for the pass; the wait does not count as the capture's time.
+            # This waits for the pass, which must not count as the capture's time.
             self._guarded(lambda: next(iter(self._outputs.values()))[:1, :1].cpu())
             self._timed(lambda: self._take(micro_batch, windows))
             self._outputs.clear()
@@ -141,10 +138,6 @@ class StateCapture:
         self.spent_s += time.perf_counter() - started_s
 
     def _draw(self, micro_batch: Any) -> list[_Window]:
-        """Choose this micro-batch's windows.
-
-        The windows of the whole log-probability pass are spread evenly over its responses.
-        """
         windows: list[_Window] = []
         ids = micro_batch["input_ids"]
         chosen = [row for row in range(len(ids.offsets()) - 1) if self._keeps_next()]
@@ -165,7 +158,6 @@ class StateCapture:
         return windows
 
     def _keeps_next(self) -> bool:
-        """Return whether the next response gets a window."""
         before, after = (
             (self._seen + more) * min(self._most, self._expected) // self._expected
             for more in (0, 1)
@@ -175,7 +167,6 @@ class StateCapture:
 
     @torch.no_grad()
     def _take(self, micro_batch: Any, windows: Sequence[_Window]) -> None:
-        """Copy the states of the windows' tokens to the host."""
         numbers = self._part.tokens(next(iter(self._outputs.values())), micro_batch)
         outputs = {index: output.flatten(0, -2) for index, output in self._outputs.items()}
         expected = len(numbers), self._part.hidden
@@ -192,11 +183,6 @@ class StateCapture:
 
     @torch.no_grad()
     def _put_together(self, room: Tensor | None) -> None:
-        """Bring every window's states to the process that keeps the window.
-
-        Raises:
-            RuntimeError: No process, or more than one, has the states of some token.
-        """
         complete = True
         for window in [window for windows in self._windows for window in windows]:
             whole = torch.zeros(len(window.tokens), *self._shape, dtype=STORED)
@@ -214,15 +200,13 @@ class StateCapture:
                 states = whole[..., :-1]  # without the column that counts contributions
                 before, last = states[:, :-1].flatten(1).contiguous(), states[:, -1].clone()
                 self.taken.append(Sample(window.tokens, before, last, window.prompt))
-        if not complete:  # An error before the last sum would leave the other processes waiting.
+        if not complete:  # an earlier error would make the others wait
             raise RuntimeError("no process, or more than one, has the states of some tokens")
 
     def _room_for_all(self) -> Tensor | None:
-        """Allocate the buffer in which processes sum windows; return None if they share no texts.
+        """Allocate the buffer for sums of windows; return None if processes share no texts.
 
-        Raises:
-            PeerError: Another process failed to capture its states. The call raises in all
-                processes if it raises in one.
+        If one process has failed to capture its states, all processes raise a `PeerError`.
         """
 
         def find() -> Tensor | None:

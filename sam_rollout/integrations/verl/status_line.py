@@ -1,9 +1,6 @@
 """A line at the bottom of the console that shows the running rollout's progress.
 
-The driver, the program that the user started, draws the line. Ray's actors cannot redraw a line,
-because their output reaches the driver late and line by line. The driver finds the rollout's
-servers by their names and asks them for their progress. If any server fails to answer in time, the
-driver does not change the line.
+The driver (the user's program) draws the line, because the output of Ray's actors reaches it late.
 """
 
 from __future__ import annotations
@@ -49,13 +46,11 @@ def follow_rollouts(setting: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _status_line() -> Iterator[Callable[[str], None]]:
-    """Return a context with a function that shows a line below all other output."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    # rich prints all other output above the line, including Ray's forwarded logs. The settings keep
-    # that text unchanged: no markup, no colours, no line breaks.
+    # rich prints all other output above the line. The settings keep that output unchanged.
     console = Console(highlight=False, markup=False, soft_wrap=True)
     with Live(
         Text(""),
@@ -69,7 +64,6 @@ def _status_line() -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def _plain_lines() -> Iterator[Callable[[str], None]]:
-    """Return a context with a function that prints a line every few seconds, for logs."""
     next_s = 0.0
 
     def show(line: str) -> None:

@@ -1,6 +1,6 @@
 """Writes the records of training steps, and adds our metrics to verl's.
 
-No error here may end a training run: the records or metrics that fail are left out with a warning.
+No error here ends a training run; failing records or metrics are left out with a warning.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class StepRecords:
     ) -> None:
         """Add the baseline's and the sentinel's metrics to a training step's metrics, in place.
 
-        `alert` is called with a title and a text for each of the sentinel's findings.
+        `alert` gets a title and a text for each of the sentinel's findings.
         """
         if (baseline := self._baseline) is not None:
             metrics |= _attempt(
@@ -109,7 +109,6 @@ class StepRecords:
     def _watch(
         self, sentinel: Sentinel, step: int, metrics: dict[str, Any], alert: Callable
     ) -> dict[str, float]:
-        """Let the sentinel check the step; log and send its findings, and return its metrics."""
         findings, values = sentinel.look(TrainingStep(metrics, self._reports, self._since_s))
         for finding in findings:
             text = f"training step {step}: {finding}."
@@ -119,7 +118,6 @@ class StepRecords:
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Write a step's metrics into the run folder."""
-        # Some of verl's metrics are tables or texts for its own loggers.
         numbers: dict[str, Any] = {k: v for k, v in metrics.items() if isinstance(v, Real)}
         try:
             self._folder.append_train_step(step, numbers)
@@ -128,7 +126,6 @@ class StepRecords:
 
 
 def _earlier_steps(folder: RunFolder) -> Mapping[int, dict[str, float]]:
-    """Return the metrics of a resumed run's earlier steps."""
     try:
         return folder.read_train_steps(problems=[])
     except RunFolderError:

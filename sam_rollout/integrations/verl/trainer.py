@@ -1,9 +1,4 @@
-"""verl's trainers with rollout telemetry and DAPO's generation rounds.
-
-The trainer uses verl's own hooks (``on_sample_end``, ``prepare_step``, ``_validate`` ...) and does
-not change the algorithm. Only the trainer's process writes records into the run folder. Replicas on
-other nodes send their records to this process, so no shared file system is needed.
-"""
+"""verl's trainers with rollout telemetry and DAPO's generation rounds."""
 
 from __future__ import annotations
 
@@ -60,8 +55,7 @@ class _RecordingTrainer(PPOTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            # verl compares this string with its own modes in many places, to find out whether the
-            # trainer is synchronous.
+            # verl compares this string with its own modes.
             config.trainer.v1.trainer_mode = TRAINER_MODES[config.trainer.v1.trainer_mode]
         super().__init__(config)
         self._run = read_run_config(config)
@@ -95,7 +89,6 @@ class _RecordingTrainer(PPOTrainer):
             ray.get([server.share_texts.remote(servers) for server in servers.values()])
 
     def _servers(self) -> dict[int, Any]:
-        """Return each replica's first server, which receives the replica's requests."""
         return {
             replica.replica_rank: replica.servers[0]
             for manager in self._rollout_server_managers()
@@ -146,16 +139,14 @@ class _RecordingTrainer(PPOTrainer):
         self._step_began_s = time.perf_counter()
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Compute log-probabilities as verl does, then train the draft head if the run has one."""
         batch = super()._compute_old_log_prob(batch, metrics)
         if self._trains_head:
             with marked_timer("train_head", self.timing_raw):
-                # The first step has no previous step, so its own time until now is used. That time
-                # is close to the whole step's time, because the rollout takes most of a step.
+                # The first step has no previous step, so its own time until now is used.
                 step_s = self._step_s or time.perf_counter() - self._step_began_s
                 seconds = self._run.sam.sources.model.train.budget * step_s
                 results = self.actor_rollout_wg.train_head(seconds)
-            # All processes return the same metrics, and wait for the slowest one.
+            # All processes return the same metrics but their own times.
             self._head_s = max(result["time_s"] for result in results)
             found = {f"head_training/{name}": value for name, value in results[0].items()}
             metrics |= named(TRAIN_SPLIT, found)
@@ -171,14 +162,12 @@ class _RecordingTrainer(PPOTrainer):
         self._save_head()
 
     def _save_head(self) -> None:
-        """Write the trained head beside the checkpoints, for the next run."""
         if self._trains_head:
             folder = Path(self.config.trainer.default_local_dir).absolute() / HEAD_FOLDER
             self.actor_rollout_wg.save_head(str(folder))
             print(f"The trained draft head: {folder}", flush=True)
 
     def _validate(self) -> dict[str, float]:
-        """Validate as verl does, and record the rollout under the split of validation."""
         self.replay_buffer.failed_validation_responses = 0
         metrics = super()._validate()
         failed = self.replay_buffer.failed_validation_responses
@@ -197,7 +186,6 @@ class _RecordingTrainer(PPOTrainer):
         sample_turns: list,
         expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, float]:
-        """Compute validation metrics as verl does, without values that are not numbers."""
         infos = computable(reward_extra_infos_dict)
         if expected_acc_counts and ACCURACY in infos:
             expected_acc_counts = judged_counts(
@@ -231,11 +219,9 @@ class _RecordingTrainer(PPOTrainer):
             self._curve_logger.log(self._records.engine_steps, title, self.global_steps)
 
     def _drain(self, split: str, keep: bool = False) -> dict[str, float]:
-        """Move records from the replicas to the run folder; return the step's metrics."""
         return self._records.collect(self.global_steps, split, lambda: self._drained(split, keep))
 
     def _compared(self, responses: int) -> list[Compared]:
-        """Let the replicas together sample `responses` responses again without drafts."""
         step, servers = self.global_steps, [*self._servers().values()]
         counts = split_over(responses, len(servers), step)
         asked = [
@@ -246,7 +232,6 @@ class _RecordingTrainer(PPOTrainer):
         return [one for found in ray.get(asked) for one in found]
 
     def _drained(self, split: str, keep: bool = False) -> list[ReplicaRecords]:
-        """Return the replicas' records since the last call."""
         step, servers = max(self.global_steps, 0), self._servers().values()
         drained = ray.get([server.drain_records.remote(step, split, keep) for server in servers])
         return [records for engines in drained for records in engines]
@@ -257,7 +242,7 @@ class SamTrainerSync(_RecordingTrainer, PPOTrainerSync):
     """Our synchronous trainer: trains on responses that were sampled with the current weights."""
 
     def on_sample_end(self) -> None:
-        """Collect the rollout's records, and compare texts, before the replicas go to sleep."""
+        """Collect the rollout's records and compare texts, before the replicas go to sleep."""
         proof, step = self._run.telemetry.proof, self.global_steps
         due = self._run.sam.enabled and proof.is_due(step)
         metrics = self._drain(TRAIN_SPLIT, keep=due)
@@ -268,13 +253,9 @@ class SamTrainerSync(_RecordingTrainer, PPOTrainerSync):
 
 
 class _AsyncTrainer(_RecordingTrainer):
-    """A mixin for verl's trainers that interrupt responses and continue them after the update.
-
-    An interrupted response keeps its identity, and therefore its random numbers by position.
-    """
+    """A mixin for verl's trainers that interrupt responses and continue them after the update."""
 
     def _reissue_inflight_prompts(self, *args: Any, **kwargs: Any) -> int:
-        """Sample the unfinished prompts of a checkpoint anew, as verl does."""
         self.replay_buffer.note_restored()
         return super()._reissue_inflight_prompts(*args, **kwargs)
 
@@ -307,7 +288,7 @@ class SamTrainerSeparateAsync(_AsyncTrainer, PPOTrainerSeparateAsync):
         return self.standalone_server_manager.get_client(client_cls=InterruptedClient)
 
     def on_step_end(self) -> None:
-        """Collect the records of the time since the last weight update, then update the weights."""
+        """Collect the records since the last weight update, then update the weights."""
         metrics = self._drain_interrupted(self.standalone_checkpoint_manager)
         super().on_step_end()
         self._pending_sync_metrics |= metrics

@@ -1,8 +1,4 @@
-"""Translates our groups of settings into verl's and vLLM's settings.
-
-Users write ``sam``, ``rollout_sampler``, ``dynamic_sampling`` and ``rollout_telemetry``. Only this
-module writes the fields of verl and vLLM that follow from them.
-"""
+"""Translates our groups of settings into verl's and vLLM's settings."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ ASKED_SAM = f"{ASKED}.sam"
 SAMPLER_CLASSES = {
     "rounds": "RoundsReplayBuffer",
     "refill": "RefillReplayBuffer",
-    # Without a filter, every round of prompts gives a whole training batch.
     "none": "RoundsReplayBuffer",
 }
 ASYNC_SAMPLER_CLASS = "AsyncRefillReplayBuffer"
@@ -31,8 +26,7 @@ def translate(config: DictConfig, run: RunConfig) -> None:
     """Fill verl's and vLLM's fields of a checked configuration, in place."""
     typed = read_run_config(config).sam.to_mapping()
     with open_dict(config):
-        # The check of a resumed run compares the `sam` settings that the user typed. The settings
-        # below follow from them and may change.
+        # A resumed run compares the settings that the user typed; derived settings may change.
         OmegaConf.update(config, ASKED_SAM, typed, force_add=True)
         config.sam = run.sam.to_mapping()
         config.compare = run.compare.to_mapping()
@@ -46,9 +40,7 @@ def translate(config: DictConfig, run: RunConfig) -> None:
 
 def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
-    # Without drafts an engine needs no setting of `sam` except `enabled`. The other settings get
-    # their defaults, so all baselines have the same configuration, for which vLLM compiles the
-    # model only once.
+    # All baselines have the same configuration, so vLLM compiles the model only once for them.
     sam = with_first_head(config, run.sam) if run.sam.enabled else SamConfig(enabled=False)
     settings = EngineSettings(sam, run.sampler, run.telemetry.record_traces)
     arguments = settings.arguments()
@@ -58,8 +50,7 @@ def _configure_engine(config: DictConfig, run: RunConfig) -> None:
     if sizes := capture_sizes(config, run.sam):
         asked = sorted(rollout.cudagraph_capture_sizes)
         if sizes != asked:
-            # The drafts changed the sizes. Comparisons of runs use the sizes that the user asked
-            # for.
+            # Comparisons of runs use the sizes that the user asked for.
             OmegaConf.update(config, f"{ASKED}.{SIZES}", asked, force_add=True)
         OmegaConf.update(config, SIZES, sizes)
 

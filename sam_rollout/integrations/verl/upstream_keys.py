@@ -1,8 +1,7 @@
 """Refuses settings of verl that our classes do not support or that would have no effect.
 
 verl 0.9.1 keeps keys of older trainers that its V1 trainer never reads. Other keys are filled from
-our groups of settings. If a user could set a key of either kind, the run would not do what the
-command says.
+our groups of settings.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ def check_upstream_keys(config: DictConfig, run: RunConfig) -> Iterator[Fact]:
 def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
     """Return rules for settings that verl accepts but our classes do not support.
 
-    A rule has three parts: a field, whether the field's value is allowed, and a text that says
-    which values are allowed.
+    A rule is a field, whether its value is allowed, and a text that says which values are allowed.
     """
     rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.trainer_mode
     engine = rollout.engine_kwargs.vllm
@@ -91,7 +89,6 @@ def _served(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
 
 
 def _asynchronous(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
-    """Return rules for both asynchronous trainers (see `_served`)."""
     engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm
     mode = f"with trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}"
     return [
@@ -114,10 +111,7 @@ def _asynchronous(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, s
 
 
 def _separate(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]:
-    """Return rules for the trainer whose engines have devices of their own (see `_served`).
-
-    verl asserts most of them minutes into a start.
-    """
+    """Return rules for the trainer whose engines have devices of their own (see `_served`)."""
     rollout, mode = config.actor_rollout_ref.rollout, config.trainer.v1.separate_async
     needed = f"with trainer.v1.trainer_mode={SEPARATE_NAME}"
     batch = mode.parameter_sync_step * config.actor_rollout_ref.actor.ppo_mini_batch_size
@@ -146,7 +140,6 @@ def _separate(config: DictConfig, run: RunConfig) -> list[tuple[str, bool, str]]
 
 
 def _older(config: DictConfig) -> Iterator[tuple[str, bool, str]]:
-    """For each key that is set in a group of older verl releases, yield a rule that refuses it."""
     for group in ("custom_reward_function", "reward_model", "sandbox_fusion"):
         given = flat(plain(config.get(group) or OmegaConf.create()), f"{group}.")
         for field in (name for name, value in given.items() if value is not None):
@@ -155,7 +148,6 @@ def _older(config: DictConfig) -> Iterator[tuple[str, bool, str]]:
 
 
 def _ours(config: DictConfig, kind: str) -> list[tuple[str, bool, str]]:
-    """Return rules for keys that are filled from our groups of settings (see `_served`)."""
     groups, sampler = config.algorithm.filter_groups, config.trainer.v1.sampler
     rollout, refills = config.actor_rollout_ref.rollout, kind == "refill"
     own_manager = rollout.agent.agent_loop_manager_class == AGENT_LOOP_MANAGER

@@ -1,9 +1,7 @@
 """Ends a run when one of its processes has died.
 
-verl's trainer waits without a limit for TransferQueue, for the groups of an agent-loop worker, and
-for the receiver of a weight sync, even if the awaited process has died. A second thread in the
-trainer's process therefore asks every process of the run for a sign of life, and raises the first
-error in the trainer.
+verl's trainer waits without a limit for processes that have died. A second thread in the trainer's
+process therefore calls every process of the run, and raises the first error in the trainer.
 """
 
 from __future__ import annotations
@@ -28,14 +26,12 @@ LOOK_S = 2.0
 END_S = 30.0  # the trainer has to end within this time after the signal
 SIGNAL = signal.SIGUSR1
 
-# Name of a process -> a call that asks the process for a sign of life, but does not wait for the
-# answer. If the answer is a text, the text says what is wrong.
+# Name of a process -> a call that asks whether it lives. A text as an answer says what is wrong.
 Parts = Mapping[str, Callable[[], Any]]
 
 
 def parts_of(trainer: Any) -> Parts:
     """Return all processes of a trainer's run that have started so far."""
-    # The second manager is that of engines with devices of their own.
     names = "llm_server_manager", "standalone_server_manager"
     managers = [one for name in names if (one := getattr(trainer, name, None)) is not None]
     replicas = [replica for manager in managers for replica in manager.get_replicas()]
@@ -50,7 +46,7 @@ def parts_of(trainer: Any) -> Parts:
         "reward worker": getattr(rewards, "reward_loop_workers", []),
         "agent-loop worker": getattr(agents, "agent_loop_workers", []),
         "load balancer": [getattr(one, "global_load_balancer", None) for one in managers],
-        # Only a replica's first server has an engine. The other servers run on other nodes.
+        # Only a replica's first server has an engine.
         "rollout server": [server for one in replicas for server in one.servers[1:]],
     }
     parts = {
@@ -66,9 +62,9 @@ def parts_of(trainer: Any) -> Parts:
 
 
 class Watchdog:
-    """Asks the processes of a run for a sign of life.
+    """Asks the processes of a run whether they live.
 
-    There is no time limit: a busy process may answer late and does not count as dead.
+    There is no time limit, because a busy process may answer late.
     """
 
     def __init__(self, parts: Callable[[], Parts]) -> None:
@@ -121,7 +117,6 @@ def watched(watchdog: Watchdog) -> Iterator[None]:
             return
         signal.pthread_kill(main.ident, SIGNAL)  # type: ignore[arg-type]  # the thread has started
         if not stop.wait(END_S):
-            # The main thread did not react to the signal: it computes or waits outside Python.
             print(f"The run failed: {trouble}", flush=True)
             os._exit(1)
 

@@ -1,7 +1,7 @@
 """Makes verl's buckets for weight syncs large enough for the model's largest tensor.
 
-If training and engine cannot share a device's memory, verl sends weights through shared memory,
-one bucket at a time. It asserts in the first sync that every tensor fits into a bucket.
+Without GPUs, verl sends weights through shared memory, one bucket at a time. It asserts in the
+first sync that every tensor fits into a bucket.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ def fit_bucket(config: DictConfig) -> Iterator[str]:
 
 
 def _bytes_of_element(config: DictConfig) -> int:
-    """Return the bytes of one element of the weights that training sends."""
     actor = config.actor_rollout_ref.actor
     if actor.strategy == "megatron":
         return 2
@@ -39,7 +38,6 @@ def _bytes_of_element(config: DictConfig) -> int:
 
 
 def _largest_tensor(config: DictConfig) -> int:
-    """Count the elements of the model's largest tensor, from its files if this machine has them."""
     folder = find_folder(config.actor_rollout_ref.model.path)
     shapes = [
         shape

@@ -1,9 +1,7 @@
 """Ends a weight sync with an error when its receiver fails.
 
-verl's sender and receiver take turns on a socket: a bucket, an answer, the next bucket. If the
-receiver fails, it does not answer, and the sender waits for ever. With tensor parallelism, all
-other senders and the call to the engine wait, too. Our receiver therefore sends its error on a
-second socket, and our sender listens to both.
+verl's sender waits for an answer to each bucket, and a receiver that failed never answers. Our
+receiver therefore sends its error on a second socket, and our sender listens to both.
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ class WatchedSender(BucketedWeightSender):
 
 def watch_senders() -> None:
     """Make verl 0.9's training processes send with a `WatchedSender`."""
-    # verl looks its sender's class up by this name, inside a method too long to override.
+    # verl finds its sender's class by this name, inside a method too long to override.
     vllm_rollout.BucketedWeightSender = WatchedSender
 
 
