@@ -22,8 +22,7 @@ def _find() -> tuple[SourceEntry, ...]:
     return tuple(sorted(entries, key=lambda entry: entry.order))
 
 
-# This is the order of the sources' columns in records. If the votes of several sources weigh the
-# same, the first source wins.
+# In the order of the sources' columns in records. The first of several equal votes wins.
 SOURCES: tuple[SourceEntry, ...] = _find()
 NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
 

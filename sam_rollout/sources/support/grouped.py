@@ -42,17 +42,13 @@ class Group(Generic[Key]):
 class GroupedTexts(LiveTexts, Generic[Key]):
     """One automaton for each group of requests; `key_of` tells the groups apart.
 
-    A new group may replace a group (`_succeed`). The new group's automaton reads the texts of live
-    requests, a few tokens per engine step (`text_moves.py`). A request drafts from the old
-    automaton until the new one has read its text.
+    A new group may replace a group (`_succeed`). A request drafts from the old automaton until the new
+    one has read its text (`text_moves.py`).
 
-    A group whose automaton comes near the largest possible size is given up. Its requests draft
-    nothing from this source until they end, because reading a long text anew at once would hold up
-    an engine step.
-
-    Memory is checked after every step. Beyond `max_bytes`, whole groups are given up: first the
-    replaced ones, then the others, beginning with the one that has been absent from the batch
-    longest.
+    A group is given up if its automaton comes near the largest possible size. Its requests then draft
+    nothing from this source until they end, because reading a long text again would delay a step.
+    Groups are also given up after a step that exceeds `max_bytes`: first the replaced groups, then the
+    groups that have been absent from the batch longest.
     """
 
     needs_identity = True
