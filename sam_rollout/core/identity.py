@@ -1,9 +1,7 @@
 """The identity of a request, which is the same in every run.
 
-vLLM makes a new request id for every call, and verl a new uid for every prompt. These ids do not
-show which responses answer the same prompt, or which responses of two runs correspond. Records of
-requests, drafts from siblings and keyed sampling need this information, so an identity travels with
-each request in ``SamplingParams.extra_args["sam"]``.
+The request ids of vLLM and the uids of verl are new in every run. They do not show which responses
+correspond. An identity travels with each request in ``SamplingParams.extra_args["sam"]``.
 """
 
 from __future__ import annotations

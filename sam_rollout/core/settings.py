@@ -1,8 +1,6 @@
 """Sections of settings: typed fields with limits, checked when a section is made.
 
-Every setting of a user is a field of a section (`config.py`, and one section per draft source in
-`sources/`). A wrong value therefore ends a run before a model is loaded, and the error names the
-field.
+Every setting of a user is a field of a section (`config.py`, and one section per draft source).
 """
 
 import dataclasses
@@ -52,8 +50,7 @@ GONE = {
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
     """Return the message that refuses an unknown name, with the nearest known one.
 
-    The message lists all known names, unless there are more than MOST_LISTED and one of them is
-    similar.
+    The message lists all known names, unless there are more than MOST_LISTED and one is similar.
     """
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" did you mean {close[0]!r}?" if close else ""
@@ -98,8 +95,7 @@ class Section:
             path: the section's name in errors, by default the name of its Hydra group.
 
         Raises:
-            ConfigError: an unknown key, a wrong type (a bool is no int, "3" is no int) or a value
-                out of range.
+            ConfigError: an unknown key, a wrong type (a bool is no int) or a value out of range.
         """
         path = cls.PATH if path is None else path
         if not isinstance(mapping, Mapping):
@@ -112,8 +108,8 @@ class Section:
                 raise ConfigError(f"{path}.{key}", value, why)
             kind = kinds[key]
             if kind is dict and value is None:
-                # Configurations hold null for an unset mapping. It is not {}, because Hydra merges
-                # an override into an existing mapping, but replaces null by the override.
+                # Configurations hold null for an unset mapping, because Hydra replaces null by an
+                # override, but merges an override into {}.
                 value = {}
             if isinstance(kind, type) and issubclass(kind, Section):
                 value = kind.from_mapping(value, f"{path}.{key}")

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Bookkeeping:
-    """Records every engine step. If noting one fails, noting stops, but the ledger goes on.
+    """Records every engine step. If noting a step fails, no further step is noted.
 
     `record` says whether steps are noted and `drain` is called.
     """
@@ -84,7 +84,7 @@ class Bookkeeping:
     def _columns(self) -> dict[str, list[Any]]:
         """Return the columns of `DraftNote` since the last call, and `noted_s`.
 
-        `noted_s` is each note's time (s) on CLOCK_MONOTONIC, a clock that a host's processes share.
+        `noted_s` is each note's time (s) on CLOCK_MONOTONIC, which a host's processes share.
         """
         notes, self._notes = self._notes, []
         if not notes:

@@ -71,9 +71,9 @@ class Usage(NamedTuple):
 class Source:
     """Base class of the sources: texts, or tables of tokens, from which requests draft.
 
-    In every engine step the drafter calls `bind` if the batch has changed. Then it calls `locate` if
-    the gate is open, or `catch_up` if it is closed. It calls `settle` last. A row stands for the same
-    request until the next `bind`. No content of a row may raise an exception.
+    In every engine step the drafter calls `bind` if the batch has changed. Then it calls `locate`
+    if the gate is open, or `catch_up` if it is closed. It calls `settle` last. A row stands for the
+    same request until the next `bind`. No content of a row may raise an exception.
 
     Attributes:
         name: the key under `sam.sources`.
@@ -112,8 +112,8 @@ class Source:
         Args:
             token_ids, num_tokens, eligible: see `catch_up`.
             out_places: int64[B, PLACE_WIDTH] (`automaton.interface`), valid until the source is
-                called again. The column PLACE_KIND is NOWHERE if the source finds nothing or the row
-                is not eligible; the row's other columns then have no meaning.
+                called again. The column PLACE_KIND is NOWHERE if the source finds nothing or the
+                row is not eligible; the row's other columns then have no meaning.
         """
         raise NotImplementedError
 
@@ -174,9 +174,9 @@ class SourceEntry:
         make: makes the source in the engine's worker from its checked section, the engine's limits
             and the record of responses. It returns None if there would be nothing to draft from.
         order: number by which the sources are sorted.
-        metrics: declarations of the figures that `counters` and `levels` report, without the
-            prefix `sam/draft/`. `NAME_bytes`, `NAME_evictions` and `NAME_failures`, with the
-            source's name, need no declaration.
+        metrics: declarations of the figures that `counters` and `levels` report, without the prefix
+            `sam/draft/`. `NAME_bytes`, `NAME_evictions` and `NAME_failures`, with the source's
+            name, need no declaration.
         check: raises ConfigError before a model is loaded, for faults that the section's fields do
             not show (such as a missing file).
     """

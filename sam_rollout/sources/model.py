@@ -1,7 +1,7 @@
 """The source `model`: drafts of the engine's own drafter, such as a draft head or a small model.
 
-The engine runs the drafter and hands over one draft per request after every step. These drafts
-vote like the texts of other sources (`drafting/policy.py`). A draft token's vote is weighed by its
+The engine runs the drafter and hands over one draft per request after every step. These drafts vote
+like the texts of other sources (`drafting/policy.py`). A draft token's vote is weighed by its
 position in the draft and, if known, by the drafter's probability of it.
 """
 

@@ -33,11 +33,11 @@ class OwnSourceConfig(Section):
 class OwnText(LiveTexts):
     """One automaton per request, kept while the request lives and memory lasts.
 
-    A preempted request keeps its automaton. At most `2 * max_rows + 16` automata are kept. Beyond that
-    number, the request that has been absent longest loses its automaton. After every step, memory is
-    brought below `config.max_bytes`: first absent requests lose their automata, the longest absent
-    first. Then present requests lose theirs, the smallest first, because long texts yield the longest
-    drafts.
+    A preempted request keeps its automaton. At most `2 * max_rows + 16` automata are kept. Beyond
+    that number, the request that has been absent longest loses its automaton. After every step,
+    memory is brought below `config.max_bytes`: first absent requests lose their automata, the
+    longest absent first. Then present requests lose theirs, the smallest first, because long texts
+    yield the longest drafts.
     """
 
     name = "own"
@@ -106,7 +106,8 @@ class OwnText(LiveTexts):
         for request_id in absent + [request_id for _, request_id in by_size]:
             nbytes = self._evict(request_id)
             if request_id in row_of:
-                # A new automaton would push out another one, so it gets none until the batch changes.
+                # A new automaton would push out another one, so it gets none until the batch
+                # changes.
                 self._suspended[request_id] = nbytes
                 self._slots[row_of[request_id]] = NO_SLOT
             if self.pool.nbytes <= self._max_bytes:

@@ -72,8 +72,9 @@ class PromptSourceConfig(Section):
 class PromptTexts(GroupedTexts[GroupKey]):
     """One automaton per prompt, kept until its training step is over and its responses have ended.
 
-    A request without identity has no automaton here. If a group was given up, its later requests of the
-    same training step have none either. Only requests of training steps draft from earlier steps.
+    A request without identity has no automaton here. If a group was given up, its later requests of
+    the same training step have none either. Only requests of training steps draft from earlier
+    steps.
     """
 
     name = "prompt"

@@ -106,8 +106,8 @@ class _Making:
 class RunTexts(GroupedTexts[str]):
     """One automaton per split, and its predecessor until the live requests have left it.
 
-    A request without identity uses the automaton of training. `config.max_bytes` limits automata and
-    kept texts together. Beyond this limit, replaced automata are given up first.
+    A request without identity uses the automaton of training. `config.max_bytes` limits automata
+    and kept texts together. Beyond this limit, replaced automata are given up first.
 
     Raises:
         ConfigError: the corpus cannot be read.

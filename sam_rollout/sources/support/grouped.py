@@ -42,13 +42,13 @@ class Group(Generic[Key]):
 class GroupedTexts(LiveTexts, Generic[Key]):
     """One automaton for each group of requests; `key_of` tells the groups apart.
 
-    A new group may replace a group (`_succeed`). A request drafts from the old automaton until the new
-    one has read its text (`text_moves.py`).
+    A new group may replace a group (`_succeed`). A request drafts from the old automaton until the
+    new one has read its text (`text_moves.py`).
 
-    A group is given up if its automaton comes near the largest possible size. Its requests then draft
-    nothing from this source until they end, because reading a long text again would delay a step.
-    Groups are also given up after a step that exceeds `max_bytes`: first the replaced groups, then the
-    groups that have been absent from the batch longest.
+    A group is given up if its automaton comes near the largest possible size. Its requests then
+    draft nothing from this source until they end, because reading a long text again would delay a
+    step. Groups are also given up after a step that exceeds `max_bytes`: first the replaced groups,
+    then the groups that have been absent from the batch longest.
     """
 
     needs_identity = True

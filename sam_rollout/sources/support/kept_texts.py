@@ -31,13 +31,14 @@ class Room(NamedTuple):
 class KeptTexts:
     """The newest responses of a run, and older texts while there is room.
 
-    The older texts come from the previous run and from a corpus. The number of texts is bounded, too,
-    because even a short text takes a whole block of an automaton's memory.
+    The older texts come from the previous run and from a corpus. The number of texts is bounded,
+    too, because even a short text takes a whole block of an automaton's memory.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.most_tokens = min(int(max_bytes * _SHARE) // 4, LARGEST_AUTOMATON // 4)
-        # The number of texts that fill an automaton if each takes one block; a token takes 16 bytes.
+        # The number of texts that fill an automaton if each takes one block; a token takes 16
+        # bytes.
         most_places = min(max_bytes // 2 // 16, LARGEST_AUTOMATON // 4)
         self._most_texts = most_places // places_of(1)
         self._kept: deque[Int32Array] = deque()  # responses of training, oldest first

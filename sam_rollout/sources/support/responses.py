@@ -90,8 +90,8 @@ class Responses:
         self._waiting_bytes = 0
         self._is_wanted = self._off = False
         self.ended: dict[str, Ended] = {}  # request that the last `finish` ended -> its text
-        # Key of each response that a later step's request continues -> the response's group. The later
-        # request has the whole text, so the interrupted part is not kept.
+        # Key of each response that a later step's request continues -> the response's group. The
+        # later request has the whole text, so the interrupted part is not kept.
         self.interrupted: Mapping[int, GroupKey] = {}
         self.failures = 0  # disk errors; at most one, because the disk is not used afterwards
         self.dropped = 0  # responses that were not kept because the disk was too slow

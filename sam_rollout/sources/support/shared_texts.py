@@ -203,9 +203,9 @@ class SharedTexts:
     def _take(
         self, group: Hashable, automaton: int | None, piece: Piece, tokens: Int32Array
     ) -> None:
-        """Keep a piece until it is read; `automaton` is its group's automaton, None if not made yet.
+        """Keep a piece until it is read; if an earlier piece was lost, this piece begins a new text.
 
-        If an earlier piece was lost, this piece begins a new text.
+        `automaton` is the automaton of the group, None if it is not made yet.
         """
         place, row = self._place.get(piece.response, (group, -1))
         if place != group:  # two groups use this name
@@ -270,7 +270,7 @@ class SharedTexts:
         self.forget_all()
 
     def _end_turn(self) -> None:
-        """End an exchange; drop texts without unread tokens that got no piece for `SILENT_TURNS` exchanges."""
+        """End an exchange; drop read texts without a new piece for `SILENT_TURNS` exchanges."""
         self._turn += 1
         is_silent = (self._turn - self._heard > SILENT_TURNS) & (self._done == self._known)
         self._forget_rows(np.flatnonzero(is_silent))

@@ -109,8 +109,8 @@ class TextStore:
         Args:
             group: the group of the prompt; None means all prompts, without a limit on the number of
                 responses.
-            before_step: responses of this and later steps are left out. When it changes, the folder is
-                indexed again.
+            before_step: responses of this and later steps are left out. When it changes, the folder
+                is indexed again.
             max_tokens: limit on all responses together; the oldest responses are left out.
         """
         if before_step != self._step:
@@ -187,8 +187,8 @@ class TextStore:
         for path in self._segments().values():
             if path.suffix != OPEN:
                 continue
-            # NFS grants an exclusive lock only on a file opened for writing. Another user's segment cannot
-            # be opened for writing, and stays open.
+            # NFS grants an exclusive lock only on a file opened for writing. Another user's segment
+            # cannot be opened for writing, and stays open.
             not_ours = suppress(FileNotFoundError, BlockingIOError, PermissionError)
             with not_ours, open(path, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
