@@ -25,8 +25,7 @@ from numba import types
 
 logger = logging.getLogger(__name__)
 
-# A kernel's machine code depends on all files of these folders and of the kernel's own folder,
-# because kernels use one another's column numbers and helpers.
+# A kernel's machine code depends on all files of these folders and of the kernel's own folder.
 _FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "core")
 
 

@@ -1,8 +1,7 @@
 """Finds votes for a text's next token, and the text's place after one more token.
 
 A text's place in an automaton is the state of the text's longest suffix that occurs there. A draft
-goes on from this place token by token and does not change the automaton. So each token of a draft
-can be chosen by the votes of several automata, which `drafting/policy.py` weighs.
+goes on from this place token by token and does not change the automaton.
 """
 
 import numpy as np
@@ -18,8 +17,8 @@ LEVELS = 2
 VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it differs, the latest one
 OTHER_VOTES = 6  # further votes per suffix, if a draft may branch
 
-# A vote's class, a number below CLASSES, says how trustworthy the vote is. It combines the ranges
-# in which the following figures lie. Each tuple holds the lower bounds of all ranges but the first.
+# A vote's class, a number below CLASSES, combines the ranges in which the following figures lie.
+# Each tuple holds the lower bounds of all ranges but the first.
 LENGTHS = (2, 3, 5, 9, 20)  # length of the suffix in tokens
 COUNTS = (2, 3, 4, 6, 10, 20, 50)  # how often the suffix was continued
 SHARES = (0.25, 0.4, 0.5, 0.66, 0.8, 0.9)  # the share of these continuations that have this token
@@ -28,9 +27,8 @@ LENGTH_CLASSES = len(LENGTHS) + 1
 _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
-# The classes for drafts made elsewhere (READY), by their certainty, [SHARES + 1, ...]. They are the
-# classes 'continued once, and not by the latest token'. Votes from automata are hardly ever in
-# these classes, because a suffix that was continued once was continued by its latest token.
+# The classes for drafts made elsewhere (READY), by their certainty, [SHARES + 1, ...]. Votes from
+# automata are hardly ever in these classes 'continued once, and not by the latest token'.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 
@@ -124,8 +122,8 @@ def _begin_task(task, lane, header, state, entry):
 def vote_lanes(lanes, tasks, asked, count, waiting):
     """Find the continuations of many lanes, and write them to their tasks.
 
-    A single lane waits for memory several times, for one address after the other. Here all lanes
-    take one step at a time and prefetch what their next step needs, so that their waits overlap.
+    All lanes take one step at a time and prefetch the memory of their next step, which overlaps
+    their waits.
 
     Args:
         lanes, tasks: addresses of the tables of lanes and tasks.

@@ -165,12 +165,10 @@ BLOCK_ENTRIES = 1 << BLOCK_SHIFT
 BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 BLOCK_MASK = BLOCK_ENTRIES - 1
 
-# No edge is hashed to a table's last OVERFLOW_SLOTS slots. They take edges that are displaced from
-# earlier slots. At a table's highest load, all of them are taken with an estimated probability of
-# exp(-0.35 * OVERFLOW_SLOTS).
+# No edge is hashed to a table's last OVERFLOW_SLOTS slots. They take displaced edges. At a table's
+# highest load, all are taken with an estimated probability of exp(-0.35 * OVERFLOW_SLOTS).
 OVERFLOW_SLOTS = 96
-# Slots that are moved per token read while an edge table grows. A table with one slot per token of
-# its text has moved after another thirtieth of the text.
+# Slots that are moved per token read while an edge table grows.
 MOVED_SLOTS = 32
 # LATEST has no bits for more blocks of prefixes.
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
@@ -366,8 +364,7 @@ def _hash(state, token):
     """Return a key's 32-bit hash; keys have the same order in tables of every size."""
     key = (uint64(uint32(state)) << uint64(32)) | uint64(uint32(token))
     # A single multiplication would map consecutive states with the same token onto few slots.
-    # Mixing the high half in before a second one, as in splitmix64, avoids long searches if a token
-    # repeats.
+    # splitmix64 also mixes the high half in before a second one.
     key *= uint64(0x9E3779B97F4A7C15)
     key ^= key >> uint64(32)
     key *= uint64(0xBF58476D1CE4E5B9)
@@ -500,8 +497,8 @@ def _add_edge_block(header, arena):
 def _move_edges(header, arena, slots):
     """Move at least `slots` slots of the old table to the new one, up to the next free slot.
 
-    No search crosses a free slot. So if moving stops at a free slot, the keys whose search begins
-    before the frontier are in the new table, and all others are in the old one.
+    No search crosses a free slot. So keys whose search begins before the frontier are in the new
+    table, and all others are in the old one.
     """
     old = _int64_pointer(header[OLD_EDGES])
     end = header[OLD_EDGE_SLOTS]
@@ -702,9 +699,8 @@ def _note(entry, state, position, token, target, times):
 def _note_known(states, state, position, token, new, link, links):
     """Note that a state and its shorter suffixes were continued, for at most `links` states.
 
-    `token` followed their strings before, so their edges on `token` lead to suffixes of the new
-    prefix. `link` is that prefix's suffix link. An edge's count is how often its target was
-    continued before, plus 1.
+    `token` followed their strings before. `link` is the new prefix's suffix link. An edge's count
+    is how often its target was continued before, plus 1.
     """
     target, link_of_target, times = new, link, np.int64(1)
     longest_of_link = _length_of(states, link)
@@ -726,13 +722,12 @@ def _note_known(states, state, position, token, new, link, links):
 def _lead_to(header, arena, last, new, token, max_link_updates):
     """Give every suffix of a text its edge on `token`, and the new prefix its suffix link.
 
-    On the way it notes the continuation of the suffixes along `max_link_updates` suffix links.
-    Without this bound, a text that repeats one token would take longer with each repetition. With
-    the bound, states many links away keep a position that is correct but may be older, and a count
-    that may be lower.
+    It notes the continuation of the suffixes along at most `max_link_updates` suffix links. Without
+    this bound, a text that repeats one token would take longer with each repetition. More distant
+    states keep an older position and a lower count.
 
     Returns DONE, or a reason when the edge table is full. The walk may be repeated from its start
-    once there is room, because it skips edges that already lead to the new prefix.
+    once there is room.
     """
     states = header[STATES]
     # The state before `new`. If `new` is the first of its block, that state is `last`, in another
@@ -752,8 +747,7 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
             reason = _put_edge(header, address, state, token, new, edge)
             if reason != DONE:
                 return reason
-            # Count the continuation here, not in a later walk: `_clone` below copies the count of
-            # the state that it splits, and this walk may have passed that state.
+            # Count here, because `_clone` below copies the count of the state that it splits.
             if state != 0 and left > 0:
                 _note(entry, state, position, token, new, np.int64(1))
         else:

@@ -1,8 +1,7 @@
 """The drafter of an engine: once per engine step it drafts tokens for each request.
 
-Each source owns texts, in which it looks up the end of a request's text (`sam_rollout/sources/`).
-The sources vote for the next tokens, and the policy chooses the draft tokens by these votes
-(`policy.py`). The drafter brings both together.
+The sources (`sam_rollout/sources/`) vote for the next tokens, and the policy (`policy.py`) chooses
+the draft tokens by these votes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -142,10 +141,6 @@ class SamDrafter:
         shape: int = 0,
     ) -> DraftBatch:
         """Read each eligible row's new tokens and, if the gate is open, draft for the row.
-
-        If the gate is closed, the new tokens are read all the same. So the first drafts after it
-        opens are as good as later ones. Other responses to a row's prompt can also draft from
-        tokens that were sampled while the gate was closed.
 
         Args:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.

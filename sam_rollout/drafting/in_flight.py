@@ -1,11 +1,10 @@
 """Drafts in flight: the tokens that the engine received, and which of them were accepted.
 
 The number of accepted draft tokens follows from the text alone: it is the longest prefix of the
-draft with which the text continues. Only this module computes it.
+draft with which the text continues.
 
 Tokens that are held back are chosen like draft tokens, but the engine does not receive them. The
-token that the model samples after the draft still shows whether the first held-back token would
-have been right. So chances of acceptance are also learned where nothing is drafted.
+token that the model samples after the draft shows whether the first held-back token is right.
 """
 
 import numpy as np
@@ -25,8 +24,7 @@ class DraftBatch:
     """The drafts of one engine step; the next step reuses their memory.
 
     Row i holds `counts[i]` draft tokens, then `held_back[i]` tokens that were held back. If the
-    step needs padding, the first `filling[i]` entries after the draft, held-back or not, are
-    verified, too. The rest of `tokens[i]` has no meaning.
+    step needs padding, the first `filling[i]` entries after the draft are verified, too.
 
     Args:
         limits: the engine's limits.
@@ -52,8 +50,8 @@ class DraftBatch:
         self.parents = np.empty((max_rows, limits.k), np.int32)
         self.has_trees = True
         self.make_chains()
-        # The five are rows of one array, because each argument makes a call of compiled code a
-        # microsecond longer.
+        # The five are rows of one array, because each argument of compiled code costs a
+        # microsecond.
         self.columns = np.zeros((5, max_rows), np.int32)
         self.counts, self.held_back, self.filling, self.source, self.length = self.columns
         self.source.fill(NO_SOURCE)
@@ -136,8 +134,7 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         out[:, i] = 0
         out_source[i] = NO_SOURCE
         gained, start, end = sampled[i], length[i], num_tokens[i]
-        # If the lengths disagree, the engine has run a step without our drafts since they were
-        # made.
+        # If the lengths disagree, the engine has run a step without these drafts.
         known = counts[i] + held_back[i]
         if gained < 1 or known + filling[i] == 0 or end - start != gained:
             continue

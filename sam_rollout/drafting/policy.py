@@ -1,37 +1,26 @@
 """Chooses the tokens of draft chains, and learns from their verification.
 
-The tokens of a draft are chosen by votes. Among the suffixes of the request's text and draft so
-far, each source finds the longest one that occurs in the source's own texts
-(`automaton/continuations.py`). It votes for the most frequent and the latest token that followed
-this suffix there, and for two such tokens that followed the next shorter suffix. Votes of one kind,
-such as those after equally long suffixes, form a class. If a share p of a class's votes was right,
-each vote of the class has the weight -log(1 - p). The weights of votes for the same token are added
-up, as if these votes failed independently (a noisy or). The token with the largest sum is drafted.
-So the sources need no order of precedence.
+Each source finds the longest suffix of the request's text and draft that occurs in the source's own
+texts (`automaton/continuations.py`). It votes for the most frequent and the latest token that
+followed this suffix there, and for two such tokens after the next shorter suffix. Similar votes
+form a class. If a share p of a class's votes was right, each vote of the class has the weight
+-log(1 - p). The weights of votes for the same token are added up (a noisy or). The token with the
+largest sum is drafted.
 
-Votes of texts are often wrong together, because texts copy the same passages. Their sum would
-outvote the draft of a model, even if the model is right more often. So if a model drafts too, all
-texts together have one vote, for the token with their largest sum. The class of this vote depends
-on the sum, and on whether the model names the same token. The class of the model's vote depends on
-whether its token is the heaviest among the texts' votes, is another token with their votes, or has
-no vote of a text.
+Votes of texts are often wrong together, because texts copy the same passages. So if a model drafts
+too, all texts together have one vote, for the token with their largest sum. The class of this vote
+depends on the sum, and on whether the model names the same token.
 
-A draft goes on while the next token's chance to be accepted reaches a bound. The gate sets this
+A draft goes on while the next token's chance of acceptance reaches a bound. The gate sets this
 bound, and the policy `confidence` adds a second one, `sam.min_confidence`. The first token that
 misses the bound is held back. The token that the model samples in its place shows whether it would
-have been right. So the policy also learns about tokens whose chances are too low to draft.
+have been right.
 
 A token's chance is a product with one factor for each position of the draft up to the token. A
-factor is the share of right tokens in a class. The tokens of a class agree, roughly, in three
-things: the sum of their votes, their position, and how many tokens of the request's previous draft
-were accepted. If a class has few tokens, its share is mixed with the share of a wider class, which
-has all tokens with this sum. The wider class starts as if all tokens were right, so a new engine
-drafts like the policy `fixed`. A factor counts only drafts that were right up to its position. So
-drafts that the policy cut short do not distort the product (it is the product-limit estimate of
-Kaplan and Meier, 1958).
-
-Only the initial weights are built in. The policy learns everything else about texts and models from
-the drafts that this engine verified.
+factor is the share of right tokens in a class. The class depends on the sum of votes, the position,
+and how many tokens of the request's previous draft were accepted. If a class has few tokens, its
+share is mixed with the share of all tokens with this sum. A factor counts only drafts that were
+right up to its position (the product-limit estimate of Kaplan and Meier, 1958).
 """
 
 import logging
@@ -62,8 +51,7 @@ logger = logging.getLogger(__name__)
 
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 
-# A token's chance depends on the sum of its votes, on its position, and on how many tokens of the
-# request's previous draft were accepted.
+# Numbers of classes: of a token's position, and of the accepted tokens of the previous draft.
 _POSITIONS, _BEFORE = 4, 3
 _CHANCE_CLASSES = voting.SUMS * _POSITIONS * _BEFORE
 _VOTES = 2  # the first column of votes in `DraftPolicy._votes`
@@ -73,8 +61,7 @@ _ROWS_AT_ONCE = 32  # rows looked up together, so that their waits for memory ov
 class DraftPolicy:
     """Drafts by vote, and learns from drafts that were verified.
 
-    No draft holds a token beyond the vocabulary. `votes` may be shared with another policy of the
-    engine.
+    `votes` may be shared with another policy of the engine.
     """
 
     def __init__(

@@ -1,15 +1,12 @@
 """Trees of draft tokens, grown from the same votes as chains, likeliest token first.
 
-A chain drafts the likeliest next token alone. The votes name other tokens, too, and a verify step
-can score several continuations of one text. A tree takes the tokens that most likely continue the
-text. All rows of a step share one budget of tokens. A token's chance is estimated as for chains
-(`policy.py`): from the sum of its votes, its depth, and how many tokens of the request's previous
-draft were accepted. For trees, the token's rank among all tokens with votes counts, too. The
-estimate is multiplied by the chance of the token before it in the tree.
+A tree takes the tokens that most likely continue the text. All rows of a step share one budget of
+tokens. A token's chance is estimated as for chains (`policy.py`), from its depth instead of its
+position, and also from its rank among all tokens with votes. The estimate is multiplied by the
+chance of the token before it in the tree.
 
-The weights of votes are learned at those positions of the text's continuation for which the tree
-had looked up votes. At these positions all votes count, also votes for tokens that were not
-drafted.
+The weights of votes are learned at those positions of the text for which the tree had looked up
+votes. There, votes for tokens that were not drafted count, too.
 """
 
 import numpy as np
@@ -60,12 +57,11 @@ _CHANCE_CLASSES = voting.SUMS * _RANKS * _DEPTHS * _BEFORE
 _ASSUMED_OF_OTHERS = 0.15  # assumed chance of a token that is not the likeliest
 _LEAST = 1e-3  # least chance of a token that is worth a look-up
 _CHILDREN = 8  # most candidates that follow one token
-# A tree branches only after tokens whose chance is at least this number divided by k. After a less
-# likely token, continuations other than the most frequent and the latest one would hardly be among
-# the tree's k tokens.
+# A tree branches only after tokens whose chance is at least this number divided by k. After less
+# likely tokens, other continuations would hardly be among the tree's k tokens.
 _BRANCHES = 0.8
-# The followers of up to _AT_ONCE tokens are looked up together, so that their waits for memory
-# overlap. Each of these tokens has at least _NEAR times the chance of the first of them.
+# Up to _AT_ONCE tokens are looked up together, which overlaps their waits for memory. Each has at
+# least _NEAR times the chance of the first.
 _AT_ONCE, _NEAR = 8, 0.5
 _UNKNOWN, _WRONG = -1, -2  # for a token that the text does not judge yet, and for a wrong one
 # Columns of a candidate.
@@ -300,9 +296,9 @@ def _grow(
             i, parent, number, token = heap[0, 0], heap[0, 1], heap[0, 2], heap[0, 3]
             size = _drop_first(heap, heap_chances, size)
             grown = counts[i] + held_back[i]
-            # After a row's draft tokens, at most one token (less likely than `least`) is held back.
-            # In a row without draft tokens, all tokens that are found are held back; they are only
-            # recorded, so that chances are learned.
+            # After a row's draft tokens, at most one token is held back. In a row without draft
+            # tokens, all tokens that are found are held back, because the policy learns chances
+            # from them.
             if grown >= budget[i] or (counts[i] > 0 and held_back[i] > 0):
                 continue
             if not 0 <= token < vocab_size:

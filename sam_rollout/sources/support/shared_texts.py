@@ -203,7 +203,7 @@ class SharedTexts:
     def _take(
         self, group: Hashable, automaton: int | None, piece: Piece, tokens: Int32Array
     ) -> None:
-        """Keep a piece until it is read; if an earlier piece was lost, this piece begins a new text.
+        """Keep a piece until it is read; after a lost piece, this piece begins a new text.
 
         `automaton` is the automaton of the group, None if it is not made yet.
         """
