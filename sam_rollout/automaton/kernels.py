@@ -1,30 +1,26 @@
 """The compiled half of the automaton: all work per token, for all rows of a batch in one call.
 
 The structure is the online suffix automaton of Blumer et al. (1985), generalised to several texts
-that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666). Its layout suits
-texts that are read once, left to right:
+that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666):
 
 * State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a sequence of
-  blocks, called a run. The edge from s to its successor therefore needs only the token. The length
-  of s and its first end position follow from its index in the run. Only branching edges are stored.
+  blocks, called a run. The length of s and its first end position follow from its index in the run.
+  The edge from s to its successor needs only the token. Only branching edges are stored.
 * A clone, a state that was split off another one, has a negative number. It takes the memory of
-  four prefixes, a cache line, which also holds three of its branching edges. Most clones have no
-  further edges, so reading a token touches one line per state.
+  four prefixes, a cache line, which also holds three of its branching edges.
 * All other branching edges are in one open-addressing table keyed by (state, token). Each edge
   names the token of its state's next edge, because cloning a state copies all its edges.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text's current
-  state is its newest prefix, whose link is the text's longest suffix that occurred before. So a
-  text needs no cursor for the state to draft from.
+  state is its newest prefix, whose link is the text's longest suffix that occurred before.
 * A text that begins like another one shares the other's states until the two differ. Then it begins
-  a run of its own. The first entry of that run stands for no state. It only stores the run's first
-  token, because a state's entry names the token that follows it.
+  its own run. The first entry of that run only stores the run's first token, because a state's
+  entry names the token that follows it.
 
 A state also notes how often its strings were continued, and the latest prefix that ended with one
-of them when it was continued. The token that follows this prefix is the latest continuation. A
-clone keeps its latest and its most frequent token, too, with the states that they lead to. A block
-of a run notes which text wrote it. All this is noted when a text adds a state, along a bounded
-number of suffix links. While a text reads known tokens, nothing is noted. The votes for a draft's
-next token are made of these notes and need no edges (`continuations.py`).
+of them when it was continued. A clone also keeps its latest and its most frequent token, with the
+states that they lead to. A block of a run notes which text wrote it. All this is noted when a text
+adds a state, along a bounded number of suffix links. The votes for a draft's next token are made of
+these notes (`continuations.py`).
 
 An example shows the arrays of a text with an automaton to itself, after reading "a b c b a b".
 Letters stand for the tokens 0, 1 and 2. Below the run are the suffix links of its states::
@@ -54,24 +50,14 @@ Letters stand for the tokens 0, 1 and 2. Below the run are the suffix links of i
     text   LAST 6  LENGTH 6
     votes  c after ab  a after b
 
-State 0 is the empty string. COUNT is in the upper bits of a prefix's LATEST, and in a clone's
-CLONE_COUNT.
+COUNT is in the upper bits of a prefix's LATEST, and in a clone's CLONE_COUNT. The clone was made
+when the second b was read. It stands for "b", the suffix that "ab" and "abcb" share. Nothing has
+followed prefix 6 yet. Its link is "ab", which was followed once, by the c after prefix 2 (LATEST).
 
-The clone was made when the second b was read. It stands for "b", the suffix that "ab" and "abcb"
-share. The edge of state 0 on b led to state 2 before and leads to the clone now. The clone's edge
-to 3 was copied from state 2, and its edge to 5 came with the next token. Both were followed equally
-often, so the later one counts as the most frequent. Both fit into the clone, so the table holds
-only the edges of state 0: FIRST_EDGE names the newest, c, and NEXT_EDGE the one before it, b.
-
-Nothing has followed prefix 6 yet. Its link is "ab", the longest suffix that occurred before, which
-was followed once, by the c after prefix 2 (LATEST). The next shorter suffix, "b", was followed
-twice, the last time by the a after prefix 4.
-
-Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
-size from an arena, and directories of a few bytes per block lead to them. When the edge table is
-full, its edges move to a larger table, a few slots per token read, in the order of the hash. The
-frontier is the number of slots moved: edges whose slot in the old table lies before it are in the
-new table.
+States and edges lie in blocks of equal size from an arena, and directories of a few bytes per block
+lead to them. When the edge table is full, its edges move to a larger table, a few slots per token
+read, in the order of the hash. The frontier is the number of slots moved: edges whose slot in the
+old table lies before it are in the new table.
 
 Memory reaches the kernels as addresses, because numba accepts no list of a varying number of
 arrays. In the functions below, `automata` is int64[automata, AUTOMATON_WIDTH] and `header` one of
@@ -262,7 +248,7 @@ def _prefetch(typing_context, address):
 
 @njit(nogil=True)
 def _take_block(arena):
-    """Take a block and return its address; callers have made sure that one is free."""
+    """Take a block and return its address; one must be free."""
     address = arena[arena[0]]
     arena[0] -= 1
     return address
@@ -288,13 +274,11 @@ def _address_of(states, state):
 
 @_inlined
 def _at(states, state):
-    """Return a pointer to a state."""
     return _int32_pointer(_address_of(states, state))
 
 
 @_inlined
 def _length_of(states, state):
-    """Return the length of a state's longest string."""
     if state >= 0:
         return state + _row_of(states, state)[LENGTH_OFFSET]
     return np.int64(_at(states, state)[CLONE_LENGTH])
@@ -834,10 +818,8 @@ def _append(header, arena, text, token, max_link_updates):
 def _text_changed(text, token_ids, row, length):
     """Whether a row differs from the text read so far instead of continuing it.
 
-    Between two calls, a request id may be reused, or a request's text may be cut. A comparison of
-    the length and the last few tokens finds practically every such row, at a fraction of the cost
-    of comparing everything. A row that is not found only lowers acceptance, since drafts are
-    verified.
+    A request id may be reused, or a request's text may be cut. Only the length and the last few
+    tokens are compared. A row that is not found only lowers acceptance.
     """
     read = text[LENGTH]
     if length < read:
@@ -912,12 +894,9 @@ def _fetch_slot(header, state, token):
 def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
     """Prefetch the memory for reading the first new tokens of rows, from row `first` on.
 
-    Reading a token waits for memory many times: each suffix link of a chain leads to a state, a
-    position and perhaps an edge, all far apart in memory. Here all rows follow one link at a time
-    and prefetch what the next link needs, so that their waits overlap. First all rows look for the
-    states that their tokens lead to, token by token. Then they follow the rest of the chains of
-    links. Only the scratch space `lanes` is written to, so rows that share automata can be read one
-    by one afterwards.
+    All rows follow one suffix link at a time and prefetch the memory of the next link, which
+    overlaps their waits. First they look for the states that their tokens lead to. Then they follow
+    the rest of the suffix links. Only the scratch space `lanes` is written to.
     """
     row_of, position_of = _pointer_of_row(lanes, 0), _pointer_of_row(lanes, 1)
     header_of, token_of = _pointer_of_row(lanes, 2), _pointer_of_row(lanes, 3)

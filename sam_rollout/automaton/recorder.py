@@ -1,8 +1,6 @@
 """The recorder of generated texts, which keeps them until their requests end.
 
-An engine passes growing rows step by step, and reports the end of a request only after the
-request's row belongs to another request. Copying four bytes per token is cheaper than asking the
-engine for the text again.
+An engine reports the end of a request only after the request's row belongs to another request.
 """
 
 import numpy as np

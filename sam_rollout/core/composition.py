@@ -65,8 +65,8 @@ def prepare(folder: Path) -> None:
         )
     config = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
     os.environ["VERL_CONFIG_DIR"] = str(config)
-    # The resolver `recipe` completes paths below the recipe's folder, and the resolver `here`
-    # completes paths below the working directory.
+    # The resolver `recipe` completes paths below the recipe's folder, and `here` below the working
+    # directory.
     OmegaConf.register_new_resolver("recipe", lambda path: str(folder / path), replace=True)
     OmegaConf.register_new_resolver("here", lambda path: str(Path(path).absolute()), replace=True)
 

@@ -45,7 +45,6 @@ def encode(value: Any) -> Any:
 
 
 def _key(key: Any) -> str:
-    """Return a mapping's key as text, which JSON requires."""
     encoded = encode(key)
     return encoded if isinstance(encoded, str) else json.dumps(encoded)
 

@@ -127,7 +127,6 @@ class Section:
     @classmethod
     @functools.cache
     def _kinds(cls) -> dict[str, Any]:
-        """Return the fields' types; annotations may be strings."""
         hints = typing.get_type_hints(cls)
         return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
@@ -175,7 +174,6 @@ def reference_rows(section: type[Section]) -> list[str]:
 
 
 def _allowed(kind: type, limits: Mapping[str, Any]) -> str:
-    """Describe a field's allowed values."""
     if kind is bool:
         return "true, false"
     if "choices" in limits:

@@ -128,7 +128,6 @@ def _t_width(base: np.ndarray, sam: np.ndarray, paired: bool) -> float | None:
 
 
 def _error(values: np.ndarray) -> tuple[float, float]:
-    """Return the squared standard error of a mean, and its degrees of freedom."""
     return values.var(ddof=1) / len(values), len(values) - 1
 
 
@@ -198,7 +197,6 @@ def _estimate(
 
 
 def _percentiles(draws: np.ndarray) -> tuple[float, float]:
-    """Return the limits of the central `CONFIDENCE` share of a bootstrap's draws."""
     outside = (1 - CONFIDENCE) / 2
     low, high = np.quantile(draws, [outside, 1 - outside])
     return float(low), float(high)

@@ -83,10 +83,7 @@ class SamDrafter:
             source.receive(tokens, chances)
 
     def admit(self, request_id: str, identity: RequestIdentity) -> None:
-        """Register a request's identity before its first step.
-
-        Without identity, a request cannot draft from other responses to its prompt.
-        """
+        """Register a request's identity before its first step, so that it drafts from siblings."""
         self._identities[request_id] = identity
 
     def bind(self, request_ids: Sequence[str]) -> None:

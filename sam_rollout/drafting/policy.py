@@ -90,10 +90,7 @@ class DraftPolicy:
         self._reached = np.zeros(_ROWS_AT_ONCE)  # chance of each row's draft so far
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Move the rows of a changed batch: `rows`, int[B], has their old numbers, -1 if new.
-
-        It is called only while drafts wait to be judged.
-        """
+        """Move the rows of a changed batch: `rows`, int[B], has their old numbers, -1 if new."""
         self._votes[: len(rows)] = self._votes[rows]  # without a draft, a row's votes are unused
 
     def learn(self, verified: Verified, token_ids: Int32Array, batch: DraftBatch) -> None:
@@ -206,9 +203,8 @@ def _draft(
 ):  # fmt: skip
     """See `DraftPolicy.draft`; return the numbers of drafted and of unknown tokens.
 
-    A lane holds the place in a source's texts that a row's draft has reached. Row `first` + r has
-    the lanes from r * sources on. The arrays are separate arguments, because numba takes
-    microseconds to read a tuple from Python.
+    A lane is the position in a source's texts that a row's draft has reached. Row `first` + r has
+    the lanes from r * sources on. numba reads separate arrays faster than a tuple.
     """
     sources = places.shape[0]
     lanes, tasks = np.int64(lanes_of.ctypes.data), np.int64(tasks_of.ctypes.data)

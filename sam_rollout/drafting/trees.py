@@ -72,9 +72,8 @@ class TreePolicy(DraftPolicy):
     """Drafts trees by vote, and learns from trees that were verified.
 
     Args:
-        config, sources, limits, votes: as for `DraftPolicy`; `limits.k` is the largest number of
-            tokens for a request, and `config.step_budget` is the largest number for a step, over
-            all rows.
+        config, sources, limits, votes: as for `DraftPolicy`. `limits.k` bounds the tokens of a
+            request, and `config.step_budget` bounds those of a step.
     """
 
     def __init__(
@@ -166,7 +165,7 @@ def _chance(table, number, rank, total):
 def _rank(tokens, classes, weights, count, sums):
     """Sum each token's votes; put distinct tokens to the front, heaviest first; return how many.
 
-    `tokens` is overwritten in place. Every entry is read before it is overwritten.
+    `tokens` is overwritten in place.
     """
     distinct = 0
     for n in range(count):
@@ -202,7 +201,6 @@ def _push(heap, chances, size, chance, row, parent, lookup, token):
 
 @_inlined
 def _drop_first(heap, chances, size):
-    """Remove the likeliest candidate from the heap; return how many are left."""
     size -= 1
     chance, at = chances[size], 0
     while 2 * at + 1 < size:

@@ -129,9 +129,8 @@ def heaviest_token(tokens, classes, weights, first, stop):
 def tell_agreement(tokens, classes, weights, texts, other):
     """Increase the class of a vote (`other`) by the texts' agreement with its token.
 
-    It is increased by 1 if texts vote for the token, and by 2 if it is their heaviest token.
-    Texts cast the first `texts` votes. The last part of a class holds this agreement; in the votes
-    of texts, it holds the writer instead (`continuations.WRITERS`).
+    It is increased by 1 if texts vote for the token, and by 2 if it is their heaviest token. Texts
+    cast the first `texts` votes.
     """
     best, _ = heaviest_token(tokens, classes, weights, 0, texts)
     is_named = False

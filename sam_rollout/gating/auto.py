@@ -191,7 +191,6 @@ class AutoGate:
         self._lost_s += min(max(0.0, seconds), self._k * self._expected[self._best])
 
     def _expect(self, made: DecidedStep, context: int) -> float:
-        """Return the expected time of one step, seconds."""
         if not self._times.ready:
             return 0.0
         tokens = made.load.draft_tokens
@@ -410,7 +409,6 @@ class AutoGate:
         return {f"gate/{name}": value for name, value in counts.items()}
 
     def _no_counts(self) -> dict[str, float]:
-        """Return zeros for all counts, by metric name without `gate/`."""
         budgets = [f"steps_with_k_{k}" for k in range(self._k + 1)]
         trees = ["tree_steps"] if self._levels > LEVELS else []
         return dict.fromkeys([*budgets, *_COUNTED, *trees], 0)

@@ -27,8 +27,6 @@ TEXTS, MODEL = 0, 1
 
 
 class _Octave:
-    """The measurements for one octave of the number of running requests."""
-
     def __init__(self) -> None:
         self.best = MODEL
         self.wait = _FIRST_WAIT

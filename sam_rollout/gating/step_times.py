@@ -58,7 +58,6 @@ class StepTimes:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget everything that was learned."""
         self._seen_at = [[0] * self.loads for _ in range(self.bins)]  # the last step of each cell
         # Sums over the steps of each cell: steps, seconds, scored tokens, draft tokens, context.
         self._cells = [

@@ -114,7 +114,6 @@ class OwnText(LiveTexts):
                 return
 
     def _evict(self, request_id: str) -> int:
-        """Give an automaton up, and return its bytes."""
         slot = self._slot_of.pop(request_id)
         nbytes = self.pool.nbytes_of(slot)
         self.pool.close(slot)

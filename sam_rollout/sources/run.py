@@ -184,7 +184,6 @@ class RunTexts(GroupedTexts[str]):
 
     @property
     def _nbytes(self) -> int:
-        """Return the bytes of automata, of a successor that is being made, and of kept texts."""
         making = 0 if self._making is None else max(self._making.pool.nbytes, 0)
         return super()._nbytes + self._kept.nbytes + making
 

@@ -67,7 +67,7 @@ def _hashes(vocabulary: int) -> np.ndarray:
 def _pool(threads: int) -> ThreadPoolExecutor:
     """Make threads that may run on every core of the process.
 
-    Engines bind the thread that samples to one core, and new threads would inherit this binding.
+    Engines bind the sampling thread to one core, and new threads would inherit this.
     """
     cores: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
@@ -91,7 +91,6 @@ def _number(hashed: Any, low: Any, high: Any) -> Any:
 
 @numba.njit(inline="always")
 def _below(score: Any) -> Any:
-    """Round a score down to single precision."""
     return np.nextafter(np.float32(score), np.float32(-np.inf))
 
 

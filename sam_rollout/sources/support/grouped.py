@@ -117,7 +117,6 @@ class GroupedTexts(LiveTexts, Generic[Key]):
 
     @property
     def _nbytes(self) -> int:
-        """All memory in bytes."""
         return self.pool.nbytes
 
     def _live_tokens(self, group: Group[Key]) -> Int64Array:
@@ -160,7 +159,6 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         group.slots[request_id] = slot
 
     def _begin(self, key: Key, identity: RequestIdentity | None) -> Group[Key]:
-        """Begin a group for its first request."""
         self._groups[key] = Group(key, self.pool.create())
         return self._groups[key]
 
@@ -199,7 +197,6 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         self.evictions += 1
 
     def _free(self, group: Group[Key]) -> None:
-        """Forget a group and free its memory."""
         if group in self._replaced:
             self._replaced.remove(group)
         else:

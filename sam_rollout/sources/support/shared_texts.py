@@ -187,7 +187,6 @@ class SharedTexts:
         return self.own.pieces(origin)
 
     def _start(self) -> None:
-        """Keep texts from now on, because there are other engines."""
         room = int(self._max_bytes * _WAITING_SHARE) // (4 * self._limits.max_model_len)
         if not room:
             logger.warning(

@@ -213,7 +213,6 @@ class TextStore:
     # --- reading ---
 
     def _index(self, stem: str, path: Path) -> None:
-        """Note the records that were added to a segment since the last call."""
         offset = self._read_up_to.get(stem, 0)
         with self._opened(stem, path) as file:
             size = 0 if file is None else os.fstat(file.fileno()).st_size
@@ -299,7 +298,6 @@ class TextStore:
         self._named.add(why)
 
     def _forget(self, stems: set[str]) -> None:
-        """Drop the records of deleted segments."""
         for group, places in list(self._groups.items()):
             places[:] = [place for place in places if place.segment not in stems]
             if not places:
