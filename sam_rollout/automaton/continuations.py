@@ -11,8 +11,8 @@ from sam_rollout.automaton import interface
 from sam_rollout.automaton import kernels as live
 from sam_rollout.automaton.kernels import _inlined
 
-# Votes come from two suffixes of a text: the longest suffix that was continued, and the next
-# shorter one that occurred in more places and was continued.
+# Votes come from two suffixes of a text: the longest one that was continued, and the next shorter
+# one that occurred in more places.
 LEVELS = 2
 VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it differs, the latest one
 OTHER_VOTES = 6  # further votes per suffix, if a draft may branch
@@ -203,9 +203,8 @@ def _append_other(lane, states, length, total, target, token, tokens, classes, c
 def take_other_votes(lanes, tasks, number, tokens, classes, count):
     """Append votes for a lane's further continuations, for a tree's branches; return the new count.
 
-    Each suffix that `vote_lanes` found gets up to OTHER_VOTES votes, for continuations that are
-    neither the most frequent nor the latest one. The edges that the suffix's state stores itself
-    come first, then its newest edges in the table.
+    Each suffix that `vote_lanes` found gets up to OTHER_VOTES votes. Edges that its state stores
+    come first, then the state's newest edges in the table.
     """
     lane = lane_at(lanes, number)
     header = live._int64_pointer(lane[LANE_HEADER])
@@ -285,10 +284,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
 
 @njit(nogil=True)
 def follow(kind, address, state, length, token):
-    """Return a place's state and length after `token`.
-
-    The draft at a READY place ends if the draft's next token is not `token`.
-    """
+    """Return a place's state and length after `token`, which a READY draft may not have."""
     if kind == interface.READY:
         goes_on = state < length and (
             live._int32_pointer(address + 8 * state)[interface.DRAFT_TOKEN] == token

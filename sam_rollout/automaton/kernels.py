@@ -111,8 +111,7 @@ NEXT_BLOCK = 2  # first state of the run's next block, 0 if there is none yet
 WRITER = 3  # TEXT_WRITER of the text whose prefixes the block holds
 DIRECTORY_WIDTH = 4
 
-# Columns of a state, int32[4]: 16 bytes, a quarter of a cache line. A clone has four times as many
-# columns.
+# Columns of a state, int32[4], a quarter of a cache line. A clone has four times as many columns.
 NEXT_TOKEN = 0  # token of a prefix's edge to the run's next prefix, NONE at the run's end
 CLONE_LENGTH = 0  # length of a clone's longest string
 LINK = 1
@@ -158,8 +157,7 @@ OVERFLOW_SLOTS = 96
 MOVED_SLOTS = 32
 # LATEST has no bits for more blocks of prefixes.
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
-# How many rows `_scout` looks at together, how many tokens per row, how many suffix links per
-# token.
+# Numbers for `_scout`: rows at a time, tokens per row, suffix links per token.
 ROWS_SCOUTED = 32
 TOKENS_SCOUTED = 3
 LINKS_SCOUTED = 8
@@ -541,9 +539,8 @@ def _branches(header, state):
 def _clone(header, arena, parent, token, edge, state):
     """Move to a clone the strings of `state` that exceed `parent`'s longest by at most one token.
 
-    The clone holds the strings that a new prefix shares with earlier text, so it inherits the
-    latest position of the state. `edge` is the address of the target of the edge from `parent` to
-    `state`. Returns the clone and DONE, or 0 and the reason why there is none.
+    The clone inherits the latest position of the state. `edge` is the address of the target of the
+    edge from `parent` to `state`. Returns the clone and DONE, or 0 and the reason for its absence.
     """
     states = header[STATES]
     source = _at(states, state)
@@ -618,8 +615,8 @@ def _target_of(header, arena, state, token):
     """Find the state that `token` leads to from `state`, and split this state if necessary.
 
     It is split if its longest string has over one token more than the longest of `state`. Returns
-    the state and DONE; 0 and DONE if the token never followed; 0 and the reason if there is no room
-    for the split.
+    the state and DONE. Returns 0 and DONE if the token never followed, and 0 and the reason if
+    there is no room for the split.
     """
     states = header[STATES]
     if state >= 0 and _at(states, state)[NEXT_TOKEN] == token:
@@ -664,10 +661,7 @@ def _latest_of(header, state):
 
 @_inlined
 def _note(entry, state, position, token, target, times):
-    """Note that a state's strings were continued at `position` by `token`, which leads to `target`.
-
-    A prefix keeps the latest position and a count. A clone keeps the edge, too.
-    """
+    """Note that `token` continued a state's strings at `position` and leads to `target`."""
     if state < 0:
         entry[LATEST] = position
         entry[CLONE_COUNT] += 1
@@ -714,8 +708,7 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
     once there is room.
     """
     states = header[STATES]
-    # The state before `new`. If `new` is the first of its block, that state is `last`, in another
-    # block.
+    # The state before `new`; it is `last` if `new` is the first of its block.
     position = new - 1 if new & BLOCK_MASK != 0 else last
     state, link, left = last, np.int64(0), max_link_updates
     address = _address_of(states, last)

@@ -29,8 +29,7 @@ class RequestIdentity:
     step: int  # Training step that asked for the response; -1 outside training.
     split: str  # "train" or "val".
     key: int  # The key of the response's random numbers, a 63-bit integer.
-    # Length of the prompt; 0 if unknown. A request with a longer prompt continues an interrupted
-    # response.
+    # Length of the prompt, 0 if unknown; a longer prompt continues an interrupted response.
     prompt_tokens: int = 0
 
     def resumed(self, tokens: int) -> int:

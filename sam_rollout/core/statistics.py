@@ -8,8 +8,7 @@ The bootstrap's interval is too narrow for two or three runs. The interval there
 t-interval of the runs' totals, too (Welch's, or Student's of the pairs' differences). If a side has
 a single run, the interval covers only the noise within runs.
 
-Engines import this module, so scipy.stats, which takes a second to import, is imported where it is
-used.
+scipy.stats takes a second to import, so it is imported inside functions.
 """
 
 import math
@@ -203,10 +202,7 @@ def _percentiles(draws: np.ndarray) -> tuple[float, float]:
 
 
 def mean(values: Sequence[float] | np.ndarray) -> Estimate:
-    """Return the mean of independent values with its bootstrap interval.
-
-    The interval of one value, or of equal values, is a single point.
-    """
+    """Return the mean of independent values with its bootstrap interval."""
     data = np.asarray(values, float)
     value = float(data.mean())
     if np.ptp(data) == 0:

@@ -33,9 +33,8 @@ class SamDrafter:
 
     Args:
         config: the validated configuration, which must enable speculation.
-        limits: the engine's limits.
-        shapes: the draft shapes that the caller may ask for (`chain`, `tree`). If empty, the
-            only shape is the one that `sam.draft_shape` names, or a chain if the setting is `auto`.
+        shapes: the draft shapes that the caller may ask for (`chain`, `tree`). If empty, the only
+            shape is `sam.draft_shape`, or a chain if this setting is `auto`.
 
     Raises:
         ValueError: the config does not enable speculation, or texts may be too long.
@@ -108,9 +107,8 @@ class SamDrafter:
     ) -> Verified:
         """Work out which tokens of the last drafts were accepted, and learn from them.
 
-        Args:
-            token_ids, num_tokens: as for `draft`.
-            sampled: int32[B], number of tokens that each row gained, bonus token included.
+        `sampled` is the number of tokens that each row gained, bonus token included. The other
+        arguments are those of `draft`.
         """
         if not num_tokens.shape == sampled.shape == (len(self._bound),):
             raise ValueError(

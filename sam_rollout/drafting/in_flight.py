@@ -26,9 +26,6 @@ class DraftBatch:
     Row i holds `counts[i]` draft tokens, then `held_back[i]` tokens that were held back. If the
     step needs padding, the first `filling[i]` entries after the draft are verified, too.
 
-    Args:
-        limits: the engine's limits.
-
     Attributes:
         tokens: int32[max_rows, k].
         parents: int32[max_rows, k], for each token, the index in the row of the token before it, or
@@ -50,8 +47,7 @@ class DraftBatch:
         self.parents = np.empty((max_rows, limits.k), np.int32)
         self.has_trees = True
         self.make_chains()
-        # The five are rows of one array, because each argument of compiled code costs a
-        # microsecond.
+        # The five are rows of one array, because each argument of compiled code costs time.
         self.columns = np.zeros((5, max_rows), np.int32)
         self.counts, self.held_back, self.filling, self.source, self.length = self.columns
         self.source.fill(NO_SOURCE)
@@ -82,10 +78,8 @@ class DraftBatch:
     ) -> Verified:
         """Work out which tokens were accepted; call it once per engine step, after `rearrange`.
 
-        Args:
-            token_ids: int32[R >= B, L], row i begins with the text of request i.
-            num_tokens: int32[B], number of known tokens of each row, including gained ones.
-            sampled: int32[B], tokens gained in this step, 0 where the row was not verified.
+        The arguments are those of `SamDrafter.observe`. `sampled` is 0 where the row was not
+        verified.
         """
         found = self._verified
         if self.pending:
@@ -141,8 +135,8 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         if i >= token_ids.shape[0] or end > token_ids.shape[1]:
             continue
         drafted = counts[i]
-        # The last gained token is the one that the engine sampled after the accepted tokens. It
-        # never counts as accepted, even if it equals a draft token.
+        # The token that the engine sampled after the accepted ones comes last. It is never
+        # accepted.
         right = accepted = node = 0
         while right < gained:
             child = next_node(tokens[i], parents[i], known, node, token_ids[i, start + right])

@@ -51,7 +51,8 @@ logger = logging.getLogger(__name__)
 
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 
-# Numbers of classes: of a token's position, and of the accepted tokens of the previous draft.
+# The policy distinguishes this many positions, and this many counts of accepted tokens in a
+# request's previous draft.
 _POSITIONS, _BEFORE = 4, 3
 _CHANCE_CLASSES = voting.SUMS * _POSITIONS * _BEFORE
 _VOTES = 2  # the first column of votes in `DraftPolicy._votes`

@@ -86,9 +86,8 @@ class TreePolicy(DraftPolicy):
         sources, rows = max(sources, 1), limits.max_rows
         lookups = rows + min(self._step_budget, rows * limits.k)
         most_votes = sources * LEVELS * (VOTES_PER_LEVEL + OTHER_VOTES)
-        # For each row in flight and each node of its tree (the text or a draft token): number of
-        # the look-up that found the votes for the next token (-1 without a look-up), and the node's
-        # depth.
+        # For each row and each node of its tree: number of the look-up that found the votes for the
+        # next token (-1 without a look-up), and the node's depth.
         self._nodes = np.full((rows, 2, limits.k + 1), -1, np.int32)
         # For each look-up: the tokens and classes of its votes.
         self._votes = np.zeros((lookups, 2, most_votes), np.int32)
@@ -295,8 +294,7 @@ def _grow(
             size = _drop_first(heap, heap_chances, size)
             grown = counts[i] + held_back[i]
             # After a row's draft tokens, at most one token is held back. In a row without draft
-            # tokens, all tokens that are found are held back, because the policy learns chances
-            # from them.
+            # tokens, all tokens are held back, because the policy learns from them.
             if grown >= budget[i] or (counts[i] > 0 and held_back[i] > 0):
                 continue
             if not 0 <= token < vocab_size:

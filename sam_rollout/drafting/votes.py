@@ -60,7 +60,6 @@ class Votes:
     """The counts and weights of votes, which the policies of an engine share.
 
     Args:
-        sources: number of sources.
         max_rows: the largest number of requests in the engine.
 
     Attributes:

@@ -54,15 +54,11 @@ class AutoGate:
     """Chooses levels by measured rates; see the module.
 
     Args:
-        limits: the engine's limits.
         exploration: share of step time that trials may lose.
         shapes: how many shapes of drafts it chooses from. Level 1 + s * len(CHANCES) + n drafts
             shape s with a least chance of CHANCES[n].
 
-    Attributes:
-        least_chance: least chance of a token that is drafted in the next step.
-        shape: shape of the next step's drafts.
-        is_trial: whether the last decision was made only to learn from its step.
+    The attributes are those of `Gate`.
     """
 
     def __init__(self, limits: Limits, exploration: float, shapes: int = 1) -> None:
@@ -270,10 +266,8 @@ class AutoGate:
         """Return for each level a step's expected draft tokens, seconds, and seconds per token.
 
         Args:
-            rows: requests.
             context: tokens of all requests together.
-            by_shape: for each shape, the offers to a request.
-            first: shape that `by_shape` begins with.
+            by_shape: the offers to a request, for each shape from `first` on.
         """
         tokens, weights = [self._filling * rows], []
         sizes, shapes, accepted = list(tokens), [0], [0.0]

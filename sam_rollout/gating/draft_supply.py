@@ -27,8 +27,7 @@ _JUDGED = 2048  # when a class has this many judged tokens, its counts are halve
 _BELIEVED = 16.0  # the drafter's own estimate counts like this number of judged tokens
 _LOOKED_AT = 32  # counts of a closed gate's looks are halved at this many judged tokens
 # A look is a step in which a closed gate finds drafts but hands none over. A class is learned anew
-# from looks if they found more right tokens than expected, by _DEVIATIONS standard deviations plus
-# _MORE tokens.
+# if looks found more right tokens than expected, by _DEVIATIONS standard deviations plus _MORE.
 _DEVIATIONS, _MORE = 4.0, 2.0
 
 

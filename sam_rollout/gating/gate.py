@@ -36,7 +36,8 @@ class Gate(Protocol):
         Args:
             rows: requests running in this engine.
             whole: whether the engine's graphs only allow 0 or k draft tokens per request.
-            room: whether the next step can verify drafts. If not, the gate stays closed.
+            room: whether the next step can verify drafts. If not, the result says how much would be
+                drafted.
         """
 
     def drain(self) -> dict[str, float]:

@@ -51,12 +51,7 @@ class ModelPrice:
         self._closed = 0  # successive steps with a closed gate
 
     def observe(self, step: EngineStep, *, is_open: bool) -> None:
-        """Learn from a step, and choose for the next one.
-
-        Args:
-            step: the step.
-            is_open: whether the gate let drafts be verified in it.
-        """
+        """Learn from a step with the gate open or closed, and choose for the next step."""
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         rows = len(step.verified.sampled)
         if not rows:

@@ -106,7 +106,6 @@ class StepTimes:
         """Return the expected times in seconds of steps that differ only in their drafts.
 
         Args:
-            rows: requests.
             context: tokens of all requests together.
             draft_tokens: draft tokens of each step; in the first one the gate is closed.
             shapes: shape of each step's drafts; None if there is only one shape.
@@ -198,9 +197,8 @@ class StepTimes:
         moment = keep * self._moment + features.sum(axis=0)
         if len(fresh) == _FIT_EVERY:
             self._gram, self._moment, self._recent = gram, moment, []
-        # If the data do not tell features apart, the ridge divides the time between them. The slope
-        # of draft tokens is their cost in addition to other scored tokens, and zero until it is
-        # measured.
+        # The ridge divides the time between features that the data do not tell apart. The slope of
+        # draft tokens is their cost in addition to other scored tokens.
         scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
         ridged = gram / np.outer(scale, scale) + np.diag(_RIDGE)
         a, b, c, d = np.linalg.solve(ridged, moment / scale) / scale

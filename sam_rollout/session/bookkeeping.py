@@ -82,10 +82,7 @@ class Bookkeeping:
         }
 
     def _columns(self) -> dict[str, list[Any]]:
-        """Return the columns of `DraftNote` since the last call, and `noted_s`.
-
-        `noted_s` is each note's time (s) on CLOCK_MONOTONIC, which a host's processes share.
-        """
+        """Return the columns of `DraftNote`, and `noted_s`, each note's time (CLOCK_MONOTONIC)."""
         notes, self._notes = self._notes, []
         if not notes:
             return {name: [] for name in ("noted_s", *NOTE_COLUMNS)}

@@ -48,9 +48,7 @@ class RequestLedger:
     def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
         """Follow a changed batch; return the requests that ended since the last call.
 
-        Args:
-            request_ids: The new batch in row order.
-            live: All requests that have not ended, in the batch or not.
+        `live` holds all requests that have not ended, in the batch or not.
         """
         row_of = {request_id: row for row, request_id in enumerate(self._ids)}
         count = len(request_ids)
@@ -70,10 +68,7 @@ class RequestLedger:
         return ended
 
     def book(self, verified: Verified, num_tokens: np.ndarray, *, drafted: bool) -> None:
-        """Add a step to the totals, and leave its sums in ``step``.
-
-        ``drafted`` says whether the step had draft or padding tokens to verify.
-        """
+        """Add a step to the totals; `drafted`: it had draft or padding tokens to verify."""
         if not (drafted or self._anything_offered):
             self.step.fill(0)
             return

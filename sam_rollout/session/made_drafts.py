@@ -32,8 +32,7 @@ class MadeDrafts:
     def take(self) -> tuple[Int32Array, np.ndarray | None] | None:
         """Take the drafts for this step, if there are any."""
         made = self._made()
-        # A look waits for the model's drafts, except if they do not pay or were asked for in time
-        # and did not come.
+        # A look waits for the model's drafts if they pay and may still come.
         self._lacking = (
             self._expected
             and made is None

@@ -69,13 +69,12 @@ class DraftSession:
     Args:
         config: validated, with speculation enabled.
         requests: the engine's requests.
-        limits: the engine's limits.
         exchange: the channel to engines that run in lockstep with this one; None if it runs alone.
         record: whether to keep per-step and per-request records; the caller then has to `drain`.
         hooks: functions of the engine that the session calls.
 
     Attributes:
-        gate, drafter: the session's parts; `drafter` is None once it has failed.
+        gate, drafter: `drafter` is None once it has failed.
         wants_drafts: whether the next step needs room for drafts or padding.
 
     Raises:
@@ -119,8 +118,8 @@ class DraftSession:
         self._request_ids: list[str] = []
         self._without: set[str] = set()  # requests of the batch that take no drafts
         self._chains_only: set[str] = set()  # requests of the batch whose drafts cannot be trees
-        # For each shape, the rows that may draft: 1 if all may, or int32[B] with 0 for rows that
-        # may not.
+        # For each shape, the rows that may draft: 1 if all may, or int32[B] with 0 or 1 for each
+        # row.
         self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
         self._shares = (1.0,) * len(shapes)  # by shape, the share of rows that may draft it
         self._gate_open = False  # whether the gate was open when the last drafts were made
@@ -267,8 +266,7 @@ class DraftSession:
         self._books.ledger.book(step.verified, step.num_tokens, drafted=drafted)
         was_open = self._may_open
         budget = self.gate.next_budget(step, whole=whole, room=room)
-        # While a closed gate makes a look (`made_drafts.py`), the drafter finds drafts but hands
-        # none over.
+        # In a look (`made_drafts.py`), the drafter finds drafts but hands none over.
         drafts = self._may_open = hands_over(budget, self.gate.least_chance)
         looks = budget > 0 and not drafts
         if self._made.ask(step, was_open=was_open, is_open=drafts, looks=looks):
@@ -284,8 +282,7 @@ class DraftSession:
         drafter.finish(ended)
         before = set(self._request_ids)
         if not self._record and before.isdisjoint(request_ids):
-            # Without a record, no caller reports the end of a training step. A new batch without
-            # any request of the last batch marks it.
+            # Without a record, a batch that has only new requests marks the end of a training step.
             drafter.end_step()
         joined = [request_id for request_id in request_ids if request_id not in before]
         if drafter.needs_identity:
@@ -331,10 +328,7 @@ class DraftSession:
         return []
 
     def pause(self, paused: bool) -> None:
-        """Begin or end a series of steps in which nothing is drafted, learned or recorded.
-
-        Must be called while no request is under way.
-        """
+        """Begin or end steps without drafts or record; called while no request is under way."""
         self.settle()
         self._paused, self.wants_drafts = paused, False
         self._heard(False)

@@ -44,10 +44,7 @@ class DrawsSourceConfig(Section):
 
 
 class PositionDraws(Source):
-    """A table of draws for each row of the batch, by position.
-
-    A request loses its table when it leaves the batch, even if it was only preempted.
-    """
+    """Tables of draws by position, one for each row; a preempted request loses its table."""
 
     name = "draws"
 

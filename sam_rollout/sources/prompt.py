@@ -1,8 +1,9 @@
 """The source `prompt`: the responses to one prompt draft from each other.
 
-All responses to a prompt share one automaton during a training step, whichever engine samples them
-(`support/shared_texts.py`). When a prompt's first request comes, a thread reads the responses of
-earlier steps from disk into a second automaton, which then replaces the first.
+On each engine, all responses to a prompt share one automaton during a training step. It also reads
+the responses that other engines sample (`support/shared_texts.py`). When a prompt's first request
+comes, a thread reads the responses of earlier steps from disk into a second automaton, which then
+replaces the first.
 """
 
 from __future__ import annotations
@@ -73,8 +74,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
     """One automaton per prompt, kept until its training step is over and its responses have ended.
 
     A request without identity has no automaton here. If a group was given up, its later requests of
-    the same training step have none either. Only requests of training steps draft from earlier
-    steps.
+    the same training step have none either.
     """
 
     name = "prompt"
@@ -123,10 +123,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         super().finish(ended)
 
     def end_step(self) -> None:
-        """Free all groups, except groups with an interrupted response or live requests.
-
-        A group with live requests is freed when these end.
-        """
+        """Free the groups without an interrupted response, once they have no live request."""
         going_on = {*self._responses.interrupted.values()}
         self._given_up &= going_on
         for key in self._reading.keys() - going_on:

@@ -2,8 +2,7 @@
 
 All responses share one automaton. When it has grown too large, a thread makes a successor from the
 newest ended responses (`support/kept_texts.py`). Live requests move to the successor a few tokens
-per engine step (`support/text_moves.py`). The old automaton is freed when the last request has left
-it.
+per engine step (`support/text_moves.py`), and the old automaton is then freed.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ logger = logging.getLogger(__name__)
 # Shares of `max_bytes`: an automaton of size _DUE is replaced by a successor of size _SUCCESSOR.
 # Both automata have to fit, with room for growth, until live requests have moved.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
-# A successor also reads the texts that ended while it was made, up to this share of
-# `KeptTexts.most_tokens`.
+# A successor also reads texts that ended meanwhile, up to this share of `KeptTexts.most_tokens`.
 _LATE_SHARE = 1 / 4
 _MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # of a successor
 
@@ -137,10 +135,7 @@ class RunTexts(GroupedTexts[str]):
         return TRAIN_SPLIT if identity is None else identity.split
 
     def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
-        """Learn which request is in which row.
-
-        The first request of a training step makes a thread read older texts from disk.
-        """
+        """Learn the rows; the first training request makes a thread read older texts from disk."""
         super().bind(request_ids, identities)
         if not self._has_asked and self._responses.keeps:
             steps = [one.step for one in identities if one is not None and is_of_training(one)]

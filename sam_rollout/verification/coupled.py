@@ -17,7 +17,6 @@ def verify_coupled(
     """Accept the draft tokens that equal the target's tokens, up to the first difference.
 
     Args:
-        layout: Rows of this step.
         draft_ids: Integer [num_drafts].
         target_ids: int64 [num_rows], the token of every row, drawn or taken by argmax.
     """

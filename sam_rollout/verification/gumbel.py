@@ -72,8 +72,7 @@ class _Noise:
         self.rows = max(1, min(rows, most // vocabulary))
         self._hashed = torch.empty(self.rows, vocabulary, dtype=torch.int32, device=device)
         self._spare = torch.empty_like(self._hashed)
-        # Without this hash, tokens of different rows would have equal noise, for whole ranges of
-        # tokens.
+        # Without this hash, whole ranges of tokens would have equal noise in different rows.
         self._tokens = torch.arange(vocabulary, dtype=torch.int32, device=device)
         spare = self._spare[0]
         _fold(_fold(_fold(self._tokens, 16, spare).mul_(_MIX_1), 13, spare).mul_(_MIX_2), 16, spare)

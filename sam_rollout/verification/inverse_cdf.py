@@ -79,8 +79,7 @@ def _search(
     Returns:
         The entry's index, and the target's offset within the interval, both int64 [rows].
     """
-    # A block's tokens may add up to a little less than the block's mass. Then the last token is
-    # taken.
+    # A block's tokens may add up to less than its mass. Then the last token is taken.
     target = torch.minimum(target, cumulative[:, -1] - 1)
     index = (cumulative <= target.unsqueeze(1)).sum(dim=1)
     here = index.clamp(max=masses.shape[1] - 1).unsqueeze(1)

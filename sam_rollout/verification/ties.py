@@ -60,8 +60,7 @@ def distance_of_draw(
 ) -> float:
     """Return how far ``uniform`` would have to move to draw the most distant of ``tokens``.
 
-    ``probabilities``, [vocabulary], are in the order of token ids. A token is None if a response
-    has ended; then the distance is infinite.
+    A token is None if a response has ended; then the distance is infinite.
     """
     cumulative = np.cumsum(probabilities / probabilities.sum())
     farthest = 0.0

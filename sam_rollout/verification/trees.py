@@ -31,10 +31,8 @@ def verify_tree(
     """Accept the path of draft tokens that equal the tokens drawn at their parents.
 
     Args:
-        layout: Rows of this step.
         draft_ids: Integer [num_drafts].
         target_ids: int64 [num_rows], the token drawn at every node.
-        shapes: The shapes of the trees.
 
     Returns:
         The result of ``DraftLayout.keep``, and the node at each depth of the path, int64 [batch, N

@@ -27,7 +27,6 @@ def verify_vectorised(
     """Accept or reject drafts, and draw the token that follows the last accepted one.
 
     Args:
-        layout: Rows of this step.
         draft_ids: Integer [num_drafts]; negative ids are padding and always rejected.
         probabilities: float32 [num_rows, vocabulary], the target's probabilities after
             temperature, top-k and top-p.

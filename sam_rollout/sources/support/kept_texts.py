@@ -1,7 +1,6 @@
 """Keeps the ended responses of a run, from which its next automaton is made.
 
-Responses of validation are not kept, because they would displace responses that training drafts
-from.
+Responses of validation are not kept, because they would displace responses of training.
 """
 
 from __future__ import annotations
@@ -31,14 +30,12 @@ class Room(NamedTuple):
 class KeptTexts:
     """The newest responses of a run, and older texts while there is room.
 
-    The older texts come from the previous run and from a corpus. The number of texts is bounded,
-    too, because even a short text takes a whole block of an automaton's memory.
+    The older texts come from the previous run and from a corpus.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.most_tokens = min(int(max_bytes * _SHARE) // 4, LARGEST_AUTOMATON // 4)
-        # The number of texts that fill an automaton if each takes one block; a token takes 16
-        # bytes.
+        # The number of texts that fill an automaton if each takes one block.
         most_places = min(max_bytes // 2 // 16, LARGEST_AUTOMATON // 4)
         self._most_texts = most_places // places_of(1)
         self._kept: deque[Int32Array] = deque()  # responses of training, oldest first
@@ -60,11 +57,7 @@ class KeptTexts:
         self._shorten()
 
     def keep_older(self, texts: list[Int32Array]) -> bool:
-        """Keep the previous run's texts, given from old to new, if newer texts leave room.
-
-        Returns:
-            Whether any of `texts` was kept.
-        """
+        """Keep the previous run's texts (old to new) where they fit; return whether any does."""
         newer = len(self._kept)
         texts = texts[-self._most_texts :]
         self._kept.extendleft(reversed(texts))

@@ -30,10 +30,7 @@ def to_bytes(tokens: Int32Array) -> bytes:
 def whole_response(
     identity: RequestIdentity, name: str, prompt_ids: Sequence[int], response_ids: Sequence[int]
 ) -> Piece:
-    """Make a piece of a whole response and the end of its prompt, for engines with other folders.
-
-    `name` is a unique name of the response.
-    """
+    """Make a piece of a whole response, uniquely named, and the end of its prompt."""
     from sam_rollout.automaton.recorder import CONTEXT  # compiles
 
     tokens = np.array([*prompt_ids[-CONTEXT:], *response_ids], np.int32)

@@ -165,8 +165,7 @@ class Responses:
     def read_earlier(self, group: str, step: int, max_tokens: int) -> Future[AutomatonPool | None]:
         """Begin to make an automaton of the newest responses to a prompt from steps before `step`.
 
-        The responses have at most `max_tokens` tokens together. The result is None if there is no
-        response.
+        The result is None if there is no response.
         """
         return self._submit(0, _read_earlier, self._store, group, step, max_tokens)
 

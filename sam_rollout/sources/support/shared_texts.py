@@ -98,7 +98,6 @@ class SharedTexts:
 
     Args:
         pool: the pool of the automata that read other engines' texts.
-        limits: the limits of the engine.
         max_bytes: memory for all texts of siblings, from this engine and others.
         responses: the record of the engine's responses; it also keeps other engines' whole ones.
         place_of: maps a piece to its group and automaton, or to None if the piece is not wanted.

@@ -18,8 +18,7 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# At most this many tokens of live texts are read per engine step, and as many of ended texts. The
-# benchmark `sam-rollout bench drafter` reports the time per token as `build_ns_per_token`.
+# Most tokens of live texts, and most tokens of ended texts, that are read per engine step.
 TOKENS_PER_STEP = 2048
 
 

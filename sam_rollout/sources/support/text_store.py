@@ -155,10 +155,7 @@ class TextStore:
         self._segment = None
 
     def _segments(self) -> dict[str, Path]:
-        """Return the path of each segment by its stem, oldest first.
-
-        On a shared file system some of these files may no longer exist.
-        """
+        """Return the path of each segment by its stem, oldest first; some may no longer exist."""
         paths = [p for p in self.folder.iterdir() if p.suffix in (OPEN, CLOSED)]
         return {path.stem: path for path in sorted(paths)}
 
@@ -187,8 +184,7 @@ class TextStore:
         for path in self._segments().values():
             if path.suffix != OPEN:
                 continue
-            # NFS grants an exclusive lock only on a file opened for writing. Another user's segment
-            # cannot be opened for writing, and stays open.
+            # NFS grants an exclusive lock only on a file opened for writing.
             not_ours = suppress(FileNotFoundError, BlockingIOError, PermissionError)
             with not_ours, open(path, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
