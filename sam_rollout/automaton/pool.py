@@ -99,12 +99,7 @@ class AutomatonPool:
         return automaton
 
     def destroy(self, automaton: int) -> None:
-        """Free an automaton that `create` made.
-
-        Raises:
-            IndexError: there is no such automaton.
-            ValueError: a slot is still open in it.
-        """
+        """Free an automaton that `create` made; raise ValueError if a slot is still open in it."""
         self._automata.require(automaton)
         texts = self._texts.table
         if ((texts[:, kernels.AUTOMATON] == automaton) & (texts[:, kernels.TEXT_OPEN] == 1)).any():
@@ -175,10 +170,7 @@ class AutomatonPool:
         return int(self._automata.table[:, kernels.PREFIX_BLOCKS].max()) * kernels.BLOCK_ENTRIES
 
     def nbytes_of_texts(self, automaton: int, tokens: Int64Array) -> Int64Array:
-        """Estimate the bytes that texts of `tokens`, int64[texts], would take in an automaton.
-
-        The estimate uses the bytes per token that `automaton` takes now.
-        """
+        """Estimate the bytes that texts of `tokens`, int64[texts], would take in an automaton."""
         places = max(self.places_of_automaton(automaton), 1)
         beside = max(self.nbytes_of_automaton(automaton) - places * kernels.ENTRY_BYTES, 0)
         return places_of(tokens) * kernels.ENTRY_BYTES + tokens * beside // places

@@ -48,10 +48,7 @@ GONE = {
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
-    """Return the message that refuses an unknown name, with the nearest known one.
-
-    The message lists all known names, unless there are more than MOST_LISTED and one is similar.
-    """
+    """Return the message that refuses an unknown name, with known names."""
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" did you mean {close[0]!r}?" if close else ""
     if close and len(known) > MOST_LISTED:
@@ -63,9 +60,9 @@ def setting(default: Any, *, meaning: str = "", allowed: str = "", **limits: Any
     """Return a dataclass field with its limits: minimum and maximum (numbers) or choices (strings).
 
     Args:
-        default: the default value; no other place repeats it.
+        default: the default value.
         meaning: the field's text on the reference page; empty if its row there is handwritten.
-        allowed: the allowed values on the reference page, where the limits do not show them.
+        allowed: the allowed values on the reference page, if the limits do not show them.
         limits: the limits that are checked.
     """
     metadata = {"meaning": meaning, "allowed": allowed, **limits}

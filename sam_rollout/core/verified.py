@@ -35,10 +35,7 @@ CHANCES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.42, 0.35, 0.28, 0.22, 0.17, 0.13, 0.1, 0.0
 
 
 class Offered(NamedTuple):
-    """Counts of the draft tokens found for a step, including tokens that are not verified.
-
-    `tokens` is a buffer that the next step overwrites.
-    """
+    """Counts of the draft tokens found for a step; the next step overwrites `tokens`."""
 
     rows: int  # Requests that were allowed drafts and gained tokens in the step.
     # float64[4, len(CHANCES)], for each group of `CHANCES`: the draft tokens found, those known to

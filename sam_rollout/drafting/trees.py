@@ -412,10 +412,8 @@ def _chance_class(chance):
 def _judge(i, text, gained, tokens, parents, count, state, chances, offered):
     """Count a row's tokens in `offered`, and the right ones as far as the text shows them.
 
-    Args:
-        text: int32, the continuation of the row's text, of which the first `gained` tokens are
-            known.
-        state: int64, scratch space: each node's depth if it is right, else _WRONG or _UNKNOWN.
+    `text` is the continuation of the row's text, with `gained` known tokens. `state` is scratch
+    space: each node's depth if it is right, else _WRONG or _UNKNOWN.
     """
     state[0] = 0
     for child in range(count):

@@ -59,9 +59,6 @@ CHANCE_MEMORY = 1 << 14
 class Votes:
     """The counts and weights of votes, which the policies of an engine share.
 
-    Args:
-        max_rows: the largest number of requests in the engine.
-
     Attributes:
         shares: float64[2, classes], the number of votes of each class, and the number of right
             ones.

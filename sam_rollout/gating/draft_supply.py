@@ -32,11 +32,7 @@ _DEVIATIONS, _MORE = 4.0, 2.0
 
 
 class Calibration:
-    """The share of right tokens in each class of draft tokens.
-
-    Attributes:
-        steps: number of steps that it has learned from.
-    """
+    """The share of right tokens in each class of draft tokens, learned from `steps` steps."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -85,11 +81,7 @@ class Levels(NamedTuple):
 
 
 class Supply:
-    """The tokens offered to a request in a step, for one octave of the number of running requests.
-
-    Attributes:
-        rows: number of recent requests that it was learned from.
-    """
+    """The tokens offered to a request in a step of one octave, learned from `rows` requests."""
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration

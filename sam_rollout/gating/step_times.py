@@ -145,10 +145,8 @@ class StepTimes:
     ) -> bool:
         """Learn from a step; return False if it was left out.
 
-        Args:
-            rows, load, draft_tokens, context: figures of the step; `load` comes from `load_of`.
-            seconds: its measured time.
-            expected: its expected time (`expect`); ignored until `ready`.
+        `load` is a result of `load_of`. `expected` is the step's expected time, ignored until
+        `ready`.
         """
         bin_ = self.bin_of[rows]
         cells = [self._cells[bin_][load], self._of_bin[bin_][0]]

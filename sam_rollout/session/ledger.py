@@ -88,10 +88,7 @@ class RequestLedger:
         self._anything_offered = rows is not None
 
     def take_counters(self) -> dict[str, int]:
-        """Return and reset the counts by length of context, and the counts of padding tokens.
-
-        Keys are metrics without ``sam/``. Lengths at which no draft was verified are left out.
-        """
+        """Return and reset the counts of contexts and padding, by metric without ``sam/``."""
         values = zip(CONTEXT_COUNTERS, self._by_context.ravel().tolist(), strict=True)
         seen = np.tile(self._by_context[0] > 0, len(CONTEXT_KINDS)).tolist()
         found = {f"draft/{n}": v for (n, v), known in zip(values, seen, strict=True) if known}

@@ -117,10 +117,7 @@ class DraftPadding:
         num_tokens: np.ndarray,  # int32 [batch], known tokens of each row
         decoding: np.ndarray,  # bool [batch], False for prompts that are still being computed
     ) -> None:
-        """Fill every decoding row in place, up to k tokens, with copies of its text's last token.
-
-        A row gets fewer tokens if k tokens would exceed the engine's longest text.
-        """
+        """Fill every decoding row in place with copies of its text's last token, up to k tokens."""
         _fill_up(
             token_ids, num_tokens, decoding, self._max_model_len, batch.tokens, batch.counts,
             batch.held_back, batch.filling, batch.length,

@@ -310,10 +310,7 @@ class DraftSession:
         self._request_ids = list(request_ids)
 
     def exchange_texts(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
-        """Exchange texts with other engines, between two engine steps; see `Source.exchange`.
-
-        Without a drafter nothing is exchanged. A failed exchange loses its pieces.
-        """
+        """Exchange texts as in `Source.exchange`; a failed exchange loses its pieces."""
         if self.drafter is not None:
             try:
                 return self.drafter.exchange(origin, pieces)

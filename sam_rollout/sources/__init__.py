@@ -28,11 +28,7 @@ NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
 
 
 def check_sources(sections: Any, vocab_size: int = UNKNOWN_VOCABULARY) -> None:
-    """Check what an enabled source needs beyond its fields, such as a file that has to exist.
-
-    Raises:
-        ConfigError: a source cannot work with its settings.
-    """
+    """Check what the sections' fields do not show, such as a missing file; raise ConfigError."""
     for entry in SOURCES:
         section = getattr(sections, entry.name)
         if section.enabled and entry.check is not None:

@@ -84,12 +84,7 @@ class Source:
     needs_identity: bool = False
 
     def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
-        """Learn which request is in which row; called only when the batch has changed.
-
-        Args:
-            request_ids: B distinct ids in row order.
-            identities: their identities in the same order.
-        """
+        """Learn which request is in which row; called only when the batch has changed."""
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         """Read each row's new tokens, without drafting; a source may do this in `locate` instead.
@@ -140,11 +135,8 @@ class Source:
     def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
         """Take in other engines' pieces; return this engine's own pieces since the last call.
 
-        If there are other engines, it is called between engine steps, a few times per second.
-
-        Args:
-            origin: a unique name of this engine.
-            pieces: pieces from other engines, unchecked (see `read_piece`).
+        It is called a few times per second, between engine steps. `origin` is a unique name of this
+        engine. `pieces` are unchecked (see `read_piece`).
         """
         return []
 

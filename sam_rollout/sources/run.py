@@ -106,9 +106,6 @@ class RunTexts(GroupedTexts[str]):
 
     A request without identity uses the automaton of training. `config.max_bytes` limits automata
     and kept texts together. Beyond this limit, replaced automata are given up first.
-
-    Raises:
-        ConfigError: the corpus cannot be read.
     """
 
     name = "run"

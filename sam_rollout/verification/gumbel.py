@@ -78,10 +78,7 @@ class _Noise:
         _fold(_fold(_fold(self._tokens, 16, spare).mul_(_MIX_1), 13, spare).mul_(_MIX_2), 16, spare)
 
     def log_exponentials(self, bits: torch.Tensor) -> torch.Tensor:
-        """Return every token's negative noise, -g = log e, float32 [rows, vocabulary].
-
-        The next call overwrites the result.
-        """
+        """Return every token's negative noise, log e, in float32; the next call overwrites it."""
         hashed, spare = self._hashed[: len(bits)], self._spare[: len(bits)]
         low, high = bits.to(torch.int32).unsqueeze(1), (bits >> 32).to(torch.int32).unsqueeze(1)
         torch.bitwise_xor(self._tokens, low, out=hashed)

@@ -201,10 +201,7 @@ class SharedTexts:
     def _take(
         self, group: Hashable, automaton: int | None, piece: Piece, tokens: Int32Array
     ) -> None:
-        """Keep a piece until it is read; after a lost piece, this piece begins a new text.
-
-        `automaton` is the automaton of the group, None if it is not made yet.
-        """
+        """Keep a piece until it is read; after a lost piece, this piece begins a new text."""
         place, row = self._place.get(piece.response, (group, -1))
         if place != group:  # two groups use this name
             self._forget(piece.response)

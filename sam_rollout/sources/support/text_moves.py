@@ -68,12 +68,8 @@ class MovingTexts:
     ) -> list[tuple[int, int, int]]:
         """Read more of the moving texts, those with the fewest unread tokens first.
 
-        Args:
-            request_ids: the request of each of the B rows.
-            token_ids, num_tokens, eligible: see `Source.catch_up`.
-
-        Returns:
-            Row, new slot and new automaton of each request whose text has been read to its end.
+        The arguments are those of `Source.bind` and `Source.catch_up`. Returns the row, new slot
+        and new automaton of each request whose text has been read to its end.
         """
         if self._ended:
             self._read_ended()

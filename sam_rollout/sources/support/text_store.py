@@ -301,11 +301,7 @@ class TextStore:
 
 
 def name_of(folder: Path) -> str:
-    """Return a folder's unique name; the first call for a folder creates the name.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Return a folder's unique name, which the first call writes; raise OSError if it cannot."""
     folder.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         # A symbolic link and its content appear together, on a network file system, too.
