@@ -271,8 +271,8 @@ class AutoGate:
         """
         tokens, weights = [self._filling * rows], []
         sizes, shapes, accepted = list(tokens), [0], [0.0]
-        # Time need not grow in proportion to draft tokens. So it is averaged over a larger and a
-        # smaller step, weighted so that their draft tokens have the mean and spread of the offers.
+        # Time need not grow in proportion to draft tokens. So two step sizes are averaged,
+        # weighted for the mean and spread of the offered draft tokens.
         for shape, levels in enumerate(by_shape, first):
             share = self._may_draft[shape]
             drafting, root = rows * share, math.sqrt(rows * share)

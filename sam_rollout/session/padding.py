@@ -3,7 +3,7 @@
 vLLM captures full decode graphs for steps in which every request has exactly k draft tokens. Other
 steps run in piecewise graphs, or without any graph if ``cudagraph_mode`` is FULL_DECODE_ONLY (usual
 on NPUs). Without a graph, users of vllm-ascend measured a third of the throughput (its issue
-16637). The padding repeats a token. The target model verifies padding like drafts.
+16637). Missing draft tokens are filled up with copies of the text's last token.
 """
 
 from __future__ import annotations
