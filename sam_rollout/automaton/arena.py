@@ -8,17 +8,15 @@ import numpy.typing as npt
 from sam_rollout.automaton import kernels
 from sam_rollout.automaton.interface import Int64Array
 
-# The arena grows by slabs of many blocks. Each slab doubles the arena, up to 32 MiB per slab. So
-# there are few slabs to search, and they are large enough for huge pages. Without huge pages, long
-# texts take longer per token.
+# The arena grows by slabs of many blocks, large enough for huge pages. Each slab doubles the arena,
+# up to 32 MiB per slab.
 _FIRST_SLAB_BLOCKS = 32
 _LARGEST_SLAB_BLOCKS = (32 << 20) // kernels.BLOCK_BYTES
 
 _CACHE_LINE = 64
 
 # A slab is idle if all its blocks are free. Idle slabs are searched for when _FIRST_RELEASE_BLOCKS
-# blocks are free, and again whenever a further fraction of all blocks, the constant _RELEASE_SHARE,
-# has become free.
+# blocks are free, and again whenever a further share _RELEASE_SHARE of all blocks is free.
 _FIRST_RELEASE_BLOCKS = (64 << 20) // kernels.BLOCK_BYTES
 _RELEASE_SHARE = 1 / 8
 
@@ -84,8 +82,7 @@ class Arena:
         count = int(self.free[0])
         free = np.zeros(len(self.free) + blocks, np.int64)
         free[: count + 1] = self.free[: count + 1]
-        # Kernels take blocks from the end of the list. Low addresses come last, so they are taken
-        # first.
+        # Kernels take blocks from the end of the list, where the low addresses are.
         last = slab.ctypes.data + (blocks - 1) * kernels.BLOCK_BYTES
         free[count + 1 : count + 1 + blocks] = last - kernels.BLOCK_BYTES * np.arange(blocks)
         free[0] = count + blocks

@@ -1,14 +1,11 @@
 """The compilation of the kernels, with numba's disk cache where it works.
 
-The cache saves seconds and must never cost a rollout. numba raises if no folder is writable (a
-read-only installation without a home directory), if the disk is full, or if an entry is damaged.
-In these cases the kernels are compiled in memory, with one warning.
+numba raises if no folder is writable, if the disk is full, or if an entry is damaged. Then the
+kernels are compiled in memory, with one warning.
 
-numba writes the index of a cache entry before the entry itself, and identifies a source file by its
-time stamp. So while one worker compiles a new version of the source, another could find the new
-index and load the old version's machine code. Workers on different processors with one shared home
+numba identifies a source file by its time stamp only. Workers with different sources or processors
 could load each other's machine code. So the cache files are named after source, numba version and
-processor, and two processes that write a file of the same name write the same code.
+processor.
 """
 
 import dataclasses
@@ -25,8 +22,7 @@ from numba import types
 
 logger = logging.getLogger(__name__)
 
-# A kernel's machine code depends on all files of these folders and of the kernel's own folder,
-# because kernels use one another's column numbers and helpers.
+# A kernel's machine code depends on all files of these folders and of the kernel's own folder.
 _FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "core")
 
 

@@ -1,8 +1,7 @@
 """Finds votes for a text's next token, and the text's place after one more token.
 
 A text's place in an automaton is the state of the text's longest suffix that occurs there. A draft
-goes on from this place token by token and does not change the automaton. So each token of a draft
-can be chosen by the votes of several automata, which `drafting/policy.py` weighs.
+goes on from this place token by token and does not change the automaton.
 """
 
 import numpy as np
@@ -12,14 +11,14 @@ from sam_rollout.automaton import interface
 from sam_rollout.automaton import kernels as live
 from sam_rollout.automaton.kernels import _inlined
 
-# Votes come from two suffixes of a text: the longest suffix that was continued, and the next
-# shorter one that occurred in more places and was continued.
+# Votes come from two suffixes of a text: the longest one that was continued, and the next shorter
+# one that occurred in more places.
 LEVELS = 2
 VOTES_PER_LEVEL = 2  # the most frequent continuation and, if it differs, the latest one
 OTHER_VOTES = 6  # further votes per suffix, if a draft may branch
 
-# A vote's class, a number below CLASSES, says how trustworthy the vote is. It combines the ranges
-# in which the following figures lie. Each tuple holds the lower bounds of all ranges but the first.
+# A vote's class, a number below CLASSES, combines the ranges in which the following figures lie.
+# Each tuple holds the lower bounds of all ranges but the first.
 LENGTHS = (2, 3, 5, 9, 20)  # length of the suffix in tokens
 COUNTS = (2, 3, 4, 6, 10, 20, 50)  # how often the suffix was continued
 SHARES = (0.25, 0.4, 0.5, 0.66, 0.8, 0.9)  # the share of these continuations that have this token
@@ -28,9 +27,8 @@ LENGTH_CLASSES = len(LENGTHS) + 1
 _PER_LENGTH = (len(COUNTS) + 1) * (len(SHARES) + 1) * 2 * WRITERS
 CLASSES = LENGTH_CLASSES * _PER_LENGTH
 _ALL = np.arange(CLASSES).reshape(LENGTH_CLASSES, len(COUNTS) + 1, len(SHARES) + 1, 2, WRITERS)
-# The classes for drafts made elsewhere (READY), by their certainty, [SHARES + 1, ...]. They are the
-# classes 'continued once, and not by the latest token'. Votes from automata are hardly ever in
-# these classes, because a suffix that was continued once was continued by its latest token.
+# The classes for drafts made elsewhere (READY), by their certainty, [SHARES + 1, ...]. Votes from
+# automata are hardly ever in these classes 'continued once, and not by the latest token'.
 READY_CLASSES = _ALL[:, 0, :, 0].swapaxes(0, 1)
 
 
@@ -124,8 +122,8 @@ def _begin_task(task, lane, header, state, entry):
 def vote_lanes(lanes, tasks, asked, count, waiting):
     """Find the continuations of many lanes, and write them to their tasks.
 
-    A single lane waits for memory several times, for one address after the other. Here all lanes
-    take one step at a time and prefetch what their next step needs, so that their waits overlap.
+    All lanes take one step at a time and prefetch the memory of their next step, which overlaps
+    their waits.
 
     Args:
         lanes, tasks: addresses of the tables of lanes and tasks.
@@ -205,9 +203,8 @@ def _append_other(lane, states, length, total, target, token, tokens, classes, c
 def take_other_votes(lanes, tasks, number, tokens, classes, count):
     """Append votes for a lane's further continuations, for a tree's branches; return the new count.
 
-    Each suffix that `vote_lanes` found gets up to OTHER_VOTES votes, for continuations that are
-    neither the most frequent nor the latest one. The edges that the suffix's state stores itself
-    come first, then its newest edges in the table.
+    Each suffix that `vote_lanes` found gets up to OTHER_VOTES votes. Edges that its state stores
+    come first, then the state's newest edges in the table.
     """
     lane = lane_at(lanes, number)
     header = live._int64_pointer(lane[LANE_HEADER])
@@ -287,10 +284,7 @@ def vote(kind, address, state, length, first, tokens, classes, count):
 
 @njit(nogil=True)
 def follow(kind, address, state, length, token):
-    """Return a place's state and length after `token`.
-
-    The draft at a READY place ends if the draft's next token is not `token`.
-    """
+    """Return a place's state and length after `token`, which a READY draft may not have."""
     if kind == interface.READY:
         goes_on = state < length and (
             live._int32_pointer(address + 8 * state)[interface.DRAFT_TOKEN] == token

@@ -41,9 +41,8 @@ PLACE_STATE = 2
 PLACE_LENGTH = 3
 PLACE_TEXT = 4  # LIVE only: the text's writer, see `kernels.WRITER`
 PLACE_WIDTH = 5
-# Values of PLACE_KIND, for what a row can draft from: nothing, an automaton, a draft made
-# elsewhere, a table of each token's likeliest follower, a table of the token drawn at each
-# position.
+# Values of PLACE_KIND, by the thing to draft from: nothing, an automaton, a draft made elsewhere, a
+# table of each token's likeliest follower, a table of the token drawn at each position.
 NOWHERE, LIVE, READY, FOLLOWERS, DRAWN = 0, 1, 2, 3, 4
 # Columns of the table of followers: the likeliest next token (-1 for none), and how many times in a
 # row it was the likeliest.

@@ -1,30 +1,26 @@
 """The compiled half of the automaton: all work per token, for all rows of a batch in one call.
 
 The structure is the online suffix automaton of Blumer et al. (1985), generalised to several texts
-that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666). Its layout suits
-texts that are read once, left to right:
+that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666):
 
 * State s >= 0 is a prefix of a text. A text's prefixes lie one after the other in a sequence of
-  blocks, called a run. The edge from s to its successor therefore needs only the token. The length
-  of s and its first end position follow from its index in the run. Only branching edges are stored.
+  blocks, called a run. The length of s and its first end position follow from its index in the run.
+  The edge from s to its successor needs only the token. Only branching edges are stored.
 * A clone, a state that was split off another one, has a negative number. It takes the memory of
-  four prefixes, a cache line, which also holds three of its branching edges. Most clones have no
-  further edges, so reading a token touches one line per state.
+  four prefixes, a cache line, which also holds three of its branching edges.
 * All other branching edges are in one open-addressing table keyed by (state, token). Each edge
   names the token of its state's next edge, because cloning a state copies all its edges.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text's current
-  state is its newest prefix, whose link is the text's longest suffix that occurred before. So a
-  text needs no cursor for the state to draft from.
+  state is its newest prefix, whose link is the text's longest suffix that occurred before.
 * A text that begins like another one shares the other's states until the two differ. Then it begins
-  a run of its own. The first entry of that run stands for no state. It only stores the run's first
-  token, because a state's entry names the token that follows it.
+  its own run. The first entry of that run only stores the run's first token, because a state's
+  entry names the token that follows it.
 
 A state also notes how often its strings were continued, and the latest prefix that ended with one
-of them when it was continued. The token that follows this prefix is the latest continuation. A
-clone keeps its latest and its most frequent token, too, with the states that they lead to. A block
-of a run notes which text wrote it. All this is noted when a text adds a state, along a bounded
-number of suffix links. While a text reads known tokens, nothing is noted. The votes for a draft's
-next token are made of these notes and need no edges (`continuations.py`).
+of them when it was continued. A clone also keeps its latest and its most frequent token, with the
+states that they lead to. A block of a run notes which text wrote it. All this is noted when a text
+adds a state, along a bounded number of suffix links. The votes for a draft's next token are made of
+these notes (`continuations.py`).
 
 An example shows the arrays of a text with an automaton to itself, after reading "a b c b a b".
 Letters stand for the tokens 0, 1 and 2. Below the run are the suffix links of its states::
@@ -54,24 +50,14 @@ Letters stand for the tokens 0, 1 and 2. Below the run are the suffix links of i
     text   LAST 6  LENGTH 6
     votes  c after ab  a after b
 
-State 0 is the empty string. COUNT is in the upper bits of a prefix's LATEST, and in a clone's
-CLONE_COUNT.
+COUNT is in the upper bits of a prefix's LATEST, and in a clone's CLONE_COUNT. The clone was made
+when the second b was read. It stands for "b", the suffix that "ab" and "abcb" share. Nothing has
+followed prefix 6 yet. Its link is "ab", which was followed once, by the c after prefix 2 (LATEST).
 
-The clone was made when the second b was read. It stands for "b", the suffix that "ab" and "abcb"
-share. The edge of state 0 on b led to state 2 before and leads to the clone now. The clone's edge
-to 3 was copied from state 2, and its edge to 5 came with the next token. Both were followed equally
-often, so the later one counts as the most frequent. Both fit into the clone, so the table holds
-only the edges of state 0: FIRST_EDGE names the newest, c, and NEXT_EDGE the one before it, b.
-
-Nothing has followed prefix 6 yet. Its link is "ab", the longest suffix that occurred before, which
-was followed once, by the c after prefix 2 (LATEST). The next shorter suffix, "b", was followed
-twice, the last time by the a after prefix 4.
-
-Nothing that grows with a text is ever copied in one go. States and edges lie in blocks of equal
-size from an arena, and directories of a few bytes per block lead to them. When the edge table is
-full, its edges move to a larger table, a few slots per token read, in the order of the hash. The
-frontier is the number of slots moved: edges whose slot in the old table lies before it are in the
-new table.
+States and edges lie in blocks of equal size from an arena, and directories of a few bytes per block
+lead to them. When the edge table is full, its edges move to a larger table, a few slots per token
+read, in the order of the hash. The frontier is the number of slots moved: edges whose slot in the
+old table lies before it are in the new table.
 
 Memory reaches the kernels as addresses, because numba accepts no list of a varying number of
 arrays. In the functions below, `automata` is int64[automata, AUTOMATON_WIDTH] and `header` one of
@@ -125,8 +111,7 @@ NEXT_BLOCK = 2  # first state of the run's next block, 0 if there is none yet
 WRITER = 3  # TEXT_WRITER of the text whose prefixes the block holds
 DIRECTORY_WIDTH = 4
 
-# Columns of a state, int32[4]: 16 bytes, a quarter of a cache line. A clone has four times as many
-# columns.
+# Columns of a state, int32[4], a quarter of a cache line. A clone has four times as many columns.
 NEXT_TOKEN = 0  # token of a prefix's edge to the run's next prefix, NONE at the run's end
 CLONE_LENGTH = 0  # length of a clone's longest string
 LINK = 1
@@ -165,17 +150,14 @@ BLOCK_ENTRIES = 1 << BLOCK_SHIFT
 BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 BLOCK_MASK = BLOCK_ENTRIES - 1
 
-# No edge is hashed to a table's last OVERFLOW_SLOTS slots. They take edges that are displaced from
-# earlier slots. At a table's highest load, all of them are taken with an estimated probability of
-# exp(-0.35 * OVERFLOW_SLOTS).
+# No edge is hashed to a table's last OVERFLOW_SLOTS slots. They take displaced edges. At a table's
+# highest load, all are taken with an estimated probability of exp(-0.35 * OVERFLOW_SLOTS).
 OVERFLOW_SLOTS = 96
-# Slots that are moved per token read while an edge table grows. A table with one slot per token of
-# its text has moved after another thirtieth of the text.
+# Slots that are moved per token read while an edge table grows.
 MOVED_SLOTS = 32
 # LATEST has no bits for more blocks of prefixes.
 MOST_PREFIX_BLOCKS = (1 << COUNT_SHIFT) >> BLOCK_SHIFT
-# How many rows `_scout` looks at together, how many tokens per row, how many suffix links per
-# token.
+# Numbers for `_scout`: rows at a time, tokens per row, suffix links per token.
 ROWS_SCOUTED = 32
 TOKENS_SCOUTED = 3
 LINKS_SCOUTED = 8
@@ -264,7 +246,7 @@ def _prefetch(typing_context, address):
 
 @njit(nogil=True)
 def _take_block(arena):
-    """Take a block and return its address; callers have made sure that one is free."""
+    """Take a block and return its address; one must be free."""
     address = arena[arena[0]]
     arena[0] -= 1
     return address
@@ -290,13 +272,11 @@ def _address_of(states, state):
 
 @_inlined
 def _at(states, state):
-    """Return a pointer to a state."""
     return _int32_pointer(_address_of(states, state))
 
 
 @_inlined
 def _length_of(states, state):
-    """Return the length of a state's longest string."""
     if state >= 0:
         return state + _row_of(states, state)[LENGTH_OFFSET]
     return np.int64(_at(states, state)[CLONE_LENGTH])
@@ -366,8 +346,7 @@ def _hash(state, token):
     """Return a key's 32-bit hash; keys have the same order in tables of every size."""
     key = (uint64(uint32(state)) << uint64(32)) | uint64(uint32(token))
     # A single multiplication would map consecutive states with the same token onto few slots.
-    # Mixing the high half in before a second one, as in splitmix64, avoids long searches if a token
-    # repeats.
+    # splitmix64 also mixes the high half in before a second one.
     key *= uint64(0x9E3779B97F4A7C15)
     key ^= key >> uint64(32)
     key *= uint64(0xBF58476D1CE4E5B9)
@@ -500,8 +479,8 @@ def _add_edge_block(header, arena):
 def _move_edges(header, arena, slots):
     """Move at least `slots` slots of the old table to the new one, up to the next free slot.
 
-    No search crosses a free slot. So if moving stops at a free slot, the keys whose search begins
-    before the frontier are in the new table, and all others are in the old one.
+    No search crosses a free slot. So keys whose search begins before the frontier are in the new
+    table, and all others are in the old one.
     """
     old = _int64_pointer(header[OLD_EDGES])
     end = header[OLD_EDGE_SLOTS]
@@ -560,9 +539,8 @@ def _branches(header, state):
 def _clone(header, arena, parent, token, edge, state):
     """Move to a clone the strings of `state` that exceed `parent`'s longest by at most one token.
 
-    The clone holds the strings that a new prefix shares with earlier text, so it inherits the
-    latest position of the state. `edge` is the address of the target of the edge from `parent` to
-    `state`. Returns the clone and DONE, or 0 and the reason why there is none.
+    The clone inherits the latest position of the state. `edge` is the address of the target of the
+    edge from `parent` to `state`. Returns the clone and DONE, or 0 and the reason for its absence.
     """
     states = header[STATES]
     source = _at(states, state)
@@ -637,8 +615,8 @@ def _target_of(header, arena, state, token):
     """Find the state that `token` leads to from `state`, and split this state if necessary.
 
     It is split if its longest string has over one token more than the longest of `state`. Returns
-    the state and DONE; 0 and DONE if the token never followed; 0 and the reason if there is no room
-    for the split.
+    the state and DONE. Returns 0 and DONE if the token never followed, and 0 and the reason if
+    there is no room for the split.
     """
     states = header[STATES]
     if state >= 0 and _at(states, state)[NEXT_TOKEN] == token:
@@ -683,10 +661,7 @@ def _latest_of(header, state):
 
 @_inlined
 def _note(entry, state, position, token, target, times):
-    """Note that a state's strings were continued at `position` by `token`, which leads to `target`.
-
-    A prefix keeps the latest position and a count. A clone keeps the edge, too.
-    """
+    """Note that `token` continued a state's strings at `position` and leads to `target`."""
     if state < 0:
         entry[LATEST] = position
         entry[CLONE_COUNT] += 1
@@ -702,9 +677,8 @@ def _note(entry, state, position, token, target, times):
 def _note_known(states, state, position, token, new, link, links):
     """Note that a state and its shorter suffixes were continued, for at most `links` states.
 
-    `token` followed their strings before, so their edges on `token` lead to suffixes of the new
-    prefix. `link` is that prefix's suffix link. An edge's count is how often its target was
-    continued before, plus 1.
+    `token` followed their strings before. `link` is the new prefix's suffix link. An edge's count
+    is how often its target was continued before, plus 1.
     """
     target, link_of_target, times = new, link, np.int64(1)
     longest_of_link = _length_of(states, link)
@@ -726,17 +700,15 @@ def _note_known(states, state, position, token, new, link, links):
 def _lead_to(header, arena, last, new, token, max_link_updates):
     """Give every suffix of a text its edge on `token`, and the new prefix its suffix link.
 
-    On the way it notes the continuation of the suffixes along `max_link_updates` suffix links.
-    Without this bound, a text that repeats one token would take longer with each repetition. With
-    the bound, states many links away keep a position that is correct but may be older, and a count
-    that may be lower.
+    It notes the continuation of the suffixes along at most `max_link_updates` suffix links. Without
+    this bound, a text that repeats one token would take longer with each repetition. More distant
+    states keep an older position and a lower count.
 
     Returns DONE, or a reason when the edge table is full. The walk may be repeated from its start
-    once there is room, because it skips edges that already lead to the new prefix.
+    once there is room.
     """
     states = header[STATES]
-    # The state before `new`. If `new` is the first of its block, that state is `last`, in another
-    # block.
+    # The state before `new`; it is `last` if `new` is the first of its block.
     position = new - 1 if new & BLOCK_MASK != 0 else last
     state, link, left = last, np.int64(0), max_link_updates
     address = _address_of(states, last)
@@ -752,8 +724,7 @@ def _lead_to(header, arena, last, new, token, max_link_updates):
             reason = _put_edge(header, address, state, token, new, edge)
             if reason != DONE:
                 return reason
-            # Count the continuation here, not in a later walk: `_clone` below copies the count of
-            # the state that it splits, and this walk may have passed that state.
+            # Count here, because `_clone` below copies the count of the state that it splits.
             if state != 0 and left > 0:
                 _note(entry, state, position, token, new, np.int64(1))
         else:
@@ -840,10 +811,8 @@ def _append(header, arena, text, token, max_link_updates):
 def _text_changed(text, token_ids, row, length):
     """Whether a row differs from the text read so far instead of continuing it.
 
-    Between two calls, a request id may be reused, or a request's text may be cut. A comparison of
-    the length and the last few tokens finds practically every such row, at a fraction of the cost
-    of comparing everything. A row that is not found only lowers acceptance, since drafts are
-    verified.
+    A request id may be reused, or a request's text may be cut. Only the length and the last few
+    tokens are compared. A row that is not found only lowers acceptance.
     """
     read = text[LENGTH]
     if length < read:
@@ -918,12 +887,9 @@ def _fetch_slot(header, state, token):
 def _scout(automata, texts, slots, rows, token_ids, lengths, first, lanes):
     """Prefetch the memory for reading the first new tokens of rows, from row `first` on.
 
-    Reading a token waits for memory many times: each suffix link of a chain leads to a state, a
-    position and perhaps an edge, all far apart in memory. Here all rows follow one link at a time
-    and prefetch what the next link needs, so that their waits overlap. First all rows look for the
-    states that their tokens lead to, token by token. Then they follow the rest of the chains of
-    links. Only the scratch space `lanes` is written to, so rows that share automata can be read one
-    by one afterwards.
+    All rows follow one suffix link at a time and prefetch the memory of the next link, which
+    overlaps their waits. First they look for the states that their tokens lead to. Then they follow
+    the rest of the suffix links. Only the scratch space `lanes` is written to.
     """
     row_of, position_of = _pointer_of_row(lanes, 0), _pointer_of_row(lanes, 1)
     header_of, token_of = _pointer_of_row(lanes, 2), _pointer_of_row(lanes, 3)

@@ -1,7 +1,7 @@
 """The pool of automata and of the texts they read: it owns their memory.
 
-Blocks of states and edges come from one arena per pool. So texts grow without copies, and other
-automata can use the blocks of a freed automaton at once (see `kernels.py`).
+Blocks of states and edges come from one arena per pool, so texts grow without copies
+(`kernels.py`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from sam_rollout.automaton import kernels
 from sam_rollout.automaton.arena import Arena, Rows
 from sam_rollout.automaton.interface import AutomatonFullError, Int32Array, Int64Array, places_of
 
-# Edge tables grow by half. Doubling a table would move fewer edges but leave a quarter more memory
-# unused.
+# Edge tables grow by half. Doubling them would leave a quarter more memory unused.
 _GROWTH_NUMERATOR, _GROWTH_DENOMINATOR = 3, 2
 
-# Slots of the first edge table, per token about to be read. In reasoning text few tokens add an
-# edge to the table, because clones hold most edges. The table is at most four fifths full.
+# Slots of the first edge table, per token about to be read. Clones hold most edges of reasoning
+# text. The table is at most four fifths full.
 _EDGE_SLOTS_PER_TOKEN = 0.4
 
-# Suffix links along which each token's continuation is noted. Following more links takes longer and
-# also lowers acceptance: with 8 links, a step yields 0.2 to 0.4 % fewer tokens on real texts.
+# Suffix links along which each token's continuation is noted. More links take longer and lower
+# acceptance: with 8 links, a step yields 0.2 to 0.4 % fewer tokens on real texts.
 MAX_LINK_UPDATES = 2
 
 # How many blocks of prefixes, and of clones, fit into an automaton's first directory.
@@ -53,16 +52,13 @@ class AutomatonPool:
     """Suffix automata of growing texts (SAM-Decoding, arXiv 2411.10666).
 
     A text is read through an open slot. By default it has an automaton to itself. In a common
-    automaton, each text also finds the continuations of the other texts, in whatever order the
-    texts grow.
-
-    A pool is not thread-safe, though its kernels release the GIL.
+    automaton, each text also finds the continuations of the other texts. A pool is not thread-safe,
+    though its kernels release the GIL.
 
     Args:
         max_link_updates: suffix links per token along which the text's continuation is noted, at
-            least 1. With a larger number, the positions noted for short suffixes are more recent
-            and their counts more complete, but each token read costs up to this many memory
-            accesses.
+            least
+            1. Each link costs a memory access per token.
     """
 
     def __init__(self, *, max_link_updates: int = MAX_LINK_UPDATES) -> None:
@@ -103,12 +99,7 @@ class AutomatonPool:
         return automaton
 
     def destroy(self, automaton: int) -> None:
-        """Free an automaton that `create` made.
-
-        Raises:
-            IndexError: there is no such automaton.
-            ValueError: a slot is still open in it.
-        """
+        """Free an automaton that `create` made; raise ValueError if a slot is still open in it."""
         self._automata.require(automaton)
         texts = self._texts.table
         if ((texts[:, kernels.AUTOMATON] == automaton) & (texts[:, kernels.TEXT_OPEN] == 1)).any():
@@ -156,10 +147,7 @@ class AutomatonPool:
         return int(self._texts.table[slot, kernels.TEXT_WRITER]) >> kernels.GROUP_SHIFT
 
     def close(self, slot: int) -> None:
-        """Stop reading a text and free its slot.
-
-        The text's own automaton is freed with it. In a common automaton the text stays.
-        """
+        """Stop reading a text and free its slot; in a common automaton the text stays."""
         automaton = self._automaton_of(slot)
         self._texts.close(slot)
         if not self._automata.table[automaton, kernels.SHARED]:
@@ -182,11 +170,7 @@ class AutomatonPool:
         return int(self._automata.table[:, kernels.PREFIX_BLOCKS].max()) * kernels.BLOCK_ENTRIES
 
     def nbytes_of_texts(self, automaton: int, tokens: Int64Array) -> Int64Array:
-        """Estimate the bytes that texts of `tokens`, int64[texts], would take in an automaton.
-
-        The estimate uses the bytes that `automaton` takes now per token of its room. Lengths are
-        rounded up to whole blocks.
-        """
+        """Estimate the bytes that texts of `tokens`, int64[texts], would take in an automaton."""
         places = max(self.places_of_automaton(automaton), 1)
         beside = max(self.nbytes_of_automaton(automaton) - places * kernels.ENTRY_BYTES, 0)
         return places_of(tokens) * kernels.ENTRY_BYTES + tokens * beside // places
@@ -211,9 +195,8 @@ class AutomatonPool:
     ) -> None:
         """Read each text's new tokens.
 
-        The result does not depend on how a text's tokens are divided among calls. A row that is
-        shorter than the text read so far, or differs from it in the last few tokens, is read again
-        from its start.
+        A row that is shorter than the text read so far, or differs from it in the last few tokens,
+        is read again from its start.
 
         Args:
             slots: int32[B], open slots; a negative one is skipped.
@@ -224,7 +207,7 @@ class AutomatonPool:
         Raises:
             TypeError: an array is not int32.
             IndexError: a slot is not open, or a row or length lies outside `token_ids`.
-            ValueError: a token id is negative. Rows before the offending one have been read.
+            ValueError: a token id is negative. Rows before the wrong row have been read.
             AutomatonFullError: an automaton would hold over 2**24 tokens; a ValueError.
         """
         row = 0
@@ -291,7 +274,6 @@ class AutomatonPool:
         return directories.edges.ctypes.data
 
     def _enlarge_state_directory(self, automaton: int) -> None:
-        """Double the room of the directory of states."""
         header, directories = self._automata.table[automaton], self._directories[automaton]
         prefixes, clones = kernels.PREFIX_BLOCK_ROOM, kernels.CLONE_BLOCK_ROOM
         before = int(header[clones])

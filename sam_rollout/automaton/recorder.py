@@ -1,8 +1,6 @@
 """The recorder of generated texts, which keeps them until their requests end.
 
-An engine passes growing rows step by step, and reports the end of a request only after the
-request's row belongs to another request. Copying four bytes per token is cheaper than asking the
-engine for the text again.
+An engine reports the end of a request only after the request's row belongs to another request.
 """
 
 import numpy as np
@@ -32,8 +30,7 @@ class TextRecorder:
         warm_up(record_rows)
         # Untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((slots, max_length), np.int32)
-        # [slots, 3]: position of the first token kept, number of tokens read, most tokens ever
-        # held.
+        # [slots, 3]: position of the first token kept, tokens read, most tokens ever held.
         self._spans = np.zeros((slots, 3), np.int32)
         self._written = 0  # the sum of the last column of `_spans`
         self._free = list(range(slots - 1, -1, -1))
@@ -75,11 +72,7 @@ class TextRecorder:
         num_tokens: Int32Array,
         eligible: npt.NDArray[np.bool_],
     ) -> None:
-        """Copy each row's new tokens; see `open` for a slot's first row.
-
-        `slots` is int32[B], negative for rows to skip; see `Source.catch_up` for the other
-        arguments.
-        """
+        """Copy each row's new tokens; `slots` is int32[B], negative for rows to skip."""
         self._written += record_rows(
             self._texts, self._spans, slots, token_ids, num_tokens, eligible
         )

@@ -31,8 +31,8 @@ def note_draws(tokens, positions, parents, drawn, widths, rows, table):
         for i in range(first + 1, stop):
             if parents[i] == right - first and tokens[i] == drawn[right]:
                 right = i
-        # A tree has several tokens for a position. The loop runs backwards, so that the entry of
-        # the first of these tokens, the likeliest, stays.
+        # A tree has several tokens for a position. The backward loop keeps the first and likeliest
+        # token.
         for i in range(stop - 1, first, -1):
             distance = positions[i] - positions[right]
             if rows[m] < 0 or drawn[i] < 0 or distance < 1:

@@ -1,10 +1,9 @@
 """The composition of an experiment by Hydra, and one-line explanations of its errors.
 
-A recipe registers an entry point of the group `sam_rollout.recipes`, which runs the recipe. The
-entry point's name is also the name of the root configuration in the folder `configs` beside the
-recipe's module. verl's own configuration completes the recipe's. verl's files are found on disk
-without importing verl, because verl decides on a device while it is imported, and the device is
-part of the configuration. Hydra is slow to import, so it is imported inside functions.
+A recipe registers an entry point of the group `sam_rollout.recipes`. The entry point's name is also
+the name of the root configuration in the folder `configs` beside the recipe's module. verl's
+configuration files are found without importing verl, because verl decides on a device while it is
+imported. Hydra is slow to import, so it is imported inside functions.
 """
 
 import importlib.util
@@ -65,8 +64,8 @@ def prepare(folder: Path) -> None:
         )
     config = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
     os.environ["VERL_CONFIG_DIR"] = str(config)
-    # The resolver `recipe` completes paths below the recipe's folder, and the resolver `here`
-    # completes paths below the working directory.
+    # The resolver `recipe` completes paths below the recipe's folder, and `here` below the working
+    # directory.
     OmegaConf.register_new_resolver("recipe", lambda path: str(folder / path), replace=True)
     OmegaConf.register_new_resolver("here", lambda path: str(Path(path).absolute()), replace=True)
 

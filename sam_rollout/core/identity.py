@@ -1,9 +1,7 @@
 """The identity of a request, which is the same in every run.
 
-vLLM makes a new request id for every call, and verl a new uid for every prompt. These ids do not
-show which responses answer the same prompt, or which responses of two runs correspond. Records of
-requests, drafts from siblings and keyed sampling need this information, so an identity travels with
-each request in ``SamplingParams.extra_args["sam"]``.
+The request ids of vLLM and the uids of verl are new in every run. They do not show which responses
+correspond. An identity travels with each request in ``SamplingParams.extra_args["sam"]``.
 """
 
 from __future__ import annotations
@@ -31,8 +29,7 @@ class RequestIdentity:
     step: int  # Training step that asked for the response; -1 outside training.
     split: str  # "train" or "val".
     key: int  # The key of the response's random numbers, a 63-bit integer.
-    # Length of the prompt; 0 if unknown. A request with a longer prompt continues an interrupted
-    # response.
+    # Length of the prompt, 0 if unknown; a longer prompt continues an interrupted response.
     prompt_tokens: int = 0
 
     def resumed(self, tokens: int) -> int:

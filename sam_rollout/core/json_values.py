@@ -1,10 +1,7 @@
 """Reads and writes JSON that every reader accepts, even with infinities and NaN.
 
-`clip_grad=inf` is a valid setting, but JSON has no infinity, and Python's `json` writes a word that
-browsers and jq refuse. `dumps` therefore writes the text "inf", which `loads` and Hydra read as the
-same number.
-
-A measured value that is not finite has no meaning, so `measured` replaces it by null.
+JSON has no infinity. `dumps` therefore writes the text "inf", which `loads` and Hydra read as the
+number. `measured` replaces measured values that are not finite by null.
 """
 
 from __future__ import annotations
@@ -22,11 +19,11 @@ _READ = _NOT_FINITE | {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math
 
 
 def encode(value: Any) -> Any:
-    """Convert a value to JSON values, so that equal values give equal results, NaN included.
+    """Convert a value to JSON values; equal values give equal results, NaN included.
 
     Numbers that are not finite become "inf", "-inf" and "nan". Members of enumerations become their
     names, unless they are texts or integers themselves. Arrays become lists, and sets become sorted
-    lists. Any other value is converted by `str`, so that writing a run's description never fails.
+    lists. Any other value is converted by `str`.
     """
     if isinstance(value, Enum):
         return encode(value.value) if isinstance(value, str | int) else value.name
@@ -48,7 +45,6 @@ def encode(value: Any) -> Any:
 
 
 def _key(key: Any) -> str:
-    """Return a mapping's key as text, which JSON requires."""
     encoded = encode(key)
     return encoded if isinstance(encoded, str) else json.dumps(encoded)
 

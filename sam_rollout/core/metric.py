@@ -16,10 +16,9 @@ SO_FAR = "over the training steps up to this one, those before a resume included
 class Metric:
     """One metric: its name, unit, meaning and how it is aggregated.
 
-    In `telemetry.schema.METRICS` a `name` is complete, with the prefix of training (such as
-    `sam/tail/time_s`). A draft source declares its metrics without the prefix `sam/draft/` (such as
-    `run_restarts`). A name with a placeholder (`accepted_position_<k>`) declares a family of
-    metrics.
+    `telemetry.schema.METRICS` has complete names, such as `sam/tail/time_s`. A draft source
+    declares its metrics without the prefix `sam/draft/`. A name with a placeholder
+    (`accepted_position_<k>`) declares a family of metrics.
 
     `compute` takes a `telemetry.aggregate.Rollout` and returns a number, a dict of numbers by the
     placeholder's value, or None to leave the metric out. A metric without `compute` is counted

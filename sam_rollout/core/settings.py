@@ -1,8 +1,6 @@
 """Sections of settings: typed fields with limits, checked when a section is made.
 
-Every setting of a user is a field of a section (`config.py`, and one section per draft source in
-`sources/`). A wrong value therefore ends a run before a model is loaded, and the error names the
-field.
+Every setting of a user is a field of a section (`config.py`, and one section per draft source).
 """
 
 import dataclasses
@@ -50,11 +48,7 @@ GONE = {
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
-    """Return the message that refuses an unknown name, with the nearest known one.
-
-    The message lists all known names, unless there are more than MOST_LISTED and one of them is
-    similar.
-    """
+    """Return the message that refuses an unknown name, with known names."""
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" did you mean {close[0]!r}?" if close else ""
     if close and len(known) > MOST_LISTED:
@@ -66,9 +60,9 @@ def setting(default: Any, *, meaning: str = "", allowed: str = "", **limits: Any
     """Return a dataclass field with its limits: minimum and maximum (numbers) or choices (strings).
 
     Args:
-        default: the default value; no other place repeats it.
+        default: the default value.
         meaning: the field's text on the reference page; empty if its row there is handwritten.
-        allowed: the allowed values on the reference page, where the limits do not show them.
+        allowed: the allowed values on the reference page, if the limits do not show them.
         limits: the limits that are checked.
     """
     metadata = {"meaning": meaning, "allowed": allowed, **limits}
@@ -98,8 +92,7 @@ class Section:
             path: the section's name in errors, by default the name of its Hydra group.
 
         Raises:
-            ConfigError: an unknown key, a wrong type (a bool is no int, "3" is no int) or a value
-                out of range.
+            ConfigError: an unknown key, a wrong type (a bool is no int) or a value out of range.
         """
         path = cls.PATH if path is None else path
         if not isinstance(mapping, Mapping):
@@ -112,8 +105,8 @@ class Section:
                 raise ConfigError(f"{path}.{key}", value, why)
             kind = kinds[key]
             if kind is dict and value is None:
-                # Configurations hold null for an unset mapping. It is not {}, because Hydra merges
-                # an override into an existing mapping, but replaces null by the override.
+                # Configurations hold null for an unset mapping, because Hydra replaces null by an
+                # override, but merges an override into {}.
                 value = {}
             if isinstance(kind, type) and issubclass(kind, Section):
                 value = kind.from_mapping(value, f"{path}.{key}")
@@ -131,7 +124,6 @@ class Section:
     @classmethod
     @functools.cache
     def _kinds(cls) -> dict[str, Any]:
-        """Return the fields' types; annotations may be strings."""
         hints = typing.get_type_hints(cls)
         return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
@@ -179,7 +171,6 @@ def reference_rows(section: type[Section]) -> list[str]:
 
 
 def _allowed(kind: type, limits: Mapping[str, Any]) -> str:
-    """Describe a field's allowed values."""
     if kind is bool:
         return "true, false"
     if "choices" in limits:

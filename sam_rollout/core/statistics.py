@@ -1,17 +1,14 @@
 """Confidence intervals of gains and differences between runs, of ratios, and of shares.
 
-A step has the same prompts in all runs with the same seed. A bootstrap draw therefore takes runs of
-each side with replacement, and then steps with replacement, the same steps for all runs. This is a
-bootstrap of two crossed factors (Owen, The pigeonhole bootstrap, 2007). If run n of BASE and run n
-of SAM share a seed that no other run has, they are drawn as a pair, and the seed's effect cancels.
+A bootstrap draw takes runs of each side with replacement, and then steps with replacement, the same
+steps for all runs. This is a bootstrap of two crossed factors (Owen, The pigeonhole bootstrap,
+2007). Runs of BASE and SAM with a common seed are drawn as a pair.
 
-The bootstrap's interval is too narrow for two or three runs. If both sides have several runs, the
-interval therefore also includes the t-interval of the runs' totals (Welch's, or for pairs Student's
-of their differences). If a side has a single run, the interval covers only the noise within runs.
+The bootstrap's interval is too narrow for two or three runs. The interval therefore includes the
+t-interval of the runs' totals, too (Welch's, or Student's of the pairs' differences). If a side has
+a single run, the interval covers only the noise within runs.
 
-Two ratios of sums within one run are compared over independent units, such as prompts, with the
-jackknife's variance of the ratios' logarithms. Engines import this module. scipy.stats takes a
-second to import, so it is imported where it is used.
+scipy.stats takes a second to import, so it is imported inside functions.
 """
 
 import math
@@ -130,7 +127,6 @@ def _t_width(base: np.ndarray, sam: np.ndarray, paired: bool) -> float | None:
 
 
 def _error(values: np.ndarray) -> tuple[float, float]:
-    """Return the squared standard error of a mean, and its degrees of freedom."""
     return values.var(ddof=1) / len(values), len(values) - 1
 
 
@@ -150,8 +146,7 @@ def t_width(*parts: tuple[float, float]) -> float:
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * math.sqrt(variance))
 
 
-# How often each run and each step is drawn: [draws, runs of BASE], [draws, runs of SAM], [draws,
-# steps].
+# How often each is drawn: [draws, runs of BASE], [draws, runs of SAM], [draws, steps].
 _Weights = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -201,17 +196,13 @@ def _estimate(
 
 
 def _percentiles(draws: np.ndarray) -> tuple[float, float]:
-    """Return the limits of the central `CONFIDENCE` share of a bootstrap's draws."""
     outside = (1 - CONFIDENCE) / 2
     low, high = np.quantile(draws, [outside, 1 - outside])
     return float(low), float(high)
 
 
 def mean(values: Sequence[float] | np.ndarray) -> Estimate:
-    """Return the mean of independent values with its bootstrap interval.
-
-    The interval of one value, or of equal values, is a single point.
-    """
+    """Return the mean of independent values with its bootstrap interval."""
     data = np.asarray(values, float)
     value = float(data.mean())
     if np.ptp(data) == 0:
@@ -235,15 +226,14 @@ Sums = tuple[np.ndarray, np.ndarray]  # numerators and denominators, float [unit
 def ratio_gain(treated: Sums, control: Sums) -> Estimate | None:
     """Compare two ratios of sums over independent units.
 
-    The interval is Welch's t-interval of the difference of the logarithms. A logarithm's variance
-    is the jackknife's over units, and its degrees of freedom are the effective number of units, by
-    their denominators, minus 1. Where a few long units decide a ratio, an interval from the plain
-    linearised variance covers the true ratio in 86 to 90 % of cases instead of 95 %
-    (`tests/unit/test_statistics.py` has the simulation).
+    The interval is Welch's t-interval of the difference of the logarithms, with the jackknife's
+    variances over units. The degrees of freedom are the effective number of units, by their
+    denominators, minus 1. The plain linearised variance would cover the true ratio too seldom if a
+    few long units decide it (simulation in `tests/unit/test_statistics.py`).
 
     Returns:
-        (ratio of the treated) / (ratio of the control) - 1; None if a side has fewer than two
-        units with a positive denominator, or if these units' numerators have no positive sum.
+        (ratio of the treated) / (ratio of the control) - 1; None if a side has fewer than two units
+        with a positive denominator, or if these units' numerators have no positive sum.
     """
     arm, other = (_log_ratio(*arm) for arm in (treated, control))
     if arm is None or other is None:

@@ -13,8 +13,7 @@ Int32Array = npt.NDArray[np.int32]
 class Verified(NamedTuple):
     """The results of one engine step's verification, with one number per request in each field.
 
-    The fields are int32[B], in the batch's present order. They are buffers that the next step
-    overwrites; `copy` returns lasting arrays.
+    The fields are int32[B] in row order. They are buffers that the next step overwrites.
     """
 
     sampled: Int32Array  # Tokens gained, bonus token included; 0 for a prompt still being computed.
@@ -31,20 +30,16 @@ class Verified(NamedTuple):
         return Verified(*(column.copy() for column in self))
 
 
-# Draft tokens are counted in classes by their probability of acceptance, with these lower bounds.
+# Draft tokens are counted in groups by their probability of acceptance, with these lower bounds.
 CHANCES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.42, 0.35, 0.28, 0.22, 0.17, 0.13, 0.1, 0.07, 0.05, 0.03, 0.0)
 
 
 class Offered(NamedTuple):
-    """Counts of the draft tokens found for a step, including tokens that are not verified.
-
-    `tokens` is a buffer that the next step overwrites; `copy` returns a lasting array.
-    """
+    """Counts of the draft tokens found for a step; the next step overwrites `tokens`."""
 
     rows: int  # Requests that were allowed drafts and gained tokens in the step.
-    # float64[4, len(CHANCES)]. For each class of `CHANCES`: how many draft tokens were found, how
-    # many of them were judged (known to be right or wrong), how many were right, and the sum of the
-    # judged tokens' probabilities.
+    # float64[4, len(CHANCES)], for each group of `CHANCES`: the draft tokens found, those known to
+    # be right or wrong (judged), the right ones, and the sum of the judged tokens' probabilities.
     tokens: npt.NDArray[np.float64]
 
     def copy(self) -> Offered:

@@ -1,8 +1,7 @@
 """The drafter of an engine: once per engine step it drafts tokens for each request.
 
-Each source owns texts, in which it looks up the end of a request's text (`sam_rollout/sources/`).
-The sources vote for the next tokens, and the policy chooses the draft tokens by these votes
-(`policy.py`). The drafter brings both together.
+The sources (`sam_rollout/sources/`) vote for the next tokens, and the policy (`policy.py`) chooses
+the draft tokens by these votes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,9 +33,8 @@ class SamDrafter:
 
     Args:
         config: the validated configuration, which must enable speculation.
-        limits: the engine's limits.
-        shapes: the draft shapes that the caller may ask for (`chain`, `tree`). If empty, the
-            only shape is the one that `sam.draft_shape` names, or a chain if the setting is `auto`.
+        shapes: the draft shapes that the caller may ask for (`chain`, `tree`). If empty, the only
+            shape is `sam.draft_shape`, or a chain if this setting is `auto`.
 
     Raises:
         ValueError: the config does not enable speculation, or texts may be too long.
@@ -84,10 +82,7 @@ class SamDrafter:
             source.receive(tokens, chances)
 
     def admit(self, request_id: str, identity: RequestIdentity) -> None:
-        """Register a request's identity before its first step.
-
-        Without identity, a request cannot draft from other responses to its prompt.
-        """
+        """Register a request's identity before its first step, so that it drafts from siblings."""
         self._identities[request_id] = identity
 
     def bind(self, request_ids: Sequence[str]) -> None:
@@ -112,9 +107,8 @@ class SamDrafter:
     ) -> Verified:
         """Work out which tokens of the last drafts were accepted, and learn from them.
 
-        Args:
-            token_ids, num_tokens: as for `draft`.
-            sampled: int32[B], number of tokens that each row gained, bonus token included.
+        `sampled` is the number of tokens that each row gained, bonus token included. The other
+        arguments are those of `draft`.
         """
         if not num_tokens.shape == sampled.shape == (len(self._bound),):
             raise ValueError(
@@ -142,10 +136,6 @@ class SamDrafter:
         shape: int = 0,
     ) -> DraftBatch:
         """Read each eligible row's new tokens and, if the gate is open, draft for the row.
-
-        If the gate is closed, the new tokens are read all the same. So the first drafts after it
-        opens are as good as later ones. Other responses to a row's prompt can also draft from
-        tokens that were sampled while the gate was closed.
 
         Args:
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.

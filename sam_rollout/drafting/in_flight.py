@@ -1,11 +1,10 @@
 """Drafts in flight: the tokens that the engine received, and which of them were accepted.
 
 The number of accepted draft tokens follows from the text alone: it is the longest prefix of the
-draft with which the text continues. Only this module computes it.
+draft with which the text continues.
 
 Tokens that are held back are chosen like draft tokens, but the engine does not receive them. The
-token that the model samples after the draft still shows whether the first held-back token would
-have been right. So chances of acceptance are also learned where nothing is drafted.
+token that the model samples after the draft shows whether the first held-back token is right.
 """
 
 import numpy as np
@@ -25,11 +24,7 @@ class DraftBatch:
     """The drafts of one engine step; the next step reuses their memory.
 
     Row i holds `counts[i]` draft tokens, then `held_back[i]` tokens that were held back. If the
-    step needs padding, the first `filling[i]` entries after the draft, held-back or not, are
-    verified, too. The rest of `tokens[i]` has no meaning.
-
-    Args:
-        limits: the engine's limits.
+    step needs padding, the first `filling[i]` entries after the draft are verified, too.
 
     Attributes:
         tokens: int32[max_rows, k].
@@ -52,8 +47,7 @@ class DraftBatch:
         self.parents = np.empty((max_rows, limits.k), np.int32)
         self.has_trees = True
         self.make_chains()
-        # The five are rows of one array, because each argument makes a call of compiled code a
-        # microsecond longer.
+        # The five are rows of one array, because each argument of compiled code costs time.
         self.columns = np.zeros((5, max_rows), np.int32)
         self.counts, self.held_back, self.filling, self.source, self.length = self.columns
         self.source.fill(NO_SOURCE)
@@ -84,10 +78,8 @@ class DraftBatch:
     ) -> Verified:
         """Work out which tokens were accepted; call it once per engine step, after `rearrange`.
 
-        Args:
-            token_ids: int32[R >= B, L], row i begins with the text of request i.
-            num_tokens: int32[B], number of known tokens of each row, including gained ones.
-            sampled: int32[B], tokens gained in this step, 0 where the row was not verified.
+        The arguments are those of `SamDrafter.observe`. `sampled` is 0 where the row was not
+        verified.
         """
         found = self._verified
         if self.pending:
@@ -136,16 +128,15 @@ def _verify(token_ids, num_tokens, sampled, tokens, parents, columns, out):
         out[:, i] = 0
         out_source[i] = NO_SOURCE
         gained, start, end = sampled[i], length[i], num_tokens[i]
-        # If the lengths disagree, the engine has run a step without our drafts since they were
-        # made.
+        # If the lengths disagree, the engine has run a step without these drafts.
         known = counts[i] + held_back[i]
         if gained < 1 or known + filling[i] == 0 or end - start != gained:
             continue
         if i >= token_ids.shape[0] or end > token_ids.shape[1]:
             continue
         drafted = counts[i]
-        # The last gained token is the one that the engine sampled after the accepted tokens. It
-        # never counts as accepted, even if it equals a draft token.
+        # The token that the engine sampled after the accepted ones comes last. It is never
+        # accepted.
         right = accepted = node = 0
         while right < gained:
             child = next_node(tokens[i], parents[i], known, node, token_ids[i, start + right])

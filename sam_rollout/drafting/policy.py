@@ -1,37 +1,26 @@
 """Chooses the tokens of draft chains, and learns from their verification.
 
-The tokens of a draft are chosen by votes. Among the suffixes of the request's text and draft so
-far, each source finds the longest one that occurs in the source's own texts
-(`automaton/continuations.py`). It votes for the most frequent and the latest token that followed
-this suffix there, and for two such tokens that followed the next shorter suffix. Votes of one kind,
-such as those after equally long suffixes, form a class. If a share p of a class's votes was right,
-each vote of the class has the weight -log(1 - p). The weights of votes for the same token are added
-up, as if these votes failed independently (a noisy or). The token with the largest sum is drafted.
-So the sources need no order of precedence.
+Each source finds the longest suffix of the request's text and draft that occurs in the source's own
+texts (`automaton/continuations.py`). It votes for the most frequent and the latest token that
+followed this suffix there, and for two such tokens after the next shorter suffix. Similar votes
+form a class. If a share p of a class's votes was right, each vote of the class has the weight
+-log(1 - p). The weights of votes for the same token are added up (a noisy or). The token with the
+largest sum is drafted.
 
-Votes of texts are often wrong together, because texts copy the same passages. Their sum would
-outvote the draft of a model, even if the model is right more often. So if a model drafts too, all
-texts together have one vote, for the token with their largest sum. The class of this vote depends
-on the sum, and on whether the model names the same token. The class of the model's vote depends on
-whether its token is the heaviest among the texts' votes, is another token with their votes, or has
-no vote of a text.
+Votes of texts are often wrong together, because texts copy the same passages. So if a model drafts
+too, all texts together have one vote, for the token with their largest sum. The class of this vote
+depends on the sum, and on whether the model names the same token.
 
-A draft goes on while the next token's chance to be accepted reaches a bound. The gate sets this
+A draft goes on while the next token's chance of acceptance reaches a bound. The gate sets this
 bound, and the policy `confidence` adds a second one, `sam.min_confidence`. The first token that
 misses the bound is held back. The token that the model samples in its place shows whether it would
-have been right. So the policy also learns about tokens whose chances are too low to draft.
+have been right.
 
 A token's chance is a product with one factor for each position of the draft up to the token. A
-factor is the share of right tokens in a class. The tokens of a class agree, roughly, in three
-things: the sum of their votes, their position, and how many tokens of the request's previous draft
-were accepted. If a class has few tokens, its share is mixed with the share of a wider class, which
-has all tokens with this sum. The wider class starts as if all tokens were right, so a new engine
-drafts like the policy `fixed`. A factor counts only drafts that were right up to its position. So
-drafts that the policy cut short do not distort the product (it is the product-limit estimate of
-Kaplan and Meier, 1958).
-
-Only the initial weights are built in. The policy learns everything else about texts and models from
-the drafts that this engine verified.
+factor is the share of right tokens in a class. The class depends on the sum of votes, the position,
+and how many tokens of the request's previous draft were accepted. If a class has few tokens, its
+share is mixed with the share of all tokens with this sum. A factor counts only drafts that were
+right up to its position (the product-limit estimate of Kaplan and Meier, 1958).
 """
 
 import logging
@@ -62,8 +51,8 @@ logger = logging.getLogger(__name__)
 
 _FLOATS, _TABLE = written(types.float64), written(types.float64, 2)
 
-# A token's chance depends on the sum of its votes, on its position, and on how many tokens of the
-# request's previous draft were accepted.
+# The policy distinguishes this many positions, and this many counts of accepted tokens in a
+# request's previous draft.
 _POSITIONS, _BEFORE = 4, 3
 _CHANCE_CLASSES = voting.SUMS * _POSITIONS * _BEFORE
 _VOTES = 2  # the first column of votes in `DraftPolicy._votes`
@@ -73,8 +62,7 @@ _ROWS_AT_ONCE = 32  # rows looked up together, so that their waits for memory ov
 class DraftPolicy:
     """Drafts by vote, and learns from drafts that were verified.
 
-    No draft holds a token beyond the vocabulary. `votes` may be shared with another policy of the
-    engine.
+    `votes` may be shared with another policy of the engine.
     """
 
     def __init__(
@@ -103,10 +91,7 @@ class DraftPolicy:
         self._reached = np.zeros(_ROWS_AT_ONCE)  # chance of each row's draft so far
 
     def rearrange(self, rows: np.ndarray) -> None:
-        """Move the rows of a changed batch: `rows`, int[B], has their old numbers, -1 if new.
-
-        It is called only while drafts wait to be judged.
-        """
+        """Move the rows of a changed batch: `rows`, int[B], has their old numbers, -1 if new."""
         self._votes[: len(rows)] = self._votes[rows]  # without a draft, a row's votes are unused
 
     def learn(self, verified: Verified, token_ids: Int32Array, batch: DraftBatch) -> None:
@@ -219,9 +204,8 @@ def _draft(
 ):  # fmt: skip
     """See `DraftPolicy.draft`; return the numbers of drafted and of unknown tokens.
 
-    A lane holds the place in a source's texts that a row's draft has reached. Row `first` + r has
-    the lanes from r * sources on. The arrays are separate arguments, because numba takes
-    microseconds to read a tuple from Python.
+    A lane is the position in a source's texts that a row's draft has reached. Row `first` + r has
+    the lanes from r * sources on. numba reads separate arrays faster than a tuple.
     """
     sources = places.shape[0]
     lanes, tasks = np.int64(lanes_of.ctypes.data), np.int64(tasks_of.ctypes.data)

@@ -1,15 +1,12 @@
 """Trees of draft tokens, grown from the same votes as chains, likeliest token first.
 
-A chain drafts the likeliest next token alone. The votes name other tokens, too, and a verify step
-can score several continuations of one text. A tree takes the tokens that most likely continue the
-text. All rows of a step share one budget of tokens. A token's chance is estimated as for chains
-(`policy.py`): from the sum of its votes, its depth, and how many tokens of the request's previous
-draft were accepted. For trees, the token's rank among all tokens with votes counts, too. The
-estimate is multiplied by the chance of the token before it in the tree.
+A tree takes the tokens that most likely continue the text. All rows of a step share one budget of
+tokens. A token's chance is estimated as for chains (`policy.py`), from its depth instead of its
+position, and also from its rank among all tokens with votes. The estimate is multiplied by the
+chance of the token before it in the tree.
 
-The weights of votes are learned at those positions of the text's continuation for which the tree
-had looked up votes. At these positions all votes count, also votes for tokens that were not
-drafted.
+The weights of votes are learned at those positions of the text for which the tree had looked up
+votes. There, votes for tokens that were not drafted count, too.
 """
 
 import numpy as np
@@ -60,12 +57,11 @@ _CHANCE_CLASSES = voting.SUMS * _RANKS * _DEPTHS * _BEFORE
 _ASSUMED_OF_OTHERS = 0.15  # assumed chance of a token that is not the likeliest
 _LEAST = 1e-3  # least chance of a token that is worth a look-up
 _CHILDREN = 8  # most candidates that follow one token
-# A tree branches only after tokens whose chance is at least this number divided by k. After a less
-# likely token, continuations other than the most frequent and the latest one would hardly be among
-# the tree's k tokens.
+# A tree branches only after tokens whose chance is at least this number divided by k. After less
+# likely tokens, other continuations would hardly be among the tree's k tokens.
 _BRANCHES = 0.8
-# The followers of up to _AT_ONCE tokens are looked up together, so that their waits for memory
-# overlap. Each of these tokens has at least _NEAR times the chance of the first of them.
+# Up to _AT_ONCE tokens are looked up together, which overlaps their waits for memory. Each has at
+# least _NEAR times the chance of the first.
 _AT_ONCE, _NEAR = 8, 0.5
 _UNKNOWN, _WRONG = -1, -2  # for a token that the text does not judge yet, and for a wrong one
 # Columns of a candidate.
@@ -76,9 +72,8 @@ class TreePolicy(DraftPolicy):
     """Drafts trees by vote, and learns from trees that were verified.
 
     Args:
-        config, sources, limits, votes: as for `DraftPolicy`; `limits.k` is the largest number of
-            tokens for a request, and `config.step_budget` is the largest number for a step, over
-            all rows.
+        config, sources, limits, votes: as for `DraftPolicy`. `limits.k` bounds the tokens of a
+            request, and `config.step_budget` bounds those of a step.
     """
 
     def __init__(
@@ -91,9 +86,8 @@ class TreePolicy(DraftPolicy):
         sources, rows = max(sources, 1), limits.max_rows
         lookups = rows + min(self._step_budget, rows * limits.k)
         most_votes = sources * LEVELS * (VOTES_PER_LEVEL + OTHER_VOTES)
-        # For each row in flight and each node of its tree (the text or a draft token): number of
-        # the look-up that found the votes for the next token (-1 without a look-up), and the node's
-        # depth.
+        # For each row and each node of its tree: number of the look-up that found the votes for the
+        # next token (-1 without a look-up), and the node's depth.
         self._nodes = np.full((rows, 2, limits.k + 1), -1, np.int32)
         # For each look-up: the tokens and classes of its votes.
         self._votes = np.zeros((lookups, 2, most_votes), np.int32)
@@ -170,7 +164,7 @@ def _chance(table, number, rank, total):
 def _rank(tokens, classes, weights, count, sums):
     """Sum each token's votes; put distinct tokens to the front, heaviest first; return how many.
 
-    `tokens` is overwritten in place. Every entry is read before it is overwritten.
+    `tokens` is overwritten in place.
     """
     distinct = 0
     for n in range(count):
@@ -206,7 +200,6 @@ def _push(heap, chances, size, chance, row, parent, lookup, token):
 
 @_inlined
 def _drop_first(heap, chances, size):
-    """Remove the likeliest candidate from the heap; return how many are left."""
     size -= 1
     chance, at = chances[size], 0
     while 2 * at + 1 < size:
@@ -300,9 +293,8 @@ def _grow(
             i, parent, number, token = heap[0, 0], heap[0, 1], heap[0, 2], heap[0, 3]
             size = _drop_first(heap, heap_chances, size)
             grown = counts[i] + held_back[i]
-            # After a row's draft tokens, at most one token (less likely than `least`) is held back.
-            # In a row without draft tokens, all tokens that are found are held back; they are only
-            # recorded, so that chances are learned.
+            # After a row's draft tokens, at most one token is held back. In a row without draft
+            # tokens, all tokens are held back, because the policy learns from them.
             if grown >= budget[i] or (counts[i] > 0 and held_back[i] > 0):
                 continue
             if not 0 <= token < vocab_size:
@@ -420,10 +412,8 @@ def _chance_class(chance):
 def _judge(i, text, gained, tokens, parents, count, state, chances, offered):
     """Count a row's tokens in `offered`, and the right ones as far as the text shows them.
 
-    Args:
-        text: int32, the continuation of the row's text, of which the first `gained` tokens are
-            known.
-        state: int64, scratch space: each node's depth if it is right, else _WRONG or _UNKNOWN.
+    `text` is the continuation of the row's text, with `gained` known tokens. `state` is scratch
+    space: each node's depth if it is right, else _WRONG or _UNKNOWN.
     """
     state[0] = 0
     for child in range(count):

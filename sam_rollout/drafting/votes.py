@@ -1,7 +1,6 @@
 """Votes for a text's next token: who casts them, what they weigh, and which were right.
 
-Chains (`policy.py`) and trees (`trees.py`) are two ways to draft tokens that get votes. They share
-the weights of votes, so an engine that changes from one shape to the other loses nothing.
+Chains (`policy.py`) and trees (`trees.py`) share the weights of votes.
 """
 
 import numpy as np
@@ -38,9 +37,8 @@ from sam_rollout.automaton.interface import (
 from sam_rollout.automaton.kernels import _inlined
 from sam_rollout.drafting.in_flight import NO_SOURCE
 
-# The assumed share of right votes in a class that was never seen. For votes from texts it rises
-# with the suffix's length. For drafts of a model it is the probability that the model itself gave
-# the token.
+# The assumed share of right votes in a class without votes. For texts it rises with the suffix's
+# length. For a model's drafts it is the probability that the model gave the token.
 _FIRST_SHARES = np.linspace(0.35, 0.8, LENGTH_CLASSES)
 _SAID = np.convolve([0.0, *SHARES, 1.0], [0.5, 0.5], "valid")
 _FIRST_WEIGHT = 4.0  # number of votes that the assumed share counts as
@@ -60,10 +58,6 @@ CHANCE_MEMORY = 1 << 14
 
 class Votes:
     """The counts and weights of votes, which the policies of an engine share.
-
-    Args:
-        sources: number of sources.
-        max_rows: the largest number of requests in the engine.
 
     Attributes:
         shares: float64[2, classes], the number of votes of each class, and the number of right
@@ -131,9 +125,8 @@ def heaviest_token(tokens, classes, weights, first, stop):
 def tell_agreement(tokens, classes, weights, texts, other):
     """Increase the class of a vote (`other`) by the texts' agreement with its token.
 
-    It is increased by 1 if texts vote for the token, and by 2 if it is their heaviest token.
-    Texts cast the first `texts` votes. The last part of a class holds this agreement; in the votes
-    of texts, it holds the writer instead (`continuations.WRITERS`).
+    It is increased by 1 if texts vote for the token, and by 2 if it is their heaviest token. Texts
+    cast the first `texts` votes.
     """
     best, _ = heaviest_token(tokens, classes, weights, 0, texts)
     is_named = False

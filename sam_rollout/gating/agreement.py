@@ -1,12 +1,8 @@
 """One budget for engines that wait for each other in every step.
 
-Engines that share experts (data parallelism of a mixture of experts) compute every layer together,
-so the proposal of the busiest engine holds for all (docs/gating.md). Engines without requests
-report nothing.
-
-A decision after step t follows from reports that were made after step t - 1 and exchanged at the
-start of step t (``Exchange``). So no engine ever waits for a report, and engines cannot disagree.
-If nothing was exchanged, the fallback gate of each engine decides.
+Engines that share experts compute every layer together, so the proposal of the busiest engine holds
+for all (docs/gating.md). The reports of a step are exchanged at the start of the next step, so no
+engine waits for a report. If nothing was exchanged, the fallback gate of each engine decides.
 """
 
 from __future__ import annotations
@@ -57,8 +53,8 @@ class AgreedGate:
     """A gate whose decisions count only if its engine is the busiest one.
 
     Args:
-        gate: makes the proposals. It observes each step with the busiest engine's load. The reports
-            about a step arrive one step later, so the gate observes each step one step later.
+        gate: makes the proposals. It observes each step one step late, with the busiest engine's
+            load.
         fallback: the gate that decides if nothing was exchanged.
         exchange: carries the reports between the engines of the group.
         k: most draft tokens of a request.

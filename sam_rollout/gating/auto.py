@@ -1,16 +1,15 @@
 """The gate `auto`: it measures which drafts yield the most tokens per second on this engine.
 
-docs/gating.md explains what it measures and how it decides. The terms of this module:
+docs/gating.md explains how it decides. The terms of this module:
 
-* A level says whether to draft and, if so, which shape, and which least chance of acceptance makes
-  a token worth its time. Its rate is requests * (1 + expected accepted tokens) / expected step
-  time.
+* A level says whether to draft and, if so, which shape and which least chance of acceptance. Its
+  rate is requests * (1 + expected accepted tokens) / expected step time.
 * The offers of a level are the tokens that could be drafted at it.
 * A trial is a step with another level than the best one, made only to learn from it.
 
-If only some requests may have drafts of a shape, the gate learns the shape's offers from these
-requests, and expects such offers from them alone. If engines decide together (``agreement.py``),
-each learns times from the busiest engine's load, and offers from its own requests.
+If only some requests may have drafts of a shape, the shape's offers are learned from these
+requests. If engines decide together (``agreement.py``), each learns times from the busiest engine's
+load, and offers from its own requests.
 """
 
 import math
@@ -26,23 +25,20 @@ from sam_rollout.gating.shape_trials import LOOK_ROWS, ShapeTrials
 from sam_rollout.gating.step import DecidedStep, EngineStep, LoadMeter
 from sam_rollout.gating.step_times import StepTimes
 
-# Factor by which a level's rate has to lead to replace the best level; to draft at all, a level
+# A level replaces the best level if its rate is higher by this factor. To draft at all, a level
 # needs this lead over no drafts, too.
 _LEAD = 1.01
 _ADVANCE = 4  # trials may lose the time of this many steps in advance
 _DECIDE_EVERY = 4  # steps from one decision to the next, as long as no request joins or leaves
 _ENOUGH = 4  # measured steps after which a cell (see `step_times.py`) is known
 _STALE = 512  # steps after which a cell has to be measured again
-# Steps after which a closed gate tries the most promising drafts again, since offers may have
-# changed. The number doubles with each trial, up to _ASK_AT_LEAST_EVERY, until the gate opens.
-# After a step whose offers would pay, the gate tries drafts at its next decision.
+# Steps after which a closed gate tries the most promising drafts again. The number doubles with
+# each trial, up to _ASK_AT_LEAST_EVERY, until the gate opens.
 _ASK_AGAIN, _ASK_AT_LEAST_EVERY = 32, 128
-# Factors by which a chain has to lead to replace a tree, and a tree to replace a chain. Where both
-# are equally good, drafts are chains.
+# Factors by which a chain has to lead to replace a tree, and a tree to replace a chain.
 _SHAPE_LEADS = 1.01, 1.05
-# Learning from a step takes microseconds (benchmarks/gate.py), most of them because other code has
-# emptied the caches since the step before. So the gate learns from only one of _LOOK_EVERY familiar
-# steps, or from more of them if there are few requests.
+# Learning from a step takes microseconds (benchmarks/gate.py). So the gate learns from only one of
+# _LOOK_EVERY familiar steps, or from more of them if there are few requests.
 _LOOK_EVERY = 4
 _FAMILIAR = 16  # measured steps after which a cell's steps are familiar
 _COUNTED = (
@@ -58,15 +54,11 @@ class AutoGate:
     """Chooses levels by measured rates; see the module.
 
     Args:
-        limits: the engine's limits.
         exploration: share of step time that trials may lose.
         shapes: how many shapes of drafts it chooses from. Level 1 + s * len(CHANCES) + n drafts
             shape s with a least chance of CHANCES[n].
 
-    Attributes:
-        least_chance: least chance of a token that is drafted in the next step.
-        shape: shape of the next step's drafts.
-        is_trial: whether the last decision was made only to learn from its step.
+    The attributes are those of `Gate`.
     """
 
     def __init__(self, limits: Limits, exploration: float, shapes: int = 1) -> None:
@@ -168,8 +160,7 @@ class AutoGate:
             made: the step's load, and the decision that was made for it.
             context: tokens of all requests together, before the step.
             seconds: the step's time.
-            stands_for: number of steps that the measurement represents: the step and the skipped
-                steps before it.
+            stands_for: 1, plus the number of skipped steps before this step.
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
@@ -196,7 +187,6 @@ class AutoGate:
         self._lost_s += min(max(0.0, seconds), self._k * self._expected[self._best])
 
     def _expect(self, made: DecidedStep, context: int) -> float:
-        """Return the expected time of one step, seconds."""
         if not self._times.ready:
             return 0.0
         tokens = made.load.draft_tokens
@@ -276,16 +266,13 @@ class AutoGate:
         """Return for each level a step's expected draft tokens, seconds, and seconds per token.
 
         Args:
-            rows: requests.
             context: tokens of all requests together.
-            by_shape: for each shape, the offers to a request.
-            first: shape that `by_shape` begins with.
+            by_shape: the offers to a request, for each shape from `first` on.
         """
         tokens, weights = [self._filling * rows], []
         sizes, shapes, accepted = list(tokens), [0], [0.0]
-        # Time need not grow in proportion to draft tokens. So the time is averaged over a larger
-        # and a smaller step, weighted so that the draft tokens have the mean and spread of the
-        # offers. The smaller step has at least 0 draft tokens.
+        # Time need not grow in proportion to draft tokens. So two step sizes are averaged,
+        # weighted for the mean and spread of the offered draft tokens.
         for shape, levels in enumerate(by_shape, first):
             share = self._may_draft[shape]
             drafting, root = rows * share, math.sqrt(rows * share)
@@ -362,10 +349,8 @@ class AutoGate:
     def _other_shape(self, choices: tuple[int, ...], room: float) -> int:
         """Return a level of the other shape if its trial is due and affordable; else the best.
 
-        `room` is the time that trials may still lose. A trial that is expected to lose no time is
-        made even if `room` is used up. (Trials of other levels all lose time, and could use `room`
-        up again and again.) A new series of trials replaces the results of the previous one,
-        because the least chance, which limits the offered tokens, may have changed since.
+        `room` is the time that trials may still lose. A trial that should lose no time is made even
+        if `room` is used up. A new series of trials replaces the results of the previous one.
         """
         best = self._best
         if self._levels == LEVELS or not best or len(choices) < self._levels:
@@ -418,7 +403,6 @@ class AutoGate:
         return {f"gate/{name}": value for name, value in counts.items()}
 
     def _no_counts(self) -> dict[str, float]:
-        """Return zeros for all counts, by metric name without `gate/`."""
         budgets = [f"steps_with_k_{k}" for k in range(self._k + 1)]
         trees = ["tree_steps"] if self._levels > LEVELS else []
         return dict.fromkeys([*budgets, *_COUNTED, *trees], 0)

@@ -1,16 +1,12 @@
 """Learns from past steps how many draft tokens reach a least chance, and how many are right.
 
-The drafter reports the tokens that it could have drafted (`verified.Offered`), and those that the
-text has shown to be right or wrong ("judged"). They are counted by class of their chance to be
-accepted. With a given least chance, the tokens of all classes at or above it are drafted. In a
-class with few tokens, the drafter's own estimate counts more.
+The drafter reports the tokens that it could have drafted (`verified.Offered`), and which of them
+the text has shown to be right or wrong (judged). They are counted in classes, by their chance of
+acceptance. In a class with few tokens, the drafter's own estimate counts more.
 
-The number of offered tokens depends on the least chance in use, through the number of tokens that
-the step before added to the text. So the figures for other least chances are not exact.
-
-The requests of the long tail are no fair sample of all requests, so each octave of the number of
-running requests (from one power of two to the next) has figures of its own. The shares of right
-tokens by class are learned from all octaves together.
+Each octave of the number of running requests (from one power of two to the next) has its own
+figures, because the requests of the long tail are no fair sample. The shares of right tokens are
+learned from all octaves together.
 """
 
 from __future__ import annotations
@@ -30,18 +26,13 @@ _STEPS = 16  # latest steps whose offers count, if they have more than _ROWS req
 _JUDGED = 2048  # when a class has this many judged tokens, its counts are halved
 _BELIEVED = 16.0  # the drafter's own estimate counts like this number of judged tokens
 _LOOKED_AT = 32  # counts of a closed gate's looks are halved at this many judged tokens
-# A class is learned anew from a closed gate's looks (steps in which drafts are found but not handed
-# over) if they found more right tokens than expected, by _DEVIATIONS standard deviations plus _MORE
-# tokens.
+# A look is a step in which a closed gate finds drafts but hands none over. A class is learned anew
+# if looks found more right tokens than expected, by _DEVIATIONS standard deviations plus _MORE.
 _DEVIATIONS, _MORE = 4.0, 2.0
 
 
 class Calibration:
-    """The share of right tokens in each class of draft tokens.
-
-    Attributes:
-        steps: number of steps that it has learned from.
-    """
+    """The share of right tokens in each class of draft tokens, learned from `steps` steps."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -60,8 +51,8 @@ class Calibration:
     def look(self, offered: Offered) -> None:
         """Learn from a step in which a closed gate only counted drafts; called after `observe`.
 
-        A class whose drafts have improved gets the counts from such steps (looks) alone. Looks are
-        rare, so earlier wrong drafts would outweigh them for long otherwise.
+        A class whose drafts have improved gets the counts of these steps alone. Otherwise, the many
+        earlier wrong drafts would outweigh them.
         """
         self._looks += offered.tokens[1:]
         judged, right, _ = self._looks
@@ -90,11 +81,7 @@ class Levels(NamedTuple):
 
 
 class Supply:
-    """The tokens offered to a request in a step, for one octave of the number of running requests.
-
-    Attributes:
-        rows: number of recent requests that it was learned from.
-    """
+    """The tokens offered to a request in a step of one octave, learned from `rows` requests."""
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration

@@ -1,9 +1,4 @@
-"""Gates decide, for the whole batch, how many tokens each request may draft in an engine step.
-
-With many running requests, the engine is bound by compute, and scoring draft tokens costs more than
-the accepted ones save. In the long tail the engine is bound by memory traffic, and draft tokens are
-nearly free. A gate sees only the state of the engine, not where drafts come from.
-"""
+"""Gates decide, for the whole batch, how many tokens each request may draft in an engine step."""
 
 import bisect
 from collections.abc import Mapping
@@ -41,8 +36,8 @@ class Gate(Protocol):
         Args:
             rows: requests running in this engine.
             whole: whether the engine's graphs only allow 0 or k draft tokens per request.
-            room: whether the next step can verify drafts. If not, the budget only says what would
-                be drafted.
+            room: whether the next step can verify drafts. If not, the result says how much would be
+                drafted.
         """
 
     def drain(self) -> dict[str, float]:
@@ -53,8 +48,8 @@ class ScheduleGate:
     """A budget that depends only on the number of running requests.
 
     Args:
-        schedule: bound on the number of requests -> draft tokens. The smallest bound that the
-            number of requests does not exceed decides; above the largest bound nothing is drafted.
+        schedule: largest number of requests -> draft tokens. Above the largest of these numbers,
+            nothing is drafted.
         k: most draft tokens of a request.
     """
 

@@ -69,10 +69,8 @@ def make_gate(
     """Make the gate that a validated configuration names.
 
     Args:
-        config: the configuration.
-        limits: the engine's limits.
-        exchange: carries reports between engines that wait for each other; None if this one is
-            alone.
+        exchange: carries reports between engines that wait for each other; None for a single
+            engine.
         shapes: number of shapes of drafts that `auto` may choose from.
     """
     fixed = ScheduleGate(config.budgets(limits.k), limits.k)

@@ -1,9 +1,9 @@
-"""Decides whether a drafting model is worth its forward passes; drafts from texts cost little.
+"""Decides whether a drafting model is worth its forward passes.
 
-There are two ways to draft, with the model and with texts alone. The tokens per second of steps
-with drafts are measured for both, separately for each octave of the number of running requests
-(`draft_supply.py`). The faster way is used, and the other one is tried now and then
-(docs/gating.md). If the gate stays closed while the model drafts, texts alone are tried.
+The tokens per second of steps with drafts are measured with the model and with texts alone, for
+each octave of the number of running requests. The faster way is used, and the other one is tried
+now and then (docs/gating.md). If the gate stays closed while the model drafts, texts alone are
+tried.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ _LEAD = 1.02  # a way to draft replaces the other one if it is faster by this fa
 _TRIAL_STEPS, _TRIAL_ROWS = 32, 256  # a trial takes this many steps and rows (requests * steps)
 _FIRST_WAIT, _LONGEST_WAIT = 256, 8192  # steps between trials: at first, at most
 # Number of steps after a change from one way to the other that count for neither way. An engine
-# that schedules a step ahead follows the change in the third step, and verifies that step's drafts
-# in the next one.
+# that schedules a step ahead verifies the first changed drafts in the fourth step.
 _SETTLING = 3
 _FORGOTTEN = 1 / 512  # share of the earlier measurements that a new step replaces
 _PAUSE = 4.0  # a step that takes this many times as long as usual is left out
@@ -28,8 +27,6 @@ TEXTS, MODEL = 0, 1
 
 
 class _Octave:
-    """The measurements for one octave of the number of running requests."""
-
     def __init__(self) -> None:
         self.best = MODEL
         self.wait = _FIRST_WAIT
@@ -54,12 +51,7 @@ class ModelPrice:
         self._closed = 0  # successive steps with a closed gate
 
     def observe(self, step: EngineStep, *, is_open: bool) -> None:
-        """Learn from a step, and choose for the next one.
-
-        Args:
-            step: the step.
-            is_open: whether the gate let drafts be verified in it.
-        """
+        """Learn from a step with the gate open or closed, and choose for the next step."""
         seconds, self._last_ns = (step.now_ns - self._last_ns) * 1e-9, step.now_ns
         rows = len(step.verified.sampled)
         if not rows:

@@ -1,10 +1,8 @@
 """Trials of the draft shape that is not in use: when they are due, and the offers that they found.
 
 A series of trials is over when it has found the offers (the tokens that could be drafted) to enough
-requests. Until then, the offers that were known before are used. A series is also over when twice
-as many requests took part in its trials. In a batch that changes in every step, trials report no
-offers, so the series would not end otherwise. The wait before a series is twice as long as the wait
-before the previous one, until a series changes the shape in use.
+requests, or when twice as many requests took part. Each wait before a series is twice as long as
+the previous wait, until a series changes the shape in use.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ class ShapeTrials:
     """The trials of one octave of the number of running requests.
 
     Attributes:
-        fresh: the offers that the series under way has found; None in the first series, which has
-            nothing to replace, and between two series.
+        fresh: the offers that the present series has found; None in the first series and between
+            two series.
     """
 
     def __init__(self) -> None:

@@ -2,18 +2,17 @@
 
 The expected time of a step is `speed * base * correction` (docs/gating.md):
 
-* `base` ("the line") is linear in requests, scored tokens and context. It is fitted by least
-  squares with forgetting. Residuals count relative to the time of their step, because otherwise
-  large batches would outweigh the small ones of the long tail.
-* `correction` is the ratio of measured times to `base` in a cell: the steps with about the same
-  number of requests and of draft tokens per request. A cell without steps takes its correction
-  from the cells with the same number of requests; without these it is 1.
+* `base` (the line) is linear in requests, scored tokens and context. It is fitted by least squares
+  with forgetting. Residuals are relative to the step's time, because otherwise large batches would
+  outweigh small ones.
+* `correction` is the ratio of measured times to `base` in a cell. A cell has the steps with about
+  the same number of requests and of draft tokens per request. An empty cell takes its correction
+  from the cells with the same number of requests, or 1.
 * `speed` follows causes that slow all steps down, such as another program on the machine. It is
-  also pulled back to 1, as strongly as it follows a new step, because otherwise it and `base` could
-  drift apart without end. `base` follows lasting changes.
+  also pulled back to 1, because otherwise it and `base` could drift apart.
 
-A step far outside the expectation is left out. After `_PATIENCE` such steps in a row the
-expectation must be wrong, and everything learned is forgotten.
+A step far outside the expectation is left out. After `_PATIENCE` such steps in a row, everything
+learned is forgotten.
 """
 
 import math
@@ -32,8 +31,8 @@ _FIRST_FITS = (8, 16, 32)  # numbers of steps after which the first fits are mad
 _WARM_UP = _FIRST_FITS[0]  # before this number of steps, there are no expectations and no outliers
 _OUTLIER = 2.0  # a step whose time differs from the expected one by this factor is an outlier
 _KNOWN = 4  # steps after which a cell is known; an unknown cell may lie far from the expectation
-# After this many steps in other cells, a cell's earlier steps count as at most `_KNOWN`. The line
-# may have moved since; for example, it may explain costlier trees by longer texts.
+# After this many steps in other cells, a cell's earlier steps count as at most `_KNOWN`, because
+# the line may have moved.
 _OLD = 256
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32
@@ -48,8 +47,7 @@ _ROWS_APART = 9 / 8  # largest ratio of the numbers of requests that share a cel
 class StepTimes:
     """Expected step times, in seconds, by requests, draft tokens and context.
 
-    Each shape of drafts has cells of its own, because a tree may cost more than a chain of as many
-    tokens.
+    Each shape of drafts has its own cells, because a tree may cost more than a chain.
     """
 
     def __init__(self, limits: Limits, shapes: int = 1) -> None:
@@ -60,7 +58,6 @@ class StepTimes:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget everything that was learned."""
         self._seen_at = [[0] * self.loads for _ in range(self.bins)]  # the last step of each cell
         # Sums over the steps of each cell: steps, seconds, scored tokens, draft tokens, context.
         self._cells = [
@@ -109,7 +106,6 @@ class StepTimes:
         """Return the expected times in seconds of steps that differ only in their drafts.
 
         Args:
-            rows: requests.
             context: tokens of all requests together.
             draft_tokens: draft tokens of each step; in the first one the gate is closed.
             shapes: shape of each step's drafts; None if there is only one shape.
@@ -149,10 +145,8 @@ class StepTimes:
     ) -> bool:
         """Learn from a step; return False if it was left out.
 
-        Args:
-            rows, load, draft_tokens, context: figures of the step; `load` comes from `load_of`.
-            seconds: its measured time.
-            expected: its expected time (`expect`); ignored until `ready`.
+        `load` is a result of `load_of`. `expected` is the step's expected time, ignored until
+        `ready`.
         """
         bin_ = self.bin_of[rows]
         cells = [self._cells[bin_][load], self._of_bin[bin_][0]]
@@ -201,9 +195,8 @@ class StepTimes:
         moment = keep * self._moment + features.sum(axis=0)
         if len(fresh) == _FIT_EVERY:
             self._gram, self._moment, self._recent = gram, moment, []
-        # If the data do not tell features apart, the ridge divides the time between them. The slope
-        # of draft tokens is only the additional cost of a draft token compared with other scored
-        # tokens. It is zero until it is measured.
+        # The ridge divides the time between features that the data do not tell apart. The slope of
+        # draft tokens is their cost in addition to other scored tokens.
         scale = np.sqrt(np.maximum(np.diag(gram), 1e-30))
         ridged = gram / np.outer(scale, scale) + np.diag(_RIDGE)
         a, b, c, d = np.linalg.solve(ridged, moment / scale) / scale

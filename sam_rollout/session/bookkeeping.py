@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Bookkeeping:
-    """Records every engine step. If noting one fails, noting stops, but the ledger goes on.
+    """Records every engine step. If noting a step fails, no further step is noted.
 
     `record` says whether steps are noted and `drain` is called.
     """
@@ -82,10 +82,7 @@ class Bookkeeping:
         }
 
     def _columns(self) -> dict[str, list[Any]]:
-        """Return the columns of `DraftNote` since the last call, and `noted_s`.
-
-        `noted_s` is each note's time (s) on CLOCK_MONOTONIC, a clock that a host's processes share.
-        """
+        """Return the columns of `DraftNote`, and `noted_s`, each note's time (CLOCK_MONOTONIC)."""
         notes, self._notes = self._notes, []
         if not notes:
             return {name: [] for name in ("noted_s", *NOTE_COLUMNS)}

@@ -1,12 +1,7 @@
 """Counts of drafted and accepted tokens: per request, per step, and by the length of the context.
 
-An engine's own statistics do not show the acceptance for each response or by length of context. A
-step with drafts costs one compiled call here, and a step without drafts next to nothing. Totals by
-request id are touched only when the batch changes.
-
-Padding tokens (``padding.py``) are no drafts. They come after a row's draft tokens, so the first of
-a row's accepted tokens are draft tokens. A padding token that the model happened to sample is a
-token gained, but not an accepted draft token.
+Padding tokens (``padding.py``) are not counted as drafts. They come after a row's draft tokens, so
+the first accepted tokens of a row are draft tokens.
 """
 
 from __future__ import annotations
@@ -24,17 +19,16 @@ from sam_rollout.telemetry.schema import CONTEXT_COUNTERS, CONTEXT_EDGES, CONTEX
 
 VERIFY_STEPS, DRAFTED, ACCEPTED, OPEN_STEPS, OPEN_TOKENS = range(5)
 # A step's sums: requests with drafts, their draft tokens, accepted draft tokens, padding tokens,
-# accepted padding tokens. The entries from BY_PLACE on are the accepted tokens by position [k],
-# then the drafted tokens by source, then the accepted tokens by source.
+# accepted padding tokens. From BY_PLACE on: accepted tokens by position [k], drafted tokens by
+# source, accepted tokens by source.
 REQUESTS, TOKENS, KEPT, FILLING, KEPT_FILLING, BY_PLACE = range(6)
 
 
 class RequestLedger:
-    """Totals per request over its life, and over all requests, by length of context, since a drain.
+    """Totals of each request over its life, and totals by length of context since the last drain.
 
     Attributes:
-        step: int64 [5 + k + 2 * sources], the last booked step's sums over its requests; see
-            ``BY_PLACE`` for the columns.
+        step: int64 [5 + k + 2 * sources], the last booked step's sums; see ``BY_PLACE``.
     """
 
     def __init__(self, limits: Limits, sources: int) -> None:
@@ -54,9 +48,7 @@ class RequestLedger:
     def follow(self, request_ids: list[str], live: Container[str]) -> list[str]:
         """Follow a changed batch; return the requests that ended since the last call.
 
-        Args:
-            request_ids: The new batch in row order.
-            live: All requests that have not ended, in the batch or not.
+        `live` holds all requests that have not ended, in the batch or not.
         """
         row_of = {request_id: row for row, request_id in enumerate(self._ids)}
         count = len(request_ids)
@@ -76,10 +68,7 @@ class RequestLedger:
         return ended
 
     def book(self, verified: Verified, num_tokens: np.ndarray, *, drafted: bool) -> None:
-        """Add a step to the totals, and leave its sums in ``step``.
-
-        ``drafted`` says whether the step had draft or padding tokens to verify.
-        """
+        """Add a step to the totals; `drafted`: it had draft or padding tokens to verify."""
         if not (drafted or self._anything_offered):
             self.step.fill(0)
             return
@@ -99,11 +88,7 @@ class RequestLedger:
         self._anything_offered = rows is not None
 
     def take_counters(self) -> dict[str, int]:
-        """Return and reset the counts by length of context, and those of padding tokens.
-
-        Keys are metrics without ``sam/``. Context lengths at which no draft was verified are left
-        out.
-        """
+        """Return and reset the counts of contexts and padding, by metric without ``sam/``."""
         values = zip(CONTEXT_COUNTERS, self._by_context.ravel().tolist(), strict=True)
         seen = np.tile(self._by_context[0] > 0, len(CONTEXT_KINDS)).tolist()
         found = {f"draft/{n}": v for (n, v), known in zip(values, seen, strict=True) if known}

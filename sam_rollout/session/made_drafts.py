@@ -10,9 +10,8 @@ from sam_rollout.gating.model_price import ModelPrice
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.sources.model import ModelSourceConfig
 
-# Now and then a closed gate looks: drafts are found but not handed over. If a look needs the
-# model's drafts, the model runs in the next _LOOK_AHEAD steps, so that its drafts are there when
-# the gate decides again, a few steps later (`gating/auto.py`).
+# A closed gate sometimes makes a look: drafts are found but not handed over. If a look needs the
+# model's drafts, the model runs in the next _LOOK_AHEAD steps, until the gate decides again.
 _LOOK_AHEAD = 8
 
 
@@ -33,8 +32,7 @@ class MadeDrafts:
     def take(self) -> tuple[Int32Array, np.ndarray | None] | None:
         """Take the drafts for this step, if there are any."""
         made = self._made()
-        # A look waits for the model's drafts if they were not asked for or are on their way. It
-        # does not wait if they were asked for in time and did not come, or if they do not pay.
+        # A look waits for the model's drafts if they pay and may still come.
         self._lacking = (
             self._expected
             and made is None

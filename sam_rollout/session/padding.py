@@ -1,14 +1,9 @@
-"""Padding of drafts to k tokens, so that a step keeps the shape of a captured graph.
+"""Padding of drafts to k tokens, which keeps the shape of a captured graph.
 
-With drafts, vLLM captures its full decode graphs for steps in which every request has exactly k
-draft tokens. A step in which some requests have fewer draft tokens runs in piecewise graphs, which
-costs little. Where only full graphs were captured (``cudagraph_mode`` FULL_DECODE_ONLY, usual on
-NPUs), such a step runs without any graph, and vllm-ascend's users measured a third of the
-throughput (its issue 16637). So drafts that are short, or missing because the gate is closed, are
-filled up with a token that is right only by chance.
-
-The target model verifies padding like drafts, so the samples keep their distribution. But padding
-is counted apart from drafts (``ledger.py``).
+vLLM captures full decode graphs for steps in which every request has exactly k draft tokens. Other
+steps run in piecewise graphs, or without any graph if ``cudagraph_mode`` is FULL_DECODE_ONLY (usual
+on NPUs). Without a graph, users of vllm-ascend measured a third of the throughput (its issue
+16637). Missing draft tokens are filled up with copies of the text's last token.
 """
 
 from __future__ import annotations
@@ -55,12 +50,10 @@ class Padding(IntEnum):
 def padding_by_rows(setting: str, graph_of: GraphOf, limits: Limits) -> np.ndarray:
     """Decide which steps to fill up, by the graphs in which they would run.
 
-    * If even a filled-up step has no full graph, because it is too large or no full graph was
-      captured, no step is filled up.
+    * If even a filled-up step has no full graph, no step is filled up.
     * If a step without drafts runs without any graph, every step is filled up.
-    * If a step without drafts runs in piecewise graphs, steps that draft are filled up. Such steps
-      are small, and their drafts are verified anyway. While the gate is closed they are not filled
-      up, because k more tokens per request would slow down a large batch.
+    * If a step without drafts runs in piecewise graphs, only steps that draft are filled up.
+      Without drafts, k more tokens per request would slow down a large batch.
 
     ``always`` and ``never`` need no ``graph_of``. A filled step never exceeds the engine's limit of
     tokens.
@@ -95,8 +88,7 @@ class DraftPadding:
         warm_up(_fill_up)
         by_rows = padding_by_rows(setting, graph_of, limits)
         self._by_rows = by_rows
-        # Whether a step is filled up, indexed by [gate open][requests]. Lists are quick to read in
-        # each step.
+        # Whether a step is filled up, indexed by [gate open][requests]. Lists are fast to index.
         closed, opened = by_rows == Padding.EVERY_STEP, by_rows != Padding.NO_STEP
         self._applies = closed.tolist(), opened.tolist()
         self.in_use = bool(by_rows.any())
@@ -125,10 +117,7 @@ class DraftPadding:
         num_tokens: np.ndarray,  # int32 [batch], known tokens of each row
         decoding: np.ndarray,  # bool [batch], False for prompts that are still being computed
     ) -> None:
-        """Fill every decoding row in place, up to k tokens, with copies of its text's last token.
-
-        A row gets fewer tokens if k tokens would exceed the engine's longest text.
-        """
+        """Fill every decoding row in place with copies of its text's last token, up to k tokens."""
         _fill_up(
             token_ids, num_tokens, decoding, self._max_model_len, batch.tokens, batch.counts,
             batch.held_back, batch.filling, batch.length,

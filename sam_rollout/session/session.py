@@ -1,25 +1,22 @@
 """The drafting of one batch between two forward passes, for any engine.
 
 An adapter (vLLM's proposer, vllm-ascend's runner, the benchmarks) hands over arrays and takes
-drafts; it decides nothing. `DraftSession.step` goes through these stages:
+drafts. `DraftSession.step` has these stages:
 
 1. It follows the batch: which requests joined, left and ended.
-2. It compares the last drafts with the samples (`Verified`), for policy, gate and record.
+2. It compares the last drafts with the samples (`Verified`).
 3. The gate sets the budget of draft tokens.
 4. The drafter reads every text's new tokens, and drafts if there is a budget.
 5. Drafts are filled up where a step has to keep the shape of a captured graph (`padding.py`).
 6. The step is noted for the record.
 
-An engine may prepare its next step before the drafts are known. The step then has exactly k draft
-tokens per request, padding included, so no decision can change its shape any more. In this case
-`step` drafts at once if the gate's last decision was to open. The gate's next decision and the
-record follow in `settle`, while the engine computes.
+An engine may prepare its next step before the drafts are known. Such a step has exactly k draft
+tokens per request, padding included. `step` then drafts at once if the gate's last decision was to
+open. The gate's next decision and the record follow in `settle`, while the engine computes.
 
-Three promises hold here. First, no failure ends a rollout. A drafter that fails is switched off,
-logged once and counted. If noting a step or exchanging texts with other engines fails, drafting
-goes on. Second, while the gate is closed the drafter reads the texts' new tokens and hands over no
-drafts. Third, all state of a request is freed when the request ends, and its totals are freed with
-the next drain.
+A drafter that fails is switched off, logged once and counted, and the rollout goes on. While the
+gate is closed, the drafter reads new tokens and hands over no drafts. A request's state is freed
+when the request ends, and its totals are freed with the next drain.
 """
 
 from __future__ import annotations
@@ -72,13 +69,12 @@ class DraftSession:
     Args:
         config: validated, with speculation enabled.
         requests: the engine's requests.
-        limits: the engine's limits.
         exchange: the channel to engines that run in lockstep with this one; None if it runs alone.
         record: whether to keep per-step and per-request records; the caller then has to `drain`.
         hooks: functions of the engine that the session calls.
 
     Attributes:
-        gate, drafter: the session's parts; `drafter` is None once it has failed.
+        gate, drafter: `drafter` is None once it has failed.
         wants_drafts: whether the next step needs room for drafts or padding.
 
     Raises:
@@ -122,8 +118,8 @@ class DraftSession:
         self._request_ids: list[str] = []
         self._without: set[str] = set()  # requests of the batch that take no drafts
         self._chains_only: set[str] = set()  # requests of the batch whose drafts cannot be trees
-        # For each shape, the rows that may draft: 1 if all may, or int32[B] with 0 for rows that
-        # may not.
+        # For each shape, the rows that may draft: 1 if all may, or int32[B] with 0 or 1 for each
+        # row.
         self._may_draft: list[int | np.ndarray] = [1] * len(shapes)
         self._shares = (1.0,) * len(shapes)  # by shape, the share of rows that may draft it
         self._gate_open = False  # whether the gate was open when the last drafts were made
@@ -163,15 +159,15 @@ class DraftSession:
         """Take in the engine's last step, and draft for its next one.
 
         Args:
-            request_ids: B ids in row order; order and members may change from step to step. Each
-                call gets a new list, or the last call's list unchanged.
+            request_ids: B ids in row order. Each call gets a new list, or the last call's list
+                unchanged.
             token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
             num_tokens: int32[B], known tokens of each row.
             sampled: int32[B], tokens that each row gained in this step, bonus token included; 0 for
-                a prompt that is still being computed. It has to be a new array in each step,
-                because the next step reads it again.
-            room: whether the engine's next step can verify drafts. Without room there are no
-                drafts; `wants_drafts` says whether the step after the next one should have room.
+                a prompt that is still being computed. A new array in each step, because the next
+                step reads it again.
+            room: whether the engine's next step can verify drafts. If not, there are no drafts;
+                `wants_drafts` says whether the step after it should have room.
             whole: whether a step with room has exactly k draft tokens for each request. If so, the
                 gate's last decision counts, and the gate decides again in `settle`.
 
@@ -270,8 +266,7 @@ class DraftSession:
         self._books.ledger.book(step.verified, step.num_tokens, drafted=drafted)
         was_open = self._may_open
         budget = self.gate.next_budget(step, whole=whole, room=room)
-        # While a closed gate looks (`made_drafts.py`), the drafter finds drafts but hands none
-        # over.
+        # In a look (`made_drafts.py`), the drafter finds drafts but hands none over.
         drafts = self._may_open = hands_over(budget, self.gate.least_chance)
         looks = budget > 0 and not drafts
         if self._made.ask(step, was_open=was_open, is_open=drafts, looks=looks):
@@ -287,8 +282,7 @@ class DraftSession:
         drafter.finish(ended)
         before = set(self._request_ids)
         if not self._record and before.isdisjoint(request_ids):
-            # Without a record, no caller reports the end of a training step. It counts as over when
-            # a new batch has no request of the batch before.
+            # Without a record, a batch that has only new requests marks the end of a training step.
             drafter.end_step()
         joined = [request_id for request_id in request_ids if request_id not in before]
         if drafter.needs_identity:
@@ -316,11 +310,7 @@ class DraftSession:
         self._request_ids = list(request_ids)
 
     def exchange_texts(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
-        """Exchange texts with other engines, between two engine steps.
-
-        Arguments and result are those of `Source.exchange`. Without a drafter nothing is exchanged.
-        A failed exchange loses its pieces, and the next exchange is tried all the same.
-        """
+        """Exchange texts as in `Source.exchange`; a failed exchange loses its pieces."""
         if self.drafter is not None:
             try:
                 return self.drafter.exchange(origin, pieces)
@@ -335,10 +325,7 @@ class DraftSession:
         return []
 
     def pause(self, paused: bool) -> None:
-        """Begin or end a stretch of steps in which nothing is drafted, learned or recorded.
-
-        Must be called while no request is under way.
-        """
+        """Begin or end steps without drafts or record; called while no request is under way."""
         self.settle()
         self._paused, self.wants_drafts = paused, False
         self._heard(False)
@@ -380,14 +367,12 @@ class DraftSession:
         """End a training step; return and reset the record since the last call.
 
         Args:
-            going_on: identities of the responses that have not ended: the responses of running
-                requests, and interrupted responses, which other requests will continue.
+            going_on: identities of the responses that have not ended, running or interrupted.
 
         Returns:
             ``steps`` (the columns of ``Bookkeeping``), ``clock_s`` and ``host`` (the present time
             on the clock that times the steps, and the clock's host), ``requests`` (the fields of
-            ``RequestTotals`` by request id), and ``counters`` (by metric without ``sam/``: counts
-            since the last call, and present levels).
+            ``RequestTotals`` by request id), and ``counters`` (by metric without ``sam/``).
         """
         totals, levels = self.end_step(going_on)
         totals |= {

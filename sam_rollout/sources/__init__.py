@@ -22,18 +22,13 @@ def _find() -> tuple[SourceEntry, ...]:
     return tuple(sorted(entries, key=lambda entry: entry.order))
 
 
-# This is the order of the sources' columns in records. If the votes of several sources weigh the
-# same, the first source wins.
+# In the order of the sources' columns in records. The first of several equal votes wins.
 SOURCES: tuple[SourceEntry, ...] = _find()
 NAMES: tuple[str, ...] = tuple(entry.name for entry in SOURCES)
 
 
 def check_sources(sections: Any, vocab_size: int = UNKNOWN_VOCABULARY) -> None:
-    """Check what an enabled source needs beyond its fields, such as a file that has to exist.
-
-    Raises:
-        ConfigError: a source cannot work with its settings.
-    """
+    """Check what the sections' fields do not show, such as a missing file; raise ConfigError."""
     for entry in SOURCES:
         section = getattr(sections, entry.name)
         if section.enabled and entry.check is not None:

@@ -1,8 +1,7 @@
 """The interface of a draft source, and the entry by which it is registered.
 
-The source's section of the configuration, its metrics and its curves on the dashboard follow from
-the entry. A module with an entry is imported wherever a configuration is read, so it imports slow
-modules (compiled kernels) only when the source is made.
+A module with an entry is imported wherever a configuration is read. It should import slow modules
+(compiled kernels) only when the source is made.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ Identities = Sequence[RequestIdentity | None]  # None for a request without iden
 
 
 class Piece(NamedTuple):
-    """Consecutive tokens of a response, in plain values, on their way to other engines.
-
-    Those engines sample siblings of the response, or keep it on disk.
-    """
+    """Consecutive tokens of a response, in plain values, sent to other engines."""
 
     split: str  # split, step and group are those of the response's identity
     step: int
@@ -75,10 +71,9 @@ class Usage(NamedTuple):
 class Source:
     """Base class of the sources: texts, or tables of tokens, from which requests draft.
 
-    In every engine step the drafter calls `bind` if the batch has changed, then `locate` if the
-    gate is open or `catch_up` if it is closed, and last `settle`. A row stands for the same request
-    until the next `bind`. A source raises no exception because of a row's content, even if it
-    cannot serve the row.
+    In every engine step the drafter calls `bind` if the batch has changed. Then it calls `locate`
+    if the gate is open, or `catch_up` if it is closed. It calls `settle` last. A row stands for the
+    same request until the next `bind`. No content of a row may raise an exception.
 
     Attributes:
         name: the key under `sam.sources`.
@@ -89,18 +84,13 @@ class Source:
     needs_identity: bool = False
 
     def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
-        """Learn which request is in which row; called only when the batch has changed.
-
-        Args:
-            request_ids: B distinct ids in row order.
-            identities: their identities in the same order.
-        """
+        """Learn which request is in which row; called only when the batch has changed."""
 
     def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
         """Read each row's new tokens, without drafting; a source may do this in `locate` instead.
 
         Args:
-            token_ids: int32[R >= B, L], row i begins with the text of request i; read in place.
+            token_ids: int32[R >= B, L], row i begins with the text of request i.
             num_tokens: int32[B], known tokens of each row; they may grow by any number.
             eligible: bool[B]; rows where it is False are left alone.
         """
@@ -112,13 +102,13 @@ class Source:
         eligible: np.ndarray,
         out_places: Int64Array,
     ) -> None:
-        """Read each row's new tokens, then write the place in the source's texts to draft from.
+        """Read each row's new tokens, then write the position in the source's texts to draft from.
 
         Args:
             token_ids, num_tokens, eligible: see `catch_up`.
             out_places: int64[B, PLACE_WIDTH] (`automaton.interface`), valid until the source is
                 called again. The column PLACE_KIND is NOWHERE if the source finds nothing or the
-                row is not eligible; the other columns of such a row may be stale.
+                row is not eligible; the row's other columns then have no meaning.
         """
         raise NotImplementedError
 
@@ -129,7 +119,7 @@ class Source:
         """Take drafts that another drafter made for this step; called before `locate`.
 
         Args:
-            tokens: int32[B, N], row i is request i's draft; it ends at the first negative token.
+            tokens: int32[B, N], one draft per row; it ends at the first negative token.
             chances: float[B, N] in 0..1, the drafter's probability of each token; None if unknown.
         """
 
@@ -145,11 +135,8 @@ class Source:
     def exchange(self, origin: str, pieces: Sequence[Any]) -> list[Piece]:
         """Take in other engines' pieces; return this engine's own pieces since the last call.
 
-        It is called between engine steps, a few times per second, if there are other engines.
-
-        Args:
-            origin: a unique name of this engine.
-            pieces: pieces of responses that other engines sample, unchecked (see `read_piece`).
+        It is called a few times per second, between engine steps. `origin` is a unique name of this
+        engine. `pieces` are unchecked (see `read_piece`).
         """
         return []
 
@@ -177,14 +164,13 @@ class SourceEntry:
         name: the key under `sam.sources`.
         section: the class of its settings, with a field `enabled`.
         make: makes the source in the engine's worker from its checked section, the engine's limits
-            and the record of responses. It returns None if the source would have nothing
-            to draft from.
+            and the record of responses. It returns None if there would be nothing to draft from.
         order: number by which the sources are sorted.
-        metrics: declarations of the figures that `counters` and `levels` report, named without
+        metrics: declarations of the figures that `counters` and `levels` report, without the prefix
             `sam/draft/`. `NAME_bytes`, `NAME_evictions` and `NAME_failures`, with the source's
             name, need no declaration.
-        check: raises ConfigError before a model is loaded if an enabled section is wrong in a way
-            that its fields do not show, such as a missing file or tokens beyond the vocabulary.
+        check: raises ConfigError before a model is loaded, for faults that the section's fields do
+            not show (such as a missing file).
     """
 
     name: str

@@ -1,12 +1,9 @@
 """The source `draws`: drafts of tokens that were drawn at positions after a rejected draft token.
 
 A coupled sampler draws the token of every position with the position's own random number. A verify
-step also scores the positions after a draft's first wrong token, and draws a token at each. Such a
-draw comes from the distribution after a wrong text, but uses the random number with which the final
-token at this position will be drawn. So the draw and the final token are often the same. Jacobi and
-Lookahead decoding (Fu et al. 2024, arXiv 2402.02057) use the same information under greedy
-decoding. The source works at temperatures above 0 and costs no forward pass, because the step
-scored these positions anyway.
+step also draws a token at each position after a draft's first wrong token. The final token of such
+a position is drawn with the same random number, and is often the same. Jacobi and Lookahead
+decoding (Fu et al. 2024, arXiv 2402.02057) use this under greedy decoding.
 """
 
 from __future__ import annotations
@@ -47,11 +44,7 @@ class DrawsSourceConfig(Section):
 
 
 class PositionDraws(Source):
-    """A table of draws for each row of the batch, by position.
-
-    A request loses its table when it leaves the batch, so a preempted request starts again with an
-    empty table.
-    """
+    """Tables of draws by position, one for each row; a preempted request loses its table."""
 
     name = "draws"
 

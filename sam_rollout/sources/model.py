@@ -1,9 +1,8 @@
 """The source `model`: drafts of the engine's own drafter, such as a draft head or a small model.
 
-The engine runs the drafter with its own cache, graphs and hidden states, and hands over one draft
-per request after every step. These drafts vote like the texts of other sources, and the votes'
-weights decide whether a row follows the model or a text (`drafting/policy.py`). A draft token's
-vote is weighed by its position in the draft and, where the drafter reports it, by its probability.
+The engine runs the drafter and hands over one draft per request after every step. These drafts vote
+like the texts of other sources (`drafting/policy.py`). A draft token's vote is weighed by its
+position in the draft and, if known, by the drafter's probability of it.
 """
 
 from __future__ import annotations

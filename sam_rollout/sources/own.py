@@ -1,8 +1,4 @@
-"""The source `own`: each request drafts from its own prompt and response.
-
-This module maps request ids, which come, go and change rows, to slots of a pool of automata. It
-also decides which automata are given up when they are too many or take too much memory.
-"""
+"""The source `own`: each request drafts from its own prompt and response."""
 
 from __future__ import annotations
 
@@ -37,13 +33,11 @@ class OwnSourceConfig(Section):
 class OwnText(LiveTexts):
     """One automaton per request, kept while the request lives and memory lasts.
 
-    A request that is absent from the batch (preempted) keeps its automaton, which reads the text's
-    new tokens when the request returns. At most `2 * max_rows + 16` automata are kept; beyond that
-    number, the request that has been absent longest loses its automaton. The limit of memory,
-    `config.max_bytes`, is checked after every step. Beyond it, absent requests lose their automata
-    first, beginning with the request that has been absent longest. The present requests with the
-    smallest automata follow, because long texts yield the longest drafts and make up the rollout's
-    long tail.
+    A preempted request keeps its automaton. At most `2 * max_rows + 16` automata are kept. Beyond
+    that number, the request that has been absent longest loses its automaton. After every step,
+    memory is brought below `config.max_bytes`: first absent requests lose their automata, the
+    longest absent first. Then present requests lose theirs, the smallest first, because long texts
+    yield the longest drafts.
     """
 
     name = "own"
@@ -112,15 +106,13 @@ class OwnText(LiveTexts):
         for request_id in absent + [request_id for _, request_id in by_size]:
             nbytes = self._evict(request_id)
             if request_id in row_of:
-                # It gets no new automaton until the batch changes, as that would push out another
-                # automaton.
+                # A new automaton would push out another one, so it gets none for now.
                 self._suspended[request_id] = nbytes
                 self._slots[row_of[request_id]] = NO_SLOT
             if self.pool.nbytes <= self._max_bytes:
                 return
 
     def _evict(self, request_id: str) -> int:
-        """Give an automaton up, and return its bytes."""
         slot = self._slot_of.pop(request_id)
         nbytes = self.pool.nbytes_of(slot)
         self.pool.close(slot)

@@ -1,13 +1,9 @@
 """The source `prompt`: the responses to one prompt draft from each other.
 
-All responses to a prompt, running or finished, share one automaton while the training step lasts.
-They grow together, so a row finds the tokens that its siblings wrote one engine step ago. The
-prompt is read only once. Siblings that other engines sample are read into the same automaton
-(`support/shared_texts.py`).
-
-Epochs repeat their prompts and a policy changes slowly, so responses of earlier steps share long
-passages with responses of this step. When a prompt's first request comes, a thread reads the
-earlier responses from disk into a second automaton, which then replaces the first.
+On each engine, all responses to a prompt share one automaton during a training step. It also reads
+the responses that other engines sample (`support/shared_texts.py`). When a prompt's first request
+comes, a thread reads the responses of earlier steps from disk into a second automaton, which then
+replaces the first.
 """
 
 from __future__ import annotations
@@ -77,9 +73,8 @@ class PromptSourceConfig(Section):
 class PromptTexts(GroupedTexts[GroupKey]):
     """One automaton per prompt, kept until its training step is over and its responses have ended.
 
-    A request without identity has no automaton in this source. Once a group has been given up,
-    later requests of this group in the same training step get no automaton either. Requests of
-    validation or outside training steps draft from no earlier step.
+    A request without identity has no automaton here. If a group was given up, its later requests of
+    the same training step have none either.
     """
 
     name = "prompt"
@@ -128,10 +123,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         super().finish(ended)
 
     def end_step(self) -> None:
-        """Free all groups without an interrupted response.
-
-        A group with live requests is freed when these end.
-        """
+        """Free the groups without an interrupted response, once they have no live request."""
         going_on = {*self._responses.interrupted.values()}
         self._given_up &= going_on
         for key in self._reading.keys() - going_on:

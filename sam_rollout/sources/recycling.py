@@ -1,10 +1,8 @@
 """The source `recycling`: after a token, it drafts the token that the model last held likeliest.
 
-This is Token Recycling (Luo et al. 2024, arXiv 2408.08696) with chains instead of trees. The target
-model scores every position of a verify step, including the positions of rejected draft tokens. A
-table keeps, for each token, the next token that the model held likeliest when it last scored that
-token. The source needs neither a text nor a model of its own, and can draft where no source finds a
-suffix. The sampler sees the logits and hands the likeliest tokens to the source's method `hear`.
+This is Token Recycling (Luo et al. 2024, arXiv 2408.08696) with chains instead of trees. A table
+keeps, for each token, the likeliest next token when the model last scored that token. The scored
+positions include those of rejected draft tokens.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
 """The source `run`: drafts each response from all responses that the engine has sampled so far.
 
-They share one automaton, because prompts of one task are solved with the same phrases. The source
-votes in addition to `prompt`, which knows the responses to one prompt only. Texts of other engines
-are left to `prompt`. A corpus (files of token ids) counts as the run's oldest text.
-
-Old text is dropped by replacing the automaton. An automaton that has grown too large gets a
-successor, made of the newest ended responses (`support/kept_texts.py`). A thread makes the
-successor in a pool of its own, mostly without the GIL, so no engine step waits for it. Live
-requests, and texts that ended meanwhile, move to the successor a few tokens per engine step
-(`support/text_moves.py`). The old automaton is freed when the last request has left it.
+All responses share one automaton. When it has grown too large, a thread makes a successor from the
+newest ended responses (`support/kept_texts.py`). Live requests move to the successor a few tokens
+per engine step (`support/text_moves.py`), and the old automaton is then freed.
 """
 
 from __future__ import annotations
@@ -38,11 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Shares of `max_bytes`: an automaton of size _DUE is replaced by a successor of size _SUCCESSOR.
-# Both automata have to fit, with room for growth, until live requests have moved. A replacement
-# loses only a seventh of the text, so it costs little acceptance.
+# Both automata have to fit, with room for growth, until live requests have moved.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
-# A successor also reads the texts that ended while it was made, up to this share of
-# `KeptTexts.most_tokens`.
+# A successor also reads texts that ended meanwhile, up to this share of `KeptTexts.most_tokens`.
 _LATE_SHARE = 1 / 4
 _MOST_PLACES = int(LARGEST_AUTOMATON // 2 * _SUCCESSOR)  # of a successor
 
@@ -114,9 +106,6 @@ class RunTexts(GroupedTexts[str]):
 
     A request without identity uses the automaton of training. `config.max_bytes` limits automata
     and kept texts together. Beyond this limit, replaced automata are given up first.
-
-    Raises:
-        ConfigError: the corpus cannot be read.
     """
 
     name = "run"
@@ -124,8 +113,7 @@ class RunTexts(GroupedTexts[str]):
     def __init__(self, config: RunSourceConfig, limits: Limits, responses: Responses) -> None:
         super().__init__(limits, config.max_bytes, responses)
         responses.want()
-        # After a check whether an automaton needs a successor, the next check comes once it has
-        # grown by this number of bytes.
+        # An automaton is checked again once it has grown by this number of bytes.
         self._growth = min(config.max_bytes, LEAST_BYTES_OF_LARGE) // 32
         self._most_tokens_of_successor = config.most_tokens_of_successor
         self._kept = KeptTexts(config.max_bytes)
@@ -144,11 +132,7 @@ class RunTexts(GroupedTexts[str]):
         return TRAIN_SPLIT if identity is None else identity.split
 
     def bind(self, request_ids: Sequence[str], identities: Identities) -> None:
-        """Learn which request is in which row.
-
-        The first request of training makes a thread read older texts from disk. Requests outside
-        training, such as an engine's warm-up, may come earlier but start no thread.
-        """
+        """Learn the rows; the first training request makes a thread read older texts from disk."""
         super().bind(request_ids, identities)
         if not self._has_asked and self._responses.keeps:
             steps = [one.step for one in identities if one is not None and is_of_training(one)]
@@ -192,7 +176,6 @@ class RunTexts(GroupedTexts[str]):
 
     @property
     def _nbytes(self) -> int:
-        """Return the bytes of automata, of a successor that is being made, and of kept texts."""
         making = 0 if self._making is None else max(self._making.pool.nbytes, 0)
         return super()._nbytes + self._kept.nbytes + making
 
@@ -290,8 +273,7 @@ class RunTexts(GroupedTexts[str]):
 
 
 def _make(config: RunSourceConfig, limits: Limits, responses: Responses) -> RunTexts | None:
-    # In a training run, `when: fits` was decided earlier (`source_choice.py`). In plain vLLM it
-    # means off.
+    # In a training run, `source_choice.py` has already decided `when: fits`.
     is_wanted = config.when == "always" or config.corpus
     return RunTexts(config, limits, responses) if is_wanted else None
 

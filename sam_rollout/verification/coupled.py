@@ -1,10 +1,7 @@
 """Verification that gives each response the same tokens as without drafts.
 
-The token of every position is drawn from the target distribution with the random number of that
-position, as if there were no drafts. Draft tokens are accepted as long as they equal these tokens.
-Drafts decide only how many tokens a step yields. With the same seed and the same logits the text is
-therefore the same, with speculation on, off or gated, and with any number of drafts from any source
-(docs/verification.md).
+The token of every position is drawn from the target distribution with the position's own random
+number. Draft tokens are accepted as long as they equal these tokens (docs/verification.md).
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ def verify_coupled(
     """Accept the draft tokens that equal the target's tokens, up to the first difference.
 
     Args:
-        layout: Rows of this step.
         draft_ids: Integer [num_drafts].
         target_ids: int64 [num_rows], the token of every row, drawn or taken by argmax.
     """

@@ -1,11 +1,9 @@
 """Token draws by the Gumbel-max trick, which couples draws from similar distributions.
 
-The token with the largest log p + g is drawn, where each token has Gumbel noise g of its own. The
-noise depends on the response's key, the position and the token's id only. So a draw from another
-distribution, such as a draft model's, with the noise of the same position often gives the same
-token (Daliri, Musco, Suresh, arXiv 2408.07978; docs/verification.md has the probability).
-
-On devices for which there is no kernel, torch operations draw the tokens of a few rows at a time.
+The token with the largest log p + g is drawn, where each token has its own Gumbel noise g. The
+noise depends only on the response's key, the position and the token's id. A draw from another
+distribution with the same noise often gives the same token (Daliri, Musco, Suresh, arXiv
+2408.07978).
 """
 
 from __future__ import annotations
@@ -18,31 +16,27 @@ from sam_rollout.verification.gumbel_cpu import UNIT, draw_on_cpu
 
 # A token's random bits come from MurmurHash3's 32-bit finaliser (Appleby, public domain) over the
 # hash of the token's id and both halves of the row's 64 bits. `_MIX_1` and `_MIX_2` are constants
-# of this finaliser. 32-bit integers wrap around alike on every device, and take half the time of
-# 64-bit integers. From its result, 31 bits (never all zero) are multiplied by the constant `UNIT`.
-# This gives a uniform number u in (0, 1), and e = -log(1 - u) is exponential. Drawn tokens have a
-# small e, and a small u has a resolution of 2**-31. The largest u is 1 - 2**-24, so every e is
-# finite and every possible token stays possible.
+# of this finaliser. Its lowest 31 bits (never all zero) times `UNIT` are a uniform number u in (0,
+# 1), and e = -log(1 - u) is exponential. The largest u is 1 - 2**-24, so every e is finite.
 _MIX_1 = 0x85EBCA6B - (1 << 32)
 _MIX_2 = 0xC2B2AE35 - (1 << 32)
-# How many noise values are made at a time, in two buffers that each take 4 bytes per value. On a
-# CPU, the buffers stay in its cache.
+# How many noise values are made at a time. On a CPU, they stay in its cache.
 _PIECE = {"cpu": 1 << 20}
 _DEVICE_PIECE = 1 << 24
 _HAS_TRITON = find_spec("triton") is not None
 
 
 def draw_gumbel(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """Draw one token per row with Gumbel noise. Drafters and targets use this function.
+    """Draw one token per row with Gumbel noise.
 
-    No token whose logit is minus infinity is ever drawn, provided the row holds a finite one.
+    No token whose logit is minus infinity is drawn if the row holds a finite logit.
 
     Args:
         logits: float32 [rows, vocabulary], log-probabilities up to a constant per row.
         bits: int64 [rows], the random bits of the drawn positions (``keyed_bits``).
 
     Returns:
-        int64 [rows], token ids; the smallest id if several tokens tie.
+        int64 [rows], token ids; the smallest of several equally good ids.
     """
     if logits.is_cpu:
         return draw_on_cpu(logits, bits)
@@ -78,24 +72,20 @@ class _Noise:
         self.rows = max(1, min(rows, most // vocabulary))
         self._hashed = torch.empty(self.rows, vocabulary, dtype=torch.int32, device=device)
         self._spare = torch.empty_like(self._hashed)
-        # If token ids were not hashed first, a token's noise in one row could equal another token's
-        # noise in another row, for whole ranges of tokens.
+        # Without this hash, whole ranges of tokens would have equal noise in different rows.
         self._tokens = torch.arange(vocabulary, dtype=torch.int32, device=device)
         spare = self._spare[0]
         _fold(_fold(_fold(self._tokens, 16, spare).mul_(_MIX_1), 13, spare).mul_(_MIX_2), 16, spare)
 
     def log_exponentials(self, bits: torch.Tensor) -> torch.Tensor:
-        """Return every token's negative noise, -g = log e, float32 [rows, vocabulary].
-
-        The next call overwrites the result.
-        """
+        """Return every token's negative noise, log e, in float32; the next call overwrites it."""
         hashed, spare = self._hashed[: len(bits)], self._spare[: len(bits)]
         low, high = bits.to(torch.int32).unsqueeze(1), (bits >> 32).to(torch.int32).unsqueeze(1)
         torch.bitwise_xor(self._tokens, low, out=hashed)
         _fold(hashed, 16, spare).mul_(_MIX_1).add_(high)
         _fold(hashed, 13, spare).mul_(_MIX_2)
-        # Here, unlike in `_fold`, the shift is arithmetic: if the sign bit is set, ones come in, so
-        # the XOR flips bits 16 to 31. The mask then drops bit 31. Every kernel has to do the same.
+        # Unlike in `_fold`, this shift is arithmetic: it repeats the sign bit. The mask then drops
+        # bit 31. Every kernel has to do the same.
         torch.bitwise_right_shift(hashed, 16, out=spare)
         hashed.bitwise_xor_(spare).bitwise_and_((1 << 31) - 1).bitwise_or_(1)
         floats = spare.view(torch.float32)

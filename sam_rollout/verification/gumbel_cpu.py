@@ -1,12 +1,10 @@
 """Draws with Gumbel noise on a CPU, in one pass over the logits with hardly any logarithms.
 
 A token with logit z beats the best score so far if its exponential number e is below exp(z - best).
-Both numbers are cheap to bound. e is at least u, the uniform number from which e is computed. exp(z
-- best) is written as 2**x. Between two neighbouring integers, 2**x is at most its chord. The chord
-is cheap to compute: write x plus the exponent's bias in fixed point, and read these bits as a
-float. So a block of tokens is tested with a few integer and float operations per token, which the
-compiler turns into vector instructions. For the tokens that pass this test, some ten per row, e is
-computed exactly, in double precision.
+The number e is at least u, the uniform number from which e is computed. exp(z - best) is 2**x for
+some x, and at most the chord of 2**x between two neighbouring integers. The chord is x plus the
+exponent's bias in fixed point, read as the bits of a float. So a cheap test rejects most tokens.
+For the other tokens, some ten per row, e is computed in double precision.
 """
 
 from __future__ import annotations
@@ -32,8 +30,8 @@ MIX_1, MIX_2 = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 UNIT = (1 - 2.0**-24) * 2.0**-31
 _UNIT_32 = np.float32(UNIT)
 _PER_NAT = np.float32(2.0**23 / math.log(2))  # growth per nat of a float's bits as an integer
-# The bits of 1.0, plus a margin for the bound's rounding. Tokens can win only within 88 nats of the
-# best score; there, rounding one operation or constant changes the integer by 64 at most.
+# The bits of 1.0, plus a margin for rounding. Tokens can win only within 88 nats of the best score;
+# there, rounding one operation or constant changes the integer by 64 at most.
 _ONE = np.float32(127 * 2**23 + 512)
 _LARGEST = np.float32(254 * 2**23)
 
@@ -69,7 +67,7 @@ def _hashes(vocabulary: int) -> np.ndarray:
 def _pool(threads: int) -> ThreadPoolExecutor:
     """Make threads that may run on every core of the process.
 
-    Engines bind the thread that samples to one core, and new threads would inherit this binding.
+    Engines bind the sampling thread to one core, and new threads would inherit this.
     """
     cores: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
@@ -93,7 +91,6 @@ def _number(hashed: Any, low: Any, high: Any) -> Any:
 
 @numba.njit(inline="always")
 def _below(score: Any) -> Any:
-    """Round a score down to single precision."""
     return np.nextafter(np.float32(score), np.float32(-np.inf))
 
 

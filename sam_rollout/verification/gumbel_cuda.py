@@ -39,9 +39,8 @@ def _draw_row(logits, bits, tokens, vocabulary, BLOCK: tl.constexpr):
         token = start + places
         score = tl.load(logits + row * vocabulary + token, token < vocabulary, float("-inf"))
         word = _mix(_mix(token.to(tl.uint32), 0) ^ low, high)
-        # `_mix` shifts zeros in. The last right shift of the other kernels is arithmetic: if the
-        # sign bit is set, ones come in, so the XOR flips bits 16 to 30. Do the same here, and drop
-        # the sign bit.
+        # `_mix` shifts zeros in. The other kernels' last right shift is arithmetic, so a set sign
+        # bit flips bits 16 to 30. Do the same here, and drop the sign bit.
         word = tl.where(word >> 31 != 0, word ^ 0x7FFF0000, word) & 0x7FFFFFFF | 1
         uniform = word.to(tl.int32).to(tl.float32) * _UNIT
         rest = 1.0 - uniform

@@ -1,9 +1,7 @@
 """Token draws from rows of probabilities, with one random number per row.
 
-Sums of probabilities decide which token a random number selects, so they must not depend on the
-batch or the device. Cumulative sums are therefore taken over integers (fixed point), which give the
-same result in any order. In a large vocabulary, a block is searched first, then a token in the
-block. The probabilities are read once, and only one block per row is scanned.
+Cumulative sums are taken over integers (fixed point), which give the same result in any batch and
+on any device. In a large vocabulary, a block is searched first, then a token in the block.
 """
 
 from __future__ import annotations
@@ -12,8 +10,8 @@ import torch
 
 from sam_rollout.verification.uniforms import logical_shift
 
-# In fixed point, the probability 1 is 2**40. A token's probability is off by 2**-40 at most, which
-# is below the precision of a float32 softmax. Products with 22 random bits stay below 2**63.
+# In fixed point, the probability 1 is 2**40. The error is at most 2**-40, below the precision of a
+# float32 softmax. Products with 22 random bits stay below 2**63.
 FRACTION_BITS = 40
 _RANDOM_BITS = 22  # a draw uses two random numbers of this many bits
 BLOCK = 512  # tokens per block; near the square root of a large vocabulary
@@ -22,11 +20,11 @@ BLOCK = 512  # tokens per block; near the square root of a large vocabulary
 def draw_tokens(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     """Draw one token per row by inverting its cumulative distribution.
 
-    No token of probability zero is ever drawn, provided the row holds a positive one.
+    No token of probability zero is drawn if the row holds a positive one.
 
     Args:
-        probabilities: float32 [rows, vocabulary], not negative. A row may sum to less than one,
-            but must not exceed one by much.
+        probabilities: float32 [rows, vocabulary], not negative. A row may sum to less than one, but
+            must not exceed one by much.
         bits: int64 [rows], random in all bits (``keyed_bits``).
 
     Returns:
@@ -53,10 +51,8 @@ def to_fixed_point(probabilities: torch.Tensor) -> torch.Tensor:
 def _block_masses(probabilities: torch.Tensor) -> torch.Tensor:
     """Sum each block of ``BLOCK`` tokens; return int64 [rows, blocks]. The last may be shorter.
 
-    Whole blocks are summed in floating point, because converting every token would read the
-    probabilities several times. All whole blocks have the same size, so the order in which a
-    block is summed does not depend on the number of rows. A shorter last block is summed in
-    integers.
+    Whole blocks are summed in floating point, because converting every token would be slow. They
+    have the same size, so the number of rows does not change the order of summation.
     """
     rows, vocabulary = probabilities.shape
     whole = vocabulary // BLOCK * BLOCK
@@ -83,8 +79,7 @@ def _search(
     Returns:
         The entry's index, and the target's offset within the interval, both int64 [rows].
     """
-    # A block's tokens may add up to a little less than the block's mass, so the target may be too
-    # large. Then the last token is taken.
+    # A block's tokens may add up to less than its mass. Then the last token is taken.
     target = torch.minimum(target, cumulative[:, -1] - 1)
     index = (cumulative <= target.unsqueeze(1)).sum(dim=1)
     here = index.clamp(max=masses.shape[1] - 1).unsqueeze(1)

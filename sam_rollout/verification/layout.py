@@ -1,9 +1,7 @@
 """The rows of the target model's output in a verify step, by request and draft token.
 
-A verify step scores each draft token of every request, and the position after these tokens. So a
-request with n draft tokens owns n + 1 consecutive rows, and n may differ between requests or be 0.
-The layout is computed on the device from the cumulative numbers of draft tokens. The host knows
-only the number of all draft tokens and the largest number of one request.
+A request with n draft tokens owns n + 1 consecutive rows: one for each draft token and one for the
+position after them. The layout is computed on the device.
 """
 
 from __future__ import annotations

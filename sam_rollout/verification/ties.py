@@ -1,8 +1,7 @@
 """Tests whether rounding explains that two texts with the same random numbers differ.
 
-If only rounding differs, the first difference of two such texts is at a position where their shared
-random number hardly prefers either of two tokens. This is a tie, up to rounding. The distribution
-at that position shows how far the two tokens are from a tie.
+If only rounding differs, the first difference is at a position where the random number hardly
+prefers either of two tokens. This is a tie, up to rounding.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import torch
 from sam_rollout.verification.gumbel import gumbel_noise
 from sam_rollout.verification.uniforms import keyed_bits
 
-# The largest distance from a tie that counts as rounding. A distance is the difference of two
-# log-probabilities, with the position's noise added. If tokens are drawn by inversion, it is the
-# random number's distance from the boundary between the two tokens' intervals.
+# The largest distance from a tie that counts as rounding: a difference of two log-probabilities
+# with noise added. For draws by inversion, it is the random number's distance from the boundary
+# between the two tokens' intervals.
 TIE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
 RANDOM_BITS = 44  # number of a position's 64 random bits that a draw by inversion uses
 GREEDY, GUMBEL, INVERSION = "greedy", "gumbel", "inversion"  # ways to draw
@@ -37,8 +36,8 @@ def distance_from_tie(
     """Return how far a position is from a tie of two tokens; compare the result with ``TIE``.
 
     For ``GREEDY`` and ``GUMBEL``, this is the highest log-probability minus that of the less likely
-    token; for ``GUMBEL``, noise is added to both first. For ``INVERSION``, it is how far the
-    position's random number would have to move to draw the more distant token.
+    token. For ``GUMBEL``, noise is added to both first. For ``INVERSION``, see
+    ``distance_of_draw``.
 
     Args:
         tokens: The tokens of both texts at the position; None if a text has ended, and then the
@@ -61,8 +60,7 @@ def distance_of_draw(
 ) -> float:
     """Return how far ``uniform`` would have to move to draw the most distant of ``tokens``.
 
-    ``probabilities``, [vocabulary], are in the order of token ids. A token is None if a response
-    has ended; then the distance is infinite.
+    A token is None if a response has ended; then the distance is infinite.
     """
     cumulative = np.cumsum(probabilities / probabilities.sum())
     farthest = 0.0

@@ -1,10 +1,8 @@
 """Verification of draft trees with a coupled sampler.
 
-Every output row of a request belongs to a node of its tree: first the request's last known token,
-then its draft tokens. At each node, the next token is drawn with the random number of that token's
-position in the text. A draft token is right if it equals the token drawn at its parent. It is
-accepted if all tokens before it on its path are right, too. So at most one path is accepted;
-without drafts, the same tokens would be sampled.
+Every output row of a request belongs to a node of its tree: first its last known token, then its
+draft tokens. A draft token is right if it equals the token drawn at its parent. It is accepted if
+all tokens before it on its path are right, too. So at most one path is accepted.
 """
 
 from __future__ import annotations
@@ -32,17 +30,13 @@ def verify_tree(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Accept the path of draft tokens that equal the tokens drawn at their parents.
 
-    The host does not wait for the device.
-
     Args:
-        layout: Rows of this step.
         draft_ids: Integer [num_drafts].
         target_ids: int64 [num_rows], the token drawn at every node.
-        shapes: The shapes of the trees.
 
     Returns:
-        The result of ``DraftLayout.keep``, and the node at each depth of the path, int64
-        [batch, N + 1], 0 beyond the end of the path.
+        The result of ``DraftLayout.keep``, and the node at each depth of the path, int64 [batch, N
+        + 1], 0 beyond the end of the path.
     """
     first = layout.first_row.unsqueeze(1)
     drafts = layout.spread(draft_ids.to(torch.int64), fill=-1)

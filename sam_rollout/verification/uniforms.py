@@ -1,10 +1,8 @@
 """Random bits as a pure function of a response's key and a token's position.
 
-A generator with state would change a response's random numbers if another response of the batch
-finished earlier or a draft were one token longer. SplitMix64 needs no state (Steele, Lea, Flood,
-"Fast splittable pseudorandom number generators", OOPSLA 2014): its n-th output is a hash of
-``key + n * GOLDEN``. One call serves a whole batch and uses integer arithmetic only, so every
-device computes the same bits.
+The generator is SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014). Its n-th output is a hash of ``key + n * GOLDEN``, so it needs no state. Integer
+arithmetic gives the same bits on every device.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Rejection sampling (Leviathan et al., arXiv 2211.17192) without loops.
 
-The test of a draft token needs one probability, so one gather serves all tests. Each request draws
-one token. If draft tokens were rejected, this token replaces the first of them and is drawn from
-the rest of the distribution. Otherwise it is drawn after the last draft token. So only one row of
-probabilities per request is read. The usual implementations draw at every draft position and
-discard all draws but one.
+Each request draws one token. If draft tokens were rejected, this token replaces the first of them
+and is drawn from the rest of the distribution. Otherwise it is drawn after the last draft token.
 """
 
 from __future__ import annotations
@@ -30,7 +27,6 @@ def verify_vectorised(
     """Accept or reject drafts, and draw the token that follows the last accepted one.
 
     Args:
-        layout: Rows of this step.
         draft_ids: Integer [num_drafts]; negative ids are padding and always rejected.
         probabilities: float32 [num_rows, vocabulary], the target's probabilities after
             temperature, top-k and top-p.
@@ -48,8 +44,7 @@ def verify_vectorised(
     """
     drafts = layout.spread(draft_ids.to(torch.int64), fill=-1)  # [batch, max_drafts]
     rows = layout.rows[:, :-1]
-    # For padding, the probability of token 0 is looked up; the padding's negative id is rejected
-    # below.
+    # For padding, token 0 is looked up; the negative id is rejected below.
     chance = probabilities[rows, drafts.clamp(min=0)]
     if draft_probabilities is not None:
         proposed = draft_probabilities.gather(1, draft_ids.to(torch.int64).clamp(min=0)[:, None])
@@ -64,8 +59,8 @@ def verify_vectorised(
 
     final_row = layout.first_row + accepted
     weights = _select(probabilities, final_row, scratch)
-    # `culprit` is the rejected draft token. It is negative if padding was rejected or if all
-    # `max_drafts` tokens were accepted; then nothing is removed from the target's distribution.
+    # `culprit` is the rejected draft token. It is negative if padding was rejected or all tokens
+    # were accepted; then nothing is removed from the target's distribution.
     beyond = drafts.new_full((layout.batch, 1), -1)
     culprit = torch.cat((drafts, beyond), dim=1).gather(1, accepted.unsqueeze(1))
     rejected = culprit >= 0
@@ -76,8 +71,7 @@ def verify_vectorised(
     elif layout.num_drafts:
         index = (layout.first_draft + accepted).clamp_(max=layout.num_drafts - 1)
         left = weights.sub(draft_probabilities[index]).clamp_(min=0.0)
-        # If the target's and the draft model's distributions are nearly equal, rounding may make
-        # their difference 0 everywhere.
+        # If both distributions are nearly equal, rounding may make their difference 0 everywhere.
         has_mass = left.amax(dim=1, keepdim=True) > 0
         weights = torch.where(rejected & has_mass, left, weights)
     final = draw_tokens(weights, draw_bits[final_row])

@@ -1,4 +1,4 @@
-"""Files of token ids from which a run drafts before it has written anything itself.
+"""Reads a corpus: files of token ids from which a run drafts before it has written anything itself.
 
 A corpus is a `.jsonl` file, each line a list of token ids, or the traces of a run: a `.parquet`
 file with the columns `prompt_ids` and `response_ids`, a folder of such files, or a run folder.
@@ -22,8 +22,11 @@ _TRACES = ["prompt_ids", "response_ids"]
 def read_corpus(field: str, path: str, most_tokens: int, vocab_size: int) -> list[Int32Array]:
     """Read a corpus; return int32[n] for each text.
 
-    `field` is the configuration's field, for error messages. `most_tokens` limits the sum of the
-    texts' lengths, each rounded up to whole blocks (`places_of`).
+    Args:
+        field: the configuration's field, for error messages.
+        path: the file or folder.
+        most_tokens: limit on the sum of the texts' lengths, each rounded up to whole blocks.
+        vocab_size: number of tokens in the model's vocabulary.
 
     Raises:
         ConfigError: the corpus cannot be read, is empty or too large, or has token ids beyond the

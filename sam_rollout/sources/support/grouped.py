@@ -42,17 +42,13 @@ class Group(Generic[Key]):
 class GroupedTexts(LiveTexts, Generic[Key]):
     """One automaton for each group of requests; `key_of` tells the groups apart.
 
-    A new group may replace a group (`_succeed`). The new group's automaton reads the texts of live
-    requests, a few tokens per engine step (`text_moves.py`). A request drafts from the old
-    automaton until the new one has read its text.
+    A new group may replace a group (`_succeed`). A request drafts from the old automaton until the
+    new one has read its text (`text_moves.py`).
 
-    A group whose automaton comes near the largest possible size is given up. Its requests draft
-    nothing from this source until they end, because reading a long text anew at once would hold up
-    an engine step.
-
-    Memory is checked after every step. Beyond `max_bytes`, whole groups are given up: first the
-    replaced ones, then the others, beginning with the one that has been absent from the batch
-    longest.
+    A group is given up if its automaton comes near the largest possible size. Its requests then
+    draft nothing from this source until they end, because reading a long text again would delay a
+    step. Groups are also given up after a step that exceeds `max_bytes`: first the replaced groups,
+    then the groups that have been absent from the batch longest.
     """
 
     needs_identity = True
@@ -121,7 +117,6 @@ class GroupedTexts(LiveTexts, Generic[Key]):
 
     @property
     def _nbytes(self) -> int:
-        """All memory in bytes."""
         return self.pool.nbytes
 
     def _live_tokens(self, group: Group[Key]) -> Int64Array:
@@ -164,7 +159,6 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         group.slots[request_id] = slot
 
     def _begin(self, key: Key, identity: RequestIdentity | None) -> Group[Key]:
-        """Begin a group for its first request."""
         self._groups[key] = Group(key, self.pool.create())
         return self._groups[key]
 
@@ -203,7 +197,6 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         self.evictions += 1
 
     def _free(self, group: Group[Key]) -> None:
-        """Forget a group and free its memory."""
         if group in self._replaced:
             self._replaced.remove(group)
         else:

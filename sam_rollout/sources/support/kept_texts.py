@@ -1,8 +1,6 @@
 """Keeps the ended responses of a run, from which its next automaton is made.
 
-The newest responses stay in memory and take 4 bytes per token. Responses of the previous run are
-read from disk (`responses.py`), and texts of a corpus fill the remaining memory. Responses of
-validation are not kept, because they would displace responses that training drafts from.
+Responses of validation are not kept, because they would displace responses of training.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ import numpy as np
 from sam_rollout.automaton.interface import LARGEST_AUTOMATON, Int32Array, Int64Array, places_of
 
 # Kept texts may take this share of the source's memory. A token takes 4 bytes here and 60 in an
-# automaton. So an automaton made from all kept texts takes 15 times their memory: 15/40 = 6/16 of
-# the source's memory. The constant `_SUCCESSOR` in `run.py` gives the next automaton this size.
+# automaton, so an automaton of all kept texts takes 15/40 of the memory (`_SUCCESSOR`, `run.py`).
 _SHARE = 1 / 40
 
 
@@ -31,16 +28,14 @@ class Room(NamedTuple):
 
 
 class KeptTexts:
-    """The newest responses of a run and, as far as they leave room, older texts.
+    """The newest responses of a run, and older texts while there is room.
 
-    The older texts are those of the previous run and those of a corpus. Even a short text takes a
-    whole block of an automaton's memory, so the number of texts is bounded, too.
+    The older texts come from the previous run and from a corpus.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.most_tokens = min(int(max_bytes * _SHARE) // 4, LARGEST_AUTOMATON // 4)
-        # The number of texts that fill an automaton if each of them takes one block. The place of a
-        # token takes 16 bytes.
+        # The number of texts that fill an automaton if each takes one block.
         most_places = min(max_bytes // 2 // 16, LARGEST_AUTOMATON // 4)
         self._most_texts = most_places // places_of(1)
         self._kept: deque[Int32Array] = deque()  # responses of training, oldest first
@@ -62,11 +57,7 @@ class KeptTexts:
         self._shorten()
 
     def keep_older(self, texts: list[Int32Array]) -> bool:
-        """Keep the previous run's texts, given from old to new, in the room that newer ones leave.
-
-        Returns:
-            Whether any of `texts` was kept.
-        """
+        """Keep the previous run's texts (old to new) where they fit; return whether any does."""
         newer = len(self._kept)
         texts = texts[-self._most_texts :]
         self._kept.extendleft(reversed(texts))

@@ -1,8 +1,6 @@
-"""Pieces of responses that travel between engines.
+"""Pieces of responses that are sent between engines while the responses are sampled.
 
-A response is sent in pieces while it is sampled, so that siblings on other engines draft from it
-before it ends. No engine waits for a piece, and no piece is sent twice. A lost piece only lowers
-acceptance.
+No engine waits for a piece, and no piece is sent twice. A lost piece only lowers acceptance.
 """
 
 from __future__ import annotations
@@ -32,10 +30,7 @@ def to_bytes(tokens: Int32Array) -> bytes:
 def whole_response(
     identity: RequestIdentity, name: str, prompt_ids: Sequence[int], response_ids: Sequence[int]
 ) -> Piece:
-    """Make a piece of a whole response and the end of its prompt.
-
-    Engines that write to other folders keep it. `name` is a unique name of the response.
-    """
+    """Make a piece of a whole response, uniquely named, and the end of its prompt."""
     from sam_rollout.automaton.recorder import CONTEXT  # compiles
 
     tokens = np.array([*prompt_ids[-CONTEXT:], *response_ids], np.int32)
@@ -45,7 +40,7 @@ def whole_response(
 def read_piece(raw: Any, limits: Limits) -> tuple[Piece, Int32Array]:
     """Check the fields of a piece that another engine sent; return the piece and its tokens.
 
-    A piece without tokens only says that a response has ended.
+    A piece may have no tokens if the response has ended.
 
     Raises:
         BadPieceError: the piece is malformed, reaches beyond the engine's longest text, or has a

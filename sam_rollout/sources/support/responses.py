@@ -1,11 +1,8 @@
 """Records an engine's responses: in memory while they are sampled, on disk after they have ended.
 
-One recorder and one folder serve all sources. The folder keeps responses of training steps, for
-later steps, later epochs and resumed runs (`text_store.py`). Responses of validation are not kept,
-because they would displace texts that training drafts from.
-
-A separate thread does all disk work, so no engine step waits for it. When the disk fails, nothing
-is read or written any more, and drafting goes on with the texts that the engine samples.
+One recorder and one folder serve all sources (`text_store.py`). Only responses of training steps
+are written to the folder. A separate thread does all disk work. When the disk fails, it is not used
+any more, and drafting goes on with the texts in memory.
 """
 
 from __future__ import annotations
@@ -94,7 +91,7 @@ class Responses:
         self._is_wanted = self._off = False
         self.ended: dict[str, Ended] = {}  # request that the last `finish` ended -> its text
         # Key of each response that a later step's request continues -> the response's group. The
-        # later request has the whole text, so nothing is kept when the earlier request ends.
+        # later request has the whole text, so the interrupted part is not kept.
         self.interrupted: Mapping[int, GroupKey] = {}
         self.failures = 0  # disk errors; at most one, because the disk is not used afterwards
         self.dropped = 0  # responses that were not kept because the disk was too slow
@@ -166,10 +163,9 @@ class Responses:
         self.heard += self._keep(group, step, text)
 
     def read_earlier(self, group: str, step: int, max_tokens: int) -> Future[AutomatonPool | None]:
-        """Begin to make an automaton of the responses to a prompt from steps before `step`.
+        """Begin to make an automaton of the newest responses to a prompt from steps before `step`.
 
-        It reads the newest of them, at most `max_tokens` tokens together. The result is
-        None if there is no such response.
+        The result is None if there is no response.
         """
         return self._submit(0, _read_earlier, self._store, group, step, max_tokens)
 

@@ -1,4 +1,4 @@
-"""Makes automata of ended texts, each in a pool of its own, so that a thread can fill it."""
+"""Makes automata of ended texts in separate pools, which a thread can fill."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """The exchange of siblings' texts with other engines.
 
-This engine hands out its own texts and receives the texts of other engines. In each engine step,
-its automata of siblings read a few of the received tokens. In each direction only a limited number
-of texts may wait; further texts are dropped. Waiting texts count towards `max_bytes`, the memory
-for all texts of siblings. If memory is short, received texts are not read, and waiting texts are
-dropped before any automaton is given up.
+The automata read a few of the received tokens in each engine step. The number of waiting texts is
+limited in each direction; further texts are dropped. Waiting texts count towards `max_bytes`. If
+memory is short, they are dropped before any automaton is given up.
 """
 
 from __future__ import annotations
@@ -30,18 +28,15 @@ logger = logging.getLogger(__name__)
 Place = tuple[Hashable, int | None]  # a group, and its automaton once it has one
 
 # Most tokens of other engines that are read per engine step. Drafts save time only while few
-# requests run. Even if each of these has 15 siblings on other engines, all siblings together
-# write fewer tokens per step than this limit.
+# requests run, and then the other engines' siblings together write fewer tokens per step.
 TOKENS_PER_STEP = 512
 # Most texts of other engines that may wait to be read or continued.
 MOST_TEXTS = 1024
-# A text of which all tokens were read is dropped after this many exchanges without a new piece of
-# it (5 s or more). Then the text's last piece was lost, or it came after the text's group had ended
-# on this engine.
+# A text without unread tokens is dropped after this many exchanges without a new piece (5 s or
+# more). Its last piece was lost, or came after its group had ended on this engine.
 SILENT_TURNS = 100
-# Limits, as shares of the memory for siblings. The waiting texts of one direction take
-# `_WAITING_SHARE` at most. Other engines' texts are not read while they and all automata together
-# take more than `_READING_SHARE`.
+# Limits, as shares of the memory for siblings: of the waiting texts of one direction, and of the
+# waiting texts and automata together, beyond which other engines' texts are not read.
 _WAITING_SHARE, _READING_SHARE = 1 / 8, 3 / 4
 _NEVER = np.iinfo(np.int64).max
 
@@ -103,7 +98,6 @@ class SharedTexts:
 
     Args:
         pool: the pool of the automata that read other engines' texts.
-        limits: the limits of the engine.
         max_bytes: memory for all texts of siblings, from this engine and others.
         responses: the record of the engine's responses; it also keeps other engines' whole ones.
         place_of: maps a piece to its group and automaton, or to None if the piece is not wanted.
@@ -192,7 +186,6 @@ class SharedTexts:
         return self.own.pieces(origin)
 
     def _start(self) -> None:
-        """Keep texts from now on, because there are other engines."""
         room = int(self._max_bytes * _WAITING_SHARE) // (4 * self._limits.max_model_len)
         if not room:
             logger.warning(
@@ -208,11 +201,7 @@ class SharedTexts:
     def _take(
         self, group: Hashable, automaton: int | None, piece: Piece, tokens: Int32Array
     ) -> None:
-        """Keep a piece until it is read.
-
-        If an earlier piece was lost, this piece does not continue the kept tokens and begins a new
-        text. `automaton` is the automaton of the group, None if it is not made yet.
-        """
+        """Keep a piece until it is read; after a lost piece, this piece begins a new text."""
         place, row = self._place.get(piece.response, (group, -1))
         if place != group:  # two groups use this name
             self._forget(piece.response)
@@ -276,10 +265,7 @@ class SharedTexts:
         self.forget_all()
 
     def _end_turn(self) -> None:
-        """End an exchange; drop texts that got no piece in the last `SILENT_TURNS` exchanges.
-
-        Texts with unread tokens stay.
-        """
+        """End an exchange; drop read texts without a new piece for `SILENT_TURNS` exchanges."""
         self._turn += 1
         is_silent = (self._turn - self._heard > SILENT_TURNS) & (self._done == self._known)
         self._forget_rows(np.flatnonzero(is_silent))

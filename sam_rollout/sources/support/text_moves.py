@@ -1,9 +1,8 @@
 """Live texts that move from one automaton to another.
 
-When a text moves, its new automaton reads it from the start. In each engine step, a bounded number
-of tokens is read from all moving texts together, so that no step is delayed. Until the whole text
-is read, its request drafts from the old automaton. If a text ends while it moves, the new automaton
-still reads all of it, so that other requests draft from this text.
+The new automaton reads a moving text from the start. Each engine step reads a bounded number of
+tokens of all moving texts. A request drafts from the old automaton until its whole text is read. A
+text that ends while it moves is still read, because other requests draft from it.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from sam_rollout.automaton.interface import Int32Array, places_of
 if TYPE_CHECKING:
     from sam_rollout.automaton.pool import AutomatonPool
 
-# At most this many tokens of live texts are read per engine step, and at most this many of ended
-# texts. A batch samples fewer tokens per step, so the moving texts catch up with it. The benchmark
-# `sam-rollout bench drafter` reports the time per token as `build_ns_per_token`.
+# Most tokens of live texts, and most tokens of ended texts, that are read per engine step.
 TOKENS_PER_STEP = 2048
 
 
@@ -71,12 +68,8 @@ class MovingTexts:
     ) -> list[tuple[int, int, int]]:
         """Read more of the moving texts, those with the fewest unread tokens first.
 
-        Args:
-            request_ids: the request of each of the B rows.
-            token_ids, num_tokens, eligible: see `Source.catch_up`.
-
-        Returns:
-            Row, new slot and new automaton of each request whose text has been read to its end.
+        The arguments are those of `Source.bind` and `Source.catch_up`. Returns the row, new slot
+        and new automaton of each request whose text has been read to its end.
         """
         if self._ended:
             self._read_ended()

@@ -1,13 +1,11 @@
 """Ended responses on disk, written and read by all engines that share a folder.
 
-The folder holds segments. Every writer appends to a segment of its own and holds a lock on it,
-which the system releases when the writer dies. A segment is called `*.open` while it is written and
-`*.closed` afterwards. A segment consists of records, one per response. Each record has its length
-and a checksum, so readers notice a record torn by a crash and lose only that record. When the
-folder is full, whole closed segments are deleted, oldest first, under the folder's lock. Nothing is
-ever rewritten.
+The folder holds segments. Every writer appends to its own segment under a lock, which the system
+releases when the writer dies. A segment is called `*.open` while it is written and `*.closed`
+afterwards. It consists of records, one per response, each with its length and a checksum. When the
+folder is full, the oldest closed segments are deleted.
 
-All methods may block on the disk, so a separate thread should call them.
+All methods may block on the disk.
 """
 
 import bisect
@@ -63,8 +61,7 @@ class TextStore:
 
     Args:
         folder: made when needed; must support `flock` if engines on several machines share it.
-        max_bytes: size of all segments, those of other writers included. Each writer needs a
-            segment of its own, a 256th of this size.
+        max_bytes: size of all writers' segments together.
         max_responses: of each group, the store remembers this many of the newest step's responses,
             and this many of the newest responses of earlier steps.
         vocab_size: size of the reading model's vocabulary; a response with other ids is left out.
@@ -93,8 +90,7 @@ class TextStore:
     def append(self, group: str, step: int, tokens: Int32Array) -> None:
         """Add a response; if it is longer than a segment, only its end is added.
 
-        After the call, the record survives the end of this process. It survives a crash of the
-        machine once the system has written it to the disk.
+        The record survives the end of this process, but not every crash of the machine.
         """
         longest = (self._segment_bytes - _RECORD.size) // BYTES_PER_TOKEN
         record = _pack(_key(group), step, np.ascontiguousarray(tokens[-longest:], "<i4").tobytes())
@@ -111,10 +107,10 @@ class TextStore:
         """Return the newest responses of steps before `before_step`, oldest first.
 
         Args:
-            group: the group of the prompt. None means all prompts, and then the number of responses
-                is not limited.
-            before_step: responses of this step and of later steps are left out. When this argument
-                changes, the folder is indexed again: by then it has all earlier steps' responses.
+            group: the group of the prompt; None means all prompts, without a limit on the number of
+                responses.
+            before_step: responses of this and later steps are left out. When it changes, the folder
+                is indexed again.
             max_tokens: limit on all responses together; the oldest responses are left out.
         """
         if before_step != self._step:
@@ -159,11 +155,7 @@ class TextStore:
         self._segment = None
 
     def _segments(self) -> dict[str, Path]:
-        """Return the path of each segment by its stem, oldest first.
-
-        On a shared file system some of these files may no longer exist, because a machine may see
-        an old list of files.
-        """
+        """Return the path of each segment by its stem, oldest first; some may no longer exist."""
         paths = [p for p in self.folder.iterdir() if p.suffix in (OPEN, CLOSED)]
         return {path.stem: path for path in sorted(paths)}
 
@@ -192,8 +184,7 @@ class TextStore:
         for path in self._segments().values():
             if path.suffix != OPEN:
                 continue
-            # NFS grants an exclusive lock only on a file that was opened for writing. Another
-            # user's segment cannot be opened for writing, and stays as it is.
+            # NFS grants an exclusive lock only on a file opened for writing.
             not_ours = suppress(FileNotFoundError, BlockingIOError, PermissionError)
             with not_ours, open(path, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -218,7 +209,6 @@ class TextStore:
     # --- reading ---
 
     def _index(self, stem: str, path: Path) -> None:
-        """Note the records that were added to a segment since the last call."""
         offset = self._read_up_to.get(stem, 0)
         with self._opened(stem, path) as file:
             size = 0 if file is None else os.fstat(file.fileno()).st_size
@@ -304,7 +294,6 @@ class TextStore:
         self._named.add(why)
 
     def _forget(self, stems: set[str]) -> None:
-        """Drop the records of deleted segments."""
         for group, places in list(self._groups.items()):
             places[:] = [place for place in places if place.segment not in stems]
             if not places:
@@ -312,11 +301,7 @@ class TextStore:
 
 
 def name_of(folder: Path) -> str:
-    """Return a folder's unique name; the first call for a folder creates the name.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Return a folder's unique name, which the first call writes; raise OSError if it cannot."""
     folder.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         # A symbolic link and its content appear together, on a network file system, too.

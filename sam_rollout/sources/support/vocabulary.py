@@ -1,7 +1,6 @@
-"""The check that token ids from a disk or another engine are in the model's vocabulary.
+"""Checks that token ids from a disk or another engine are in the model's vocabulary.
 
-Without this check, a draft could contain ids of a model with a larger vocabulary, and the engine
-that verifies the draft would look these ids up beyond the ends of its tables.
+An engine would look other ids up beyond the ends of its tables.
 """
 
 from __future__ import annotations
