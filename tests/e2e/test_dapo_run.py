@@ -94,7 +94,6 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
 
 
 def test_a_head_learns_along_on_megatron(train):
-    """What an accelerator brings has a stand-in; division: tests/integration/test_megatron.py."""
     actor = "actor_rollout_ref.actor"
     settings = [
         f"+{actor}.megatron.override_transformer_config.{name}={str(value).lower()}"
@@ -154,7 +153,6 @@ def _parts(run) -> pd.DataFrame:
 
 
 def test_interrupted_responses_go_on_and_a_killed_run_is_resumed(train):
-    """Half of the responses run at once, so that others do when a step has its own."""
     trainer = (
         "sam=on",
         "trainer.v1.trainer_mode=sam_colocate_async",
@@ -201,7 +199,6 @@ def test_interrupted_responses_go_on_and_a_killed_run_is_resumed(train):
 
 
 def test_engines_with_devices_of_their_own_go_on_while_the_policy_trains(train):
-    """Two batches of two prompts in a step; the weights reach the engines through a file."""
     rollout = "actor_rollout_ref.rollout"
     run = train(
         "sam=on",

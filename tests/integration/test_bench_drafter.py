@@ -24,7 +24,6 @@ def test_a_periodic_text_takes_few_steps(name):
 
 
 def test_a_side_that_cannot_be_made_is_named(monkeypatch):
-    """A later version may read more of its configuration than ours has."""
     from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
     def fail(self, vllm_config):

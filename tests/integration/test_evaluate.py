@@ -15,7 +15,6 @@ pytestmark = pytest.mark.usefixtures("few_collections")
 def test_sides_give_the_same_responses_and_ties_are_told_from_other_differences(
     monkeypatch, tmp_path
 ):
-    """Made-up partings: the token that was drawn is explained by its random number, others not."""
     place, responses = 20, tmp_path / "responses.jsonl"
 
     def made_up(off, _on):

@@ -312,7 +312,6 @@ def known(prompts):
 
 @pytest.mark.parametrize(("seed", "with_head", "head_ahead"), [(3, 0, 0), (24, 1, 0), (83, 1, 1)])
 def test_random_events_lose_and_double_no_token(known, seed, with_head, head_ahead):
-    """With these seeds the gate opens and closes by chance, and requests are preempted."""
     totals = live(seed, known)
     assert totals["responses"] >= 15
     assert (totals["with_head"], totals["head_ahead"]) == (with_head, head_ahead)

@@ -54,7 +54,6 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_texts_with_drafts_asked_for_are_those_without(make_engine, hybrid, prompts, caplog):
-    """With its drafts, the engine would die in the first steps."""
     found: list[dict[float, Any]] = []
     for sam in (SamConfig(enabled=False), ON):
         arguments = engine_arguments(sam, RolloutSamplerConfig("coupled"))

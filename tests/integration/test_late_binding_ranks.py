@@ -66,7 +66,6 @@ def one_by_one(engines, prompts) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("name", ["late", "head"])
 def test_all_ranks_verify_the_drafts_of_the_first(name, engines, reference, prompts):
-    """Otherwise ranks would disagree about lengths, and texts would differ or the engine hang."""
     assert rollout(engines[name], prompts) == reference
     first, second = engines[name].collective_rpc("sam_drain")
     assert second is None, "only the first drafts"
@@ -81,7 +80,6 @@ def test_all_ranks_verify_the_drafts_of_the_first(name, engines, reference, prom
 def test_an_engine_that_sleeps_with_a_step_on_its_way_loses_and_doubles_no_token(
     engines, one_by_one, prompts, level
 ):
-    """Level 0 goes on where it was; level 1 gives up the cache, and computes the texts again."""
     lengths: list[int] = []
 
     def sleep(core: Any) -> None:

@@ -133,7 +133,6 @@ def test_texts_are_those_without_drafts(config, start, some, reference):
 
 
 def test_texts_are_those_without_a_head_of_another_kind(start, some, reference, tmp_path):
-    """A random one: what it drafts is wrong, and in the way of nothing."""
     write_medusa(tmp_path, heads=K)
     config = sam("own", method="medusa", path=tmp_path, k=K + 2)
     engine = start(config)
@@ -171,7 +170,6 @@ def test_drafts_that_share_the_noise_of_what_verifies_them_are_all_right(
 
 
 def test_a_step_ahead_as_many_drafts_are_verified_and_as_good(start, prompts, without):
-    """The gate opens once few of 48 requests are left; ahead, it does so two steps later."""
     config = sam("own", "prompt", method="eagle3", k=8, gate=GateConfig("threshold", 24))
     expected, told = without(prompts[:16], 3), []
     for engine in start(config), start(config, ahead=True):
@@ -185,7 +183,6 @@ def test_a_step_ahead_as_many_drafts_are_verified_and_as_good(start, prompts, wi
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
 def test_a_model_goes_on_from_the_path_that_is_accepted_of_a_tree(method, start, some, reference):
-    """Its first draft token is right as often as in an engine that verifies chains."""
     shares, trees = [], []
     for shape in "chain", "tree":
         config = replace(sam("own", "prompt", method=method, k=8), draft_shape=shape)

@@ -33,7 +33,6 @@ def test_verifying_agrees_with_decoding_and_whole_groups_were_verified(check):
 
 
 def test_another_context_is_noticed(check, monkeypatch):
-    """The check must be able to fail: the texts are verified after other prompts."""
     verify = operator_check._verify
 
     def after_other_prompts(check, prompts, *rest):
@@ -46,5 +45,4 @@ def test_another_context_is_noticed(check, monkeypatch):
 
 
 def test_rows_round_alike_in_bfloat16():
-    """The check runs a rollout's sampler, which on CPUs with AMX leaves kernels out."""
     assert run(OperatorCheck(MODEL, "bfloat16", (K,), TOKENS, prompts=2))["maximum"] == 0

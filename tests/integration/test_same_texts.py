@@ -244,7 +244,6 @@ def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
 
 @pytest.mark.parametrize("name", [name for name in SIDES if "closed" not in name])
 def test_texts_are_the_same_where_requests_come_and_go(name, engine_of, one_by_one, prompts):
-    """With aborts, least lengths, penalties and grammars."""
     engine = engine_of(name)
     found = come_and_go(engine, prompts, longest=LONGEST, aborts=True)
     assert len(one_by_one) == len(prompts)
@@ -256,7 +255,6 @@ def test_texts_are_the_same_where_requests_come_and_go(name, engine_of, one_by_o
 
 @pytest.mark.parametrize("name", ["k = 8", "tree", "ahead, k = 8"])
 def test_an_interrupted_response_goes_on_as_if_it_had_not_been(name, engine_of, reference, prompts):
-    """verl's asynchronous trainers ask this way: the text sampled so far follows the prompt."""
     engine, chance = engine_of(name), random.Random(5)
     asked, parameters = requests(prompts, SIBLINGS, max_tokens=lengths(prompts))
     said: list[list[int]] = [[] for _ in asked]
@@ -287,7 +285,6 @@ def test_without_drafts_texts_are_the_same_asynchronously(start, reference, prom
 
 
 def test_rejected_drafts_do_not_show(start, reference, prompts):
-    """Drafts that are nearly always wrong, at every step."""
     sam = SamConfig(max_draft_tokens=3, gate=ALWAYS)
     engine = start(Side(sam, engine={"speculative_config": FORCED}))
     assert rollout(engine, prompts) == reference

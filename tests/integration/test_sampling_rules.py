@@ -79,7 +79,6 @@ def verify(
 
 @pytest.mark.parametrize("kind", ["coupled", "coupled_inversion", "vectorised"])
 def test_a_text_may_end_once_it_is_long_enough_with_the_drafts_before(kind):
-    """vLLM's own sampler lets no bonus token end a text that was too short before the step."""
     drafts = [[OTHER] * 3, [OTHER] * 2, [OTHER], [], [OTHER] * 2]
     written = [4, 4, 4, 4, 6]
     assert verify(drafts, written, 6, kind) == [
@@ -96,8 +95,6 @@ def test_upstream_still_forgets_the_drafts_before_a_bonus_token():
 
 
 def test_gpus_cut_by_the_same_kernel_in_steps_of_any_size(monkeypatch):
-    """A verify step has more rows than one without; vLLM 0.23 and 0.24 look at the number."""
-
     def search(logits, k, p):
         return "search", logits, k, p
 

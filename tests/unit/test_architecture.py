@@ -119,7 +119,6 @@ def test_files_import_their_own_room_and_lower_floors():
 
 
 def test_no_files_import_each_other_in_a_circle():
-    """Not inside functions or for types either."""
     needed = {
         path: {file for name in imports_of(path) if (file := file_of(name))} - {path}
         for path in LIBRARY_FILES
@@ -146,7 +145,6 @@ def test_no_script_of_ours_imports_an_engine():
 
 @pytest.mark.parametrize("upstream", ["vllm", "vllm_ascend", "verl"])
 def test_each_upstream_is_named_in_its_folder(upstream):
-    """verl's integration builds on vLLM's and vllm-ascend's, vllm-ascend's on vLLM's."""
     folders = {"vllm": {"vllm", "vllm_ascend", "verl"}, "vllm_ascend": {"vllm_ascend", "verl"}}
     allowed, ours = folders.get(upstream, {upstream}), f"sam_rollout.integrations.{upstream}"
     for path in files(LIBRARY / "integrations"):
@@ -164,7 +162,6 @@ def test_nothing_imports_recipes(folder):
 
 
 def test_no_function_has_more_arguments_than_a_reader_holds():
-    """Numba takes arrays one by one, and the arguments of a command are its options."""
     upstream = "second_runner/speculator.py: _verify"  # vLLM calls it
     for path in LIBRARY_FILES:
         for node in ast.walk(ast.parse(path.read_text())):

@@ -116,7 +116,6 @@ HYBRIDS = [f"qwen3_5_{name}" for name in ("27b_cuda", "27b_910c", "35b_a3b_cuda"
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_presets_of_hybrids_do_not_draft(name):
-    """Also where they are asked for, by sizes alone: the model is on no machine of ours."""
     preset = check(composed(f"experiment={name}"))
     assert (preset.sam.enabled, preset.sampler.kind, preset.decisions) == (False, "stock", ())
     for option in ("on", "article"):
@@ -160,7 +159,6 @@ def test_our_groups_set_every_field_and_no_other():
 
 
 def test_the_groups_hold_the_defaults_of_the_sections():
-    """Users of vLLM alone get the settings of a run."""
     follows_another = {"dynamic_sampling.gen_batch_size"}
     for group, section in RunConfig.groups().items():
         defaults = leaves(section().to_mapping(), group)

@@ -198,10 +198,6 @@ def test_a_worker_joins_the_head_with_its_devices(device):
 
 
 def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
-    """A shell has neither CANN's paths nor the interfaces that a run would be given.
-
-    The vendor's script uses unset variables, and ends with a status.
-    """
     told = 'echo "$@"\necho "$ASCEND_HOME_PATH $HCCL_SOCKET_IFNAME $(ulimit -n)"'
     python = program(tmp_path / "python", told)
     vendors = 'export ASCEND_HOME_PATH="$NOT_SET/cann"\necho of the vendor\n[ -f /no ] && echo x'
@@ -299,7 +295,6 @@ def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, capfd
     ],
 )
 def test_a_job_of_a_cluster_that_loses_a_node(scripts, monkeypatch, port, command, seen, status):
-    """What Ray says of the second node, one look after the other; the last one stays."""
     monkeypatch.setattr(scripts.cluster, "POLL_S", 0.05)
     second = {
         "there": node_state(1, port=port),
@@ -322,7 +317,6 @@ def test_a_job_of_a_cluster_that_loses_a_node(scripts, monkeypatch, port, comman
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, None])
 def test_a_part_that_is_stopped_says_so(tmp_path, number):
-    """It is stopped by a signal, or by the launcher's end, which closes its standard input."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     process = subprocess.Popen(
@@ -484,7 +478,6 @@ def test_a_node_that_ssh_cannot_reach_ends_the_launch_at_once(hosts):
 
 @pytest.mark.parametrize(("status", "blamed"), [(4, True), (5, False)])
 def test_the_heads_status_is_the_launchers(hosts, status, blamed):
-    """Workers that did not join are named, unless the configuration is refused, which is 5."""
     found, output = launched(hosts, by_node(f"read -r token; exit {status}", "cat > /dev/null"))
     assert found == status and ("error: node-2 did not join" in output) == blamed
 

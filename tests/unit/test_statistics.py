@@ -32,7 +32,6 @@ def test_one_step_of_one_run_has_no_interval():
 
 
 def test_repeats_that_differ_widen_the_interval():
-    """Two machines' worth of runs: the steps of a run agree, the runs do not."""
     slow, fast = np.full(8, 12.0), np.full(8, 10.0)
     alike = gain(sides([slow, slow], [fast, fast])).speed_up_minus_one
     assert (alike.low, alike.high) == pytest.approx((0.2, 0.2))
@@ -66,7 +65,6 @@ def test_difference_is_sam_minus_base():
 
 @pytest.mark.parametrize("paired", [False, True])
 def test_three_repeats_are_enough_for_the_coverage_that_is_said(paired, monkeypatch):
-    """Five steps of other prompts each, runs that differ by more than their steps explain."""
     monkeypatch.setattr(statistics, "RESAMPLES", statistics._AT_ONCE)  # of the bootstrap
     generator = np.random.default_rng(1)
     trials, covered = 400, 0

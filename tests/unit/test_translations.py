@@ -22,7 +22,6 @@ def name_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", TRANSLATIONS, ids=name_of)
 def test_a_translation_has_the_blocks_of_its_original(page):
-    """Headings with their levels, paragraphs, list items, rows of tables, in their order."""
     shapes = [
         [
             [f"{token.type} {token.tag}" for token in section.tokens if token.nesting >= 0]

@@ -61,7 +61,6 @@ def test_a_kernel_is_compiled_once_and_then_loaded(package):
 
 
 def test_code_of_another_version_is_never_loaded(package):
-    """numba alone would: it compares time stamp and size of the one file that defines a kernel."""
     package.start()
     package.write(2)
     report, found = package.start()

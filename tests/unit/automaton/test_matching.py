@@ -155,7 +155,6 @@ def grown(pool, family, shared):
 @settings(max_examples=150, deadline=None)
 @given(families(), st.booleans(), st.text("abcd", max_size=4))
 def test_places_and_votes_are_those_of_the_reference(family, shared, drafted):
-    """This holds however texts are cut into calls, and after drafted tokens, too."""
     pool = AutomatonPool(max_link_updates=UNLIMITED)
     for number, slot, text, reference in grown(pool, family, shared):
         (place,) = places_of(pool, slot)

@@ -37,7 +37,6 @@ def text_like_reasoning(tokens, seed=0):
 @pytest.mark.parametrize("automata", [0, 1, 3])
 @pytest.mark.parametrize(("rows", "tokens"), [(5, 3000), (100, 60)])
 def test_rows_that_are_read_together_are_read_as_if_alone(pool, automata, rows, tokens):
-    """And token by token. Some share automata: a call reads row after row."""
     rng = np.random.default_rng(0)
     texts = np.stack([text_like_reasoning(tokens, seed) for seed in range(rows)])
     if automata:  # texts have much in common, and part again and again
@@ -128,7 +127,6 @@ def test_a_text_takes_few_bytes_per_token(pool):
 
 
 def test_growing_moves_little_at_a_time(pool):
-    """No single token has more work to do than some hundred slots, however long the text is."""
     text = text_like_reasoning(100_000)
     slot = pool.open()
     header = pool._automata.table[0]
@@ -231,7 +229,6 @@ def test_a_negative_token_is_named_and_the_text_before_it_kept(pool):
 
 
 def test_a_negative_token_is_no_way_to_memory_that_was_never_written(pool):
-    """At the end of a text, where its next state will lie, in blocks that were used before."""
     rng = np.random.default_rng(5)
     for length in range(3, 40):
         slot = pool.open()

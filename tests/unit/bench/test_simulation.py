@@ -53,7 +53,6 @@ def write(folder, *, sam=False, replicas=1, texts=True, rounds=1, responses=4, t
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_recorded_run_is_foretold_within_fifteen_percent(number):
-    """The first step is left out on both sides, as in the published comparison: caches fill."""
     run = read_baseline(RUNS / f"off-{number}")
 
     def recorded_s(name):
@@ -88,7 +87,6 @@ def test_texts_that_repeat_themselves_gain_and_the_next_step_remembers(tmp_path)
 
 
 def test_engines_draft_from_what_others_sample(tmp_path, monkeypatch):
-    """Two replicas with one response each to the same prompt; what each says is new to itself."""
     said = np.random.default_rng(0).integers(0, 30_000, 300).tolist()
     folder = write(tmp_path, replicas=2, texts=False)
     for replica in (0, 1):

@@ -135,7 +135,6 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
 
 
 def test_a_text_that_shrank_under_its_id_has_verified_nothing():
-    """An id used again without notice: the caller says that the row gained less than nothing."""
     batch = DraftBatch(LIMITS)
     batch.clear(1)
     batch.counts[0], batch.length[0], batch.source[0], batch.pending = 3, 5, 0, True

@@ -169,7 +169,6 @@ READY_DRAFT = list(range(1, 1 + K))
 
 @pytest.mark.parametrize(("policy", "gate"), [("fixed", "threshold"), ("confidence", "auto")])
 def test_every_draft_is_that_of_the_rule(policy, gate):
-    """Four sources that are right by turns; rows that move, come and are not verified."""
     rng = np.random.default_rng(0)
     least = 0.3 if policy == "confidence" else 0.0
     ours, reference, seen = Policy(policy, 4, least or 0.1, gate), Reference(least), Counter()
@@ -258,7 +257,6 @@ def test_experience_is_forgotten():
 
 
 def test_estimates_are_not_distorted_by_the_drafts_that_ended_early():
-    """Tokens are accepted with probability 0.7 each: the chance falls below 0.2 after four."""
     rng = np.random.default_rng(0)
     policy = Policy("confidence", least=0.2)
     for _ in range(6000):

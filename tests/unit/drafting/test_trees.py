@@ -102,7 +102,6 @@ def test_a_step_that_the_engine_cut_verified_what_came_before():
 
 
 def test_chances_that_proved_too_high_are_lowered():
-    """A text that never goes on as it did before gets ever smaller trees where chances count."""
     drafter = drafter_of(k=8)
     text, sizes = [1, 2, 3, 4], []
     rng = np.random.default_rng(0)
@@ -146,7 +145,6 @@ def test_the_gate_is_told_nothing_of_what_the_text_does_not_reach():
 
 
 def test_tokens_that_prove_right_as_often_as_expected_say_so():
-    """A text goes on at random with one of its earlier continuations, at every depth."""
     drafter, rng = drafter_of(k=12, gate="auto"), np.random.default_rng(1)
     text, told = [1, 2, 3, 4] * 2, np.zeros(4)
     for step in range(700):

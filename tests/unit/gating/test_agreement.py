@@ -57,7 +57,6 @@ def test_an_engine_without_requests_is_not_asked():
 
 @pytest.mark.parametrize("kind", [{"kind": "threshold", "threshold": 4}, schedule()])
 def test_all_engines_decide_the_same_in_every_step(kind):
-    """Loads that rise and fall, engines that are idle for a while; `auto` is tried below."""
     group = Group(of(**kind), ranks=4)
     random = np.random.default_rng(0)
     loads = np.array([6, 6, 0, 4])
@@ -128,7 +127,6 @@ def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget
 
 
 def test_counters_tell_what_was_agreed_not_what_was_proposed():
-    """This engine would stay closed; the busiest one drafts, looks and stays closed by turns."""
     table = Table(2)
     gate = AgreedGate(AutoGate(LIMITS, 0.005), CLOSED, Seat(table, 1), K)
     decided = [(5, 0.25, 0), (K, 2.0, 1), (0, 0.0, 0), (5, 0.75, 1)]
@@ -148,7 +146,6 @@ def test_counters_tell_what_was_agreed_not_what_was_proposed():
 
 
 def test_what_happened_between_two_calls_is_not_learned_from():
-    """The engine made a step without asking for drafts: reports are about another step."""
     table, inner = Table(1), OnRecord()
     gate = AgreedGate(inner, CLOSED, Seat(table, 0), K)
     for exchanges in (1, 1, 2, 1):

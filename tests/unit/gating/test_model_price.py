@@ -58,7 +58,6 @@ def engine() -> Engine:
 
 
 def test_a_model_that_pays_stays_and_trials_become_rare(engine):
-    """Also where it learns: trials of texts alone become no more frequent."""
     for _ in range(20):
         engine.run(WORTH_IT, 500)
         engine.price.expect_better()

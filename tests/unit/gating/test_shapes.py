@@ -127,7 +127,6 @@ def test_where_tokens_are_free_drafts_become_trees():
 
 @pytest.mark.parametrize("seconds", [linear, dear_trees])
 def test_where_tokens_or_trees_are_dear_drafts_are_chains(seconds):
-    """What a tree has beside the chain is not worth its time."""
     engine = Engine(seconds)
     engine.run(2000)
     assert engine.share_of(TREE, 1900) < 0.05
@@ -174,7 +173,6 @@ def test_trees_are_counted():
 
 
 def test_trees_are_not_tried_where_no_request_may_have_one():
-    """Requests with a grammar, say: a step for trees would have no drafts."""
     engine = Engine(flat, may=(1.0, 0.0))
     engine.run(1000)
     assert engine.share_of(CHAIN, 900) > 0.98
@@ -189,7 +187,6 @@ def test_chains_are_not_looked_for_where_no_request_may_have_drafts():
 
 @pytest.mark.parametrize(("share", "best"), [(0.25, CHAIN), (1.0, TREE)])
 def test_trees_of_a_part_of_the_requests_count_as_what_they_are(share, best):
-    """A step for trees has no drafts for the other requests."""
     engine = Engine(flat, may=(1.0, share))
     engine.run(2000)
     assert engine.share_of(best, 1500) > 0.95
@@ -218,7 +215,6 @@ def test_trials_are_as_rare_where_the_number_of_requests_goes_up_and_down():
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_trees_that_become_dearer_are_given_up(noise):
-    """The number of requests stays. Neither longer texts nor a slower engine take the blame."""
     engine = Engine(flat, noise=noise)
     engine.run(800)
     assert engine.share_of(TREE, 200) > 0.9
@@ -228,7 +224,6 @@ def test_trees_that_become_dearer_are_given_up(noise):
 
 
 def test_what_chains_offer_is_not_forgotten_while_trees_are_drafted():
-    """A new series of trials may have to wait, since chains are expected to lose."""
     engine = Engine(flat)
     engine.run(1500)
     assert engine.share_of(TREE, 1000) > 0.97
@@ -239,7 +234,6 @@ BETTER = np.sort(np.concatenate([ALONE[:8], np.full(8, 0.5)]))[::-1]
 
 
 def test_better_trees_are_found_where_a_part_of_the_requests_may_draft():
-    """A series of trials has to hear enough of them, not of all requests."""
     engine = Engine(
         lambda tokens, shape: 20e-3, rows=48, offers=(ALONE, ALONE.copy()), may=(0.4, 0.4)
     )

@@ -116,7 +116,6 @@ def test_several_runs_a_side_are_averaged_and_resampled(synthetic):
 
 
 def test_shorter_responses_count_as_speed_raw_but_not_at_equal_tokens(synthetic):
-    """The same engine without drafts on both sides: half the tokens is no faster a token."""
     base = synthetic("off", traces=False)
     sam = synthetic("short", mean_tokens=30.0, traces=False)
     row = compare_folders(base, sam).time("rollout")

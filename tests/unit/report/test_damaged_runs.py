@@ -53,7 +53,6 @@ def test_lost_records_are_named_and_no_difference(pair, tables, same):
 
 
 def test_a_step_whose_second_replica_lost_its_requests_is_not_whole(pair):
-    """The engines' metrics tell how many replicas there were; without them one is enough."""
     base, sam = pair
     for step, replicas in ((2, 2.0), (4, math.nan)):
         RunFolder(sam).append_train_step(step, {"sam/engine/replicas": replicas})

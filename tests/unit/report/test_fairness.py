@@ -126,7 +126,6 @@ def test_the_wrong_side_drafting(compared):
 
 
 def test_an_older_repeat_without_the_typed_group_is_compared_by_the_settled_one(base, synthetic):
-    """Older runs recorded the group `sam` as settled; newer ones also as it was typed."""
     settled = {"sam": {"enabled": True, "k": 3}}
     typed = settled | {"asked": {"sam": {"enabled": True, "k": "fits"}}}
     newer = synthetic("newer", sam=True, **config(**typed))

@@ -81,7 +81,6 @@ def test_every_decoding_row_gets_k_tokens_its_last_one_after_its_draft():
 
 
 def test_held_back_tokens_fill_first_and_are_still_judged():
-    """Otherwise rows whose chances fell too low to draft would never be drafted for again."""
     batch = DraftBatch(LIMITS)
     batch.clear(1)
     batch.pending = True

@@ -154,7 +154,6 @@ def test_places_that_are_scheduled_are_drafted_before_the_gate_is_asked():
 
 
 def test_whoever_does_not_settle_loses_nothing():
-    """Neither a step that another follows nor the last one before a drain."""
     settled, left = Engine("a", "b", "c"), Engine("a", "b", "c")
     for engine in (settled, left):
         engine.whole = True
@@ -169,7 +168,6 @@ def test_whoever_does_not_settle_loses_nothing():
 
 
 def test_the_gate_hears_of_whole_steps_also_where_the_next_has_no_room():
-    """It has to know that a step it opens for is filled, before it does."""
     engine = Engine("a")
     gate = on_record(engine)
     places = [(True, False), (False, True), (False, False), (True, True)]
@@ -364,7 +362,6 @@ def assert_nothing_more(engine: Engine) -> None:
 
 @pytest.mark.parametrize("kind", ["threshold", "auto"])
 def test_nothing_is_cumulative(kind):
-    """What is drained in parts adds up to what the parts of the session have counted in all."""
     gate = GateConfig(kind=kind, threshold=THRESHOLD)
     engine = Engine(siblings=True, gate=gate, pad_drafts="always")
     parts: list = []

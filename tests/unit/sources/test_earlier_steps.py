@@ -156,7 +156,6 @@ def test_a_group_that_ends_before_its_responses_are_read(tmp_path):
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, elsewhere):
-    """They are there when these are taken over, and when these are given up."""
     texts = np.random.default_rng(0).permutation(40_000).reshape(10, 4000).tolist()
     writer = make_drafter(tmp_path)
     for text in texts[:3]:

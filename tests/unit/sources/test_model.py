@@ -57,7 +57,6 @@ def test_drafts_are_handed_on_for_the_step_they_were_made_for():
 
 
 def test_a_draft_ends_before_a_token_that_the_model_does_not_have(caplog):
-    """The drafter has a larger vocabulary than its target."""
     drafter = Drafter()
     largest = VOCABULARY - 1
     drafter.say([[5, largest, VOCABULARY], [2**31 - 1, 5], [largest]])
@@ -78,7 +77,6 @@ def test_a_text_goes_on_where_the_model_ends():
 
 @pytest.mark.parametrize(("right", "token"), [("model", 40), ("text", 1)])
 def test_whoever_was_right_decides(right, token):
-    """Text and model say different things, request after request."""
     drafter, text, chosen = Drafter("own"), [1, 2] * 4, []
     for turn in range(30):
         drafter.say([[40]], [[0.9]])

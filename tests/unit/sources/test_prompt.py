@@ -121,7 +121,6 @@ EVENTS = st.lists(
 @settings(max_examples=80, deadline=None)
 @given(EVENTS, st.lists(st.integers(0, 2), max_size=4))
 def test_any_schedule_drafts_what_followed_in_the_group(events, prompt):
-    """Requests of one group that grow, pause, return, end: drafts go on as one of them did."""
     drafter = make_drafter(k=2, own=False)
     known, present, ended, born = {}, [], [], 0
     for event, number, tokens in events:

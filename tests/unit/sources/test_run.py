@@ -44,7 +44,6 @@ def test_all_requests_of_a_split_share_and_longer_than_a_step(other, shares):
 
 
 def test_it_stands_beside_the_prompts_source():
-    """Each votes: of other prompts one knows, of this step the other."""
     drafter = make_drafter("prompt")
     assert [source.name for source in drafter.sources] == ["prompt", "run"]
     ended(drafter, "h", [9, 1, 2, 3, 4, 5])
@@ -187,7 +186,6 @@ def test_a_run_that_outgrows_its_memory_with_live_text_begins_anew():
 
 @pytest.mark.parametrize("length", [20, 100, 1500])
 def test_a_successor_of_short_texts_is_no_larger_than_it_may_be(length):
-    """Each text takes whole blocks of memory: twenty tokens as much as some hundred."""
     drafter, limit = make_drafter(max_bytes=MIB), 1 << 20
     source, restarts, sizes = drafter.sources[0], 0, []
     for number, text in enumerate(random_texts(40_000 // min(length, 200), length)):
@@ -219,7 +217,6 @@ def test_a_run_that_is_resumed_begins_with_the_texts_of_the_one_before(tmp_path)
 
 
 def test_short_texts_of_a_run_before_are_taken_over_as_far_as_an_automaton_has_places(tmp_path):
-    """Each takes a whole block of them: 17,000 more than an automaton may have."""
     writer = TextStore(tmp_path, 1 << 26, 16, 1 << 20)
     for number in range(17_000):
         writer.append(str(number), 1, np.arange(number, number + 9, dtype=np.int32))
@@ -234,7 +231,6 @@ def test_short_texts_of_a_run_before_are_taken_over_as_far_as_an_automaton_has_p
 
 
 def test_a_request_outside_training_does_not_keep_a_resumed_run_from_its_texts(tmp_path):
-    """A server warms its engine up with such a request before the first one of training."""
     (text,) = random_texts(1, 200)
     ended(make_drafter(path=str(tmp_path / "texts")), "r", text, step=1)
     again = make_drafter(path=str(tmp_path / "texts"))
@@ -260,7 +256,6 @@ def test_a_successor_that_cannot_be_made_is_not_missed(monkeypatch, caplog):
 
 @pytest.mark.parametrize(("count", "length"), [(90, 20), (10, 1000)])
 def test_what_ends_while_a_successor_is_made_is_read_as_far_as_it_fits(count, length, tmp_path):
-    """Each takes whole blocks of memory: twenty tokens as much as some hundred."""
     (tmp_path / "corpus.jsonl").write_text("\n".join(["[1, 2, 3]"] * 10))
     drafter = make_drafter(max_bytes=MIB, corpus=str(tmp_path / "corpus.jsonl"))
     (source,), texts = drafter.sources, random_texts(count, length)

@@ -245,7 +245,6 @@ def test_a_live_writers_segment_is_neither_closed_nor_deleted(tmp_path):
 
 
 def test_orphans_are_closed_where_locks_are_those_of_nfs(tmp_path, monkeypatch):
-    """NFS makes byte-range locks of flock's: an exclusive one needs a file open for writing."""
     flock = fcntl.flock
 
     def nfs_flock(file, operation):
@@ -281,7 +280,6 @@ def test_another_users_orphan_stays_as_it_is(tmp_path, monkeypatch):
 
 
 def test_segments_that_another_machine_deleted_cost_nothing(tmp_path, monkeypatch):
-    """NFS: a folder is listed as it was, and what is open ends with an error of its own."""
     writer, reader = store(tmp_path, 64_000), store(tmp_path, 64_000)
     for step in range(8):
         writer.append("g", step, np.full(50, step, np.int32))  # a segment each

@@ -58,7 +58,6 @@ def test_a_step_is_laid_beside_the_same_step(folder):
 
 
 def test_a_resumed_run_sums_up_the_steps_before_it(folder):
-    """It went on to step 3 and is resumed from the checkpoint of step 1."""
     earlier = {1: step(10.0, 100), 2: step(1.0, 100), 3: step(1.0, 100), 0: {"val-core/x": 0.1}}
     baseline = Baseline(folder.path, earlier)
     metrics = baseline.metrics(2, step(40.0, 100))

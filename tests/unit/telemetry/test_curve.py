@@ -45,7 +45,6 @@ def test_engines_are_spread_and_the_tail_is_that_of_the_slowest():
 
 
 def test_an_idle_stretch_has_no_requests():
-    """Between two rounds the engine waits for work; steps know when they began."""
     rows = [(n / 10, 0.1, 3) for n in range(1, 41)] + [(n / 10, 0.1, 3) for n in range(61, 101)]
     curve = running_curve([steps(0, *rows)], tail_threshold=8)
     assert curve.mean[at(curve, 3.0)] == 3

@@ -114,7 +114,6 @@ def test_work_that_the_records_do_not_tell_leaves_it_out(hidden):
 
 
 def test_in_the_recorded_runs_it_lies_within_the_interval_of_the_pairs():
-    """Three pairs of runs; where their machine slowed down, it is right all the same."""
     found, runs = [], {}
     for name in (f"{side}-{n}" for side in ("off", "on") for n in (1, 2, 3)):
         runs[name] = [RunFolder(RUNS / name).read(table) for table in ("engine_steps", "requests")]

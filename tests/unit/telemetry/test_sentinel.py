@@ -41,7 +41,6 @@ def drafting(accepted: int, drafts: int, **gate: float) -> TrainingStep:
 
 
 def test_a_finding_about_drafts_ends_with_the_drafts():
-    """When the gate closes for good there is nothing more to be accepted, or to be warned of."""
     sentinel, standing = Sentinel(SentinelConfig(steps=3)), []
     for drafts in (200, 200, 200, 0, 0, 0, 0):
         _, metrics = sentinel.look(drafting(0, drafts))
@@ -51,7 +50,6 @@ def test_a_finding_about_drafts_ends_with_the_drafts():
 
 @pytest.mark.parametrize(("drafts", "found"), [(60, []), (80, ["hardly_accepted"])])
 def test_what_counts_are_drafts_not_their_tokens(drafts, found):
-    """A draft's tokens are wrong together: 180 of them in 60 drafts are 60 samples."""
     sentinel = Sentinel(SentinelConfig(steps=1, least_acceptance=0.05))
     assert names(sentinel, drafting(0, drafts)) == found
 
@@ -83,7 +81,6 @@ def accepting(
 
 @pytest.mark.parametrize("prompts", [2, 4, 32])
 def test_noise_between_two_steps_of_one_distribution_is_hardly_ever_a_fall(prompts):
-    """Though prompts differ as much as exponential times do."""
     rng, said = np.random.default_rng(0), 0
     for _ in range(100):
         sentinel = Sentinel(SentinelConfig())
@@ -99,7 +96,6 @@ def test_noise_between_two_steps_of_one_distribution_is_hardly_ever_a_fall(promp
 def test_a_fall_is_beyond_its_threshold_by_draft_token_and_by_open_step(
     largest, drafted, opened, falls
 ):
-    """A quarter is accepted; of a quarter of the draft tokens, or in a quarter of the steps."""
     rng, sentinel = np.random.default_rng(0), Sentinel(SentinelConfig(largest_fall=largest))
     names(sentinel, accepting(rng.uniform(0.8, 1.2, 16)))
     step = accepting(rng.uniform(0.2, 0.3, 16), drafted=drafted, opened=opened)
@@ -149,7 +145,6 @@ def test_counters_that_are_missing():
 
 @pytest.mark.parametrize(("start_s", "found"), [(1.0, []), (3.0, ["counters_missing"])])
 def test_a_request_without_engine_steps_is_looked_for_since_the_last_drain(start_s, found):
-    """Validation drained the steps of an earlier request, which was then interrupted."""
     report = reported(ended=[request(start_s=start_s, finish_reason="aborted")])
     report.engine_steps = engine_steps()
     assert names(Sentinel(SentinelConfig()), TrainingStep({}, [report], 2.0)) == found

@@ -99,7 +99,6 @@ def test_all_bits_0_mean_the_first_possible_token_all_bits_1_the_last(vocabulary
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_larger_numbers_draw_later_tokens(vocabulary):
-    """The bits are read as a fraction, most significant first."""
     unsigned = [step << 55 for step in range(512)]
     random = torch.tensor([number - (number >> 63 << 64) for number in unsigned])
     uniform = torch.full((512, vocabulary), 1 / vocabulary)

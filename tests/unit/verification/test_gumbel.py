@@ -50,7 +50,6 @@ def test_noise_is_what_plain_python_computes():
 
 
 def test_noise_is_a_tokens_own_whatever_the_batch_and_the_vocabulary():
-    """Bit for bit: a vector instruction must not round as another one does."""
     seeds = bits(40)
     noise = gumbel_noise(seeds, 1537)
     assert torch.equal(gumbel_noise(seeds[3:], 1300), noise[3:, :1300])
@@ -99,7 +98,6 @@ def test_the_largest_sum_of_logit_and_noise_is_drawn(draw, kind, vocabulary):
 
 
 def test_the_kernel_for_gpus_draws_the_same_in_tritons_interpreter():
-    """In a process of its own: Triton decides once, when it is imported."""
     pytest.importorskip("triton")
     subprocess.run(
         [sys.executable, "-c", f"import {__name__} as test; test.try_the_kernel_for_gpus()"],
@@ -152,7 +150,6 @@ def test_the_kernel_for_gpus_compiles_without_one():
 
 
 def test_a_certain_token_is_drawn_whatever_its_noise():
-    """The least noise there is, and a token so likely that the others have probability 0."""
     count = 1 << 16
     seeds = keyed_bits(torch.arange(count), torch.arange(count))
     assert gumbel_noise(seeds, 2).isfinite().all()

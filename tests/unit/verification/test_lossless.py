@@ -66,7 +66,6 @@ CUTS = [{}, {"temperature": 0.6}, {"top_p": 0.9}, {"temperature": 0.6, "top_k": 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_likely_drafts(way, vocabulary, cut):
-    """Every place is reached often: first, middle, and after the last draft."""
     drafts = torch.tensor([1, 0, 5])
     by_place = target(K + 1, vocabulary, **cut)
     by_place[:K] = make_likely(by_place[:K], drafts, 0.7)
@@ -98,7 +97,6 @@ def test_a_draft_of_probability_zero_is_rejected_by_the_smallest_random_number()
 
 @pytest.mark.parametrize("way", WAYS)
 def test_requests_with_different_numbers_of_drafts(way, vocabulary):
-    """None, one, two or three drafts, side by side."""
     drafts = torch.tensor([2, 6, 4])
     by_place = make_likely(target(K + 1, vocabulary), torch.tensor([2, 6, 4, 0]), 0.7)
     counts = torch.arange(2 * REQUESTS) % (K + 1)
@@ -144,7 +142,6 @@ def verify_sampled(counts, proposals, by_place):
 @pytest.mark.parametrize("cut", [{}, {"top_k": 5}], ids=str)
 @pytest.mark.parametrize("places", [1, 2])
 def test_drafts_sampled_from_a_distribution(vocabulary, places, cut):
-    """Some tokens are impossible for the target, others for the draft model."""
     by_place = target(K + 1, vocabulary, temperature=0.6, **cut)
     proposed = target(K, vocabulary, seed=5, top_k=6) if cut else target(K, vocabulary, seed=5)
     proposed = 0.4 * proposed + 0.6 * by_place[:K] if places == 2 else proposed
@@ -155,7 +152,6 @@ def test_drafts_sampled_from_a_distribution(vocabulary, places, cut):
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 5}, {"top_k": 5, "top_p": 0.8}], ids=str)
 def test_sampled_and_given_drafts_side_by_side(vocabulary, cut):
-    """Some requests' drafts come from a model with its distributions, others' are one-hot."""
     by_place = target(K + 1, vocabulary, **cut)
     likeliest = by_place[:K].argmax(dim=1)
     by_place[:K] = make_likely(by_place[:K], likeliest, 0.7)
@@ -169,7 +165,6 @@ def test_sampled_and_given_drafts_side_by_side(vocabulary, cut):
 
 
 def test_drafts_may_be_drawn_with_their_positions_gumbel_noise():
-    """It says nothing of the numbers that verify there."""
     by_place, proposed = target(K + 1, 30, seed=4), target(K, 30, seed=34)
     counts = torch.full((2 * REQUESTS,), K)
     layout = layout_of(counts)
@@ -187,7 +182,6 @@ def test_drafts_may_be_drawn_with_their_positions_gumbel_noise():
 @pytest.mark.parametrize("distribution", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_padding_is_rejected_and_takes_nothing_from_the_target(way, vocabulary, distribution):
-    """Token 0, which stands in for padding where an index is needed, must stay as likely."""
     by_place = make_likely(target(K + 1, vocabulary), torch.tensor([2, 0, 0, 0]), 0.7)
     counts = torch.full((REQUESTS,), K)
     options = {}

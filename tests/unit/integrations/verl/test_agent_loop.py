@@ -206,7 +206,6 @@ def test_a_reward_that_fails_is_noted(scoring):
 
 
 def test_a_reward_that_cannot_be_used_fails_its_response(scoring):
-    """How each is named: test_rewards.py."""
     assert "score = None" in scoring({"acc": 1.0}).text
     assert "metric = 'acc': the reward gave None" in scoring({"score": 1.0, "acc": None}).text
     assert "a dict without 'score'" in scoring(KeyError("score")).text

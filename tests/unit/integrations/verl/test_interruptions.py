@@ -158,7 +158,6 @@ def test_a_server_records_each_part_of_a_response_and_shares_it_whole(server):
 
 
 def test_verl_waits_for_requests_on_their_way_to_the_engine_and_for_no_others(server):
-    """With verl's count it would wait until all responses had ended."""
     on_the_way = asyncio.Event()
 
     async def add_request(request_id, *, prompt):
@@ -180,7 +179,6 @@ def test_verl_waits_for_requests_on_their_way_to_the_engine_and_for_no_others(se
 
 
 def test_a_replicas_other_servers_have_no_requests_to_interrupt():
-    """verl asks every server of a replica; only the first has an engine."""
     assert asyncio.run(Server().abort_all_requests()) == {"aborted_count": 0, "request_ids": []}
 
 

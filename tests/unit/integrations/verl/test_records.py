@@ -100,7 +100,6 @@ def test_records_that_are_lost_cost_no_training_and_are_missed(records, caplog):
 
 
 def test_a_response_that_validation_left_without_engine_steps_is_not_missed(records):
-    """It began long before, and was interrupted right after the drain."""
     left = drained(worker())
     left.engine_steps = left.engine_steps.slice(0, 0)
     records.collect(STEP, "val", lambda: [drained(worker())])

@@ -80,8 +80,6 @@ BRANCHES = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(branches=BRANCHES, data=st.data())
 def test_names_do_not_depend_on_what_ends_first(branches, data):
-    """Sub-agents that begin at once and take turns of their own, interleaved in two ways."""
-
     def run(order):
         loop, texts, turns = Loop(), {}, [0] * len(branches)
         for agent, _ in enumerate(branches):
@@ -103,7 +101,6 @@ def test_names_do_not_depend_on_what_ends_first(branches, data):
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_no_two_requests_draw_at_the_same_position(data):
-    """Whatever a loop does once it has branched, except to ask for a text under way to end."""
     loop, places, texts, count = Loop(), {}, [PROMPT], itertools.count()
     loop.ask("first", PROMPT)
     loop.ask("at once", PROMPT)

@@ -106,7 +106,6 @@ EARLIER = "sam.sources.prompt.earlier_steps=true"
 
 @pytest.mark.parametrize("setting", ["trainer.total_epochs", "trainer.nnodes"])
 def test_what_other_settings_decide_of_the_drafts_makes_no_other_run(begun, setting):
-    """More epochs let earlier responses serve, more nodes let several steps fit."""
     command = ("sam=on", EARLIER, "sam.sources.run.max_bytes=8000000")
     first, then = (composed(*command, f"{setting}={count}") for count in (1, 2))
     assert check(first).sam != check(then).sam
@@ -114,7 +113,6 @@ def test_what_other_settings_decide_of_the_drafts_makes_no_other_run(begun, sett
 
 
 def test_settings_may_change_while_there_is_no_checkpoint(tmp_path):
-    """A run that ended in its first step left run.json, and nothing to go on from."""
     left_by(tmp_path, at(1), "sam=on", "sam.gate.threshold=8")
     command = ("sam=on", "sam.gate.threshold=4", f"run_dir={tmp_path}", RESUME)
     check(composed(*command))
@@ -180,7 +178,6 @@ def test_settings_that_may_change_on_the_way_are_named_in_one_line(begun, capsys
 
 
 def test_another_trainer_mode_is_named_by_a_resumed_run_and_by_a_comparison(tmp_path, capsys):
-    """A run records verl's name of its mode."""
     left_by(tmp_path, at(1), "sam=off", "dynamic_sampling=refill")
     path = tmp_path / "sam" / "run.json"
     path.write_text(path.read_text().replace('"sam_sync"', '"sync"'))

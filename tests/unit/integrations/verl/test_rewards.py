@@ -51,7 +51,6 @@ def test_a_response_that_cannot_be_filtered_by_fails_and_names_the_field(value):
 
 
 def test_a_validation_computes_with_what_can_be_computed_with():
-    """Five responses, to two prompts; of the second one failed, and is missing."""
     columns = {
         "reward": [1.0, -1.0, 1.0, 1.0, -1.0],
         "acc": [1.0, None, True, "1", float("nan")],

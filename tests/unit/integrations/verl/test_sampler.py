@@ -398,7 +398,6 @@ def test_a_validation_in_which_all_fail_says_why(make, cls):
 
 
 def test_an_error_that_all_would_meet_ends_the_run_at_the_first_response(make):
-    """A worker that was asked while others still run."""
     trainer = make(RoundsReplayBuffer, [MIXED] * 3)
 
     class Early(FailureWatch):

@@ -60,7 +60,6 @@ def test_what_the_engine_does_not_need_does_not_make_it_compile_anew():
 
 
 def test_the_engine_returns_all_log_probabilities_where_texts_are_compared():
-    """The baseline compares none."""
     proof = "rollout_telemetry.proof.every=2"
     assert engine_of(translated(proof)).max_logprobs == -1
     for others in ((), ("sam=off", proof)):
@@ -79,7 +78,6 @@ def test_the_baseline_differs_by_the_drafter_alone():
 
 @pytest.mark.parametrize("experiment", ["tiny_cpu", "article_32b_graph", "qwen3_32b_cuda"])
 def test_every_side_has_the_same_baseline(experiment):
-    """`sam=off` starts the engine that any side without drafts would: nothing else is read."""
     engines = []
     for side in (
         ["sam=off"],

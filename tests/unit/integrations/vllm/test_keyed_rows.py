@@ -57,7 +57,6 @@ def batch() -> Batch:
 
 
 def test_requests_without_identity_differ(batch):
-    """Also those that share one parameter object, as the n responses of a request do."""
     shared = params()
     first, second = batch.becomes("a", "b", a=shared, b=shared)
     assert first != second

@@ -195,7 +195,6 @@ NO_CPU_RUNNER = "this kind of model runner verifies chains"
 def test_where_trees_cannot_be_chains_are_drafted_and_the_start_goes_on(
     shape, changes, reason, caplog
 ):
-    """The check at start-up compares with what was asked."""
     runner = Runner()
     asked = dataclasses.replace(runner.proposer.config, draft_shape=shape, **changes)
     runner.proposer = SamProposer(vllm_config(asked))

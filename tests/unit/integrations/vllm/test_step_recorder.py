@@ -137,7 +137,6 @@ def test_progress_is_what_happened_since_the_last_drain(clock):
 
 
 def test_what_the_session_verified_counts_whatever_the_engine_says(clock):
-    """vLLM counts filling as drafts, and its placeholders after a step that skipped the drafter."""
     recorder = EngineStepRecorder()
     record_at(recorder, clock, 101.0, 102.0, 103.0, accepted=(2, 1, 1))
     drafts = {"draft_requests": 1, "draft_tokens": 2, "accepted_tokens": 1}

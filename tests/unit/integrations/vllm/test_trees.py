@@ -84,7 +84,6 @@ def test_what_the_scheduler_has_cut_to_a_chain_is_no_tree():
 
 
 def test_each_token_has_its_own_text_before_it_where_rules_read_texts():
-    """A new engine's list of drafts is longer than its batch."""
     _, keeper = step_of([BRANCHES, CHAIN], [4, 2])
     sampler = TreeRejectionSampler.__new__(TreeRejectionSampler)
     torch.nn.Module.__init__(sampler)
