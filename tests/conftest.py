@@ -15,12 +15,10 @@ FOLDER_MARKERS = {
     "e2e": "e2e",
     "cluster": "cluster",
 }
-# Folders whose tests start engines need more than the default of pyproject.toml.
 TIMEOUTS_S = {"contracts": 600, "integration": 600, "ascend": 600, "e2e": 1800, "cluster": 1800}
 
 
 def pytest_collection_finish() -> None:
-    """One thread: small operations on several crawl where other work shares the cores."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 

@@ -23,7 +23,6 @@ class Device:
     free_at = 0.0  # when the work has ended that was launched, by `time.perf_counter`
 
     def wait(self, until: float) -> None:
-        """Block the calling thread alone."""
         if (left := until - time.perf_counter()) > 0:
             time.sleep(left)
 
@@ -32,11 +31,9 @@ DEVICE = Device()
 
 
 class _Event:
-    """Has happened when all has ended that was launched before it was recorded."""
-
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self._at = 0.0
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # to the host, from where
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def record(self, *_args: Any) -> None:
         self._at = DEVICE.free_at
@@ -53,8 +50,8 @@ class _Event:
 
     def synchronize(self) -> None:
         DEVICE.wait(self._at)
-        for target, source in self._copies:  # two threads may do this at once
-            target.numpy()[:] = source.numpy()  # in whichever mode of PyTorch
+        for target, source in self._copies:
+            target.numpy()[:] = source.numpy()
         self._copies = []
 
     def query(self) -> bool:
@@ -132,18 +129,17 @@ def asynchronous_scheduling() -> Iterator[None]:
                 self.async_copy_ready_event.add(target, source)
             drafts.clear()
 
-    drafts: list[tuple[torch.Tensor, torch.Tensor]] = []  # of a model, in the step under way
+    drafts: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def to_host(tensor: torch.Tensor) -> torch.Tensor:
         drafts.append((torch.full_like(tensor, _NOT_THERE), tensor.clone()))
         return drafts[-1][0]
 
-    # Engines live on: this stays, as the stand-ins do.
     if sampled.__name__ != init_output.__name__:
         AsyncGPUModelRunnerOutput.__init__ = init_output  # type: ignore[method-assign]
         engine_drafter._to_host = to_host
     patch(platform, "check_and_update_config", classmethod(keep_asynchronous))
-    patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)  # has stand-ins of its own
+    patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)
     patch(module.CPUModelRunner, "__init__", init)
     try:
         yield

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-LIMIT_S = 100  # below that of a test
+LIMIT_S = 100
 # By the first call; processes of all calls are forks of one that has these.
 IMPORTED_ONCE = ["sam_rollout.heads.online", "sam_rollout.integrations.verl.state_capture"]
 
@@ -55,7 +55,6 @@ def _run(
     store = distributed.FileStore(str(Path(folder) / "store"), count)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=count)
     try:
-        # By value: memory shared with a process that has ended is gone.
         results.put((rank, _plain(function(rank, *arguments))))
     except Exception:
         results.put((rank, traceback.format_exc()))

@@ -25,7 +25,6 @@ def engine_step(**columns: Any) -> StepRecord:
 
 
 def engine_steps(*rows: StepRecord) -> pa.Table:
-    """Engine steps as a table."""
     return table_of(StepRecord, rows)
 
 
@@ -36,7 +35,6 @@ def request(**columns: Any) -> RequestRecord:
 
 
 def requests(*rows: RequestRecord) -> pa.Table:
-    """Finished requests as a table."""
     return table_of(RequestRecord, rows)
 
 
@@ -47,7 +45,6 @@ def trace(**columns: Any) -> TraceRecord:
 
 
 def traces(*rows: TraceRecord) -> pa.Table:
-    """Texts as a table."""
     return table_of(TraceRecord, rows)
 
 

@@ -46,7 +46,6 @@ def download(requirement: str, folder: Path, *options: str) -> str | None:
     if pip is None:
         return "no pip found"
     folder.mkdir(parents=True, exist_ok=True)
-    # Into a folder of its own first: a download that is cut short leaves nothing under the name.
     with tempfile.TemporaryDirectory(dir=folder) as fresh:
         command = [*pip, "download", "--quiet", "--no-deps", *options, "--dest", fresh, requirement]
         try:

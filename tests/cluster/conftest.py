@@ -16,7 +16,6 @@ REQUIRED = "SAM_REQUIRE_CLUSTER_TESTS"
 
 @pytest.fixture(scope="session")
 def may_make_machines() -> None:
-    """Skips where namespaces are not to be had; fails there if the tests are required."""
     if reason := why_not():
         reason = f"no machines can be made of namespaces here: {reason}"
         if os.environ.get(REQUIRED) == "1":
@@ -26,7 +25,6 @@ def may_make_machines() -> None:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """What the machines share; with a short path, because paths of sockets are limited."""
     with tempfile.TemporaryDirectory(prefix="sam") as path:
         yield Path(path)
 

@@ -16,7 +16,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SUBNET = "10.213.77"
 SHM_SIZE = "2g"
 COMMAND_TIMEOUT_S = 60
-# The first process of a machine: reaps what loses its parent, and ends when its input does.
 FIRST_PROCESS = "echo up; while read -r _; do :; done"
 SSH = """#!/usr/bin/env bash
 # Takes ssh's place: ssh HOST COMMAND
@@ -37,8 +36,6 @@ def _run(*command: str) -> None:
 
 
 class Holder:
-    """A process with namespaces of its own, which end with it."""
-
     def __init__(self, *namespaces: str) -> None:
         unshare = ["unshare", *namespaces, "--fork", "--kill-child"]
         self._process = subprocess.Popen(
@@ -46,7 +43,7 @@ class Holder:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a ctrl-C meant for this program is not theirs
+            start_new_session=True,
         )
         if self._process.stdout.readline() != b"up\n":
             raise OSError(f"{shlex.join(unshare)}: {self._process.stderr.read().decode().strip()}")
@@ -66,8 +63,6 @@ class Holder:
 
 
 class Machine(Holder):
-    """One machine of a LAN."""
-
     def __init__(self, name: str, address: str) -> None:
         self.name, self.address = name, address
         super().__init__("--net", "--uts", "--mount", "--pid", "--ipc", "--mount-proc")
@@ -121,9 +116,8 @@ class Lan:
         _run(*self._switch.enter(*command, namespaces="--net"))
 
     def start(self, name: str) -> None:
-        """Switch a machine on, for the first time or again."""
         machine = Machine(name, self.addresses[name])
-        self.machines[name] = machine  # from here on it is ended with the others
+        self.machines[name] = machine
         port = self._port(name)
         peer = ["peer", "name", "eth0", "netns", str(machine.pid)]
         self._on_switch("ip", "link", "add", port, "type", "veth", *peer)
@@ -132,10 +126,9 @@ class Lan:
 
     @staticmethod
     def _port(name: str) -> str:
-        return f"port-{name}"[:15]  # the kernel's limit
+        return f"port-{name}"[:15]
 
     def _set_up(self, machine: Machine) -> str:
-        """Shell commands that make a machine of new namespaces."""
         own_tmp = self._folder / "tmp" / machine.name
         own_tmp.mkdir(parents=True, exist_ok=True)
         hosts = self._folder / "hosts"
@@ -161,7 +154,6 @@ class Lan:
 
 
 def why_not() -> str | None:
-    """Why machines cannot be made here; None if they can."""
     try:
         with tempfile.TemporaryDirectory() as folder, Lan(["probe"], Path(folder)):
             return None

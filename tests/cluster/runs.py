@@ -15,7 +15,6 @@ from pathlib import Path
 from sam_rollout.telemetry.records import RunFolder
 from tests.cluster.machines import REPOSITORY, Lan
 
-# The tiny profile, smaller still: what a step contains matters, not how long it is.
 SMALLER = (
     "data.train_batch_size=4",
     "dynamic_sampling.gen_batch_size=8",
@@ -26,9 +25,8 @@ SMALLER = (
     "reward.reward_kwargs.overlong_buffer_cfg.len=64",
 )
 SMALL = ("experiment=tiny_cpu_2nodes", *SMALLER)
-# One line for each process that says it, with its node's address.
 VARIABLES = ("RAY_DEDUP_LOGS=0", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "WANDB_MODE=offline")
-END_S = 240.0  # for a launch to end after its signal
+END_S = 240.0
 POLL_S = 0.5
 
 
@@ -41,7 +39,6 @@ def make_data(folder: Path) -> list[str]:
 
 
 def small_run(folder: Path) -> list[str]:
-    """Overrides of a small run, whose data set is made in a folder that the machines share."""
     return [*SMALL, *make_data(folder / "data")]
 
 
@@ -79,7 +76,6 @@ class Launch:
 
     @property
     def output(self) -> str:
-        """All it has said."""
         return self._log.read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:
@@ -103,7 +99,6 @@ class Launch:
 
 
 def trained_steps(run_dir: Path) -> list[int]:
-    """Training steps in the order in which they were written; one that was repeated, twice."""
     path = RunFolder(run_dir).train_steps_path
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line)["step"] for line in lines]
@@ -116,7 +111,6 @@ def last_checkpoint(run_dir: Path) -> int:
 
 
 def has_trained(run_dir: Path, step: int) -> bool:
-    """Whether a step is done: its checkpoint is written before its metrics are."""
     return last_checkpoint(run_dir) >= step and max(trained_steps(run_dir), default=0) >= step
 
 

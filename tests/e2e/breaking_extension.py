@@ -14,8 +14,6 @@ STEPS_INTO_STEP_TWO = 20
 
 
 class RefusingExtension(SamColocateWorkerExtension):
-    """Our colocated worker, which cannot take the weights of the sync after the second step."""
-
     def _update_weights(self, *args: Any, **kwargs: Any) -> Any:
         self._syncs = getattr(self, "_syncs", 0) + 1
         if self._syncs == 3:
@@ -24,10 +22,7 @@ class RefusingExtension(SamColocateWorkerExtension):
 
 
 class BreakingExtension(SamColocateWorkerExtension):
-    """Our colocated worker, counting drains until it is time to break the drafter."""
-
     def sam_drain(self, *going_on: Any) -> dict[str, Any] | None:
-        """Drain as usual; arm the fault when the second training step is about to begin."""
         self._drains = getattr(self, "_drains", 0) + 1
         if self._drains == DRAINS_BEFORE_STEP_TWO:
             self._break_drafter()

@@ -23,8 +23,6 @@ SMALL = ("experiment=tiny_cpu", "data.val_max_samples=8", *SMALLER)
 
 @dataclass
 class FinishedRun:
-    """A training run that ended as it should."""
-
     folder: RunFolder
     log: str
 
@@ -44,7 +42,6 @@ def _end(process: subprocess.Popen) -> None:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Overrides that name the files of the synthetic data set."""
     return make_data(tmp_path_factory.mktemp("data"))
 
 

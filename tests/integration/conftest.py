@@ -24,7 +24,7 @@ os.environ.update(
     # vLLM's n-gram drafter hands numba's number of threads to OpenMP, and so to torch: an engine
     # made in this process afterwards would wait for threads, ten times as long as it computes.
     NUMBA_NUM_THREADS="1",
-    TORCHDYNAMO_DISABLE="1",  # as in a run on a CPU: nothing is compiled as C++ on the way
+    TORCHDYNAMO_DISABLE="1",
     VLLM_LOGGING_LEVEL="WARNING",
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
@@ -63,7 +63,7 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
     # xgrammar comes with vLLM, and tvm_ffi with it, which takes the handler of SIGSEGV for itself
     # and writes to the stderr that pytest captures: what crashes here would not say where.
     if (stderr := pytestconfig.stash.get(fault_handler_stderr_fd_key, None)) is not None:
-        faulthandler.disable()  # or enabling would do nothing
+        faulthandler.disable()
         faulthandler.enable(stderr)
 
     engines: list[LLM] = []
@@ -86,7 +86,7 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
             **({} if "additional_config" in overrides else engine_arguments(config)),
             **overrides,
         }
-        envs.disable_envs_cache()  # an engine in this process freezes the variables
+        envs.disable_envs_cache()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(MULTIPROCESSING_ENV, "0")
             engine = LLM(**arguments)

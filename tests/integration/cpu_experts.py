@@ -56,7 +56,6 @@ def reduce_scatterv(
 
 
 def _on_own_experts(original: Any) -> Any:
-    """Experts of other ranks count nothing here: they are in those ranks' sums."""
     given = inspect.signature(original)
 
     @functools.wraps(original)

@@ -15,8 +15,6 @@ add_missing_parts()
 
 
 class GroupProbe(SamWorkerExtension):
-    """Our worker extension with a gate that can be exchanged and looked at, step by step."""
-
     def use_gate(self, config: dict[str, Any]) -> None:
         """Put another gate in charge, in the same group of engines, and begin new notes."""
         drafter = self.model_runner.drafter

@@ -46,15 +46,14 @@ LENGTHS = (
     (1, 11),
     (9, 31),
     (2, 8),
-)  # of prompts, and of prompts with their responses
+)
 WINDOW = 8
 OTHER_LAYERS = (0, 5)
 STEPS = 2
-LIMIT_S = 200  # for a run
+LIMIT_S = 200
 
 
 def texts() -> list[list[int]]:
-    """Token ids of prompts with their responses."""
     rng = random.Random(0)
     return [[rng.randrange(500) for _ in range(length)] for _, length in LENGTHS]
 
@@ -124,8 +123,6 @@ def log_probs(engine: Any, data: TensorDict) -> list[torch.Tensor]:
 
 
 def train(engine: Any, data: TensorDict) -> None:
-    """A step of the policy."""
-
     def loss(model_output: Any, data: Any, dp_group: Any = None) -> Any:
         return -model_output["log_probs"].values().float().mean(), {}
 
@@ -134,7 +131,6 @@ def train(engine: Any, data: TensorDict) -> None:
 
 
 def weights(engine: Any) -> dict[str, torch.Tensor]:
-    """The policy's, as engines get them."""
     found = {name: weight.clone() for name, weight in engine.get_per_tensor_param()[0]}
     engine.to("cpu")
     return found
@@ -154,7 +150,7 @@ def with_head(engine: Any, data: TensorDict, head: HeadTraining) -> dict[str, An
         with head.reading(len(data)):
             passes.append(log_probs(engine, data))
         taken.append([vars(sample) for sample in head._capture.taken])
-        head._capture.spent_s = 0.0  # it learns, however busy the machine is
+        head._capture.spent_s = 0.0
         learned.append(head.learn(1.0))
         train(engine, data)
         whole = head._part.matrices(Peers(distributed.group.WORLD))
@@ -197,7 +193,6 @@ def process(rank: int, asked: dict[str, Any]) -> None:
 
 def run(asked: dict[str, Any]) -> None:
     """Run all processes of a divided policy; end this program if one of them fails."""
-    # What is imported is imported once.
     forking = multiprocessing.get_context("fork")
     processes = [
         forking.Process(target=process, args=(rank, asked), daemon=True)
@@ -208,7 +203,7 @@ def run(asked: dict[str, Any]) -> None:
     last_s = time.monotonic() + LIMIT_S
     for one in processes:
         one.join(max(0.0, last_s - time.monotonic()))
-    for one in processes:  # that wait for each other
+    for one in processes:
         one.kill()
         one.join()
     if status := max(abs(one.exitcode) for one in processes):

@@ -45,7 +45,6 @@ def generate(engine: Any, *args: Any, **kwargs: Any) -> list[Any]:
 
 
 def texts(outputs: Iterable[Any]) -> list[list[int]]:
-    """Token ids of each response."""
     return [list(output.token_ids) for output in outputs]
 
 
@@ -107,12 +106,10 @@ def drafts(report: dict[str, Any]) -> tuple[int, int]:
 
 
 def runner_of(engine: Any) -> Any:
-    """The model runner of an engine in this process."""
     return core_of(engine).model_executor.driver_worker.worker.model_runner
 
 
 def proposer_of(engine: Any) -> Any:
-    """The proposer of an engine in this process."""
     from sam_rollout.integrations.vllm.drafting.proposer import PROPOSER_ATTRIBUTE
 
     runner = runner_of(engine)
@@ -120,12 +117,10 @@ def proposer_of(engine: Any) -> Any:
 
 
 def session_of(engine: Any) -> Any:
-    """What drafts in an engine in this process."""
     return proposer_of(engine).session
 
 
 def core_of(engine: Any) -> Any:
-    """The engine core of an engine in this process."""
     return engine.llm_engine.engine_core.engine_core
 
 

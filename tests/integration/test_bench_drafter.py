@@ -19,7 +19,6 @@ def test_a_periodic_text_takes_few_steps(name):
     result = Replay()
     replay(side.open(3, 2, 128), [trace, trace], result)
     assert result.tokens == 2 * (len(TEXT) - 9)
-    # Up to seven tokens until a match is long enough, then four a step.
     assert result.mean_acceptance_length > 2.5
 
 

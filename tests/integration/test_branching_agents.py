@@ -1,5 +1,3 @@
-"""Agent loops that ask for several things at once: candidates differ, and drafts change nothing."""
-
 from __future__ import annotations
 
 import asyncio
@@ -74,8 +72,6 @@ async def branching(client: IdentityClient, prompt: list[int]) -> list[list[int]
 
 @pytest.fixture(scope="module")
 def candidates(make_engine, prompts):
-    """What the loop gets from an engine with these settings."""
-
     def run(sam: SamConfig, *, backwards: bool) -> list[list[list[int]]]:
         engine = make_engine(sam, **engine_arguments(sam, RolloutSamplerConfig("coupled")))
         client = EngineClient(engine, backwards=backwards)

@@ -29,7 +29,7 @@ def cpu_triton_utils():
     the plugin leaves it: other tests run engines in this process."""
     from vllm.platforms import current_platform
 
-    current_platform.import_kernels()  # what the module calls
+    current_platform.import_kernels()
     module = importlib.import_module("vllm.utils.cpu_triton_utils")
     yield importlib.reload(module)
     apply_cpu_workarounds()
@@ -107,9 +107,7 @@ print(before, scan_breaks_on(ffi.lib), alike)
 
 @cache
 def told(kind: str) -> list[str]:
-    """Whether a scan of all modules breaks before and with the plugin; whether rows round alike."""
     program = [sys.executable, "-c", _PROGRAM, kind]
-    # An engine in this process may have set the variable.
     environment = {k: v for k, v in os.environ.items() if k != "ONEDNN_MAX_CPU_ISA"}
     done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr

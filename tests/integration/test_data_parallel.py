@@ -1,5 +1,3 @@
-"""Two engines that share experts behind one front end: recorded apart, drafting together."""
-
 from __future__ import annotations
 
 import asyncio
@@ -25,8 +23,6 @@ pytestmark = pytest.mark.timeout(600)
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A request to one of the engines."""
-
     engine: int
     tokens: int
     prompt: tuple[int, ...] = (1, 2, 3) * 5
@@ -35,12 +31,11 @@ class Request:
 
 
 EQUAL = [Request(number % ENGINES, TOKENS) for number in range(REQUESTS)]
-# The first engine's end one after the other, from six to none; the second has one all the while.
 UNEQUAL = [
     *(Request(0, 12 * (1 + number), (number, 7, 8, 9) * 4) for number in range(1, 7)),
     Request(1, 200, (3, 4, 5) * 5),
 ]
-SCHEDULE = {"1": 4, "2": 2, "4": 1}  # most requests: draft tokens
+SCHEDULE = {"1": 4, "2": 2, "4": 1}
 GATES = {
     "schedule": GateConfig(kind="schedule", schedule=SCHEDULE),
     "threshold": GateConfig("threshold", 2),
@@ -50,7 +45,6 @@ GATES = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    """A mixture of experts that knows nothing but repeats itself; the tiny model's tokenizer."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -136,7 +130,7 @@ async def _run(model: str) -> dict[str, Any]:
         engine.logger_manager.stat_loggers.append(recorders)
         recorders.work_arrived()
         texts = await _generate_all(engine, "request", EQUAL)
-        await asyncio.sleep(0.5)  # the last step's record follows its output
+        await asyncio.sleep(0.5)
         drained = await ask_engines(engine, "sam_drain")
         first_only = await engine.collective_rpc("sam_drain")
         steps = [
@@ -250,5 +244,4 @@ def test_greedy_texts_are_those_without_drafts(seen, kind):
     texts = seen["together"]["texts"]
     assert texts[kind] == texts["without"]
     accepted = seen["together"][kind]["accepted"]
-    # A gate that measures opens when times say so, which may be after one engine has ended.
     assert (max(accepted) if kind == "auto" else min(accepted)) > 0

@@ -38,7 +38,6 @@ sys.exit(result.exit_code)
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory):
-    """Exit status and answer of one call; everything that was started is ended."""
     environment = {"RAY_memory_monitor_refresh_ms": "0", **os.environ}
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "--experiment", "tiny_cpu"],

@@ -23,7 +23,7 @@ from tests.integration.conftest import MODEL
 pytestmark = pytest.mark.usefixtures("few_collections")
 
 HEAD = Path(f"{MODEL}_eagle3")
-STEPS, FEW = 3, 8  # draft tokens; prompts whose greedy texts are compared
+STEPS, FEW = 3, 8
 
 
 def engine(**arguments):
@@ -36,7 +36,6 @@ def engine(**arguments):
 
 
 def generate(engine, prompts, temperature):
-    """Token ids of responses."""
     from vllm import SamplingParams, TokensPrompt
 
     outputs = engine.generate(
@@ -57,7 +56,6 @@ def counted(engine):
 
 
 def drafting(head):
-    """Engine arguments of a head."""
     return {
         "speculative_config": {
             "method": "eagle3", "model": str(head), "num_speculative_tokens": STEPS,
@@ -99,7 +97,6 @@ def write_other_kind(folder, policy):
 
 
 def assert_replayed(folder, policy, prompts, texts, counts):
-    """A replay of the texts takes as many steps; returns what was accepted by place."""
     head, shape, vocabulary, output = load_head(folder, policy.model.config.to_dict())
     traces = [
         Trace(str(i), 0, np.array(prompt, np.int32), np.array(text, np.int32))
@@ -107,7 +104,7 @@ def assert_replayed(folder, policy, prompts, texts, counts):
     ]
     samples = policy.read(traces, shape.target_layers, 2048)
     found = acceptance(Learner(head, policy, STEPS, vocabulary, output), samples)
-    assert counts[0] == pytest.approx(found.positions / found.length, rel=0.01)  # verify steps
+    assert counts[0] == pytest.approx(found.positions / found.length, rel=0.01)
     return counts[1:] / counts[0]
 
 
@@ -133,7 +130,6 @@ def _send(worker, weights):
 
     class Transfer:
         def update_weights_from_ipc(self):
-            # In two buckets, the first of which holds tensors of both.
             for part in (weights[:5], weights[5:]):
                 self._update_weights(iter(part))
 

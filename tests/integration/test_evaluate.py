@@ -1,5 +1,3 @@
-"""The evaluation in real engines: the coupled sampler keeps every response, drafts or not."""
-
 from __future__ import annotations
 
 import json
@@ -39,7 +37,6 @@ def test_sides_give_the_same_responses_and_ties_are_told_from_other_differences(
     )
     same = [left == right for left, right in zip(off, on, strict=True)]
     assert len(same) == 8 and sum(same) >= 7  # float32: a tie is a rare thing
-    # Keys differ between samples: the two responses to a problem are not one.
     assert off[0] != off[1]
     record = json.loads(output.read_text())
     assert record["sides"]["off"]["drafted_tokens"] == 0

@@ -21,7 +21,7 @@ from tests.integration.responses import session_of
 from tests.unit.verification.distributions import assert_drawn_from
 
 RESPONSES = 2000
-LEAST = 100  # responses that begin alike, for a test of what follows
+LEAST = 100
 
 
 # Sampler, requests at once, and whether drafts are bound late: to a step that is prepared while the

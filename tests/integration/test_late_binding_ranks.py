@@ -1,5 +1,3 @@
-"""Drafts bound late where several processes share a model, and where an engine sleeps meanwhile."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -18,7 +16,6 @@ SIDES = {
     "plain": SamConfig(enabled=False),
     # With k = 8: prepared ahead with up to 28 requests, bound with more.
     "late": SamConfig(gate=GateConfig("threshold", 10_000)),
-    # The gate opens as requests end; what the first rank chooses comes with the schedule.
     "head": SamConfig.from_mapping(
         {"gate": {"kind": "threshold", "threshold": 24}, "sources": HEAD}
     ),
@@ -39,7 +36,6 @@ def prompts(prompts) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def engines(make_engine) -> dict[str, Any]:
-    """Engines of two ranks: one without drafts, scheduled synchronously, and two with drafts."""
     found = {}
     with asynchronous_scheduling():  # ranks are forked there, which is faster
         for name, sam in SIDES.items():

@@ -100,7 +100,6 @@ def reference(without, some) -> list[list[int]]:
 
 
 def drained(engine: Any) -> tuple[dict[str, int], int, int]:
-    """Counters, and draft tokens verified and accepted."""
     (report,) = engine.collective_rpc("sam_drain")
     return report["counters"], *drafts(report)
 
@@ -128,7 +127,6 @@ def test_texts_are_those_without_drafts(config, start, some, reference):
     counters, drafted, accepted = drained(engine)
     assert counters["draft/failures"] == 0 and counters["draft/model_tokens"] > 0
     if config.gate == ALWAYS:
-        # The policy's own text, whose likeliest next token it draws most of the time.
         assert accepted > (0.4 if config.sources.model.method == "draft_model" else 0.1) * drafted
 
 
@@ -165,7 +163,6 @@ def test_drafts_that_share_the_noise_of_what_verifies_them_are_all_right(
     outputs = generate(engine, some, SIBLINGS, max_tokens=TOKENS, top_p=0.95)
     assert texts(outputs) == without(some, SIBLINGS, "coupled", top_p=0.95)
     _, drafted, accepted = drained(engine)
-    # Nearly all are right: a sum over more rows at once rounds differently.
     assert drafted > 1000 and accepted > 0.995 * drafted
 
 
@@ -194,7 +191,6 @@ def test_a_model_goes_on_from_the_path_that_is_accepted_of_a_tree(method, start,
         (report,) = engine.collective_rpc("sam_drain")
         assert report["counters"]["draft/model_failures"] == 0
         trees.append(any(report["steps"]["draft_trees"]))
-        # The model's tokens are drafted, whatever texts say.
         place = NAMES.index("model")
         assert sum(row[place] for row in report["steps"]["drafted_per_source"] if row) > 100
     assert trees == [False, True]
@@ -244,7 +240,7 @@ def test_behind_a_closed_gate_a_model_runs_its_first_pass_and_tells_if_it_is_ali
     engine = start(config, ahead=ahead)
     passes = passes_of(engine)
     assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
-    assert set(passes[1:]) == {0}  # before the first step no gate has decided
+    assert set(passes[1:]) == {0}
     assert drained(engine)[1] == 0
     for weight, expected in (1.0, True), (0.0, False):
         for parameter in runner_of(engine).drafter.model.parameters():

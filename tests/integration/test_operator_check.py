@@ -1,5 +1,3 @@
-"""Decoding against verifying in real engines: they agree, and where they do not, it shows."""
-
 from __future__ import annotations
 
 import pytest
@@ -26,7 +24,6 @@ def test_verifying_agrees_with_decoding_and_whole_groups_were_verified(check):
     again, verified = result["rows"]
     assert (again["draft_tokens"], verified["draft_tokens"]) == (0, K)
     assert again["overall"]["positions"] == check.prompts * (TOKENS - 1)
-    # All but the first token, and at most an incomplete group at the end.
     assert verified["overall"]["positions"] >= check.prompts * (TOKENS - 1 - K)
     assert again["overall"]["maximum"] < LIMIT
     assert result["maximum"] == verified["overall"]["maximum"] < LIMIT

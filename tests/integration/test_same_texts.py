@@ -71,7 +71,6 @@ class Side:
 
 
 def joined(k: int, gate: GateConfig, **options: Any) -> SamConfig:
-    """Drafts of texts, and of the tiny model's head."""
     head = {"enabled": True, "path": f"{MODEL}_eagle3", "options": options}
     sam = SamConfig.from_mapping({"max_draft_tokens": k, "sources": {"model": head}})
     return dataclasses.replace(sam, gate=gate)
@@ -153,7 +152,6 @@ def engine_of(start) -> Callable[[str], Any]:
 
 @pytest.fixture(scope="module")
 def plain(start) -> Any:
-    """Drafts nothing, and is scheduled synchronously."""
     return start(Side(OFF))
 
 
@@ -164,7 +162,6 @@ def rollout(engine: Any, prompts: list[list[int]], first: int = 0) -> list[list[
 
 
 def lengths(prompts: list[list[int]]) -> list[int]:
-    """Most tokens of each response of a rollout."""
     count = len(prompts) * SIBLINGS
     return [LONGEST * (count + 3 * number) // (4 * count) for number in range(count)]
 
@@ -180,7 +177,6 @@ def one_by_one(plain, prompts) -> dict[str, list[int]]:
 
 
 def spied(patch: pytest.MonkeyPatch, owner: Any, *names: str) -> Counter[str]:
-    """How often methods are called from here on."""
     counts: Counter[str] = Counter()
 
     def spy(name: str, method: Any) -> Any:
@@ -198,7 +194,6 @@ def spied(patch: pytest.MonkeyPatch, owner: Any, *names: str) -> Counter[str]:
 @pytest.mark.parametrize("name", SIDES)
 def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
     side, engine = SIDES[name], engine_of(name)
-    # An engine that runs few requests at once takes long, so it gets half of them.
     first = len(prompts) // 2 if "max_num_seqs" in side.engine else 0
     with pytest.MonkeyPatch.context() as patch:
         ways = spied(patch, LateBinding, "_fill", "_bind", "_follow")
@@ -229,11 +224,11 @@ def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
     # Filling, and places that no draft was bound to, are no drafts: vLLM counts both.
     kept = accepted + counters["draft/accepted_padding_tokens"]
     counted_by_vllm = counted(engine, "spec_decode_num_accepted_tokens")
-    if "waits" in name:  # drafts of requests that a step has no room for are verified uncounted
+    if "waits" in name:
         assert kept <= counted_by_vllm < 1.1 * kept
         return
     assert counted_by_vllm == kept
-    if side.ahead:  # prepared ahead, bound and without places
+    if side.ahead:
         assert set(ways) == ({"_follow"} if "closed" in name else {"_fill", "_bind", "_follow"})
     else:
         filled = counters["draft/padding_tokens"]
@@ -366,7 +361,6 @@ def test_every_sampling_parameter_is_kept_by_drafts(name, start, engine_of, answ
     assert accepted > 300, "drafts were at work"
     assert any(one.stop_reason in SAMPLING["stop strings"]["stop"] for one in found[1])
     same = [a == b for a, b in zip(*map(texts, found), strict=True)]
-    # A cut or a greedy choice between equals may fall either way, rarely.
     assert sum(same) >= len(same) - 2
     for left, right, equal in zip(*found, same, strict=True):
         assert len(right.logprobs) == len(right.token_ids)
@@ -395,7 +389,6 @@ def test_logprobs_of_sampled_tokens_agree_with_hugging_face(engine_of, model, pr
         p = torch.full((len(tokens),), sampling["top_p"]) if "top_p" in sampling else None
         expected = apply_top_k_top_p_pytorch(logits, k, p).log_softmax(-1)
         for row, token, found in zip(expected, tokens, output.logprobs, strict=True):
-            # A token right at the top-p cut may fall on either side of it.
             if row[token].isfinite():
                 differences.append(abs(found[token].logprob - row[token].item()))
         total += len(tokens)
@@ -435,7 +428,6 @@ def test_a_drafter_that_fails_with_a_step_on_its_way_ends_no_rollout(
 def test_the_measuring_gate_sees_every_step_of_the_engine(engine_of, prompts):
     engine = engine_of("auto")
     engine.collective_rpc("sam_drain")
-    # With asynchronous scheduling the time between two calls would not be that of a step.
     assert not engine.llm_engine.vllm_config.scheduler_config.async_scheduling
     tokens = sum(map(len, rollout(engine, prompts, first=len(prompts) // 2)))
     drained = engine.collective_rpc("sam_drain")[0]
@@ -453,7 +445,6 @@ def test_the_measuring_gate_sees_every_step_of_the_engine(engine_of, prompts):
 def test_the_engines_statistics_less_filling_are_what_the_requests_have(engine_of, prompts):
     engine = engine_of("filled up")
     recorders = EngineRecorders(1)
-    # The last request of all before it is still in the books.
     before = engine.collective_rpc("sam_drain")[0]["requests"]
     engine.llm_engine.logger_manager.stat_loggers.append(recorders)
     rollout(engine, prompts[:6])

@@ -23,7 +23,6 @@ VOCABULARY, STOP, OTHER = 10, 3, 5
 
 
 def draft_and_bonus_rows(metadata: SpecDecodeMetadata) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where a verify step's rows are: request by request, its drafts and then its bonus token."""
     layout = DraftLayout(
         metadata.cu_num_draft_tokens, len(metadata.draft_token_ids), metadata.max_spec_len
     )
@@ -82,9 +81,9 @@ def test_a_text_may_end_once_it_is_long_enough_with_the_drafts_before(kind):
     drafts = [[OTHER] * 3, [OTHER] * 2, [OTHER], [], [OTHER] * 2]
     written = [4, 4, 4, 4, 6]
     assert verify(drafts, written, 6, kind) == [
-        [OTHER, OTHER, STOP],  # a draft that is rejected where the text may end
-        [OTHER, OTHER, STOP],  # a bonus token that ends it
-        [OTHER, OTHER],  # and one that is too early
+        [OTHER, OTHER, STOP],
+        [OTHER, OTHER, STOP],
+        [OTHER, OTHER],
         [OTHER],
         [STOP],
     ]

@@ -1,5 +1,3 @@
-"""The synthetic task: answers are right, and demonstrations without slips lead to them."""
-
 import random
 import re
 

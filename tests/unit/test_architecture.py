@@ -38,18 +38,15 @@ MAY_USE = {
     "doctor": {"ray"},
     "heads": {"torch", "transformers"},
 }
-# These are imported inside functions only: measuring and the doctor work without them.
 NOT_AT_THE_TOP = {"bench": UPSTREAM, "doctor": {"ray"}}
 
 
 def room_of(path: Path) -> str:
-    """The room that a file of the library belongs to."""
     name = path.relative_to(LIBRARY).parts[0].removesuffix(".py")
     return "commands" if name == "cli" else name
 
 
 def floor_of(room: str) -> int:
-    """The floor of a room, counted from the roof."""
     found = [number for number, rooms in enumerate(FLOORS) if room in rooms]
     assert found, f"{room} is a new room: put it on a floor in FLOORS"
     return found[0]
@@ -90,7 +87,6 @@ def file_of(name: str) -> Path | None:
 
 @functools.cache
 def rooms_imported(path: Path) -> set[str]:
-    """Other rooms that a file imports."""
     names = [name.split(".") for name in imports_of(path)]
     parts = {LIBRARY / name[1] for name in names if name[0] == "sam_rollout" and len(name) > 1}
     found = {part for part in parts if part.is_dir() or part.with_suffix(".py").is_file()}
@@ -154,7 +150,6 @@ def test_each_upstream_is_named_in_its_folder(upstream):
         assert not any(f"{one}.".startswith(f"{ours}.") for one in imports_of(path)), name_of(path)
 
 
-# Programs at the top, benchmarks and tests among them, may use a recipe's data.
 @pytest.mark.parametrize("folder", ["sam_rollout", "scripts"])
 def test_nothing_imports_recipes(folder):
     for path in files(ROOT / folder):
@@ -175,7 +170,6 @@ def test_no_function_has_more_arguments_than_a_reader_holds():
 
 
 def drawing() -> str:
-    """The floors, as a Mermaid flowchart."""
     names = [f'floor{number}["{" · ".join(rooms)}"]' for number, rooms in enumerate(FLOORS)]
     return "\n    --> ".join(["flowchart TB\n    " + names[0], *names[1:]])
 

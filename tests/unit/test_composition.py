@@ -1,5 +1,3 @@
-"""Experiments composed beside the recipe's entry point, and what is said where they cannot be."""
-
 import pytest
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir

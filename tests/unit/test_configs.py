@@ -47,7 +47,6 @@ def changed(*overrides: str) -> DictConfig:
 
 @pytest.fixture(autouse=True)
 def plain_shell(monkeypatch):
-    """A shell that sets none of a run's variables."""
     for device in (CONFIGS / "device").glob("*.yaml"):
         for name in OmegaConf.load(device).environment:
             monkeypatch.delenv(name, raising=False)
@@ -193,7 +192,6 @@ def test_the_reference_describes_every_field(name):
 
 
 def raw(config: DictConfig) -> dict:
-    """Plain mappings; a value taken from elsewhere as "<path>"."""
     text = OmegaConf.to_yaml({group: config[group] for group in SECTIONS})
     return OmegaConf.to_container(OmegaConf.create(re.sub(r"\$\{([\w.]+)\}", r"<\1>", text)))
 

@@ -1,5 +1,3 @@
-"""Request identities: the same in every process and run, different for every response."""
-
 import json
 
 import pytest

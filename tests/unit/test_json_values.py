@@ -1,5 +1,3 @@
-"""Values that JSON does not know: every file is strict JSON, and readers get the values back."""
-
 import enum
 import json
 import math

@@ -1,5 +1,3 @@
-"""Launching on many nodes: who a node is, what it would start, what is said, who is ended."""
-
 import os
 import re
 import resource
@@ -39,7 +37,6 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The modules of scripts/lib, imported as the scripts import them."""
     sys.path.insert(0, str(LIB))
     try:
         import cluster
@@ -74,7 +71,6 @@ def node(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
 
 
 def program(path: Path, script: str) -> Path:
-    """A program that a test puts in the place of another one."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/usr/bin/env bash\n{script}\n")
     path.chmod(0o755)
@@ -154,7 +150,6 @@ def test_a_node_reads_its_place(place, environment, name, domain, said):
         ({"NODE_RANK": "2", "NNODES": "2"}, "rank is 2, but there are 2 nodes: 0..1", "auto"),
         ({**SLURM, "NNODES": "3"}, "3 nodes, but 2 names: gpu-07,gpu-08", "auto"),
         ({"NODE_RANK": "0", "NNODES": "2"}, "this node has rank 0; the head is rank 0", "worker"),
-        # A name that ends in a number means nothing outside of Kubernetes.
         ({"HOSTNAME": "gpu-07"}, "rank is not known", "auto"),
     ],
 )  # fmt: skip
@@ -178,7 +173,6 @@ def test_the_head_starts_ray_and_the_recipe_or_asks_the_doctor_about_it(doctor):
     program = ["recipes.dapo_qwen3.main"]
     if doctor:
         program = ["sam_rollout.cli", "doctor", "--device", "ascend_910c", "--cluster"]
-    # What the user says comes last, and so counts.
     size = ["trainer.nnodes=8", "trainer.n_gpus_per_node=16", "experiment=x", "trainer.nnodes=4"]
     assert job[1:] == ["-m", *program, *size]
 
@@ -194,7 +188,7 @@ def test_a_worker_joins_the_head_with_its_devices(device):
     assert ("--num-gpus=8" in ray) == (device != "ascend_910c")
     assert exported["GLOO_SOCKET_IFNAME"] == "eth7"
     assert ("HCCL_SOCKET_IFNAME" in exported) == (device == "ascend_910c")
-    assert exported["NCCL_SOCKET_IFNAME"] == "ib0"  # a value of the shell wins
+    assert exported["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
 def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
@@ -234,7 +228,6 @@ def test_a_ray_that_knows_no_token_is_said_to_be_open(scripts, monkeypatch, capf
 
 @pytest.fixture
 def port():
-    """A port of this machine on which a program listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -286,8 +279,8 @@ def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, capfd
 @pytest.mark.parametrize(
     ("command", "seen", "status"),
     [
-        ("sleep 600", ["dead"], 4),  # it waits for the dead node, and is ended
-        ("sleep 600", ["dead", "there"], 4),  # the node came back, the job does not
+        ("sleep 600", ["dead"], 4),
+        ("sleep 600", ["dead", "there"], 4),
         ("sleep 0.1; exit 9", ["dead", "there"], 4),
         ("exit 9", ["unreachable"], 4),  # the job noticed before Ray did
         ("exit 9", ["there"], 9),
@@ -428,7 +421,6 @@ def launch(hosts, ssh: str, *arguments: str, **variables: str) -> subprocess.Pop
 
 
 def launched(hosts, ssh: str, *arguments: str, **variables: str) -> tuple[int, str]:
-    """Exit status and output of a launch that has ended."""
     process = launch(hosts, ssh, *arguments, **variables)
     output = process.communicate(timeout=60)[0]
     return process.returncode, output
@@ -452,7 +444,7 @@ def test_every_node_gets_its_part(hosts):
     files = ["TRAIN_FILE=/data/a t.parquet", "HF_HOME=/a b"]
     assert part[5:10] == [*files, "bash", "scripts/node.sh", "head"]
     assert {"--attached", "--node-rank=0", "--num-nodes=2", "--names=node-1,node-2"} <= set(part)
-    assert part[-4] == "--doctor"  # it is the head who asks
+    assert part[-4] == "--doctor"
     assert part[-3:] == ["--config", "a=1", "b='x y'"]
     part = shlex.split(worker[4])
     assert {"worker", "--node-rank=1", "--head-address=10.0.0.1"} <= set(part)
@@ -466,7 +458,6 @@ def by_node(head: str, worker: str) -> str:
 
 
 def test_a_node_that_ssh_cannot_reach_ends_the_launch_at_once(hosts):
-    # The head's part waits for the end of its input, like the real one, and then says so.
     waiting = 'read -r token; cat > /dev/null; echo "head is told to end"; exit 129'
     refused = "echo 'ssh: connect to host node-2 port 22: No route to host' >&2; exit 255"
     status, output = launched(hosts, by_node(waiting, refused))

@@ -17,7 +17,6 @@ from sam_rollout.report.lossless import TOKEN_IDS
 ROOT = Path(__file__).parents[2]
 READMES = sorted(ROOT.glob("README*.md"))
 PATH = ROOT / RESULTS / RECORD
-# The READMEs' table of drafters: its rows, and the sizes of its measurements.
 DRAFTERS = (sides.OWN, sides.OWN_SIBLINGS, sides.DEFAULT, sides.NGRAM_24, sides.ARCTIC_4,
             sides.FIRST)  # fmt: skip
 K, CONTEXT, BATCHES = 3, 32_768, (32, 128)
@@ -88,7 +87,6 @@ def test_figures_of_the_pretrained_model_follow_from_the_record(readme):
 
 
 def section_with(word: str, readme: Path) -> str:
-    """The first section of a README that names something."""
     sections = re.split(r"^#+ ", readme.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return next(text for text in sections if word in text)
 

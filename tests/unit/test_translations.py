@@ -1,5 +1,3 @@
-"""Links of all pages lead somewhere, and a translation has the structure of its original."""
-
 import re
 from pathlib import Path
 
@@ -12,7 +10,6 @@ def original_of(page: Path) -> Path:
     return page.with_name(f"{page.stem.removesuffix('_zh')}.md")
 
 
-# docs/ascend_zh.md is a guide of its own.
 TRANSLATIONS = [page for page in PAGES if page.stem.endswith("_zh") and original_of(page).exists()]
 
 

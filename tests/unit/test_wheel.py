@@ -46,7 +46,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path) -> Path:
-    """The folder of an environment's programs; behind its own packages it sees ours."""
     folder = wheel.parent / "environment"
     run(sys.executable, "-m", "venv", folder, cwd=wheel.parent)
     programs = folder / "bin"

@@ -31,7 +31,6 @@ class _OnCpu(TorchFunctionMode):
 
 
 def _type(tensor, *args, **kwargs):
-    """The optimizer asks for this name."""
     if args or kwargs:
         return _tensor_type(tensor, *args, **kwargs)
     return "torch.cuda." + _tensor_type(tensor).rsplit(".", 1)[-1]
@@ -55,13 +54,10 @@ def _replace_cuda():
 
 
 class Attention(torch.nn.Module):
-    """Causal attention over texts side by side or packed, each spread over context parallelism."""
-
     def __init__(self, **_kwargs):
         super().__init__()
 
     def forward(self, query, key, value, _mask, *_args, packed_seq_params=None, **_kwargs):
-        """Queries [rows, (texts,) heads, width]; returns [rows, (texts,) heads * width]."""
         from megatron.core import parallel_state
 
         size = parallel_state.get_context_parallel_world_size()
@@ -98,7 +94,7 @@ def _from_all(rows, size, group):
         return rows
     parts = [torch.empty_like(rows) for _ in range(size)]
     torch.distributed.all_gather(parts, rows.detach().contiguous(), group=group)
-    parts[torch.distributed.get_rank(group)] = rows  # gradients of other processes' stay away
+    parts[torch.distributed.get_rank(group)] = rows
     return torch.cat(parts)
 
 
@@ -111,7 +107,7 @@ def _replace_kernels():
 
     spec = gpt_layer_specs.get_gpt_decoder_block_spec
 
-    @functools.wraps(spec)  # mbridge reads its signature
+    @functools.wraps(spec)
     def without_transformer_engine(config, use_transformer_engine=True, **kwargs):
         return spec(config, use_transformer_engine=False, **kwargs)
 
@@ -121,7 +117,6 @@ def _replace_kernels():
     mbridge.core.llm_bridge.get_gpt_decoder_block_spec = without_transformer_engine
     backends.WrappedTorchNorm.__new__ = norm
     backends.LocalSpecProvider.core_attention = lambda _self: Attention
-    # Transformer Engine has these norms in the layers behind them.
     layer = "model.layers.{layer_number}."
     Qwen2Bridge._MLP_MAPPING["pre_mlp_layernorm.weight"] = [
         f"{layer}post_attention_layernorm.weight"

@@ -25,8 +25,6 @@ _CLASSES = (
 
 
 class Vote(NamedTuple):
-    """A token that may come next, and its class by what is known of it."""
-
     token: int
     length: int
     count: int
@@ -63,14 +61,13 @@ def places_of(pool, *slots):
 
 
 def votes_at(place):
-    """What may follow a place."""
     if place[PLACE_KIND] == NOWHERE:
         return []
     tokens, classes = np.zeros((2, continuations.LEVELS * continuations.VOTES_PER_LEVEL), np.int64)
     if place[PLACE_KIND] == LIVE:
         lanes = np.zeros((1, continuations.LANE_WIDTH), np.int64)
         tasks = np.zeros((continuations.LEVELS, continuations.TASK_WIDTH), np.int64)
-        lanes[0, : continuations.LANE_TEXT + 1] = place[1:]  # the same columns
+        lanes[0, : continuations.LANE_TEXT + 1] = place[1:]
         addresses = lanes.ctypes.data, tasks.ctypes.data
         continuations.vote_lanes(*addresses, np.zeros(1, np.int64), 1, np.zeros(1, np.int64))
         count = continuations.take_votes(*addresses, 0, tokens, classes, 0)
@@ -81,12 +78,10 @@ def votes_at(place):
 
 
 def votes_of(pool, slot):
-    """What may follow the text in a slot."""
     return votes_at(places_of(pool, slot)[0])
 
 
 def followed(place, token):
-    """The place that a token leads to."""
     place = np.array(place)
     columns = [PLACE_STATE, PLACE_LENGTH]
     place[columns] = continuations.follow(*map(int, (*place[: PLACE_LENGTH + 1], token)))

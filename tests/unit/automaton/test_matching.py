@@ -1,5 +1,3 @@
-"""The automaton against a brute-force reference: places, votes, and independence of chunking."""
-
 import time
 
 import numpy as np
@@ -20,11 +18,9 @@ TOKEN_OF = {"a": 0, "b": 1 << 30, "c": LARGEST_TOKEN, "d": 5}
 
 
 class Reference:
-    """The texts of one automaton as strings, each token with the writer of its run."""
-
     def __init__(self):
-        self.prefixes = {""}  # of all texts
-        self.noted = []  # (text so far, next token, whose run holds it), oldest first
+        self.prefixes = {""}
+        self.noted = []
         self.open_runs = {}  # text at a run's end -> the run's writer
 
     def knows(self, string):
@@ -39,22 +35,18 @@ class Reference:
         self.prefixes.add(text + token)
 
     def longest(self, text):
-        """The longest suffix of a text that is known."""
         return next(text[i:] for i in range(len(text) + 1) if self.knows(text[i:]))
 
     def _count(self, string):
-        """How often a string went on."""
         times = sum(text.endswith(string) for text, _, _ in self.noted)
         return min(times, kernels.LARGEST_COUNT)
 
     def _writer(self, string):
-        """Whose text went on from a string last or, if none did, had it first."""
         on = [writer for text, _, writer in self.noted if text.endswith(string)]
         first = (w for text, token, w in self.noted if (text + token).endswith(string))
         return on[-1] if on else next(first)
 
     def levels(self, suffix):
-        """The suffix of each level, and the tokens that followed it, oldest first."""
         found = []
         while suffix and len(found) < LEVELS:
             tokens = [token for text, token, _ in self.noted if text.endswith(suffix)]
@@ -66,7 +58,6 @@ class Reference:
         return found
 
     def _is_prefix(self, string):
-        """Whether the state of a string is a prefix of a text, not a clone."""
         places = self._places(string)
         added = (text + token for text, token, _ in self.noted)
         return any(one.endswith(string) and self._places(one) == places for one in added)
@@ -122,7 +113,6 @@ class Reference:
 
 @st.composite
 def families(draw):
-    """Texts that begin alike and then copy from themselves and each other, and how they grow."""
     alphabet = draw(st.sampled_from(["ab", "abc", "abcd"]))
     prompt = draw(st.text(alphabet, max_size=6))
     texts = [prompt] * draw(st.integers(1, 4))
@@ -213,7 +203,6 @@ def test_a_ready_draft_votes_where_it_is_followed_by_how_certain_it_is():
 
 
 def strings_of(texts):
-    """Texts as strings, which search fast; ids are moved beyond the surrogates."""
     return ["".join(chr(token + 0xE000) for token in text) for text in texts]
 
 

@@ -1,5 +1,3 @@
-"""Replay counts what an engine would: against examples counted by hand."""
-
 import numpy as np
 import pytest
 
@@ -11,8 +9,6 @@ from sam_rollout.telemetry.traces import Trace
 
 
 class Scripted(Session):
-    """A drafter with given drafts, which notes its calls."""
-
     def __init__(self, drafts: dict[tuple[str, int], list[int]]) -> None:
         self.drafts = drafts
         self.asked: list[tuple[list[str], list[int], list[list[int]]]] = []

@@ -1,5 +1,3 @@
-"""Readers of anyone's token ids."""
-
 import json
 
 import numpy as np

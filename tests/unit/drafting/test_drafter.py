@@ -1,5 +1,3 @@
-"""The drafter as an engine drives it: requests that come, go, move, pause and grow."""
-
 import numpy as np
 import pytest
 
@@ -63,7 +61,7 @@ def test_max_bytes_suspends_the_smallest_present_request_until_memory_returns():
         assert drafts["small"] == [] and len(drafts["large"]) == 3
     usage = drafter.usage()
     assert usage.bytes <= 1 << 20
-    assert usage.evictions == 1  # not once per step
+    assert usage.evictions == 1
     drafter.finish(["large"])
     assert len(step(drafter, {"small": texts["small"]}, width=30_000)["small"]) == 3
     assert drafter.usage().live_requests == 1

@@ -1,5 +1,3 @@
-"""Trees are grown from the votes of chains, best-first, and learned from."""
-
 import numpy as np
 import pytest
 
@@ -23,7 +21,6 @@ def drafter_of(k=8, budget=64, shape="tree", sources=("own",), vocabulary=1000, 
 
 
 def grow(drafter, *texts, **options):
-    """One engine step; of each row its tokens with their parents."""
     tokens, lengths = rows_of(texts, WIDTH)
     names = [f"request {row}" for row in range(len(texts))]
     drafter.bind(names)
@@ -40,7 +37,6 @@ def grow(drafter, *texts, **options):
 
 
 def paths(nodes):
-    """The texts that a tree goes through."""
     found = []
     for token, parent in nodes:
         found.append([*(found[parent] if parent >= 0 else []), token])
@@ -94,7 +90,6 @@ def test_what_was_accepted_is_a_path(branch):
 def test_a_step_that_the_engine_cut_verified_what_came_before():
     drafter = drafter_of(k=12)
     (nodes,), _ = grow(drafter, BRANCHING)
-    # Three tokens of a path, the last of them the engine's own: it did not see that one as a draft.
     tail = [5, 9, 1]
     third = paths(nodes).index(tail)
     _, verified = grow(drafter, [*BRANCHING, *tail])

@@ -39,7 +39,6 @@ def drive(
     gate_open: bool = True,
     shape: int = 0,
 ) -> DraftBatch:
-    """All calls of an engine step; what a row gained is what it grew by."""
     drafter.bind(request_ids)
     rows = len(request_ids)
     if eligible is None:
@@ -84,7 +83,6 @@ def drafter_of(
     path: object = "",
     **sections: dict[str, Any],
 ) -> SamDrafter:
-    """A drafter with sources of these names; those with settings of their own are on, too."""
     sources = sources_of(*names, *sections).to_mapping()
     for name, section in sections.items():
         sources[name] |= section

@@ -26,8 +26,6 @@ class Table:
 
 
 class Seat:
-    """The exchange of one rank."""
-
     def __init__(self, table: Table, rank: int) -> None:
         self._table, self._rank = table, rank
 

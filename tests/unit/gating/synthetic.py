@@ -112,7 +112,6 @@ class SyntheticEngines:
 
 @functools.cache
 def _chances(chance: float) -> tuple[np.ndarray, np.ndarray]:
-    """The chance of each place of a draft, and its class as a row of zeros and a one."""
     chances = chance ** np.arange(1, K + 1)
     classes = [next(i for i, c in enumerate(CHANCES) if one >= c) for one in chances]
     return chances, np.eye(len(CHANCES))[classes]
@@ -120,12 +119,12 @@ def _chances(chance: float) -> tuple[np.ndarray, np.ndarray]:
 
 class _Engine:
     def __init__(self, left: np.ndarray, wishes: list[bool]) -> None:
-        self.left = left  # tokens that each request still needs
-        self.wishes = wishes  # of the last steps, whether drafts were called for
+        self.left = left
+        self.wishes = wishes
         self._texts = np.full(len(left), 100, np.int32)
         self._drafts = np.zeros(len(left), np.int32)
         self._matched = np.zeros(len(left), bool)
-        self._chance = 0.0  # of a draft token
+        self._chance = 0.0
         self._looked = False
         self._rows_before = -1
         self._filling = np.zeros(len(left), np.int32)
@@ -136,7 +135,6 @@ class _Engine:
         return rows, rows + int((self._drafts + self._filling).sum()), int(self._texts.sum())
 
     def fill(self, is_open: bool) -> None:
-        """Fill every request up to k."""
         self._filling, self._wasted = K - self._drafts, not is_open
 
     def step(self, now_ns: int, luck: np.ndarray) -> EngineStep:
@@ -156,7 +154,7 @@ class _Engine:
     def _offered(self, right: np.ndarray) -> Offered:
         chances, classes = _chances(self._chance)
         place = np.arange(K)
-        judged = (place <= self._drafts[:, None]) & self._matched[:, None]  # one is held back
+        judged = (place <= self._drafts[:, None]) & self._matched[:, None]
         asked = judged.sum(axis=0)
         kept = (judged & (place < right[:, None])).sum(axis=0)
         told = np.array([np.full(K, self._matched.sum()), asked, kept, asked * chances])

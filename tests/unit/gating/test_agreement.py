@@ -1,5 +1,3 @@
-"""Engines that wait for each other decide together."""
-
 import logging
 
 import numpy as np
@@ -22,8 +20,6 @@ CLOSED = ScheduleGate({}, K)
 
 
 def of(**options):
-    """Makes the gate of one rank."""
-
     def make(seat: Seat) -> GuardedGate:
         return make_gate(GateConfig(**options), LIMITS, seat)
 
@@ -49,7 +45,6 @@ def test_an_engine_without_requests_is_not_asked():
     for _ in range(3):
         group.step([20, 2])
     after = [group.step([0, 2]) for _ in range(4)]
-    # The last report of the first engine still counts, and enters one more proposal.
     assert after == [[None, 0], [None, 0], [None, 8], [None, 8]]
     joined = [group.step([16, 2]) for _ in range(3)]
     assert joined == [[8, 8], [1, 1], [1, 1]], "it takes over what the others do"
@@ -86,8 +81,6 @@ def test_with_nothing_exchanged_an_engine_decides_alone_and_says_so_once(caplog)
 
 
 class OnRecord(ScheduleGate):
-    """Keeps what it was shown."""
-
     def __init__(self) -> None:
         super().__init__(SCHEDULE, K)
         self.steps: list[EngineStep] = []
@@ -113,7 +106,7 @@ def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget
         ones = np.ones(2, np.int32)
         gate.observe(engine_step(number, ones, drafts, ones, offered=Offered(2, told)))
         gate.budget(2)
-        drafts += 1  # the engine reuses its arrays
+        drafts += 1
         told += 1
     assert [step.now_ns for step in inner.steps] == [0, 1, 2, 3, 4], "each once, one step late"
     assert [step.verified.drafted[0] for step in inner.steps] == [0, 1, 2, 3, 4]
@@ -157,7 +150,6 @@ def test_what_happened_between_two_calls_is_not_learned_from():
 
 
 def engines(seconds, acceptance, *scales) -> SyntheticEngines:
-    """An engine for each scale of its responses' lengths: those of the smallest end first."""
     lengths = [tail(16, 50 * scale) for scale in scales]
     return SyntheticEngines(seconds, lambda rows, now: acceptance, lengths, drafting=1.0)
 

@@ -1,5 +1,3 @@
-"""The measuring gate on engines whose costs and acceptance are known."""
-
 import dataclasses
 
 import numpy as np
@@ -43,7 +41,6 @@ def auto() -> AutoGate:
     return AutoGate(Limits(REQUESTS, 1 << 20, k=K), EXPLORATION)
 
 
-# The best fixed choice there is a gate that is closed.
 NOTHING_PAYS = (
     "drafts never pay", "drafts are always wrong", "wrong but nearly free",
     "the same, and drafts are always wrong",
@@ -82,7 +79,6 @@ def test_hardly_slower_than_a_closed_gate_where_nothing_pays(name):
     assert engine.run(gate, rounds=2) < (1.01 + EXPLORATION) * engine.run(CLOSED, rounds=2)
 
 
-# Chances that the drafter expects, and how true they are, before and after; most steps it may take.
 BETTER = {
     "found": ((0.0, 1.0), (0.7, 1.0), 150),
     "better than expected": ((0.1, 1.0), (0.1, 7.0), 700),
@@ -119,8 +115,6 @@ def test_trials_stay_within_their_budget(name):
 
 
 class Recorder(AutoGate):
-    """Keeps the budgets it gave; a look, which hands nothing over, counts as none."""
-
     def __init__(self) -> None:
         super().__init__(Limits(REQUESTS, 1 << 20, k=K), EXPLORATION)
         self.given: list[int] = []
@@ -203,9 +197,9 @@ feed.now, feed.texts = 0.0, 10
     "changes",
     [
         {"same_batch": False},
-        {"sampled": np.array([1, 1, 1, 0], np.int32)},  # a prompt that is still computed
-        {"num_tokens": np.full(4, 9_999, np.int32)},  # steps without a call between them
-        {"now_ns": 1 << 60},  # a pause
+        {"sampled": np.array([1, 1, 1, 0], np.int32)},
+        {"num_tokens": np.full(4, 9_999, np.int32)},
+        {"now_ns": 1 << 60},
     ],
     ids=["other requests", "prompt", "steps not seen", "pause"],
 )

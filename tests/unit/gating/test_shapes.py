@@ -1,5 +1,3 @@
-"""The measuring gate chooses between chains and trees."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -24,12 +22,10 @@ OFFERS = ALONE, np.sort(np.concatenate([ALONE[:8], BESIDE]))[::-1]
 
 
 def flat(tokens: int, shape: int) -> float:
-    """What an accelerator takes that waits for its memory."""
     return 20e-3 + 5e-5 * max(0, tokens - 256)
 
 
 def linear(tokens: int, shape: int) -> float:
-    """Every token costs time, and a tree takes a tenth more than a chain of as many tokens."""
     return (8e-3 + 4e-4 * tokens) * (1 + 0.1 * shape)
 
 
@@ -64,8 +60,7 @@ class Engine:
         self.shapes: list[int | None] = []
         self.trials: list[bool] = []
         self._random = np.random.default_rng(0)
-        self._context = 100 * rows  # of all requests
-        # Tokens of each request, tokens of those that may have drafts; shape and least chance.
+        self._context = 100 * rows
         self._drafted, self._each, self._step = np.zeros(rows, np.int32), 0, None
         self.passed_s = 0.0
 
@@ -83,18 +78,17 @@ class Engine:
             self.trials.append(self.gate.is_trial)
 
     def _drafting(self, shape: int) -> int:
-        """Requests that may have drafts of a shape."""
         return round(self.rows * self.may[shape])
 
     def _observe(self) -> None:
         shape, _ = self._step or (CHAIN, 0.0)
-        rows = len(self._drafted)  # of the step, which was decided for them
+        rows = len(self._drafted)
         seconds = self.seconds(rows + int(self._drafted.sum()), shape)
         seconds *= max(0.2, 1 + self.noise * self._random.standard_normal())
         offered, right = None, np.zeros(rows, int)
         if self._step is not None:
             chances = self.offers[shape]
-            asked = min(self._each + 1, K)  # one is held back
+            asked = min(self._each + 1, K)
             proved = self._random.random((rows, K)) < chances
             drafting = np.count_nonzero(self._drafted) if self._each else self._drafting(shape)
             proved[drafting:] = False
@@ -208,7 +202,7 @@ def test_trials_are_as_rare_where_the_number_of_requests_goes_up_and_down():
     engine = Engine(linear)
     engine.run(1000)
     for turn in range(100):
-        engine.rows = 7 + turn % 2  # another octave each time
+        engine.rows = 7 + turn % 2
         engine.run(20)
     assert engine.share_of(TREE, 2000) < 0.05
 

@@ -1,5 +1,3 @@
-"""The page for the browser: what it says and draws."""
-
 import math
 import re
 
@@ -27,7 +25,6 @@ def comparison(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(comparison):
-    """Drawing takes seconds: most tests read the same page."""
     return render_page(comparison)
 
 
@@ -96,7 +93,6 @@ def test_the_page_has_the_panels_of_the_dashboard(comparison, page):
     for section in shown:
         assert str(escape(section.question)) in page
     titles = re.findall(r"<figure class=\"chart\"><h3>(.*?)</h3>", page)
-    # What shows the baseline beside a run is one line there.
     assert "Rollout" in titles and "Speed-up over the baseline" not in titles
     assert "Reward of the training batch" in titles
     step = comparison.steps[0]

@@ -1,5 +1,3 @@
-"""Two sentences to quote: figures with their interval, and every doubt in them said."""
-
 import itertools
 
 import pytest
@@ -33,7 +31,6 @@ def told(make_run):
 @pytest.mark.parametrize(
     ("base", "sam", "said"),
     [
-        # The ratio is that of the sums, not the mean of the steps' ratios.
         ((4, 1, 1), (1, 1, 1), "took 10 ms instead of 20 ms: 2.00 times as fast"),
         ((1, 4, 1), (2, 1, 2), ": 1.20 times as fast, but the 95 % interval, 0."),
         ((1, 4, 1), (2, 1, 2), ", of the noise within runs only, does not exclude chance."),

@@ -1,5 +1,3 @@
-"""The ledger of drafted and accepted tokens, against one kept in plain dictionaries."""
-
 from collections import Counter
 
 import numpy as np
@@ -42,8 +40,6 @@ def sums_of(rows: list[tuple[int, int, int, int, int]]) -> list[int]:
 
 
 class Reference:
-    """What the ledger promises, one request at a time."""
-
     def __init__(self) -> None:
         self.totals: dict[str, tuple[int, ...]] = {}
         self.offered: dict[str, bool] = {}
@@ -66,7 +62,6 @@ class Reference:
                 self.counters["draft/padding_tokens"] += filling
                 self.counters["draft/accepted_padding_tokens"] += sampled - 1 - accepted
             self.totals[request_id] = (steps, all_drafted, all_accepted, *of_open)
-        # The engine forgets the draft of a request that is taken out of the batch.
         self.offered = dict(zip(batch, offered, strict=True))
 
 

@@ -1,5 +1,3 @@
-"""Which steps are filled up, and with what; against an engine that has captured a few graphs."""
-
 import numpy as np
 import pytest
 
@@ -22,15 +20,12 @@ def graphs(full_up_to: int, otherwise: str) -> GraphOf:
 @pytest.mark.parametrize(
     ("setting", "graph_of", "expected"),
     [
-        # It depends on what serves steps without drafts,
         ("auto", graphs(BUDGET, "NONE"), [EVERY] * MAX_ROWS),
         ("auto", graphs(BUDGET, "PIECEWISE"), [DRAFTING] * MAX_ROWS),
         ("auto", graphs(BUDGET, "FULL"), [NO] * MAX_ROWS),
-        # on the largest batch for which a full graph was captured, and whether any was,
         ("auto", graphs(16, "NONE"), [EVERY] * 4 + [NO] * 2),
         ("auto", graphs(0, "NONE"), [NO] * MAX_ROWS),
         ("auto", no_graphs, [NO] * MAX_ROWS),
-        # unless the setting decides.
         ("never", graphs(BUDGET, "NONE"), [NO] * MAX_ROWS),
         ("always", no_graphs, [EVERY] * MAX_ROWS),
     ],

@@ -1,5 +1,3 @@
-"""Parameters and KV cache of known models; shapes that no model has."""
-
 import dataclasses
 
 import pytest

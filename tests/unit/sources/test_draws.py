@@ -1,5 +1,3 @@
-"""What positions behind a wrong draft token drew is drafted by position."""
-
 import numpy as np
 
 from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_STATE, PLACE_WIDTH
@@ -16,7 +14,6 @@ def make_drafter():
 
 
 def scored(*steps):
-    """Steps of requests (name, text before the step, draft, what each position drew)."""
     names, widths, tokens, positions, drawn = [], [], [], [], []
     for name, text, draft, draws in steps:
         assert len(draws) == len(draft) + 1
@@ -82,7 +79,6 @@ def test_draws_follow_their_request_and_end_with_it():
     heard = scored(*((name, text[:1], [0, 0], [text[1], 30, 31]) for name, text in texts.items()))
     drafter.hear(heard)
     drafter.finish(["b"])
-    # Another request of b's name joins, c moves, and b leaves the batch before its next draws.
     moved = {"c": [7, 8], "b": [5, 6]}
     assert draft(drafter, moved) == [[30, 31], []]
     assert draft(drafter, {"c": [7, 8]}, scored(("b", [5], [0], [6, 9]))) == [[30, 31]]

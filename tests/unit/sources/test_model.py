@@ -1,5 +1,3 @@
-"""Drafts that the engine's own drafter made, as votes beside those of texts, and its files."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -27,8 +25,6 @@ def config_of(*names: str, **model) -> SamConfig:
 
 
 class Drafter(SamDrafter):
-    """Texts and a model's drafts in, drafts out; requests are named by their rows."""
-
     def __init__(self, *names: str) -> None:
         super().__init__(config_of(*names), Limits(MAX_ROWS, MAX_LENGTH, VOCABULARY))
 
@@ -82,7 +78,7 @@ def test_whoever_was_right_decides(right, token):
         drafter.say([[40]], [[0.9]])
         (draft,) = drafter.drafts(text, name=f"request {turn}")
         chosen.append(draft[0])
-        drafter.drafts([*text, token], name=f"request {turn}")  # what the policy sampled
+        drafter.drafts([*text, token], name=f"request {turn}")
         drafter.finish([f"request {turn} of row 0"])
     assert set(chosen[-10:]) == {token}
 
@@ -93,7 +89,6 @@ def test_texts_that_fail_together_do_not_outvote_a_model_that_is_right_more_ofte
         drafter.say([[40]], [[0.6]])
         (draft,) = drafter.drafts(text, name=f"request {turn}")
         chosen.append(draft[0])
-        # Votes of two suffixes, right twice in five times each.
         drafter.drafts([*text, 1 if turn % 5 < 2 else 40], name=f"request {turn}")
         drafter.finish([f"request {turn} of row 0"])
     assert set(chosen[-50:]) == {40}

@@ -1,5 +1,3 @@
-"""What the model held likeliest after a token is drafted where nothing else votes."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""All responses of a run draft from each other: who shares, what is kept, how old text goes."""
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,6 @@ MIB = 1 << 20
 
 
 def make_drafter(*others, path="", **options):
-    """A drafter with the source and no own text, but with other sources by their names."""
     return drafter_of(*others, path=path, run={"when": "always", **options})
 
 
@@ -59,7 +56,6 @@ def test_without_a_run_nobody_knows_what_fits():
 
 
 def grown(drafter, name, text, others=()):
-    """A request generates a text after one token of prompt, beside the others as they stand."""
     drafts = {}
     for length in (1, 2, len(text)):
         texts = {**dict(others), name: text[:length]}
@@ -68,7 +64,6 @@ def grown(drafter, name, text, others=()):
 
 
 def ended(drafter, name, text, **who):
-    """A request comes, generates a text and ends; then the training step is over."""
     drafter.admit(name, identity(name, **who))
     grown(drafter, name, text)
     drafter.finish([name])
@@ -77,7 +72,6 @@ def ended(drafter, name, text, **who):
 
 
 def continued(drafter, name, start, **who):
-    """What a new request with this text gets for a draft."""
     drafter.admit(name, identity(name, **who))
     draft = step(drafter, {name: start})[name]
     drafter.finish([name])
@@ -95,7 +89,7 @@ def test_old_text_of_a_run_goes_by_generations():
         ended(drafter, f"r{number}", text)
         assert drafter.usage().bytes <= 1 << 20
         assert counter(drafter, "run_evictions") == 0
-        if number >= 5:  # the newest are always there, a change or not
+        if number >= 5:
             for old in (0, 3, 5):
                 start = texts[number - old][500:504]
                 expected = texts[number - old][504:507]
@@ -175,7 +169,7 @@ def test_a_run_that_outgrows_its_memory_with_live_text_begins_anew():
         assert counter(drafter, "run_evictions") == life
         assert counter(drafter, "run_bytes") < 1000
         read = drafter.usage().catch_up_tokens
-        for _ in range(2):  # the live ones do without, and are not read again
+        for _ in range(2):
             drafts = step(drafter, {names[0]: text, f"{life}c": [1, 2, 3]}, width=len(text))
             assert drafts[names[0]] == []
         assert drafter.usage().catch_up_tokens == read + 3

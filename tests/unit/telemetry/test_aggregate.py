@@ -1,5 +1,3 @@
-"""Aggregates against numbers worked out by hand on a handful of engine steps."""
-
 import math
 import re
 from pathlib import Path
@@ -65,7 +63,6 @@ def three_requests() -> pa.Table:
 
 @pytest.fixture(scope="module")
 def metrics():
-    # The tables come in any order.
     return aggregate([replica_one(), replica_zero()], [three_requests()], tail_threshold=2)
 
 
@@ -129,7 +126,7 @@ def test_validation_traffic_is_kept_apart():
     assert train["sam/engine/rollout_s"] == 5.0
     held_out = aggregate(tables, [three_requests()], tail_threshold=2, split="val")
     assert held_out["sam_val/engine/rollout_s"] == 8.0
-    assert held_out["sam_val/routing/imbalance"] == 0.0  # the requests are of the train split
+    assert held_out["sam_val/routing/imbalance"] == 0.0
     assert all(name.startswith("sam_val/") for name in held_out)
 
 
@@ -151,7 +148,6 @@ def test_replicas_with_more_requests_show():
 
 
 def counted(*counters: dict[str, float]) -> dict[str, float]:
-    """Metrics of a step in which each replica counted what is given, and recorded nothing."""
     return aggregate([], [], tail_threshold=2, drafter_counters=dict(enumerate(counters)))
 
 
@@ -165,7 +161,7 @@ def test_counters_are_summed_over_replicas_and_those_that_are_no_metric_left_out
     assert metrics["sam/draft/run_bytes"] == 16
     assert metrics["sam/draft/verify_context_4096"] == 10
     assert metrics["sam/draft/accepted_context_4096"] == 6
-    assert metrics["sam/draft/drafted_tokens"] == 0  # verified, of which there are no records
+    assert metrics["sam/draft/drafted_tokens"] == 0
     for unknown in ("drafter_steps", "bytes", "verify_context_0", "evictions"):
         assert f"sam/draft/{unknown}" not in metrics
 

@@ -1,5 +1,3 @@
-"""What drafts bring, estimated within a run: on paper, and in the recorded runs."""
-
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,6 @@ LENGTHS = (40, 90, 95, 200)
 
 
 def seconds(tokens: int) -> float:
-    """Of an engine step on paper."""
     return 0.01 + 0.001 * tokens
 
 
@@ -94,7 +91,6 @@ def waits(part):
 
 
 def always_drafts(part):
-    """Its last rows were never seen with so few tokens."""
     for step in part[0][1:]:
         step.draft_tokens = max(step.draft_tokens, 8)
 

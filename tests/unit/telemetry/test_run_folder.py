@@ -1,5 +1,3 @@
-"""What a crash or a resumed run leaves behind must stay readable."""
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +29,6 @@ INFO = RunInfo(
 
 
 def steps_at(*rows: tuple[int, float], split: str = "train") -> pa.Table:
-    """Engine steps of (training step, unix time)."""
     return engine_steps(
         *(engine_step(step=step, split=split, time_s=time_s, running=1) for step, time_s in rows)
     )
@@ -46,7 +43,7 @@ def folder(tmp_path):
 
 def test_numbers_go_on_and_nothing_is_overwritten(folder):
     paths = [folder.write("engine_steps", 3, steps_at((step, 1.0))) for step in (1, 2)]
-    folder.write("engine_steps", 13, steps_at((1, 1.0)))  # another replica, other numbers
+    folder.write("engine_steps", 13, steps_at((1, 1.0)))
     (folder.root / "engine_steps" / "3-041.parquet").write_bytes(paths[0].read_bytes())
     resumed = RunFolder(folder.path).write("engine_steps", 3, steps_at((3, 2.0)))
     assert [path.name for path in paths] == ["3-000.parquet", "3-001.parquet"]

@@ -1,5 +1,3 @@
-"""The sentinel: findings by breaking what they are about, thresholds and noise by numbers."""
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +21,6 @@ def reported(steps=(), ended=(), counters=COUNTERS, replica: int = 0) -> SimpleN
 
 
 def names(sentinel: Sentinel, step: TrainingStep) -> list[str]:
-    """Of the new findings; what is said agrees with the metrics."""
     new, metrics = sentinel.look(step)
     assert set(metrics) == {f"sam/sentinel/{name}" for name in FINDINGS}
     assert all(declared(name).unit == "1" for name in metrics)
@@ -34,7 +31,6 @@ def names(sentinel: Sentinel, step: TrainingStep) -> list[str]:
 
 
 def drafting(accepted: int, drafts: int, **gate: float) -> TrainingStep:
-    """A step that verified so many drafts of three tokens."""
     record = engine_step(draft_requests=drafts, draft_tokens=3 * drafts, accepted_tokens=accepted)
     counters = COUNTERS | {f"gate/{name}": value for name, value in gate.items()}
     return TrainingStep({}, [reported([record], counters=counters)])
@@ -156,9 +152,9 @@ def test_a_request_without_engine_steps_is_looked_for_since_the_last_drain(start
         (0.012, 0.004, True),
         (0.004, 0.012, True),
         (0.004, 0.0045, False),
-        (4e-6, 1e-7, False),  # rounding, whatever its ratio
-        (0.0, 0.0, False),  # the trainer took the rollout's probabilities over
-        (0.5, None, False),  # no baseline, or none of this step
+        (4e-6, 1e-7, False),
+        (0.0, 0.0, False),
+        (0.5, None, False),
     ],
 )
 def test_probabilities_that_are_not_as_far_apart_as_in_the_baseline(own, baseline, found):
@@ -172,10 +168,10 @@ def test_probabilities_that_are_not_as_far_apart_as_in_the_baseline(own, baselin
 
 def test_texts_that_differ_are_a_fault_unless_rounding_explains_it():
     identical, ties = "sam/proof/identical_share", "sam/proof/ties_share"
-    silent = {"response_length/mean": 0.0}  # training steps without a comparison say nothing new
+    silent = {"response_length/mean": 0.0}
     rounding = silent | {identical: 0.75, ties: 1.0}
     fault = silent | {identical: 0.75, ties: 0.5}
-    unknown = silent | {identical: 0.5}  # no place was looked at
+    unknown = silent | {identical: 0.5}
     same = silent | {identical: 1.0}
     sentinel = Sentinel(SentinelConfig())
     steps = [same, rounding, unknown, fault, silent, fault, same, silent, fault]

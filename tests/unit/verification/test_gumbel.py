@@ -1,5 +1,3 @@
-"""Gumbel noise: its numbers, how random they are, and what sharing them brings."""
-
 import math
 import os
 import subprocess
@@ -27,7 +25,6 @@ def mix(word: int, *, add: int = 0) -> int:
 def noise_in_plain_python(row_bits: int, token: int) -> float:
     low, high = row_bits & MASK, (row_bits >> 32) & MASK
     word = mix(mix(token) ^ low, add=high)
-    # The sign bit goes; what the last shift made of it does not.
     if word >> 31:
         word ^= 0x7FFF0000
     fraction = torch.tensor(word & (MASK >> 1) | 1, dtype=torch.int32).float().double()
@@ -83,7 +80,6 @@ SIZES = [2, 255, 256, 1300, 2049]
 
 
 def assert_draws(draw, logits, seeds):
-    """The largest sum of logit and noise is drawn, but where it is larger by rounding only."""
     scores = logits.double() + gumbel_noise(seeds, logits.shape[1])
     best, second = scores.topk(2).values.unbind(dim=1)
     clear = best - second > 1e-6 * best.abs() + 1e-5
@@ -164,7 +160,7 @@ def test_numbers_are_uniform_over_rows_and_over_tokens(family):
     numbers = uniforms(keys, positions, 1000)
     counts = torch.bincount((numbers * 1000).long().flatten(), minlength=1000)
     assert chisquare(counts.numpy()).pvalue > 1e-5
-    for tail in (1e-3, 1e-4, 1e-5):  # small ones decide between many tokens
+    for tail in (1e-3, 1e-4, 1e-5):
         expected = tail * numbers.numel()
         assert abs(float((numbers < tail).sum()) - expected) < 4.5 * expected**0.5
     for mean, count in ((numbers.mean(dim=0), 1024), (numbers.mean(dim=1), 1000)):
@@ -190,7 +186,7 @@ def test_neighbouring_rows_and_tokens_are_independent(family, shift):
 @pytest.mark.parametrize("cut", [{}, {"top_p": 0.8}, {"top_k": 5}], ids=str)
 def test_a_drafter_agrees_as_often_as_its_distribution_allows(vocabulary, distance, cut):
     p, other = target(1, vocabulary, **cut)[0], target(1, vocabulary, seed=3)[0]
-    q = (p.log() + distance * other.log()).softmax(dim=0)  # of the same tokens
+    q = (p.log() + distance * other.log()).softmax(dim=0)
     rows, seeds = 4000, bits(4000)
     tokens = gumbel_draws(p.expand(rows, -1), seeds)
     agreed = float((tokens == gumbel_draws(q.expand(rows, -1), seeds)).double().mean())
@@ -198,7 +194,6 @@ def test_a_drafter_agrees_as_often_as_its_distribution_allows(vocabulary, distan
     expected = coupling(p.double(), q.double())
     assert (1 - variation) / (1 + variation) - 1e-6 <= expected <= 1 - variation + 1e-6
     assert abs(agreed - expected) < 4.5 * (expected * (1 - expected) / rows) ** 0.5 + 1e-9
-    # Drafts with noise of their own agree less, and so does inversion where there are many tokens.
     independent = float((p * q).sum())
     assert independent < expected
     if vocabulary == 1300 and not cut:

@@ -1,5 +1,3 @@
-"""All ways of verifying sample from the target at every place, with drafts of any quality."""
-
 import pytest
 import torch
 
@@ -27,7 +25,6 @@ REQUESTS = 2000
 
 
 def verify(way, layout, draft_ids, probabilities, random=None, *, greedy=None, **options):
-    """One call of a way with its random numbers, as a caller makes it."""
     accept, draw = random or (bits(layout.num_rows, stream=stream) for stream in (0, 1))
     if way == "vectorised":
         return verify_vectorised(
@@ -113,14 +110,14 @@ def test_greedy_and_random_requests_side_by_side(way, vocabulary):
     likeliest = by_place.argmax(dim=1)
     by_place = make_likely(by_place, likeliest, 0.6)
     drafts = likeliest[:K].clone()
-    drafts[2] = (drafts[2] + 1) % vocabulary  # greedy requests keep two drafts and correct this one
+    drafts[2] = (drafts[2] + 1) % vocabulary
     counts = 1 + torch.arange(2 * REQUESTS) % K
     greedy = torch.arange(2 * REQUESTS) % 2 == 1
     output = verify_alike(way, counts, drafts, by_place, greedy=greedy)
     random = ~greedy
     assert_lossless(output[random], by_place, counts[random], places=2)
     places = torch.arange(K + 1)
-    lengths = (counts + 1).clamp(max=3)  # the wrong draft ends the text after three tokens
+    lengths = (counts + 1).clamp(max=3)
     expected = torch.where(places < lengths[:, None], likeliest, NO_TOKEN)
     assert (output[greedy] == expected[greedy]).all()
 

@@ -24,7 +24,6 @@ def walk(tokens, parents, drawn):
 
 @st.composite
 def trees(draw):
-    """Trees of a batch: of each the parents and distinct children, and what each node drew."""
     batch = []
     for _ in range(draw(st.integers(1, 4))):
         count = draw(st.integers(0, 7))

@@ -46,7 +46,6 @@ def test_bits_are_the_outputs_of_splitmix64_in_order(key):
         assert unsigned(bits) == numbers[stream::STREAMS]
 
 
-# By consecutive positions of one response, and by consecutive keys at one position.
 FAMILIES = {
     "positions": (torch.full((65536,), 42), torch.arange(65536)),
     "keys": (torch.arange(65536), torch.full((65536,), 7)),

@@ -123,7 +123,6 @@ def test_what_others_put_into_the_call_stays(worker, client):
     assert call["params"]["extra_args"].keys() == {"other", "sam"}
     assert (call["params"]["temperature"], call["prompt"]) == (1.0, [1, 2, 3])
     assert call["kwargs"] == {"image_data": None}
-    # Siblings share the mapping.
     assert params == {"temperature": 1.0, "extra_args": {"other": 1}}
 
 
@@ -165,7 +164,6 @@ def test_the_manager_counts_copies_within_a_step_and_split(monkeypatch):
     manager.generate_sequences(submitted([one, other], step=5, validate=True))
     manager.generate_sequences(submitted([one, one], step=5, validate=True))
     manager.generate_sequences(submitted([one], step=6))
-    # A prompt's own number counts, also where copies of it ask for different ones.
     manager.generate_sequences(submitted([other, other, other], step=6, numbers=[16, 4, 1]))
     assert numbered == [[0, 0, 8], [16], [0, 0], [2, 4], [0], [0, 16, 20]]
 

@@ -1,5 +1,3 @@
-"""Responses sampled again without drafts: which ones, how, and what is made of a difference."""
-
 import asyncio
 import math
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Before the first response: a model that drafts has to know the policy, or the run ends."""
-
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,5 +1,3 @@
-"""Variables of a run's processes: the device's, the shell's, and those of our own."""
-
 import os
 from pathlib import Path
 from unittest.mock import patch

@@ -1,5 +1,3 @@
-"""Errors of responses: kept once a kind where they happen, gathered where the trainer waits."""
-
 import pickle
 
 import pytest

@@ -1,5 +1,3 @@
-"""Responses that a weight update interrupts: what their requests ask for, and what is recorded."""
-
 from __future__ import annotations
 
 import asyncio
@@ -94,8 +92,6 @@ def test_rules_that_would_begin_anew_are_refused(client, name):
 
 
 class Server(SamHttpServer):
-    """Our server without an engine; the test says what the engine answers."""
-
     def __init__(self):
         self._under_way, self._admitted_s, self._landing = {}, {}, set()
         self._interrupted, self._finished = [], []
@@ -121,8 +117,6 @@ def server(monkeypatch):
 
 
 class Sharing:
-    """Keeps the whole responses that it hears of."""
-
     def __init__(self) -> None:
         self.whole: list[tuple] = []
 
@@ -184,7 +178,7 @@ def test_a_replicas_other_servers_have_no_requests_to_interrupt():
 
 def test_parallel_requests_may_have_one_id(server, monkeypatch):
     async def parked(self, request_id):
-        await asyncio.sleep(0)  # until the other request is under way, too
+        await asyncio.sleep(0)
 
     async def both():
         return await asyncio.gather(*(server.generate(PROMPT, {}, "a") for _ in range(2)))

@@ -1,5 +1,3 @@
-"""The policy's matrices are put together in all processes, or in none."""
-
 from types import SimpleNamespace
 
 import pytest

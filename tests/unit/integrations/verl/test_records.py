@@ -1,5 +1,3 @@
-"""Records on their way from engines to the run folder and into a training step's metrics."""
-
 import logging
 import platform
 import time
@@ -40,7 +38,6 @@ def finished(number: int) -> FinishedRequest:
 
 
 def drained(*workers: dict | None):
-    """Records of an engine whose only step had three requests."""
     recorder = EngineStepRecorder()
     recorder.work_arrived()
     recorder.record(scheduler(running=3), progress(decoding=3, tokens=9))
@@ -50,7 +47,7 @@ def drained(*workers: dict | None):
 
 
 def test_an_engines_steps_and_requests_meet_what_its_drafter_counted():
-    found = drained(worker(), None)  # the second rank's drafts are not used
+    found = drained(worker(), None)
     (step,) = found.engine_steps.to_pylist()
     assert (step["step"], step["split"], step["replica"]) == (STEP, "train", 5)
     assert step["generation_tokens"] == 9 and step["draft_budget"] == 3

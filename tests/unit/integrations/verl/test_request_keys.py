@@ -1,5 +1,3 @@
-"""Which names, and so which random numbers, the requests of a response get."""
-
 import itertools
 
 from hypothesis import given, settings
@@ -16,8 +14,6 @@ def new(prompt, ordinal):
 
 
 class Loop:
-    """Makes requests and ends them in any order; answers depend on a request's name and prompt."""
-
     def __init__(self):
         self.keys = RequestKeys()
         self.under_way = {}
@@ -86,7 +82,6 @@ def test_names_do_not_depend_on_what_ends_first(branches, data):
             loop.ask((agent, 0), [*PROMPT, 100 + agent])
         for agent in order:
             turn = turns[agent]
-            # A finished turn makes the next one begin, whatever the others do.
             texts[agent] = loop.answer((agent, turn), branches[agent][turn])
             turns[agent] += 1
             if turns[agent] < len(branches[agent]):

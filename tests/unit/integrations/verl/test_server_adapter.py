@@ -13,8 +13,6 @@ from sam_rollout.integrations.vllm.model_drafts.head_update import PREFIX
 
 
 class Adapter(SamServerAdapter):
-    """One that no server was started for."""
-
     def __init__(self):
         pass
 

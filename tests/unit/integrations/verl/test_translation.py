@@ -32,7 +32,6 @@ def engine_of(config) -> DictConfig:
 
 
 def received(config) -> EngineSettings:
-    """What the engine's processes read."""
     return settings_of(engine_of(config))
 
 
@@ -159,7 +158,7 @@ CLIP = "actor_rollout_ref.actor.clip_ratio_high"
 
 @pytest.fixture
 def baseline(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)  # where the data lie
+    monkeypatch.chdir(tmp_path)
     config = OmegaConf.to_container(translated("sam=off"), resolve=True)
     folder = RunFolder(tmp_path / "base")
     folder.write_start(RunInfo("sam=off", config, {}, {}, {}, "2026-07-01T00:00:00+00:00"))

@@ -1,5 +1,3 @@
-"""The bucket of a weight sync and the model's largest tensor."""
-
 import pytest
 import torch
 from omegaconf import OmegaConf

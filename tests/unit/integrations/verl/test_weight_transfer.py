@@ -78,4 +78,4 @@ def test_the_sender_raises_what_the_receiver_failed_of(sync, bucket):
     with pytest.raises(WeightSyncError, match=f"ValueError: bucket {bucket} is not wanted"):
         sync(bucket)
     # An engine that failed has ended: verl's receiver leaves its socket open.
-    sync(engine="another")  # the next one works
+    sync(engine="another")

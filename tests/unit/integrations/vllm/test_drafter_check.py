@@ -1,5 +1,3 @@
-"""A model that drafts meets the policy of an engine: the recipe's tiny ones."""
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

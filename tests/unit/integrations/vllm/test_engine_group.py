@@ -1,5 +1,3 @@
-"""Several engines behind one front end: who is asked, and whose steps and requests are whose."""
-
 import asyncio
 from types import SimpleNamespace
 

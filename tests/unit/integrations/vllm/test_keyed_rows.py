@@ -26,8 +26,6 @@ def key(sibling: int) -> int:
 
 
 class Batch:
-    """An engine's batch: its requests row by row, and those that only wait to come back."""
-
     def __init__(self) -> None:
         config = SimpleNamespace(
             model_config=SimpleNamespace(seed=1),
@@ -73,7 +71,7 @@ def test_arrival_order_repeats_in_another_engine(batch):
     other = Batch()
     both = batch.becomes("a", "b", a=params(), b=params())
     first = other.becomes("x", x=params())
-    del other.runner.requests["x"]  # it has ended
+    del other.runner.requests["x"]
     assert first + other.becomes("y", y=params()) == both
 
 

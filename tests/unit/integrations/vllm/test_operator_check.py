@@ -1,5 +1,3 @@
-"""The arithmetic of the operator check, and the leading along known texts, without an engine."""
-
 import json
 import math
 from dataclasses import asdict
@@ -32,7 +30,6 @@ def test_differences_by_context_length_and_overall():
     assert long == {
         "low": 128, "high": 256, "positions": 2, "maximum": 0.25, "mean": 0.125, "top_differs": 1
     }  # fmt: skip
-    # The first token comes from the prefill on both sides and does not count.
     assert overall == ENTRY | {"high": 130, "positions": 3, "mean": 0.25}
 
 

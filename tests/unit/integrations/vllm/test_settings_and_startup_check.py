@@ -63,7 +63,6 @@ FILLED_UP = {
             ON,
             f"drafter {PROPOSER_CLASS} on 2 worker(s), k=5, gate: threshold 2{AHEAD}",
         ),
-        # Pipeline stages before the last have no drafter.
         (
             [NONE, OURS],
             ON,

@@ -1,5 +1,3 @@
-"""The record of every engine step: durations, and how the session's half finds its step."""
-
 import pytest
 
 from sam_rollout.integrations.vllm.serving import step_recorder
@@ -13,8 +11,6 @@ UNIX_OFFSET_S = 1_000_000.0
 
 
 class Clock:
-    """A clock that tests move."""
-
     def __init__(self) -> None:
         self.now_s = 100.0
 
@@ -44,7 +40,6 @@ def note(*, gate_open: bool = True, drafter_us: float = 5.0, **columns) -> Draft
 
 
 def notes(*rows: tuple[float, DraftNote]) -> dict[str, list]:
-    """(when, note) per step, as the session drains them."""
     columns = {name: [getattr(one, name) for _, one in rows] for name in NOTE_COLUMNS}
     return {"noted_s": [noted_s for noted_s, _ in rows], **columns}
 
@@ -54,14 +49,13 @@ def record_at(recorder, clock, *times_s: float, **told) -> None:
         recorder.record(scheduler(**told), progress())
 
 
-WORK, PAUSE = "work", "pause"  # arrives; all requests are interrupted
+WORK, PAUSE = "work", "pause"
 
 
 @pytest.mark.parametrize(
     ("events", "durations"),
     [
         (
-            # When work arrives at a busy engine changes nothing.
             [(100, WORK), (100.5, {}), (100.5, WORK), (101.5, {"running": 0}),
              (200, WORK), (201, WORK), (203, {})],
             [0.5, 1.0, 3.0],
@@ -113,7 +107,6 @@ def test_draining_starts_anew_and_follows_a_hosts_time_that_was_set(clock, monke
     assert [row["split"] for row in drained(recorder)] == ["train"]
 
 
-# The second time the front end hears late of the first two.
 @pytest.mark.parametrize("heard_s", [(101.0, 102.0, 103.0), (102.5, 102.6, 103.0)])
 def test_the_sessions_half_finds_its_step(clock, heard_s):
     recorder = EngineStepRecorder()

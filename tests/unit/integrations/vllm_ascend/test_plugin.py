@@ -57,7 +57,6 @@ def installed(tmp_path, monkeypatch):
 
 @pytest.fixture
 def called(monkeypatch):
-    """Note calls of the hooks instead of carrying them out."""
     calls = []
     monkeypatch.setattr(hooks, "make_drafter", lambda *_: calls.append("drafter") or "ours")
     monkeypatch.setattr(hooks, "propose_drafts", lambda *_: calls.append("propose") or "ours")
