@@ -1,4 +1,4 @@
-"""Marks every test by the folder it lies in, and gives each folder its time limit per test."""
+"""Marks every test by its folder, and sets each folder's time limit per test."""
 
 import sys
 from pathlib import Path

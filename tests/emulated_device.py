@@ -1,4 +1,4 @@
-"""vLLM's asynchronous path on a CPU, with stand-ins for a device's streams and events."""
+"""vLLM's asynchronous path on a CPU, with replacements for a device's streams and events."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NOT_THERE = -7
 
 
 class Device:
-    """The work that streams and events order; here all has ended that was launched.
+    """Records when launched work has ended.
 
-    `benchmarks/emulated_device.py` puts a device with a timeline in its place.
+    `benchmarks/emulated_device.py` replaces it by a device with a timeline.
     """
 
-    free_at = 0.0  # when the work has ended that was launched, by `time.perf_counter`
+    free_at = 0.0
 
     def wait(self, until: float) -> None:
         if (left := until - time.perf_counter()) > 0:
@@ -87,10 +87,9 @@ def _stand_in() -> None:
 
 @contextlib.contextmanager
 def asynchronous_scheduling() -> Iterator[None]:
-    """Let engines that are made within schedule asynchronously, as on an accelerator.
+    """Let engines that are made in this context schedule asynchronously, which CPUs do not allow.
 
-    A CPU's platform switches that off. Streams and events are stand-ins; engines in processes of
-    their own are forked, and have them, too.
+    Streams and events are replaced, also in engines that are forked.
     """
     import vllm.v1.worker.cpu_model_runner as module
     from vllm.platforms import current_platform
@@ -115,7 +114,6 @@ def asynchronous_scheduling() -> Iterator[None]:
         os.environ[_METHOD] = "fork"
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        # After vLLM's own for CPUs, which cannot be asked; they stay, since engines live on.
         _stand_in()
         made(self, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Responses that repeat themselves and each other, made up from a seed."""
+"""Made-up responses that repeat themselves and each other."""
 
 import numpy as np
 

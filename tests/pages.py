@@ -1,5 +1,3 @@
-"""The pages of the repository, read as Markdown."""
-
 import re
 from collections import Counter
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Functions run in several processes of one torch.distributed group."""
+"""Runs functions in several processes of one torch.distributed group."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ import torch
 from torch import distributed
 
 LIMIT_S = 100
-# By the first call; processes of all calls are forks of one that has these.
+# The first call makes a process from which all later processes are forked.
 IMPORTED_ONCE = ["sam_rollout.heads.online", "sam_rollout.integrations.verl.state_capture"]
 
 
 def in_processes(function: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
     """Call `function(rank, *arguments)` in `count` processes; return their results, by rank.
 
-    Tensors in results become arrays. A process that does not answer within LIMIT_S is ended,
-    and the test with it.
+    Tensors in results become arrays. Processes end after LIMIT_S.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED_ONCE)

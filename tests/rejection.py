@@ -1,5 +1,3 @@
-"""Whether a sampler of the benchmark does rejection sampling."""
-
 from collections.abc import Callable
 
 import torch

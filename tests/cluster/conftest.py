@@ -1,5 +1,3 @@
-"""A LAN of machines made of namespaces, where this machine lets us make them."""
-
 from __future__ import annotations
 
 import os
@@ -31,6 +29,5 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def lan(may_make_machines: None, folder: Path) -> Iterator[Lan]:
-    """Two machines, node-1 and node-2."""
     with Lan(["node-1", "node-2"], folder) as lan:
         yield lan

@@ -1,8 +1,8 @@
 """Machines for a cluster, made of namespaces of this one. Needs Linux and root.
 
-Each has its own network interface and address, host name, process table, /tmp and /dev/shm; the
-file system below is shared, as a cluster's storage would be. All a machine runs ends with its first
-process, which ends with this program, however that ends: nothing can be left behind.
+Each machine has its own network interface and address, host name, process table, /tmp and /dev/shm.
+The other file systems are shared. All processes of a machine end with its first process, which ends
+with this program.
 """
 
 from __future__ import annotations
@@ -51,11 +51,10 @@ class Holder:
         self.pid = int(Path(f"/proc/{own}/task/{own}/children").read_text().split()[0])
 
     def enter(self, *command: str, namespaces: str = "--all") -> list[str]:
-        """The command line that runs ``command`` in these namespaces."""
+        """Return the command line that runs ``command`` in these namespaces."""
         return ["nsenter", "--target", str(self.pid), namespaces, "--wdns=/", *command]
 
     def end(self) -> None:
-        """End its first process at once, and with a process table of its own all the others."""
         self._process.kill()
         self._process.wait(timeout=COMMAND_TIMEOUT_S)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -73,7 +72,7 @@ class Lan:
 
     Args:
         names: Host names, one machine each.
-        folder: Where each machine's own /tmp lies; visible inside under the same path.
+        folder: Folder of each machine's own /tmp.
     """
 
     def __init__(self, names: list[str], folder: Path) -> None:
@@ -100,12 +99,12 @@ class Lan:
                 holder.end()
 
     def power_off(self, name: str) -> None:
-        """End a machine as a power cut does: the network goes first, no connection is closed."""
+        """End a machine as a power cut does: no connection is closed."""
         self._on_switch("ip", "link", "del", self._port(name))
         self.machines.pop(name).end()
 
     def ssh(self) -> Path:
-        """A program that takes ssh's place, for the machines there are now."""
+        """Write a program that replaces ssh."""
         pids = "\n".join(f"    {name}) pid={m.pid} ;;" for name, m in self.machines.items())
         program = self._folder / "ssh"
         program.write_text(SSH.format(pids=pids))

@@ -1,4 +1,4 @@
-"""Runs of the recipe on a cluster of machines made of namespaces, launched as a user does."""
+"""Launches runs of the recipe on a cluster of machines made of namespaces."""
 
 from __future__ import annotations
 
@@ -79,10 +79,8 @@ class Launch:
         return self._log.read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until ``condition`` holds.
-
-        Raises:
-            RuntimeError: The launch ended before, or time is over.
+        """Wait until ``condition`` holds; raises RuntimeError if the launch ends before, or after
+        the time limit.
         """
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -94,7 +92,6 @@ class Launch:
             time.sleep(POLL_S)
 
     def wait(self, timeout_s: float) -> int:
-        """Wait for its end; returns its exit status."""
         return self._process.wait(timeout=timeout_s)
 
 
@@ -105,7 +102,7 @@ def trained_steps(run_dir: Path) -> list[int]:
 
 
 def last_checkpoint(run_dir: Path) -> int:
-    """The step of the last whole checkpoint; 0 before the first."""
+    """Return the step of the last complete checkpoint; 0 if there is none."""
     path = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
     return int(path.read_text()) if path.exists() else 0
 
@@ -115,9 +112,9 @@ def has_trained(run_dir: Path, step: int) -> bool:
 
 
 def actors_by_node(output: str, actor: str) -> dict[str, int]:
-    """Node -> how many processes of ``actor`` wrote into the log from there.
+    """Return for each node the number of processes of ``actor`` that wrote into the log.
 
-    Ray prints the address a line comes from, except for processes beside the driver, "head" here.
+    Ray prints the node's address, except for processes on the head node, "head" here.
     """
     found = re.findall(rf"\({actor}[^)]*? pid=(\d+)(?:, ip=([\d.]+))?\)", output)
     return {ip or "head": len({pid for pid, at in found if at == ip}) for _, ip in found}

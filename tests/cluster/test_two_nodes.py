@@ -15,8 +15,7 @@ from tests.cluster.runs import (
 
 START_S = 900
 LOSS_S = 300
-# Ray takes a silent node for dead after about 20 s, by default after a minute; the job gets 5 s to
-# end by itself. Not less: on a busy machine a node may be silent for seconds.
+# Ray declares a silent node dead after about 20 s here; its default is about a minute.
 HEALTH_CHECK_MS = {"initial_delay": 1000, "period": 1000, "timeout": 4000}
 SOONER = [
     *(f"--env=RAY_health_check_{name}_ms={ms}" for name, ms in HEALTH_CHECK_MS.items()),
@@ -30,8 +29,6 @@ SHORT = [
     "reward.reward_kwargs.overlong_buffer_cfg.len=32",
 ]
 REPLICAS = {0, 1}
-# Below the folder of temporary files, of which every machine has its own: each keeps its ended
-# responses there, and hears of the other's.
 TEXTS = "sam.texts.path=/tmp/texts"
 HEAD = ("sam=trained", "sam.sources.model.train.budget=0.3")
 

@@ -1,4 +1,4 @@
-"""Worker extensions that break: the drafter in the second training step, or a weight sync."""
+"""Worker extensions that fail: the drafter in the second training step, or a weight sync."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from sam_rollout.integrations.verl.worker_extension import SamColocateWorkerExtension
 
-# The server drains after its warm-up, after the first weight sync and after the probe of the model
-# that drafts, then once a training step.
+# The server calls `sam_drain` after its warm-up, after the first weight sync, after the drafter
+# probe, and then once per training step.
 DRAINS_BEFORE_STEP_TWO = 4
 STEPS_INTO_STEP_TWO = 20
 

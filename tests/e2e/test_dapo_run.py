@@ -41,7 +41,6 @@ def _assert_recorded(run, metrics: dict[str, float], step: int) -> None:
 def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
     run = train(
         "sam=joined",
-        # The gate is shut while all 64 requests run, and open for most of the rollout.
         "sam.gate.kind=threshold",
         "sam.gate.threshold=60",
         "trainer.total_training_steps=2",
@@ -64,7 +63,6 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
     assert steps[1]["sam/draft/drafted_tokens"] > 0
     assert 1 < steps[1]["sam/draft/acceptance_length"] < 9
     assert 0 < steps[1]["sam/gate/open_share"] < 1
-    # It served 20 steps of the second training step; without a drafter no gate opens.
     engine = run.folder.read("engine_steps").to_pandas()
     opened = engine[engine.split == "train"].groupby("step").gate_open.sum()
     assert opened[1] > 20 >= opened[2]
@@ -96,7 +94,7 @@ def test_a_head_learns_along_on_megatron(train):
     ]
     run = train(
         "training=megatron",
-        f"{actor}.strategy=megatron",  # the CPU's file says fsdp2
+        f"{actor}.strategy=megatron",
         f"~{actor}.fsdp_config",
         f"{actor}.megatron.vanilla_mbridge=true",
         *settings,
@@ -177,7 +175,6 @@ def test_interrupted_responses_go_on_and_a_killed_run_is_resumed(train):
     _assert_trained(steps, 2)
     assert steps[1]["sam/rounds/staleness"] == 0 <= steps[2]["sam/rounds/staleness"] <= 1
     parts = _parts(run)
-    # No prompt is lost or new: the warm-up's 4 groups, and 4 of each step.
     assert set(before.group) <= set(parts.group) and parts.group.nunique() <= 12
     assert set(parts[parts.step == 2].start) == {2} and set(parts[parts.step == 1].start) == {1}
     engine = run.folder.read("engine_steps").to_pandas()

@@ -1,4 +1,4 @@
-"""What the engine tests run inside vLLM's worker processes, imported there by name."""
+"""Classes that vLLM's worker processes import by name in engine tests."""
 
 from __future__ import annotations
 

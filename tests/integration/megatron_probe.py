@@ -1,11 +1,9 @@
-"""Processes in which verl's Megatron engine trains a policy on a CPU, and a head along with it.
-
+"""Processes in which verl's Megatron engine trains a policy and a head on a CPU.
     python -m tests.integration.megatron_probe RUNS
 
-To be started with tests/megatron_on_cpu and Megatron itself on PYTHONPATH. RUNS is a JSON list of
-{"folder": ..., "policy": ..., "head": ..., "processes": ..., "engine": {settings of the engine},
-"transformer": {settings of the transformer}}. What process N of a run found is written into the
-run's folder, as N.pt.
+PYTHONPATH must contain tests/megatron_on_cpu and Megatron. RUNS is a JSON list of objects with the
+keys "folder", "policy", "head", "processes", "engine" and "transformer"; the last two are settings.
+Process N of a run writes its results into the run's folder, as N.pt.
 """
 
 from __future__ import annotations
@@ -59,8 +57,6 @@ def texts() -> list[list[int]]:
 
 
 def batch() -> TensorDict:
-    """All texts as verl hands them to its engine, two in a micro-batch."""
-
     def nested(rows: list[list[int]]) -> torch.Tensor:
         return torch.nested.nested_tensor([torch.tensor(r) for r in rows], layout=torch.jagged)
 
@@ -116,7 +112,7 @@ def make_head(engine: Any, asked: dict[str, Any]) -> HeadTraining:
 
 
 def log_probs(engine: Any, data: TensorDict) -> list[torch.Tensor]:
-    """Log-probabilities of verl's pass over a step's responses; only the last stage has any."""
+    """Return log-probabilities of a step's responses; only the last stage has any."""
     with engine.eval_mode(), torch.no_grad():
         output = engine.forward_backward_batch(data, None, forward_only=True)
     return list(output["model_output"]["log_probs"].unbind()) if output else []

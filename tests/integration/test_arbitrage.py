@@ -1,5 +1,3 @@
-"""Arbitrage in real engines: the tiny models, a router, and a reward model that vLLM runs."""
-
 import asyncio
 import copy
 import json

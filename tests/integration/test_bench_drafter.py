@@ -1,5 +1,3 @@
-"""The engine's own drafters as sides of `sam-rollout bench drafter`: called as they expect."""
-
 import numpy as np
 import pytest
 

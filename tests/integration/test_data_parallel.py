@@ -121,7 +121,6 @@ async def _run(model: str) -> dict[str, Any]:
     )
     config = arguments.create_engine_config()
     with pytest.MonkeyPatch.context() as patch:
-        # vLLM's platform for CPUs has just said "spawn"; forked engines import nothing anew.
         patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
         engine = AsyncLLM.from_vllm_config(config)
     try:
@@ -200,7 +199,7 @@ def test_every_engine_has_its_own_steps(seen):
 
 
 def test_vllm_still_answers_for_the_first_engine_only(seen):
-    """The reason for asking each engine; once vLLM answers for all, `ask_engines` can go."""
+    """If this fails, `ask_engines` can be removed."""
     assert len(seen["first_only"]) == 1
 
 
@@ -214,7 +213,7 @@ def test_equal_requests_draw_apart_on_every_engine(seen):
 
 
 def test_vllm_still_lacks_experts_of_several_engines_on_a_cpu():
-    """The reason for `cpu_experts.py`; once vLLM has both parts, that can go."""
+    """If this fails, `cpu_experts.py` can be removed."""
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 

@@ -1,5 +1,3 @@
-"""The doctor on a real Ray cluster: two nodes on this machine, each asked by a task of its own."""
-
 import json
 import os
 import subprocess
@@ -51,7 +49,6 @@ def answer(tmp_path_factory):
         stdout, stderr = process.communicate(timeout=LIMIT_S)
     finally:
         if process.poll() is None:
-            # Ray's processes are the program's children, in sessions of their own.
             program = psutil.Process(process.pid)
             for started in (*program.children(recursive=True), program):
                 with suppress(psutil.NoSuchProcess):

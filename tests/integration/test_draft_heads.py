@@ -1,5 +1,3 @@
-"""vLLM loads the tiny model's draft head as it is, and drafts with it what its training drafted."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -47,7 +45,6 @@ def generate(engine, prompts, temperature):
 
 
 def counted(engine):
-    """vLLM's counters since the engine's start: drafts, then accepted tokens by place."""
     found = {
         metric.name.removeprefix("vllm:spec_decode_"): metric for metric in engine.get_metrics()
     }
@@ -65,7 +62,6 @@ def drafting(head):
 
 @pytest.fixture(scope="module")
 def drafted(prompts):
-    """By temperature, from one engine that drafts with the head: texts and what vLLM counted."""
     found, before = {}, np.zeros(1 + STEPS)
     with engine(**drafting(HEAD)) as drafter:
         for temperature, asked in (1.0, prompts), (0.0, prompts[:FEW]):
@@ -81,7 +77,6 @@ def policy():
 
 
 def write_other_kind(folder, policy):
-    """The shipped head's matrices in another kind of head, with 400 output rows of its own."""
     config = policy.model.config.to_dict()
     shipped, shape, *_ = load_head(HEAD, config)
     shape = replace(
@@ -123,7 +118,6 @@ def test_it_does_so_with_a_head_of_another_kind(policy, prompts, tmp_path):
 
 
 def _send(worker, weights):
-    """What `SamColocateWorkerExtension` does with a sync that brings these tensors."""
     from sam_rollout.integrations.vllm.model_drafts.head_update import HeadUpdates
 
     policys = []

@@ -1,5 +1,3 @@
-"""Earlier responses inside a real vLLM engine: the same text in fewer steps."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,11 +1,8 @@
-"""Random lives of engines that draft: nothing hangs, no token is lost or doubled.
+"""Engines with drafts under random events (`EVENTS`): no token may be lost or doubled.
 
-The tiny model with the coupled sampler at T = 1 runs in vLLM's asynchronous path on a CPU
-(`tests/emulated_device.py`), or synchronously, with drafts of its EAGLE-3 head or of trees. Each
-response has to be that of an engine without drafts. What happens is random (`EVENTS`), mostly while
-a step is under way; a drafter or the head may raise. Settings differ from engine to engine.
-SAM_FUZZ_SECONDS says how long to go on with other engines of each kind, from SAM_FUZZ_SEED on; a
-failure names its seed.
+The tiny model runs with the coupled sampler at T = 1, in vLLM's asynchronous path
+(`tests/emulated_device.py`) or synchronously. Each response must equal that of an engine without
+drafts. SAM_FUZZ_SECONDS sets the time, SAM_FUZZ_SEED the first seed. A failure names its seed.
 """
 
 from __future__ import annotations
@@ -66,14 +63,6 @@ def rewrite_weights(worker: Any) -> None:
 
 
 class Life:
-    """One engine, and the requests it is given.
-
-    Args:
-        engine: with the drafter of `sam`.
-        known: prompt, `SamplingParams` and response of each request.
-        chance: what happens.
-    """
-
     def __init__(
         self, engine: Any, sam: SamConfig, known: list[Any], chance: random.Random
     ) -> None:
@@ -99,11 +88,7 @@ class Life:
         self._meant: dict[str, int] = {}
 
     def run(self) -> None:
-        """Until every request has ended.
-
-        Raises:
-            AssertionError: a text is not the known one, or something is left behind.
-        """
+        """Run until every request has ended; raises AssertionError if a text differs."""
         engine, chance = self._engine.llm_engine, self._chance
         waiting = chance.sample(range(len(self._known)), len(self._known))
         while waiting or engine.has_unfinished_requests():
@@ -200,7 +185,6 @@ def is_plain(sampling: Any) -> bool:
 
 
 def known_responses(prompts: list[list[int]]) -> list[Any]:
-    """Prompt, `SamplingParams` and the response of an engine without drafts, for every request."""
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     chance = random.Random(0)
@@ -217,7 +201,7 @@ def known_responses(prompts: list[list[int]]) -> list[Any]:
     with engine_of(SamConfig(enabled=False), **LARGE) as engine:
         outputs = engine.generate(asked, sampling, use_tqdm=False)
     for one in sampling:
-        one.output_kind = RequestOutputKind.CUMULATIVE  # `generate` has changed that
+        one.output_kind = RequestOutputKind.CUMULATIVE
     found = texts(output.outputs[0] for output in outputs)
     return list(zip(asked, sampling, found, strict=True))
 

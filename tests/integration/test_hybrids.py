@@ -1,6 +1,6 @@
-"""A model with linear attention: its engine runs without our drafts, and its texts are right.
+"""A model with linear attention: its engine runs without our drafts.
 
-The model is a Qwen3-Next of four layers with random weights; the last has full attention.
+The model is a Qwen3-Next of four layers with random weights; the last layer has full attention.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from tests.integration.conftest import MODEL
 from tests.integration.responses import generate, texts
 
 ON = SamConfig(max_draft_tokens=8, gate=GateConfig("threshold", 10_000))
-# vLLM's kernels for a CPU know this type only, and heads of at least 64.
 LAYERS = {
     "num_hidden_layers": 4,
     "hidden_size": 64,

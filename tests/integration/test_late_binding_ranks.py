@@ -14,7 +14,6 @@ COUPLED = RolloutSamplerConfig("coupled")
 HEAD = {"model": {"enabled": True, "path": f"{MODEL}_eagle3"}}
 SIDES = {
     "plain": SamConfig(enabled=False),
-    # With k = 8: prepared ahead with up to 28 requests, bound with more.
     "late": SamConfig(gate=GateConfig("threshold", 10_000)),
     "head": SamConfig.from_mapping(
         {"gate": {"kind": "threshold", "threshold": 24}, "sources": HEAD}
@@ -37,7 +36,7 @@ def prompts(prompts) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def engines(make_engine) -> dict[str, Any]:
     found = {}
-    with asynchronous_scheduling():  # ranks are forked there, which is faster
+    with asynchronous_scheduling():
         for name, sam in SIDES.items():
             ahead = {} if sam.enabled else {"async_scheduling": False}
             found[name] = make_engine(sam, **engine_arguments(sam, COUPLED), **RANKS, **ahead)

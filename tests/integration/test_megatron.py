@@ -1,7 +1,6 @@
-"""A head learns along with a policy that Megatron divides, and the policy is as without it.
+"""A head is trained with a policy that Megatron divides, and does not change the policy.
 
-verl's Megatron engine and Megatron-Core run as installed, on a CPU (tests/megatron_on_cpu); several
-processes at once, in `megatron_probe.py`.
+verl's Megatron engine runs on a CPU (tests/megatron_on_cpu), in processes of `megatron_probe.py`.
 """
 
 from __future__ import annotations
@@ -24,13 +23,11 @@ from tests.integration.conftest import MODEL, REPOSITORY
 
 LIMIT_S = 440
 HEAD_LAYERS, OTHER_LAYERS = (2, 6, 9), (0, 5)
-FAR = 0.1  # bfloat16, summed in another order; states of different tokens are 1 apart
+FAR = 0.1  # bfloat16 and another order of sums; states of different tokens are 1 apart
 pytestmark = pytest.mark.timeout(megatron.FETCH_S + LIMIT_S + 30)
 
 
 class Run:
-    """What the processes found, with a policy that transformers reads, too."""
-
     def __init__(self, name: str, folder: str, policy: str, processes: int, **_: Any) -> None:
         files = [Path(folder, f"{rank}.pt") for rank in range(processes)]
         self.found = [torch.load(file, weights_only=False) for file in files]
@@ -128,7 +125,6 @@ def farthest(states: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def check_states(run: Run, samples: list[dict[str, Any]], layers: tuple[int, ...]) -> None:
-    """Every response's window lies in one process, with the states that transformers computes."""
     texts, model, seen = run.found[0]["texts"], run.reference, []
     for sample in samples:
         tokens = sample["tokens"].tolist()

@@ -1,8 +1,7 @@
-"""Drafts of a model that vLLM runs, joined with drafts from texts: the same texts, and alive.
+"""Drafts of a model that vLLM runs, joined with drafts from texts.
 
-The model that drafts is the tiny model itself, so that what it says is known: at T = 0 all of it is
-right, and with shared noise at T = 1, too. Scheduled a step ahead, its drafts are not on the host
-before somebody has waited for what was sampled (`tests/emulated_device.py`).
+The drafter is the tiny model itself, so all its drafts are right at T = 0, and with shared noise at
+T = 1. Asynchronous scheduling is emulated (`tests/emulated_device.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def sam(
 
 @pytest.fixture(scope="module")
 def start(make_engine) -> Any:
-    """``start(sam, sampler, ahead, **arguments)``: an engine; ``ahead``: scheduled a step ahead."""
+    """Return ``start(sam, sampler, ahead, **arguments)``, which starts an engine."""
 
     def make(
         config: SamConfig, sampler: str = "coupled", ahead: bool = False, **arguments: Any
@@ -79,7 +78,7 @@ def some(prompts) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def without(start) -> Any:
-    """``without(prompts, siblings, sampler, **sampling)``: texts without drafts; asked for once."""
+    """Return ``without(prompts, siblings, sampler, **sampling)``, which samples without drafts."""
     known: dict[str, list[list[int]]] = {}
 
     def ask(
@@ -105,7 +104,6 @@ def drained(engine: Any) -> tuple[dict[str, int], int, int]:
 
 
 def drained_of_model(engine: Any) -> int:
-    """Draft tokens of the model that were verified; nothing has failed."""
     (report,) = engine.collective_rpc("sam_drain")
     counters, place = report["counters"], NAMES.index("model")
     assert counters["draft/failures"] == counters["draft/model_failures"] == 0
@@ -198,7 +196,6 @@ def test_a_model_goes_on_from_the_path_that_is_accepted_of_a_tree(method, start,
 
 
 def passes_of(engine: Any) -> list[int]:
-    """Draft tokens that the drafter is asked for, step by step, from here on."""
     drafter, asked = runner_of(engine).drafter, []
     propose = drafter.propose
 

@@ -10,7 +10,6 @@ pytestmark = pytest.mark.usefixtures("few_collections")
 
 K = 3
 TOKENS = 24
-# Natural logarithm; float32 rounding through twelve layers stays far below, a wrong mask far above.
 LIMIT = 1e-3
 
 

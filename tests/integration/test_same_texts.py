@@ -1,14 +1,9 @@
-"""Drafts change the time that a rollout takes, and none of its texts.
+"""Checks that drafts do not change texts.
 
 Each side is an engine with the coupled sampler at temperature 1 on the tiny model. Its texts have
-to be, token for token, those of an engine that drafts nothing. Sides that are ``ahead`` run in
-vLLM's asynchronous path, where drafts are bound late: streams and events are stand-ins
-(`tests/emulated_device.py`), scheduler, runner, model and drafter are the real ones. What stays to
-be shown on an accelerator is that a copy of tokens is waited for.
-
-Log-probabilities are compared as well, also with those that transformers computes.
-
-`benchmarks/trajectories.py` does the same with more and longer responses.
+to be equal to the texts of an engine without drafts. Sides that are ``ahead`` run in vLLM's
+asynchronous path with emulated streams and events (`tests/emulated_device.py`). Log-probabilities
+are compared, too.
 """
 
 from __future__ import annotations
@@ -50,8 +45,7 @@ OFF = SamConfig(enabled=False)
 SIBLINGS, LONGEST = 2, 120
 ALWAYS, CLOSED = GateConfig("threshold", 10_000), GateConfig("closed")
 AUTO = GateConfig("auto", exploration=0.1)
-# Room for few tokens: 10 usable blocks hold eight prompts, but not eight responses (requests are
-# preempted and computed anew), and no step holds the first prompt, of 54 tokens.
+# There are 10 usable blocks: enough for eight prompts, too few for eight responses.
 SMALL = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 48,
@@ -62,8 +56,6 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Side:
-    """An engine to compare: what drafts, whether it schedules ahead, further arguments of vLLM."""
-
     sam: SamConfig
     ahead: bool = False
     engine: dict[str, Any] = field(default_factory=dict)
@@ -95,7 +87,6 @@ SIDES = {
     "tree, waits": Side(TREES, engine=SMALL | {"enable_prefix_caching": True}),
     "tree, head": Side(dataclasses.replace(joined(8, ALWAYS), draft_shape="tree")),
     "tree, preempted": Side(TREES, engine=SMALL | {"max_num_batched_tokens": 256}),
-    # Prepared ahead with up to 28 requests (k = 8) or 64 (k = 3), bound with more.
     "ahead, closed": Side(SamConfig(gate=CLOSED), ahead=True),
     "ahead, opens": Side(
         SamConfig(draft_shape="tree", gate=GateConfig("threshold", 24)), ahead=True
@@ -104,7 +95,6 @@ SIDES = {
     "ahead, auto": Side(SamConfig(gate=AUTO, draft_shape="auto"), ahead=True),
     "ahead, head, k = 3": Side(joined(3, GateConfig("threshold", 24)), ahead=True),
     "ahead, head, k = 8": Side(joined(8, ALWAYS), ahead=True),
-    # vLLM asks the head in steps alone in which no text is longer.
     "ahead, short head": Side(joined(3, GateConfig("threshold", 24), max_model_len=128), True),
     "ahead, head, preempted": Side(joined(3, ALWAYS), ahead=True, engine=SMALL),
 }
@@ -117,8 +107,6 @@ def prompts(prompts) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def start(make_engine) -> Callable[[Side], Any]:
-    """``start(side)``: an engine; a side that schedules ahead does so."""
-
     def make(side: Side) -> Any:
         arguments = {
             **engine_arguments(side.sam, RolloutSamplerConfig(side.sampler)),
@@ -139,7 +127,6 @@ def start(make_engine) -> Callable[[Side], Any]:
 
 @pytest.fixture(scope="module")
 def engine_of(start) -> Callable[[str], Any]:
-    """``engine_of(name)``: the engine of a side, made once."""
     made: dict[str, Any] = {}
 
     def get(name: str) -> Any:
@@ -156,7 +143,7 @@ def plain(start) -> Any:
 
 
 def rollout(engine: Any, prompts: list[list[int]], first: int = 0) -> list[list[int]]:
-    """Responses to the prompts from `first` on. Lengths differ, so that the batch shrinks."""
+    """Return responses to the prompts from `first` on; their lengths differ."""
     limits = lengths(prompts)[first * SIBLINGS :]
     return texts(generate(engine, prompts[first:], SIBLINGS, max_tokens=limits))
 
@@ -221,7 +208,7 @@ def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
         assert {False, True} == set(report["steps"]["draft_trees"])
         assert counters["gate/tree_steps"] > 0
     assert (counted(engine, "num_preemptions") > 0) == ("preempted" in name)
-    # Filling, and places that no draft was bound to, are no drafts: vLLM counts both.
+    # vLLM counts filling and unused places as drafts.
     kept = accepted + counters["draft/accepted_padding_tokens"]
     counted_by_vllm = counted(engine, "spec_decode_num_accepted_tokens")
     if "waits" in name:
@@ -286,7 +273,6 @@ def test_rejected_drafts_do_not_show(start, reference, prompts):
 
 
 def leave_out(part: str, patch: pytest.MonkeyPatch) -> None:
-    """Verify trees without a part."""
     read = TreeKeeper._read
 
     def without_positions(keeper: TreeKeeper, drafts: Any) -> StepTrees | None:
@@ -329,7 +315,6 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def answer(prompts) -> Callable[[Any], list[Any]]:
-    """``answer(engine)``: its responses to requests of all kinds, which share the batches."""
     asked, parameters = [], []
     for sampling in SAMPLING.values():
         some = requests(prompts[:2], SIBLINGS, max_tokens=LONGEST, logprobs=0, **sampling)

@@ -1,5 +1,3 @@
-"""vLLM's rules on logits in our verify steps: every row has its own place in the text."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -40,10 +38,6 @@ class Rows:
 def verify(
     drafts: list[list[int]], written: list[int], minimum: int, kind: str = ""
 ) -> list[list[int]]:
-    """What a step samples where a stop token is likeliest, and another token comes second.
-
-    Without a kind: the bonus tokens that vLLM samples.
-    """
     least = MinTokensLogitsProcessor(None, torch.device("cpu"), False)
     params = SamplingParams(min_tokens=minimum, max_tokens=64, stop_token_ids=[STOP])
     added = [(row, params, None, [OTHER] * length) for row, length in enumerate(written)]

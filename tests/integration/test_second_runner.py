@@ -1,10 +1,8 @@
-"""Our drafter and sampler inside vLLM's second model runner: the same texts as in the first.
+"""Our drafter and sampler in vLLM's second model runner: the texts are those of the first runner.
 
-This file is also the program that runs it, in a process of its own. That runner's kernels are
-written in Triton, and the published Triton has no backend for a CPU. Its interpreter runs them all
-the same, slowly. vLLM asks for the backend by name before it dares to, so there is one here, which
-compiles nothing. What an accelerator has to show on top is that what the host reads has arrived by
-then.
+This file is also the program that runs the second runner. Its Triton kernels run in Triton's
+interpreter, because Triton has no backend for a CPU. vLLM asks for a backend by name, so this file
+registers one that compiles nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +73,6 @@ def test_texts_are_those_of_the_first_runner(side, found, reference):
 
 
 def admit_interpreter() -> None:
-    """Tell vLLM that Triton can run kernels here, before it asks."""
     from triton.backends import Backend, backends
 
     class Interpreter:

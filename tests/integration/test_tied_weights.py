@@ -23,7 +23,6 @@ def bucket(*names):
 def module(monkeypatch):
     if not hasattr(AutoWeightsLoader, CHECK):
         pytest.skip("this vLLM does not ask about tied weights")
-    # vLLM finds them among its own layers, which need a device's group of processes.
     tied = {"head.weight": "embed.weight"}
     monkeypatch.setattr(utils, "_get_tied_embedding_params", lambda module: tied)
     return Tied()

@@ -105,7 +105,7 @@ def test_the_oracle_takes_the_better_step_and_the_draft_at_a_tie():
 def test_collecting_averages_several_steps_of_the_target():
     draft, target, solutions = Scripted(DRAFT), Scripted(TARGET), answers()
 
-    async def reward(_solution, step):  # second tries are better; the draft's are worth 0.4
+    async def reward(_solution, step):
         return step.tokens[0] if step.author == TARGET else 0.4
 
     pairs = collect(solutions, draft, target, reward, samples=2, seed=1)

@@ -106,7 +106,6 @@ def test_distance_of_draw():
 
 
 def partings(count):
-    """Responses that part one position earlier from request to request, at tokens 0 and 2."""
     requests = lay_out([[9], [8]], samples=(count + 1) // 2, seed=0)[:count]
     off = [[response(1, [1] * (count + 1))] * ((count + 1) // 2) for _ in range(2)]
     places = [

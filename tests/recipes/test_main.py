@@ -21,7 +21,6 @@ MISSING = "data.train_files = 'nowhere.parquet': there is no such file; python -
 
 
 def run_command(monkeypatch, *arguments: str) -> object:
-    """Call the program in this process; returns what it says when it ends."""
     monkeypatch.setattr(sys, "argv", ["main", "experiment=tiny_cpu", *QUIET, *arguments])
     monkeypatch.delenv(program.FULL_ERROR, raising=False)
     with pytest.raises(SystemExit) as ended:

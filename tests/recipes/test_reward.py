@@ -1,5 +1,3 @@
-"""The reward: right answers score +1, everything else -1, and nothing makes it raise."""
-
 import importlib.util
 import time
 from concurrent.futures import ThreadPoolExecutor

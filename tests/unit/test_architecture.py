@@ -1,5 +1,4 @@
-"""Who may import whom, read from the syntax trees: nothing is imported here.
-
+"""Checks the imports between folders of the library, which it reads from syntax trees.
 python tests/unit/test_architecture.py    prints the drawing for docs/architecture.md
 """
 
@@ -14,9 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "sam_rollout"
 
-# Rooms of the library, the highest floor first. A file imports its own room and lower floors, also
-# inside functions and for types. Every folder and module below sam_rollout is a room; cli.py is one
-# with the commands that it offers.
+# Folders and modules ("rooms") of the library on floors, the highest first. A file may import from
+# its own room and from lower floors.
 FLOORS = (
     ("commands",),
     ("doctor",),
@@ -29,8 +27,7 @@ FLOORS = (
 )
 MOST_ARGUMENTS = 8
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}
-# What makes a package heavy to import. The verification of drafts is torch code by nature, and its
-# measurement compares with the engines' samplers where these are installed.
+# Packages that are slow to import, and the rooms that may import them.
 HEAVY = UPSTREAM | {"ray", "tensordict", "torch", "transfer_queue", "transformers"}
 MAY_USE = {
     "verification": {"torch"},
@@ -54,10 +51,7 @@ def floor_of(room: str) -> int:
 
 @functools.cache
 def imports_of(path: Path, *, only_top: bool = False) -> frozenset[str]:
-    """Full names of all that a file imports, or only of what its top level does.
-
-    What is imported from a module is named with it: `sam_rollout.gating.make_gate`.
-    """
+    """Return the full names of a file's imports, or only of the imports at its top level."""
     tree, found = ast.parse(path.read_text()), set()
     for node in tree.body if only_top else ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -75,10 +69,7 @@ def packages_of(path: Path, *, only_top: bool = False) -> set[str]:
 
 @functools.cache
 def file_of(name: str) -> Path | None:
-    """Source of what has this name, a module or something in it; None outside the library.
-
-    A module that is imported from its package counts, the package's __init__.py does not.
-    """
+    """Return the file that defines a name; None outside the library."""
     path = ROOT.joinpath(*name.split("."))
     places = [place for one in (path, path.parent) for place in (one, one / "__init__")]
     found = (place.with_suffix(".py") for place in places if place.is_relative_to(LIBRARY))
@@ -157,7 +148,7 @@ def test_nothing_imports_recipes(folder):
 
 
 def test_no_function_has_more_arguments_than_a_reader_holds():
-    upstream = "second_runner/speculator.py: _verify"  # vLLM calls it
+    upstream = "second_runner/speculator.py: _verify"
     for path in LIBRARY_FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

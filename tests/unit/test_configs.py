@@ -1,5 +1,3 @@
-"""The Hydra groups: what they compose to, and that their reference page is right."""
-
 import dataclasses
 import re
 import typing
@@ -33,7 +31,6 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def changed(*overrides: str) -> DictConfig:
-    """The same, with values set afterwards: Hydra composes only as often as there are groups."""
     groups, values = [], []
     for override in overrides:
         name = override.partition("=")[0]
@@ -53,7 +50,6 @@ def plain_shell(monkeypatch):
 
 
 def leaves(node, path: str = "") -> dict[str, object]:
-    """Path -> value of everything below a node of a plain configuration."""
     if not isinstance(node, dict) or not node:
         return {path: node}
     found = {}
@@ -135,7 +131,7 @@ def test_a_run_without_an_experiment_names_what_is_missing():
 
 
 def field_paths(section: type, path: str) -> dict[str, tuple[type, Mapping]]:
-    """Full path -> type and limits of a section's fields, sections inside it included."""
+    """Return full path -> type and limits of a section's fields, including inner sections."""
     found = {}
     kinds = typing.get_type_hints(section)
     for field in dataclasses.fields(section):
@@ -161,14 +157,13 @@ def test_the_groups_hold_the_defaults_of_the_sections():
     follows_another = {"dynamic_sampling.gen_batch_size"}
     for group, section in RunConfig.groups().items():
         defaults = leaves(section().to_mapping(), group)
-        # A mapping that is not set is null there: see `Section.from_mapping`.
         chosen = leaves(OmegaConf.to_container(composed()[group]), group)
         chosen = {path: {} if defaults.get(path) == {} else v for path, v in chosen.items()}
         assert differing(defaults, chosen) <= follows_another, group
 
 
 def reference_rows() -> dict[str, tuple[str, str, str, str]]:
-    """Key -> (type, default, allowed, meaning) of the tables in docs/configuration.md."""
+    """Return key -> (type, default, allowed, meaning) of the tables in docs/configuration.md."""
     rows = {}
     for line in REFERENCE.splitlines():
         if match := re.match(r"\| `([\w.]+)` \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", line):
@@ -224,5 +219,4 @@ def test_the_references_example_experiment_composes(tmp_path):
 
 
 def searchpath() -> str:
-    """Where the root finds verl's configuration."""
     return OmegaConf.load(CONFIGS / "dapo_qwen3.yaml").hydra.searchpath[0]

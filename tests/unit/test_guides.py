@@ -1,7 +1,6 @@
-"""Training commands of the guides for clusters: they compose, and never share checkpoints.
+"""Checks the training commands of the guides for clusters.
 
-The pages' shell commands are run as they stand, loops and variables included, by a shell that knows
-no program: what would start one prints its arguments.
+A shell runs the pages' commands, but every program is replaced and only prints its arguments.
 """
 
 import re
@@ -97,7 +96,7 @@ CLUSTER = [
 
 @pytest.mark.parametrize(("page", "training"), CLUSTER)
 def test_a_training_command_is_accepted_and_shares_no_checkpoints(page, training):
-    """verl saves after the last step, hundreds of gigabytes, whatever save_freq says."""
+    """verl saves a checkpoint after the last step, whatever save_freq says."""
     config = training.config
     sam, layout = check(config).sam, check_layout(config)
     most = config.actor_rollout_ref.rollout.max_model_len

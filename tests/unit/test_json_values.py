@@ -18,8 +18,6 @@ class Status(enum.StrEnum):
 
 
 def strictly(text: str):
-    """What a browser or jq reads: none of Python's own words."""
-
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
 

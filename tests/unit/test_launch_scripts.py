@@ -51,7 +51,7 @@ def scripts():
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
-    """This environment without anything that says who a node is, plus ``variables``."""
+    """Return this environment without variables that identify a node, plus ``variables``."""
     ours = re.compile(
         r"SLURM|KUBERNETES|RANK$|NNODES|WORLD_SIZE|MASTER_|SOCKET_IFNAME|^RAY_|^HCCL_"
         r"|^(MODEL_PATH|TRAIN_FILE|TEST_FILE)$"
@@ -82,7 +82,6 @@ def first_on_path(folder: Path) -> str:
 
 
 def printed(*arguments: str, **variables: str) -> tuple[dict[str, str], list[list[str]]]:
-    """Variables and commands that ``node.sh --print`` prints."""
     done = node(*arguments, "--print", **variables)
     assert done.returncode == 0, done.stderr
     lines = [shlex.split(line) for line in done.stdout.splitlines() if line[:1] not in "#="]
@@ -92,7 +91,7 @@ def printed(*arguments: str, **variables: str) -> tuple[dict[str, str], list[lis
 
 @pytest.fixture
 def place(tmp_path):
-    """``place(environment, role, *options, name=..., domain=...)``: rank, head and names."""
+    """Return ``place(environment, role, *options, name=..., domain=...)``."""
 
     def call(environment, *options, name, domain=""):
         program(tmp_path / "uname", f"echo {name}")
@@ -212,7 +211,7 @@ def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
 
 
 def test_scripts_and_doctor_agree():
-    """Two copies, because the launcher may run where sam_rollout is not installed."""
+    """There are two copies, because the launcher may run without sam_rollout."""
     for device in DEVICES:
         script = (ROOT / f"scripts/env/{device}.sh").read_text()
         assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(host.OPEN_FILES)]
@@ -282,7 +281,7 @@ def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, capfd
         ("sleep 600", ["dead"], 4),
         ("sleep 600", ["dead", "there"], 4),
         ("sleep 0.1; exit 9", ["dead", "there"], 4),
-        ("exit 9", ["unreachable"], 4),  # the job noticed before Ray did
+        ("exit 9", ["unreachable"], 4),
         ("exit 9", ["there"], 9),
         ("exit 0", ["there"], 0),
     ],
@@ -427,7 +426,6 @@ def launched(hosts, ssh: str, *arguments: str, **variables: str) -> tuple[int, s
 
 
 def commands(hosts, *arguments: str, **variables: str) -> list[list[str]]:
-    """What the launcher would start: ssh's words, the node's part as the last of them."""
     status, output = launched(hosts, "", "--print", *arguments, **variables)
     assert status == 0, output
     return [shlex.split(line) for line in output.splitlines()]
@@ -435,7 +433,6 @@ def commands(hosts, *arguments: str, **variables: str) -> list[list[str]]:
 
 def test_every_node_gets_its_part(hosts):
     asked = ("--env", "HF_HOME=/a b", "--remote-dir=/opt/sam rollout", "--doctor")
-    # ssh carries no variables: the head would look for the data in its checkout.
     head, worker = commands(hosts, *asked, TRAIN_FILE="/data/a t.parquet", SECRET="x")
     assert [head[3], worker[3]] == ["root@node-1", "node-2"]
     assert head[1:3] == ["-p", "22"]
@@ -452,7 +449,6 @@ def test_every_node_gets_its_part(hosts):
 
 
 def by_node(head: str, worker: str) -> str:
-    """What ssh does, by the node that it is asked to reach."""
     return f"""case "$*" in "-p 22 root@node-1"*) name=head; {head};;
         *) name=worker; {worker};; esac"""
 

@@ -54,7 +54,7 @@ def test_no_committed_file_names_a(what: str) -> None:
 
 
 def pins(profile: str) -> dict[str, str]:
-    """Name -> version of a constraint file; anything but exact pins fails."""
+    """Return name -> version of a constraint file; fail unless all pins are exact."""
     found = {}
     for line in (ROOT / "constraints" / f"{profile}.txt").read_text().splitlines():
         if line and not line.startswith("#"):
@@ -186,7 +186,6 @@ def test_vllm_metadata_shim_follows_what_is_installed(
 
 
 def test_what_a_forge_reads_is_whole_and_names_the_release() -> None:
-    """There is no wheel of actionlint; this finds the mistakes that are made in a hurry."""
     forge = ROOT / ".github"
     for file in (*forge.rglob("*.yml"), ROOT / "CITATION.cff"):
         assert isinstance(yaml.safe_load(file.read_text()), dict), file

@@ -1,6 +1,6 @@
-"""The patches below patches/: complete, few lines, and a script that refuses what it cannot do.
+"""Checks the patches below patches/ and the script that applies them.
 
-That they apply to what upstream publishes, and run, is shown by tests/ascend/test_patched_tree.py.
+tests/ascend/test_patched_tree.py applies them to upstream's files.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""What the READMEs say in figures follows from the records, in every language.
-
-Numbers alone are compared, so that a sentence may be worded as its language likes.
-"""
+"""Compares the figures in the READMEs of all languages with the records."""
 
 import json
 import re
@@ -27,14 +24,13 @@ def row(rows: list[dict[str, Any]], key: str) -> dict[str, Any]:
 
 
 def factor(gain: dict[str, Any]) -> list[str]:
-    """How many times as fast, with its interval: 1.16, 1.1, 1.22."""
     faster = gain["speed_up_minus_one"]
     ends = [faster[name] for name in ("value", "low", "high")]
     return [f"{1 + end:.2f}" for end in ends if end is not None]
 
 
 def figures(record: dict[str, Any]) -> dict[str, list[str]]:
-    """What a README says -> its numbers, as rounded there."""
+    """Return description -> numbers of a README, rounded as there."""
     fair = record["comparisons"][FAIR]
     pairs = fair["lossless"]["pairs"]
     rollout, tail = (row(fair["times"], key) for key in ("rollout", "tail"))
@@ -92,7 +88,7 @@ def section_with(word: str, readme: Path) -> str:
 
 
 def missing(expected: dict[str, list[str]], text: str) -> dict[str, list[str]]:
-    """What a text does not say -> its numbers that are not there, as whole numbers."""
+    """Return the numbers that a text lacks, as whole numbers."""
     absent = {
         what: [n for n in numbers if not re.search(rf"(?<![\d.,-]){n}(?![\d-]|[.,]\d)", text)]
         for what, numbers in expected.items()

@@ -1,9 +1,7 @@
-"""Megatron-Core on a CPU: a folder to be searched before that of the package, which it reads on in.
+"""Megatron-Core on a CPU; this folder must precede the package's on PYTHONPATH.
 
-Megatron-Core names CUDA outright, and its kernels for packed texts and context parallelism are
-Transformer Engine's. What is replaced: CUDA's names by the CPU's, the norm and the attention by
-PyTorch's, and mbridge's names for the weights of these two. Everything else, the pipeline's
-schedules, the parallel layers, the optimizer, is as installed. Gradients of norms are not summed
+It replaces CUDA's names by the CPU's, the norm and the attention by PyTorch's, and mbridge's names
+for the weights of these two. Everything else is as installed. Gradients of norms are not summed
 over sequence parallelism here.
 """
 
@@ -20,8 +18,6 @@ _tensor_type = torch.Tensor.type
 
 
 class _OnCpu(TorchFunctionMode):
-    """`device="cuda"` is the CPU."""
-
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device")).startswith("cuda"):

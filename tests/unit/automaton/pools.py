@@ -1,5 +1,3 @@
-"""Texts read and voted from as the drafter does it."""
-
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +32,6 @@ class Vote(NamedTuple):
 
     @classmethod
     def of(cls, token, length, count, times, is_latest, writer):
-        """The vote for a token that followed `times` of the `count` times a suffix went on."""
         bounds = continuations.LENGTHS, continuations.COUNTS, continuations.SHARES
         values = length, count, times / count
         classes = [
@@ -54,7 +51,7 @@ def read(pool, slot, text, length):
 
 
 def places_of(pool, *slots):
-    """Where each slot's text stands, int64[slots, PLACE_WIDTH]."""
+    """Return each slot's position in the automaton, int64[slots, PLACE_WIDTH]."""
     places = np.zeros((len(slots), PLACE_WIDTH), np.int64)
     pool.place_rows(int32(*slots), places)
     return places
@@ -89,7 +86,7 @@ def followed(place, token):
 
 
 def draft_from(place, k):
-    """Up to `k` tokens, each the most frequent one after the longest suffix that went on."""
+    """Return up to `k` tokens, each the most frequent one after the longest known suffix."""
     tokens = []
     while len(tokens) < k and (votes := votes_at(place)):
         tokens.append(votes[0].token)

@@ -66,14 +66,12 @@ class Reference:
         return sum(prefix.endswith(suffix) for prefix in self.prefixes)
 
     def check(self, suffix, votes, relation, texts):
-        """Whether these are the votes after a suffix.
+        """Check the votes after a suffix.
 
         Args:
-            suffix, votes: what is asked, and the answer.
-            relation: from writers to their class.
-            texts: in the automaton. While several grow, how often a token followed is told by
-                how often something followed it: what a text has just come to is missed, and
-                texts that part there count, though they read the token where it was known.
+            suffix, votes: The question and the answer.
+            relation: Class of each writer.
+            texts: Texts in the automaton.
         """
         votes = list(votes)
         for string, tokens in self.levels(suffix):
@@ -207,10 +205,7 @@ def strings_of(texts):
 
 
 def check_longest(votes, strings, mine):
-    """The first vote is for a token behind the longest suffix that went on in one of the strings.
-
-    A binary search finds the length of that suffix.
-    """
+    """Check that the first vote follows the longest suffix that has a successor in a string."""
     low, high = 0, len(mine)
     while low < high:
         middle = (low + high + 1) // 2
@@ -250,7 +245,7 @@ def test_long_texts_are_quick_and_right(name):
     slot = pool.open()
     started = time.perf_counter()
     read(pool, slot, text, LONG)
-    # 3-90 ms; a step whose cost grows with the text would need minutes.
+    # A step takes 3-90 ms here. If its cost grew with the text, the test would need minutes.
     assert time.perf_counter() - started < 5
     assert pool.nbytes / LONG < 110
     (string,) = strings_of([text])
@@ -266,7 +261,6 @@ def test_many_branching_edges_survive_growth():
     slot = pool.open()
     for n in range(1, len(text) + 1, 97):
         read(pool, slot, text, n)
-    # Any earlier token, asked for again, is found through the root's 5000 edges.
     for i in (0, 1, 2500, 4998):
         probe = np.append(text, tokens[i]).astype(np.int32)
         other = pool.open()

@@ -22,7 +22,6 @@ def pool():
 
 
 def text_like_reasoning(tokens, seed=0):
-    """New stretches and copied ones, int32[tokens]."""
     rng = np.random.default_rng(seed)
     text = []
     while len(text) < tokens:
@@ -192,7 +191,7 @@ def test_a_changed_text_of_a_common_automaton_starts_anew_and_leaves_the_others(
     assert draft(pool, b, [7, 8, 2, 3], 4, 3) == [4]
 
 
-# Fields that differ from a sound call. Slot 0 is open, slot 1 was closed.
+# Fields that differ from a valid call. Slot 0 is open, slot 1 is closed.
 REFUSED = {
     "row too large": {"rows": int32(1)},
     "row negative": {"rows": int32(-1)},

@@ -1,5 +1,3 @@
-"""`sam-rollout bench drafter`: what it measures and prints. Nothing here looks at times."""
-
 import io
 import json
 

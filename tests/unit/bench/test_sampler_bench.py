@@ -1,5 +1,3 @@
-"""`sam-rollout bench sampler`: what it runs, counts and prints. Nothing here looks at times."""
-
 import io
 import json
 

@@ -1,5 +1,3 @@
-"""`sam-rollout simulate` on a run without drafts, beside recorded runs with drafts."""
-
 import json
 
 import numpy as np
@@ -20,7 +18,7 @@ SAID = [7, 3, 9, 4, 1, 8, 2, 6]
 
 
 def write(folder, *, sam=False, replicas=1, texts=True, rounds=1, responses=4, tokens=60, limit=8):
-    """A run of two training steps: decoding takes 10 ms and 1 ms a request, a prompt token 1 ms."""
+    """Write a run of two training steps with a fixed time per step, request and prompt token."""
     run = RunFolder(folder)
     config = {
         "sam": {"enabled": sam},

@@ -1,5 +1,3 @@
-"""Devices from what torch says of them, and the host."""
-
 import json
 import resource
 import subprocess

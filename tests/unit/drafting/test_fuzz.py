@@ -1,13 +1,9 @@
-"""The drafter against brute force, through its public interface, with random lives.
+"""Compares the drafter with brute force under random settings, texts and events.
 
-Settings, texts and events are random: requests grow, pause, return, end, are aborted and have their
-ids used again, and other engines tell of their texts with gaps, late, or damaged.
-
-A token drafted from own text alone has to follow, in that text, the longest suffix that went on
-there or the next shorter one (`automaton/continuations.py`). A draft from other sources has to go
-on, token after token, as some known text did. A tree has its tokens after their parents and no
-continuation twice, and all rows keep to one budget. In the end own text and `prompt` hold nothing.
-SAM_FUZZ_SECONDS says how long to go on, from SAM_FUZZ_SEED on; a failure names its seed.
+A draft from the request's own text must follow the longest suffix that had a successor, or the next
+shorter one (`automaton/continuations.py`). A draft from other sources must occur in a known text.
+All rows keep to one budget. SAM_FUZZ_SECONDS sets the time, SAM_FUZZ_SEED the first seed. A failure
+names its seed.
 """
 
 from __future__ import annotations
@@ -42,10 +38,10 @@ HEARD = 0.3
 
 
 class OwnText:
-    """What may be drafted from a text alone, kept while it grows.
+    """The allowed drafts from a growing text.
 
     Attributes:
-        run: int[end], tokens up to each end in the text that equal those at the text's end.
+        run: int[end], number of tokens before each end that equal the tokens at the text's end.
     """
 
     def __init__(self) -> None:
@@ -62,12 +58,13 @@ class OwnText:
             self.tokens.append(token)
 
     def _longer(self, run: np.ndarray, token: int) -> np.ndarray:
-        """`run` of the ends 1, 2, ... after one more token, those that nothing follows left out."""
         n = len(self.tokens)
         return np.where(self._array[:n] == token, run[:n] + 1, 0)
 
     def allows(self, draft: list[int], count: int, whole: bool) -> bool:
-        """Whether the rule allows a draft; `whole`: of all tokens there can be, up to `count`."""
+        """Return whether a draft is allowed; if `whole`, it must be as long as possible, up to
+        `count`.
+        """
         n, run = len(self.tokens), self.run.copy()
         for token in draft:
             longest = run[:n].max(initial=0)
@@ -144,7 +141,6 @@ class Fuzz:
         self.judged = 0
 
     def _sources(self, folder: Path) -> dict[str, Any]:
-        """Any of the other sources; the corpus is written, its text known to `_pairs`."""
         rng = self._rng
         documents = [make_text(rng, self._ids, SHORT) for _ in range(3)]
         lines = "\n".join(json.dumps(document.tolist()) for document in documents)
@@ -196,7 +192,6 @@ class Fuzz:
         self._drafter.wait()
 
     def _exchange(self) -> None:
-        """Exchange responses with other engines."""
         pieces = [self._piece() for _ in range(self._rng.integers(0, 4))]
         for piece in self._drafter.exchange("this", pieces):
             assert piece.start == self._told[piece.response], f"{piece} after a gap"

@@ -24,7 +24,6 @@ class Request:
         self.text, self.known = text, 8
 
     def verify(self, flight: tuple, cut: int) -> tuple[int, ...]:
-        """Score the first `cut` tokens in flight; the row of `Verified` that this makes."""
         draft, filling, source = flight
         offered = (draft + filling)[:cut]
         ahead = self.text[self.known :]

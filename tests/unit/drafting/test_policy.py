@@ -1,5 +1,3 @@
-"""Which tokens are drafted and how many, beside the same rule in plain Python."""
-
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -137,7 +135,6 @@ class Policy(DraftPolicy):
         ]
 
     def see(self, texts, gained):
-        """Verify and learn: the rows have these texts now, and gained these numbers of tokens."""
         token_ids, lengths = rows_of(texts, 40)
         verified = self.batch.verify(token_ids, lengths, int32(*gained))
         self.learn(verified, token_ids, self.batch)
@@ -216,7 +213,6 @@ def test_every_draft_is_that_of_the_rule(policy, gate):
 
 
 def trained(policy, right, times=400, **options):
-    """Let a policy see drafts of which the first `right` tokens are right."""
     for _ in range(times):
         policy.one(READY_DRAFT, **options)
         policy.go_on([*READY_DRAFT[:right], 99])

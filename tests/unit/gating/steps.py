@@ -1,5 +1,3 @@
-"""Engine steps as a gate sees them."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -112,7 +112,6 @@ def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget
     assert [step.verified.drafted[0] for step in inner.steps] == [0, 1, 2, 3, 4]
     assert [step.offered.tokens[0, 0] for step in inner.steps] == [0, 1, 2, 3, 4]
     assert inner.asked == [3] * 6
-    # The budget of step n was decided after step n - 1, from the reports before that.
     for number, step in enumerate(inner.steps[1:], start=1):
         load = StepLoad(3, 30 + number + 1, 9, 300, steady=True)
         assert step.group == DecidedStep(load, 2, bool((number - 1) % 2))

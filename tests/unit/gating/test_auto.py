@@ -175,7 +175,6 @@ def test_what_fills_steps_up_belongs_to_their_time():
 
 
 def feed(gate: AutoGate, steps: int, seconds: float, rows: int = 4, **changes) -> None:
-    """Steps of `seconds` in which nothing is accepted; `changes` are made to what the gate sees."""
     ones = np.ones(rows, np.int32)
     for _ in range(steps):
         feed.now += seconds

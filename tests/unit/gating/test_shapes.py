@@ -14,8 +14,7 @@ from tests.unit.gating.steps import engine_step
 
 K, EXPLORATION = 16, 0.005
 CHAIN, TREE = 0, 1
-# Chances of the tokens that a request is offered, of each shape. A tree has other tokens beside
-# those of the chain, each worth less than the one before.
+# Chances of a request's draft tokens, by shape. A tree has more tokens than the chain.
 ALONE = 0.6 ** np.arange(1, K + 1)
 BESIDE = np.array([0.2, 0.12, 0.12, 0.08, 0.07, 0.07, 0.04, 0.04])
 OFFERS = ALONE, np.sort(np.concatenate([ALONE[:8], BESIDE]))[::-1]
@@ -38,12 +37,12 @@ def class_of(chance: float) -> int:
 
 
 class Engine:
-    """Decodes the same requests for ever; offers follow from the shape of the drafts.
+    """Decodes the same requests forever.
 
     Attributes:
-        rows: requests; those at the front may have drafts.
-        may: share of them that may have drafts of each shape.
-        shapes: of the drafts of each step, None while the gate was closed or looked.
+        rows: Number of requests; the first ones may have drafts.
+        may: Share of requests that may have drafts of each shape.
+        shapes: Shape of the drafts of each step, or None.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ class CachedHead:
         self.keys, self.values = [], []
 
     def feed(self, embedded, hidden, position):
-        """Take the token after `position` and a hidden state [hidden]; return a hidden state."""
+        """Read the token after `position` and a hidden state [hidden]; return a hidden state."""
         layer, attention = self.layer, self.attention
         normed = layer.hidden_norm(hidden)
         both = torch.cat([layer.input_layernorm(embedded), normed])

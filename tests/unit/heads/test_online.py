@@ -234,8 +234,6 @@ def test_all_stop_where_one_has_no_time_left(matrices, trainable, samples):
 
 
 class Engine:
-    """What `FsdpPart` takes of verl's engine: texts are padded, and read by a real model."""
-
     use_ulysses_sp = False
 
     def __init__(self, module):
@@ -247,7 +245,7 @@ class Engine:
 
 
 def _train_policy(policy, traces, head):
-    """Three updates of a policy, beside a head or without: gradients, weights, random state."""
+    """Make three updates of a policy; return gradients, weights and random state."""
     torch.manual_seed(5)
     random.seed(5)
     model = copy.deepcopy(policy.model)

@@ -63,10 +63,10 @@ def make_run(tmp_path) -> MakeRun:
 
 @dataclass
 class Synthetic:
-    """A run that is made up: the rollout of every step, request by request.
+    """A made-up run, with the rollout of every step.
 
-    `seed` fixes prompts and texts, `noise_seed` the times, which differ between repeats. Time
-    outside the rollout is `update_s`; the first step's engine steps take `warm_up` times as long.
+    `seed` fixes prompts and texts, `noise_seed` the times. `update_s` is the time outside the
+    rollout. The first step's engine steps take `warm_up` times as long.
     """
 
     steps: int = 6

@@ -36,7 +36,6 @@ def test_gain_is_of_sums_and_equal_tokens_divides_by_them(make_run):
     tail = compare_folders(make_run("off", base), make_run("on", sam, sam=True)).time("tail")
     assert tail.raw.speed_up_minus_one.value == pytest.approx(8 / 4 - 1)
     assert tail.raw.time_saved.value == pytest.approx(0.5)
-    # 0.1 s a token against 0.05 s
     assert tail.equal_tokens.speed_up_minus_one.value == pytest.approx(1.0)
     base = tail.base
     assert (base.median, base.q1, base.q3, base.per_step) == (4.0, 3.0, 5.0, 4.0)

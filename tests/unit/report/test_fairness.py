@@ -9,7 +9,6 @@ from sam_rollout.telemetry.records import RunFolder
 
 
 def found(comparison) -> dict[str, str]:
-    """Name -> severity of all findings."""
     return {finding.name: finding.severity for finding in comparison.findings}
 
 

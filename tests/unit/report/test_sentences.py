@@ -7,7 +7,6 @@ from sam_rollout.report.verdict_sentences import sentences
 
 
 def tails(*times_s: float) -> dict[int, dict[str, float]]:
-    """Steps of 100 tokens in the tail, which takes these times."""
     return {
         step: {"sam/tail/time_s": time_s, "sam/tail/time_sum_s": time_s, "sam/tail/tokens": 100.0}
         for step, time_s in enumerate(times_s, start=1)
@@ -16,8 +15,6 @@ def tails(*times_s: float) -> dict[int, dict[str, float]]:
 
 @pytest.fixture
 def told(make_run):
-    """told(steps of BASE, steps of SAM, **fields of SAM's RunInfo) -> the two sentences."""
-
     number = itertools.count()
 
     def tell(base, sam, **fields):

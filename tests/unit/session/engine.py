@@ -1,4 +1,4 @@
-"""The calls that an engine makes of a session, without a model: a test gives the tokens."""
+"""Makes an engine's calls of a session, without a model; a test sets the tokens."""
 
 from __future__ import annotations
 

@@ -15,13 +15,11 @@ PADDING = {"draft/padding_tokens": 0, "draft/accepted_padding_tokens": 0}
 
 
 def verified_of(*rows: tuple[int, int, int, int, int]) -> Verified:
-    """Make it of rows (sampled, drafted, accepted, filling, source)."""
     columns = [int32(*column) for column in zip(*rows, strict=True)]
     return Verified(*columns, judged=columns[1], right=columns[2])
 
 
 def sums_of(rows: list[tuple[int, int, int, int, int]]) -> list[int]:
-    """A step's sums over its requests, as `RequestLedger.step` has them."""
     drafted = [row for row in rows if row[1]]
     by_source = [
         [sum(row[column] for row in drafted if row[4] == source) for source in range(SOURCES)]
@@ -66,7 +64,6 @@ class Reference:
 
 
 def verified_row(data: st.DataObject) -> tuple[int, int, int, int, int]:
-    """A row of `Verified` as there can be."""
     sampled = data.draw(st.integers(0, 1 + K), "sampled")
     if sampled == 0 or data.draw(st.booleans(), "no draft"):
         return min(sampled, 1), 0, 0, 0, -1

@@ -13,7 +13,6 @@ NO, DRAFTING, EVERY = Padding.NO_STEP, Padding.DRAFTING_STEPS, Padding.EVERY_STE
 
 
 def graphs(full_up_to: int, otherwise: str) -> GraphOf:
-    """Full graphs for uniform steps of at most `full_up_to` tokens, `otherwise` for all others."""
     return lambda tokens, uniform: "FULL" if uniform and tokens <= full_up_to else otherwise
 
 
@@ -54,7 +53,6 @@ def test_a_gate_matters_only_where_drafting_steps_are_filled_up():
 
 
 def fill_up(drafts: list[list[int]], lengths: list[int], decoding: list[bool]):
-    """Text i is 10 i + 1, 10 i + 2, ... in a batch that was larger a step before."""
     token_ids = np.arange(MAX_LEN) + 10 * np.arange(MAX_ROWS)[:, None] + 1
     batch = DraftBatch(LIMITS)
     batch.tokens[:] = 999

@@ -1,7 +1,4 @@
-"""A source is one file: what is written there shows up wherever sources are told apart.
-
-The file is the one that CONTRIBUTING.md starts a reader from.
-"""
+"""A new source needs one file only. The test's file is the example of CONTRIBUTING.md."""
 
 import json
 import os

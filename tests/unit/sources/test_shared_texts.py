@@ -205,7 +205,7 @@ def test_a_place_is_free_again_when_the_end_of_its_text_is_lost():
 
 
 def test_what_nobody_asks_for_is_bounded_counted_and_freed():
-    a = make_engine("a", max_bytes=1 << 20)  # an eighth of it is 8 texts
+    a = make_engine("a", max_bytes=1 << 20)
     (pool,) = (one.pool for one in a.sources)
     for number in range(20):
         name = f"a{number}"

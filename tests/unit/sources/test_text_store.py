@@ -165,7 +165,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-SHARED_BYTES = 600_000  # of 740,000 that are written: neither writer's are all deleted
+SHARED_BYTES = 600_000
 
 
 def _write_many(folder, name, count):

@@ -13,7 +13,6 @@ from tests.records import by_source, engine_step, engine_steps, request, request
 
 
 def replica_zero() -> pa.Table:
-    """Bulk of 2 s (one step short but with a queue), then a tail of 3 s with drafts."""
     return engine_steps(
         engine_step(
             time_s=1.0, duration_s=1.0, running=4, waiting=2, prompt_tokens=40, generation_tokens=4,
@@ -40,7 +39,6 @@ def replica_zero() -> pa.Table:
 
 
 def replica_one() -> pa.Table:
-    """Busy for 4 s, of which 1 s is tail; its gate opens once and closes again."""
     return engine_steps(
         engine_step(
             replica=1, time_s=3.0, duration_s=3.0, scheduled=3, running=8, prompt_tokens=20,
@@ -75,7 +73,7 @@ def metrics():
         ("engine/tokens_per_s", 19 / 5),
         ("engine/preempted", 1),
         ("engine/replicas", 2),
-        ("tail/time_s", 3.0),  # the second step of replica 0 has a queue, so it is no tail
+        ("tail/time_s", 3.0),
         ("tail/time_sum_s", 4.0),
         ("tail/share", 4 / 9),
         ("tail/tokens", 10),

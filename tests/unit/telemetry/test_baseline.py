@@ -46,7 +46,6 @@ def test_a_step_is_laid_beside_the_same_step(folder):
         "compare/speedup_tail": 1.5,
         "compare/speedup_step": pytest.approx(40 / 30),
         "compare/speedup_rollout_so_far": 1.5,
-        # 0.3 s a token against 0.25 s: the texts were shorter, which is not the drafts' doing.
         "compare/gain_at_equal_tokens": pytest.approx(0.2),
     }
     assert metrics.keys() == {m.name for m in METRICS if m.group == "compare"}

@@ -19,9 +19,9 @@ def seconds(tokens: int) -> float:
 
 
 def rollout(*, replica: int = 0, drafted: bool = True, lengths=LENGTHS, begin_s: float = 0.0):
-    """Engine steps and requests of one busy period; every third row drafts two tokens, one right.
+    """Engine steps and requests of one busy period.
 
-    A row without drafts is observed now and then, when the last request runs alone as well.
+    Every third row drafts two tokens, one of which is right.
     """
     left, now_s, steps = np.array(lengths) - 1, begin_s + 0.5, []
     steps.append(engine_step(replica=replica, time_s=now_s, duration_s=0.5, prompt_tokens=9))

@@ -64,7 +64,6 @@ def test_drafts_that_the_gate_chose_to_make_count(trials, open_trials, found):
 def accepting(
     rates, verify_steps: int = 40, *, drafted: int = 120, opened: int = 80
 ) -> TrainingStep:
-    """A step whose prompts have so many accepted tokens for each of 40 drafts."""
     rows = [
         request(
             group=str(number), verify_steps=verify_steps, accepted_tokens=round(rate * 40),

@@ -1,5 +1,3 @@
-"""Target distributions with cuts, a reference for their test, and random bits."""
-
 import torch
 from scipy.stats import chisquare
 
@@ -11,7 +9,7 @@ P_VALUE = 1e-4
 def target(
     rows: int, vocabulary: int, *, temperature=1.0, top_k=None, top_p=None, seed=0
 ) -> torch.Tensor:
-    """Distinct random distributions, cut as samplers do. float32 [rows, vocabulary]."""
+    """Return distinct random distributions with cuts, float32 [rows, vocabulary]."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, vocabulary, generator=generator).mul(2) / temperature
     if top_k is not None:
@@ -77,10 +75,9 @@ def place_of_row(layout: DraftLayout) -> torch.Tensor:
 def assert_lossless(
     output: torch.Tensor, by_place: torch.Tensor, counts: torch.Tensor, places: int
 ) -> None:
-    """The tokens sampled at each place have the target's distribution of that place.
+    """Check that the tokens sampled at each position have the target's distribution.
 
-    Reaching a place says something of the tokens before it and nothing of the token there. The
-    first ``places`` places have to be reached often enough for a test.
+    The first ``places`` positions must be reached often enough for a test.
     """
     assert output.dtype == torch.int32
     assert output.shape == (len(counts), counts.max() + 1)

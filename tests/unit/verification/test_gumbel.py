@@ -16,7 +16,6 @@ MASK = (1 << 32) - 1
 
 
 def mix(word: int, *, add: int = 0) -> int:
-    """MurmurHash3's finaliser, with a number added after its first product."""
     word = ((word ^ (word >> 16)) * 0x85EBCA6B + add) & MASK
     word = ((word ^ (word >> 13)) * 0xC2B2AE35) & MASK
     return word ^ (word >> 16)
@@ -32,7 +31,7 @@ def noise_in_plain_python(row_bits: int, token: int) -> float:
 
 
 def uniforms(keys: torch.Tensor, positions: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The noise of the first tokens, as numbers in (0, 1): float64 [rows, tokens]."""
+    """Return the noise of the first tokens as numbers in (0, 1), float64 [rows, tokens]."""
     noise = gumbel_noise(keyed_bits(keys, positions), tokens).double()
     return -torch.expm1(-torch.exp(-noise))
 

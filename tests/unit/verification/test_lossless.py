@@ -41,12 +41,11 @@ def rows_of(layout, by_place: torch.Tensor) -> torch.Tensor:
 
 
 def drafts_of(layout, by_place: torch.Tensor) -> torch.Tensor:
-    """The same drafts for every request: int64 [num_drafts]."""
+    """Return the same drafts for every request, int64 [num_drafts]."""
     return by_place.expand(layout.batch, -1)[layout.is_draft]
 
 
 def verify_alike(way, counts, drafts, by_place, **options):
-    """Verify the same drafts, of the same distributions, for requests of `counts` drafts each."""
     layout = layout_of(counts)
     draft_ids = drafts_of(layout, drafts)
     return verify(way, layout, draft_ids, rows_of(layout, by_place), **options)

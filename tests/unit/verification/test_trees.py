@@ -1,5 +1,3 @@
-"""The path of a tree that is accepted, beside a walk in plain Python."""
-
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -10,7 +8,6 @@ from sam_rollout.verification.trees import TreeShapes, verify_tree
 
 
 def walk(tokens, parents, drawn):
-    """Tokens kept and nodes of the path; node 0 is the last known token."""
     node, path = 0, [0]
     while children := [
         child

@@ -1,5 +1,3 @@
-"""Identities on the way from verl's agent loop to the engine."""
-
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,8 +18,6 @@ VERL_WORKER = agent_loop.AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
 
 class FakeClient:
-    """verl's client: keeps what it is asked to generate."""
-
     def __init__(self) -> None:
         self.calls: list[dict] = []
 
@@ -45,8 +41,6 @@ def client():
 
 @pytest.fixture
 def worker(client, monkeypatch):
-    """Our worker on top of a stand-in for verl's, whose agent loops have two turns."""
-
     async def two_turns(self, sampling_params, trajectory, **kwargs):
         prompt = list(kwargs["raw_prompt"])
         for turn in range(2):
@@ -136,7 +130,6 @@ def test_copies_of_a_prompt_are_further_siblings(worker, client, validate):
 def submitted(
     prompts: list, step: int, *, validate: bool = False, numbers: list[int] | None = None
 ) -> TensorDict:
-    """A batch of prompts as verl's trainer submits it."""
     rows = [{"raw_prompt": prompt} for prompt in prompts]
     if numbers is not None:
         rows = [row | {"__rollout_n__": n} for row, n in zip(rows, numbers, strict=True)]
@@ -170,8 +163,6 @@ def test_the_manager_counts_copies_within_a_step_and_split(monkeypatch):
 
 @pytest.fixture
 def scoring(worker, monkeypatch):
-    """`scoring(outcome)` runs a response whose reward says that, or raises it; what was noted."""
-
     def score(outcome, *, validate=False, streamed=True):
         async def compute_score(self, outputs, kwargs):
             if isinstance(outcome, Exception):

@@ -23,7 +23,6 @@ def _is_choice(key: str) -> bool:
 
 
 def composed(*overrides: str) -> DictConfig:
-    """The tiny experiment's; group choices ("sam=off") are composed by Hydra once."""
     groups = tuple(text for text in overrides if _is_choice(text.partition("=")[0]))
     config = deepcopy(chosen(*groups))
     for override in OverridesParser.create().parse_overrides(

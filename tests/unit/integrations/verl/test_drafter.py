@@ -27,7 +27,6 @@ TRAIN = f"{MODEL}.train.enabled"
 
 
 def size(*overrides: str, alone: bool = False):
-    """What a device needs; `alone`: the drafter is not divided."""
     config = changed(*overrides)
     if alone:
         config.sam.sources.model.options = {"draft_tensor_parallel_size": 1}

@@ -16,8 +16,6 @@ JOINED = SamConfig.from_mapping(
 
 
 class Engine:
-    """Answers as an engine with one worker; `right` of its draft tokens are."""
-
     def __init__(self, right: int) -> None:
         self.engine_core = SimpleNamespace(core_engines=[0])
         self.model_config = SimpleNamespace(max_model_len=100)

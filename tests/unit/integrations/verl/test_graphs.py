@@ -76,7 +76,6 @@ def test_larger_graphs_for_drafts_are_no_difference(side):
 
 
 def test_other_graphs_are_a_difference_still():
-    # The engine of the second side has all sizes of one with the preset's, but for 32.
     sizes = [16, 64, 128]
     asked = f"{ROLLOUT}.cudagraph_capture_sizes={sizes}".replace(" ", "")
     name = f"{ROLLOUT}.cudagraph_capture_sizes"

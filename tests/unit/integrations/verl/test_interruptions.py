@@ -43,7 +43,6 @@ def test_min_tokens_counts_from_the_responses_beginning():
 
 @pytest.fixture
 def client(monkeypatch):
-    """verl's client for interrupted responses, on a server that gives two tokens at a time."""
     asked: list[dict] = []
 
     async def generate(self, request_id, *, prompt_ids, sampling_params, **kwargs):

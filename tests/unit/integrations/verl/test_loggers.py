@@ -1,5 +1,3 @@
-"""What our runs bring to verl's loggers; wandb itself is a stand-in here."""
-
 import logging
 import re
 import sys
@@ -18,8 +16,6 @@ RUN = RunConfig(compare=CompareConfig(group="cmp"))
 
 
 class FakeWandb(ModuleType):
-    """Records calls; `fails` names the modes in which a run cannot be made."""
-
     def __init__(self, *fails: str) -> None:
         super().__init__("wandb")
         self.fails = fails

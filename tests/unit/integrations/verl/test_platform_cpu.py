@@ -1,5 +1,3 @@
-"""The CPU as verl sees it."""
-
 import pytest
 import torch
 

@@ -19,7 +19,6 @@ COUNTS = 2, 6, 1, 2, 3
 
 
 def worker() -> dict:
-    """What a worker's ``sam_drain`` returns; vLLM's ids have a suffix."""
     steps = {name: [value] for name, value in asdict(NOTE).items()}
     return {
         "steps": {"noted_s": [time.monotonic() - 1000], **steps},

@@ -1,5 +1,3 @@
-"""What rewards say, and what verl and we can do with it."""
-
 import numpy as np
 import pytest
 import torch

@@ -26,9 +26,9 @@ def uid_of(number: int) -> str:
 
 
 class Queue:
-    """The calls of transfer_queue that replay buffers make; a look finishes one more prompt.
+    """Replaces the calls of transfer_queue that replay buffers make.
 
-    An accuracy of None is one that the reward cannot judge.
+    The reward cannot judge a response whose accuracy is None.
     """
 
     def __init__(self, seed: int) -> None:
@@ -105,7 +105,7 @@ class Trainer:
 
 @pytest.fixture
 def make(monkeypatch):
-    """Build a trainer and its buffer: make(kind, outcomes, train_batch_size=...)."""
+    """Return make(kind, outcomes, train_batch_size=...), which builds a trainer and its buffer."""
 
     def build(
         cls, outcomes, *, seed=0, gen=3, train=2, max_rounds=0, metric="acc", share=0.5, batches=1

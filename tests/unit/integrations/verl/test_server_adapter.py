@@ -1,8 +1,3 @@
-"""The weight sync takes the head behind the policy.
-
-That a head learns, is saved and is resumed: tests/integration/test_megatron.py, tests/cluster.
-"""
-
 import asyncio
 
 import torch

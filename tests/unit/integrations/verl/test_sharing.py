@@ -1,5 +1,3 @@
-"""Texts from server to server; Ray's handles and the engines are stood in for."""
-
 import asyncio
 import logging
 

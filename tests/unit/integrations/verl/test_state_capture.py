@@ -1,5 +1,3 @@
-"""Windows of responses are taken out of verl's passes with the states their policy computed."""
-
 import random
 from types import SimpleNamespace
 
@@ -41,8 +39,6 @@ class Policy(nn.Module):
 
 
 class Engine:
-    """What of verl's FSDP engine is used, with responses packed into a row, or padded."""
-
     def __init__(self, packed):
         config = SimpleNamespace(hidden_size=HIDDEN)
         self.module = SimpleNamespace(base_model=Policy(), config=config)

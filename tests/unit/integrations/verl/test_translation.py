@@ -1,5 +1,3 @@
-"""How our groups become verl's and vLLM's fields."""
-
 from copy import deepcopy
 from pathlib import Path
 
@@ -27,7 +25,6 @@ def translated(*overrides: str):
 
 
 def engine_of(config) -> DictConfig:
-    """Arguments of vLLM."""
     return OmegaConf.select(config, ENGINE)
 
 
@@ -178,7 +175,7 @@ def test_a_baseline_is_read_and_held_against_the_run(baseline, capsys):
 
 
 def test_validation_without_sampling_is_greedy():
-    """verl's V1 trainer never reads do_sample."""
+    """verl's V1 trainer ignores do_sample."""
     val = "actor_rollout_ref.rollout.val_kwargs"
     sampled = translated().actor_rollout_ref.rollout.val_kwargs
     assert (sampled.temperature, sampled.top_p) == (1.0, 0.7)

@@ -47,7 +47,6 @@ def engine(
     engines: int = 1,
     **policy,
 ):
-    """What is asked of vLLM's configuration."""
     sam = SamConfig(sources=SourcesConfig(model=model))
     target = SimpleNamespace(to_dict=lambda: {**SIZES, **policy})
     return SimpleNamespace(

@@ -1,5 +1,3 @@
-"""Random bits follow requests through the batch, whatever vLLM does with its rows."""
-
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +12,6 @@ PROMPT = [5, 6, 7]
 
 
 def params(sibling: int | None = None, **given) -> SamplingParams:
-    """Sampling parameters, with the identity of a sibling of step 3."""
     if sibling is None:
         return SamplingParams(**given)
     identity = identify(PROMPT, seed=1, step=3, sibling=sibling, split="train")

@@ -56,8 +56,6 @@ def test_settings_that_cannot_work_are_named(change):
 
 @pytest.fixture
 def check_operators(tmp_path, monkeypatch):
-    """The command with an engine that found a maximum difference of 0.5."""
-
     def found(check):
         broken = ENTRY | {"mean": math.nan}
         row = {"draft_tokens": 3, "overall": ENTRY, "by_length": [broken]}

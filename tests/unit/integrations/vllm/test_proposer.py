@@ -28,8 +28,6 @@ def vllm_config(config: SamConfig) -> SimpleNamespace:
 
 
 class Request(list):
-    """A text, with what vLLM keeps beside it."""
-
     def __init__(self, prompt: list[int], extra_args: dict | None = None) -> None:
         super().__init__(prompt)
         self.prompt_token_ids = prompt
@@ -37,8 +35,6 @@ class Request(list):
 
 
 class Runner:
-    """Calls a proposer as vLLM's model runner does."""
-
     def __init__(self, *, siblings: bool = False) -> None:
         config = SamConfig(
             max_draft_tokens=K,
@@ -54,7 +50,6 @@ class Runner:
         self.proposer.bind(self, drafts_are_used=used, record=record)
 
     def propose(self, **sampled: list[int]) -> list[list[int]]:
-        """Sample these tokens for the requests of the batch, then ask for drafts."""
         self.input_batch.req_ids = list(sampled)
         token_ids = np.zeros((MAX_ROWS, MAX_LENGTH), np.int32)
         lengths = np.zeros(MAX_ROWS, np.int32)
@@ -94,7 +89,7 @@ def test_rows_of_the_engines_batch_become_a_step_of_the_session(runner):
         (1, True, True, False),
         (2, True, True, True),
         (2, False, True, True),
-        (2, False, False, False),  # vLLM runs engines of dense models apart
+        (2, False, False, False),
     ],
 )
 def test_engines_that_share_experts_are_in_lockstep(size, experts, moe, expected):
@@ -135,8 +130,6 @@ def test_an_engine_with_another_number_of_draft_tokens_is_refused():
 
 
 class SampledBy:
-    """The part of a torch module that a clock wraps."""
-
     def forward(self, inside=lambda: None) -> None:
         inside()
 

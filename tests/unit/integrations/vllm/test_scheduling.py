@@ -25,7 +25,7 @@ HEAD = ModelSourceConfig(enabled=True, path="head")
 def config(
     scheduling: str = "auto", model: ModelSourceConfig = NO_MODEL, **changed: object
 ) -> SimpleNamespace:
-    """What is asked of vLLM's configuration; `changed` by dotted names, `__` for the dot."""
+    """vLLM's configuration; keys of `changed` have `__` for the dot."""
     sam = SamConfig(scheduling=scheduling, sources=SourcesConfig(model=model))
     made = SimpleNamespace(
         parallel_config=SimpleNamespace(

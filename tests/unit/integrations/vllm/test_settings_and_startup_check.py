@@ -1,5 +1,3 @@
-"""The way of our configuration through vLLM, and the proof that it took effect."""
-
 import json
 from types import SimpleNamespace
 

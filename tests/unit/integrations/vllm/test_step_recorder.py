@@ -34,7 +34,6 @@ def drained(recorder, session_steps=None, split="train"):
 
 
 def note(*, gate_open: bool = True, drafter_us: float = 5.0, **columns) -> DraftNote:
-    """A session's note, of a step that verified no draft unless `columns` say otherwise."""
     default = {"draft_budget": 3 if gate_open else 0, "sampler_us": 50.0}
     return DraftNote(gate_open=gate_open, drafter_us=drafter_us, **default | columns)
 
