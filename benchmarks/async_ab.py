@@ -2,11 +2,9 @@
 
     python -m benchmarks.async_ab [--repeats 3] [--steps 6] [--work-dir outputs/async_ab]
 
-Every run starts from the same checkpoint and trains on every group (``dynamic_sampling=none``). The
-asynchronous trainer is verl's colocated trainer, which interrupts responses at a weight update and
-continues them afterwards. Sides run in alternation. The first step of a run is left out, because it
-includes initialisation and the asynchronous trainer's warm-up batches. With the asynchronous
-trainer, the texts of two runs differ, so compare rates, not times.
+The asynchronous trainer is verl's colocated trainer, which interrupts responses at a weight update.
+Its texts differ between two runs, so compare rates, not times. The first step of a run is left out,
+because it includes initialisation.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ SIDES = {
     "async, on": ("sam=on", *ASYNC),
 }
 # Runs train on every group. With half of tiny_cpu's `max_num_seqs`, some of a step's 48 responses
-# have to wait, and the step has a long tail.
+# have to wait.
 COMMON = (
     "dynamic_sampling=none",
     "dynamic_sampling.gen_batch_size=6",
@@ -54,7 +52,6 @@ MEANS = {
 
 
 def plan(repeats: int, steps: int) -> dict[str, tuple[str, ...]]:
-    """Return name -> overrides of every run, in order; the sides take turns."""
     count = f"trainer.total_training_steps={steps}"
     return {
         f"{side}, {number}": (*SIDES[side], *COMMON, count)
@@ -64,7 +61,7 @@ def plan(repeats: int, steps: int) -> dict[str, tuple[str, ...]]:
 
 
 def measured(steps: pd.DataFrame) -> dict[str, float]:
-    """Return a run's figures without its first step; a metric that a side does not log is 0."""
+    """A metric that a side does not log is 0."""
     later = steps.iloc[1:]
     rows = {column: later.get(metric, pd.Series([0.0])).mean() for column, metric in MEANS.items()}
     # An asynchronous step that finds all of its responses ready has no engine step.
@@ -75,7 +72,6 @@ def measured(steps: pd.DataFrame) -> dict[str, float]:
 
 
 def summary(runs: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
-    """Return each side's median and quartiles over its runs, column by column."""
     rows = []
     for side in SIDES:
         own = pd.DataFrame([one for name, one in runs.items() if name.startswith(f"{side}, ")])
@@ -84,7 +80,6 @@ def summary(runs: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run the missing runs and write their record."""
     options = parser(__doc__, "async_tiny_cpu")
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--steps", type=int, default=6)

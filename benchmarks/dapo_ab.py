@@ -3,12 +3,10 @@
     python -m benchmarks.dapo_ab [--repeats 3] [--steps 5] [--work-dir outputs/dapo_ab]
     python -m benchmarks.dapo_ab --again    # only compare the stored runs again
 
-Every run starts from the same checkpoint with the same prompts. With the coupled sampler it also
-has the same random numbers, so all sides train on the same responses. The first step of a run is
-left out, because it includes lazy initialisation. Other programs on the machine disturb times.
-Therefore the record also has each run's engine steps and its engine's processor time. The unfair
-run has another seed and shorter responses. It shows, and a test checks, that a comparison reports
-such differences. One more side, `chains`, drafts without draws.
+Every run starts from the same checkpoint with the same prompts and random numbers. The first step
+is left out, because it includes initialisation. Other programs on the machine disturb times, so
+the record also has each run's engine steps and its engine's processor time. The unfair run has
+another seed and shorter responses. The side `chains` drafts chains without draws.
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ from sam_rollout.telemetry.records import RunFolder, RunFolderError
 
 # Name of a side -> its overrides; the first side is the baseline.
 SIDES = {"off": ("sam=off",), "on": ("sam=on",)}
-# Chains of copied text only, as drafters have them that know no draws.
 MORE_SIDES = {"chains": ("sam=on", "sam.draft_shape=chain", "sam.sources.draws.enabled=false")}
 TAIL = 16  # most running requests in the tail, as in the experiments
 UNFAIR_RUN = "other-seed-shorter"
@@ -70,7 +67,6 @@ def _steps(count: int) -> str:
 
 
 def pairs(repeats: int) -> dict[str, Any]:
-    """Return the runs of both comparisons."""
     base, sam = ([f"{side}-{number}" for number in range(1, repeats + 1)] for side in SIDES)
     return {
         FAIR: {"base": base, "sam": sam, "skip_first": 1},
@@ -79,7 +75,6 @@ def pairs(repeats: int) -> dict[str, Any]:
 
 
 def beside_the_clock(work_dir: Path, repeats: int) -> dict[str, Any]:
-    """Return the figures of every run, and their ratios to the baseline's."""
     found: dict[str, dict[str, list[float]]] = {}
     for side in SIDES | MORE_SIDES:
         runs = [figures_of(work_dir / f"{side}-{number}") for number in range(1, repeats + 1)]
@@ -92,7 +87,6 @@ def beside_the_clock(work_dir: Path, repeats: int) -> dict[str, Any]:
 
 
 def figures_of(run: Path) -> dict[str, float]:
-    """Return sums over a run's training steps without the first one."""
     steps = RunFolder(run).read("engine_steps")
     steps = steps.filter(pc.equal(steps["split"], "train"))
     steps = steps.filter(pc.greater(steps["step"], pc.min(steps["step"])))
@@ -116,7 +110,6 @@ def finished(run_dir: Path, overrides: tuple[str, ...]) -> bool:
 
 
 def screenshot(page: Path, picture: Path) -> bool:
-    """Take a screenshot of the top of a page; return False without a browser."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         return False
@@ -129,7 +122,6 @@ def screenshot(page: Path, picture: Path) -> bool:
 
 
 def main() -> None:
-    """Run the missing runs, store them, and write the comparisons."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5)
@@ -138,7 +130,7 @@ def main() -> None:
     parser.add_argument("--work-dir", type=Path, default=Path("outputs/dapo_ab"))
     parser.add_argument("--again", action="store_true", help="run nothing, compare again")
     arguments = parser.parse_args()
-    os.chdir(REPOSITORY)  # the record's paths are relative to it
+    os.chdir(REPOSITORY)
     if arguments.again:
         record = measuring.read_record(RESULTS / RECORD)
         write_record(record)
@@ -173,11 +165,6 @@ def main() -> None:
 
 
 def write_record(record: dict[str, Any]) -> None:
-    """Compare the stored runs, and write record, pages and pictures.
-
-    Args:
-        record: The record; its comparisons are replaced.
-    """
     from rich.console import Console
 
     comparisons = compare_recorded(RESULTS, record["pairs"])

@@ -2,15 +2,10 @@
 
     python -m benchmarks.device_idle [--rounds 3]
 
-The device is emulated (`benchmarks/emulated_device.py`): texts are known, steps take a given time.
-Scheduler, message queues, model runner, drafter and output processing run in vLLM's own processes.
-The side ``no drafts`` is vLLM alone. ``suffix decoding`` is vLLM's own drafter, which needs
-arctic-inference. ``closed`` is our drafter with a gate that never opens. ``open`` is our drafter
-with a gate that is always open, and ``joined`` adds an EAGLE-3 head. Each side is measured with
-synchronous scheduling, and with asynchronous scheduling if the side supports it. Only steps in
-which all requests decode are counted.
-
-The host's time depends on this machine: two busy cores are slower than a server.
+The device is emulated (`benchmarks/emulated_device.py`). The side ``no drafts`` is vLLM alone.
+``suffix decoding`` is vLLM's own drafter, which needs arctic-inference. ``closed`` and ``open``
+are our drafter with a gate that never opens and with a gate that is always open. ``joined`` adds
+an EAGLE-3 head. Only steps in which all requests decode are counted.
 """
 
 from __future__ import annotations
@@ -40,7 +35,7 @@ prepare_environment()  # must precede torch: engines are forked, and threads do 
 DEVICE_MS, REQUESTS = (5, 10, 20, 40), (8, 64, 128, 256)
 CELLS = [(device_ms, count) for device_ms in DEVICE_MS for count in REQUESTS]
 TOKEN_US, LAUNCH_US = 10.0, 300.0
-STEPS = 48  # steps of a measurement; all requests run together only in some of them
+STEPS = 48
 K = 3
 MAX_TOKENS = STEPS * (1 + K) // 2
 TEXTS = RESULTS / "runs" / "off-1"  # texts of the tiny model
@@ -55,7 +50,6 @@ SIDES = (
 
 
 def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any]]:
-    """Return the group `sam` and further engine arguments of a side."""
     further: dict[str, Any] = {"async_scheduling": None if scheduling == ASYNC else False}
     gates = {CLOSED: GateConfig(kind="closed"), OPEN: GateConfig(kind="threshold", threshold=4096)}
     if drafts == JOINED:
@@ -69,7 +63,7 @@ def arguments_of(drafts: str, scheduling: str) -> tuple[SamConfig, dict[str, Any
 
 
 def texts() -> list[tuple[list[int], list[int]]]:
-    """Return prompts and responses of sufficient length; siblings are adjacent."""
+    """Return prompts and responses of sufficient length."""
     known = [text for group in groups_of(read_traces(TEXTS)) for text in group]
     pairs = [(text.prompt.tolist(), text.response.tolist()) for text in known]
     return [pair for pair in pairs if len(pair[1]) > MAX_TOKENS + K][: max(REQUESTS)]
@@ -119,7 +113,6 @@ def measure(
 
 
 def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
-    """Start a side's engine, measure all `CELLS`, and end the engine."""
     sam, further = arguments_of(drafts, scheduling)
     known = texts()
     with offline_engine(
@@ -131,7 +124,7 @@ def run_side(drafts: str, scheduling: str) -> list[dict[str, float]]:
         is_asynchronous, *_ = engine.collective_rpc("device_steps")[0]
         if is_asynchronous != (scheduling == ASYNC):
             raise RuntimeError(f"{drafts} does not schedule as asked: {scheduling}")
-        measure(engine, known, (5, 8), number=0)  # warms up
+        measure(engine, known, (5, 8), number=0)
         return [measure(engine, known, cell, number) for number, cell in enumerate(CELLS, 1)]
 
 
@@ -168,7 +161,6 @@ def run_all(rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, and write the record."""
     options = measuring.parser(__doc__, "device_idle")
     options.add_argument("--rounds", type=int, default=3)
     arguments = options.parse_args()

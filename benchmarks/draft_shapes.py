@@ -2,12 +2,10 @@
 
     python -m benchmarks.draft_shapes --traces FOLDER [--output FILE]
 
-Recorded responses (sets of ``benchmarks.real_traces``) are sampled again, eight at a time, with the
-drafter of a run and the gate ``auto``. The coupled sampler determines each text, so counts of
-tokens and steps are exact. The device's time is computed: on the device ``flat``, a step takes 20
-ms up to 256 scored tokens, and proportionally more beyond. On the device ``dear``, a step takes 5
-ms, and 0.5 ms more for every scored token. The time of drafting is measured on this machine.
-Further costs of a tree in an engine are not included.
+Recorded responses (sets of ``benchmarks.real_traces``) are sampled again with the gate ``auto``.
+On the device ``flat``, a step takes 20 ms up to 256 scored tokens, and proportionally more beyond.
+On the device ``dear``, a step takes 5 ms, and 0.5 ms more for every scored token. The time of
+drafting is measured on this machine.
 """
 
 from __future__ import annotations
@@ -41,8 +39,6 @@ SIDES = {
 
 
 class Device(TreeSession):
-    """A session whose clock shows the time of an emulated device."""
-
     def __init__(self, side: str, milliseconds: Callable[[int], float], longest: int) -> None:
         shape, k = SIDES[side]
         gate = GateConfig("closed" if side == "no drafts" else "auto")
@@ -53,7 +49,6 @@ class Device(TreeSession):
         super().__init__(config, ROWS, longest + k + 1, lambda: self.clock_s)
 
     def step(self, *batch: Any, **options: bool) -> DraftBatch:
-        """Draft, and advance the clock by the time of the next step."""
         drafts = super().step(*batch, **options)
         drafted = int(drafts.counts[: drafts.rows].sum())
         scored = drafts.rows + drafted
@@ -93,7 +88,6 @@ def first_of(traces: list[Trace]) -> list[Trace]:
 
 
 def main() -> None:
-    """Measure, and write the record."""
     options = parser(__doc__, "draft_shapes")
     options.add_argument("--traces", type=Path, required=True, help="sets of recorded responses")
     asked = options.parse_args()

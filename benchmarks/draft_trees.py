@@ -3,15 +3,11 @@
     python -m benchmarks.draft_trees [--traces FOLDER] [--output FILE]
     python -m benchmarks.draft_trees --check [--traces FOLDER]
 
-The program counts engine steps and measures no times. It has two parts. In the first part, which
-needs ``--traces`` (sets of ``benchmarks.real_traces``), recorded responses are sampled again step
-by step, with all text sources and without the source `draws`. The coupled sampler determines each
-text, so this count is exact. If a set has several training steps, responses of the first step are
-read as earlier texts and are not sampled again. In the second part, the tiny model runs in vLLM,
-and all sides have to sample the same responses.
-
-``--check`` repeats the first part, and the second part with half of its prompts. It fails if the
-gains are smaller than docs/results.md says.
+The program counts engine steps and measures no times. With ``--traces`` (sets of
+``benchmarks.real_traces``), recorded responses are sampled again with all text sources but
+`draws`. If a set has several training steps, the first step is only read as earlier texts. Then
+the tiny model runs in vLLM, and all sides have to sample the same responses. ``--check`` fails
+if the gains are smaller than docs/results.md says.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ from sam_rollout.telemetry.traces import Trace, read_sets
 
 ALWAYS = GateConfig("threshold", 100_000)
 TEXTS = ("own", "prompt", "run")
-ROWS, TAIL = 32, 8  # limits of running requests: of a step, and of a step in the tail
+ROWS, TAIL = 32, 8  # Limits of running requests: in a step, and in a step of the tail.
 # Name -> shape, draft tokens per request, draft tokens per step.
 SHAPES = {
     "chain of 8": ("chain", 8, 4096),
@@ -58,7 +54,7 @@ SIDES: dict[str, tuple[tuple[str, ...], str, int]] = {
     "tree of 16": (TEXTS, "tree", 16),
     "tree of 16, draws": ((*TEXTS, "draws"), "tree", 16),
 }
-# Least gains in tokens per step, compared with a chain of 8: mean over sets, and worst set.
+# Least gains in tokens per step, compared with a chain of 8: the mean over sets, and the worst set.
 LEAST = {"tree of 8": (1.09, 1.05), "tree of 16": (1.24, 1.18)}
 LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03  # least gains in engine steps
 
@@ -66,7 +62,6 @@ LEAST_TAIL, LEAST_DRAWS = 1.2, 1.03  # least gains in engine steps
 def drafting(
     names: tuple[str, ...], shape: str, k: int, budget: int = 4096, gate: GateConfig = ALWAYS
 ) -> SamConfig:
-    """Return a configuration with these sources; `budget` limits the draft tokens of a step."""
     if not names:
         return SamConfig(enabled=False)
     sources: Any = sources_of(*names)
@@ -77,8 +72,6 @@ def drafting(
 
 
 class TreeSession(OwnSession):
-    """Our drafter in an engine that verifies trees; its requests are identified as in verl."""
-
     def __init__(self, config: SamConfig, max_rows: int, longest: int, now_s: Any = None) -> None:
         hooks = EngineHooks(takes_trees=lambda _: True)
         super().__init__(config, max_rows, longest, now_s, hooks, record=True)
@@ -91,7 +84,6 @@ class TreeSession(OwnSession):
         )
 
     def read(self, traces: list[Trace], longest: int) -> None:
-        """Read whole responses, as the texts of an earlier training step."""
         rows = Rows(len(traces), longest, "read")
         rows.submit(traces)
         for request_id, trace in rows.join():
@@ -105,7 +97,6 @@ class TreeSession(OwnSession):
 
 
 def measure(traces: list[Trace], shape: str, k: int, budget: int) -> dict[str, float]:
-    """Sample a set again with one shape of drafts; return its counts."""
     steps = sorted({trace.step for trace in traces})
     longest = max(len(trace.tokens) for trace in traces) + 1
     session = TreeSession(drafting(TEXTS, shape, k, budget), max(ROWS, len(traces)), longest)
@@ -125,7 +116,6 @@ def measure(traces: list[Trace], shape: str, k: int, budget: int) -> dict[str, f
 
 
 def rollout_of(side: str, prompts: list[list[int]]) -> dict[str, Any]:
-    """Run a rollout of the tiny model in vLLM; return its counts and a hash of its texts."""
     names, shape, k = SIDES[side]
     requests = measuring.requests_of(prompts, SIBLINGS, step=1)
     with tempfile.TemporaryDirectory() as folder:
@@ -142,7 +132,6 @@ def rollout_of(side: str, prompts: list[list[int]]) -> dict[str, Any]:
 
 
 def failures(record: dict[str, Any]) -> list[str]:
-    """Describe the gains that are too small, and whether responses differ between sides."""
     found, chain = [], "chain of 8"
     for side, (mean, least) in LEAST.items() if record["sets"] else ():
         each = [
@@ -166,7 +155,6 @@ def failures(record: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Measure; write the record or, with `--check`, check the gains."""
     options = measuring.parser(__doc__, "draft_trees")
     options.add_argument("--traces", type=Path, help="sets of recorded responses")
     options.add_argument("--check", action="store_true", help="fail if gains are too small")

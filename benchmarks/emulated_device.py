@@ -1,10 +1,9 @@
 """Emulates an accelerator: texts are known, and the device's work takes given times.
 
-vLLM's scheduler, message queues, model runner, output processing and our drafter are the real code,
-on a CPU. Only the model is replaced. A step takes `step_s` plus `token_s` for each scored token. It
-samples the next token of the request's known text. A pass of a draft head takes a tenth of
-`step_s`, and all its tokens are wrong. Launching a step keeps the host busy for `launch_s`; then
-the host is free until it asks for the result, as with an accelerator.
+Only the model is replaced; vLLM and our drafter run as they are, on a CPU. A step takes `step_s`
+plus `token_s` for each scored token, and samples the next token of the request's known text. A pass
+of a draft head takes a tenth of `step_s`, and all its tokens are wrong. Launching a step keeps the
+host busy for `launch_s`.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ import torch
 from sam_rollout.integrations.vllm.worker import SamWorkerExtension
 from tests import emulated_device
 
-# Parts of the time between a step's end and the next launch, if the launch waits for the step's
-# tokens.
+# Parts of the time between a step's end and the next launch.
 PARTS = ("waking", "taking tokens in", "drafting", "writing drafts")
 TEXT_KEY = "emulated_text"  # key in `extra_args`; the value is the index of a text
 
@@ -42,15 +40,12 @@ class Timeline(emulated_device.Device):
     _marks: list[float] = field(default_factory=list)
 
     def mark(self) -> None:
-        """Note the present time as the end of a part and the beginning of the next part."""
         self._marks.append(time.perf_counter())
 
     def begin_parts(self) -> None:
-        """Begin the first part, which waits for the tokens of the running step."""
         self._marks = [self.free_at]
 
     def launch(self, requests: int, tokens: int) -> None:
-        """Launch a step, which starts when the previous one has ended."""
         self.mark()
         if len(self._marks) == len(PARTS) + 1:
             pairs = itertools.pairwise(self._marks)
@@ -65,7 +60,6 @@ class Timeline(emulated_device.Device):
         self.work(self.step_s + self.token_s * tokens)
 
     def work(self, seconds: float) -> None:
-        """Add work to the step that was launched last."""
         self.free_at += seconds
         *step, busy = self.steps[-1]
         self.steps[-1] = (*step, busy + seconds)
@@ -113,8 +107,6 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
         known[row, : len(prompt) + len(response)] = prompt + response
 
     class EmulatedRunner(CPUModelRunner):
-        """A runner whose forward pass takes time on the device, but not on the host."""
-
         _scored = 0  # tokens of the running step; 0 while the engine warms up
         _ids: tuple[str, ...] = ()
 
@@ -123,7 +115,7 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
             self.model.compute_logits = lambda hidden: hidden[:, :1]
             width = self.model_config.get_hidden_size()
             self._hidden = torch.zeros(self.max_num_tokens + 64, width)
-            if self.use_aux_hidden_state_outputs:  # a head drafts
+            if self.use_aux_hidden_state_outputs:
                 self.drafter.propose = self._pass
 
         def _pass(self, num_speculative_tokens: int, *, next_token_ids: Any, **_: Any) -> Any:
@@ -178,10 +170,7 @@ def emulate(texts: Sequence[tuple[list[int], list[int]]]) -> None:
 
 
 class EmulatedWorkerExtension(SamWorkerExtension):
-    """Worker methods that set the device's times and return its steps."""
-
     def device_begin(self, step_s: float, token_s: float, launch_s: float) -> None:
-        """Set the device's times, and forget its steps."""
         DEVICE.step_s, DEVICE.token_s, DEVICE.launch_s = step_s, token_s, launch_s
         DEVICE.steps.clear()
         DEVICE.parts.clear()

@@ -3,19 +3,13 @@
     python -m benchmarks.exactness [--model FOLDER]... [--output benchmarks/results/exactness.json]
     python -m benchmarks.exactness --check
 
-The program disturbs logits as other kernels would, and draws tokens from original and disturbed
-logits with the same random bits. Made-up distributions are Zipf-like, in random order, over 151,936
-tokens. Either all positions have the same entropy, or their entropies are distributed like those of
-a reasoning model. Models (the tiny model, and those that ``--model`` names) read texts that they
-have sampled, and then read them again with a disturbance: another attention kernel (in float32 or
-in bfloat16), another order of sums or TF32 products in the output layer, or hidden states or logits
-rounded to bfloat16. A last disturbance adds noise to the logits; it is measured separately for each
-range of entropy.
+The program draws tokens from original and disturbed logits with the same random bits. Made-up
+distributions are Zipf-like, in random order, over 151,936 tokens. Models read texts that they have
+sampled, once without and once with a disturbance.
 
-The program reports the share of changed tokens, both counted and computed from a closed form. For
-Gumbel noise this share is at most twice the total variation distance (TV). It also reports how many
-tokens of a response of 10,000 tokens precede the first change. ``--check`` measures two rows of the
-record, and fails if they contradict docs/verification.md.
+The share of changed tokens is counted and computed from a closed form. For Gumbel noise this share
+is at most twice the total variation distance (TV). The program also reports the mean number of
+tokens before the first change. ``--check`` fails if two rows contradict docs/verification.md.
 """
 
 from __future__ import annotations
@@ -34,14 +28,14 @@ from sam_rollout.bench.machine_record import machine
 from sam_rollout.verification import draw_gumbel, draw_tokens, keyed_bits
 
 VOCABULARY = 151_936  # tokens of Qwen3
-BATCH = 32  # number of made-up distributions that are computed at once
+BATCH = 32
 POSITIONS, DRAWS = 384, 16  # made-up distributions of a row, and draws from each
-RESPONSE = 10_000  # tokens of a response
+RESPONSE = 10_000
 # Quantiles of a reasoning model's entropies in nats: half of the tokens have an entropy below 0.01,
 # and a fifth has more than 0.672 (Wang et al., arXiv 2506.01939, Qwen3-8B). The ends are assumed.
 REASONING = ((0.0, 0.5, 0.8, 1.0), (1e-4, 0.01, 0.672, 4.0))
 BANDS = ((0.5, 1.5), (3.0, 5.0))  # ranges of entropy, nats
-PROMPTS, SIBLINGS, TOKENS = 8, 2, 160  # texts that a model samples
+PROMPTS, SIBLINGS, TOKENS = 8, 2, 160
 
 Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]  # logits and disturbed ones, [rows, vocabulary]
@@ -83,7 +77,6 @@ def tokens_before_a_change(share: float) -> float:
 
 @torch.no_grad()
 def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
-    """Compare the tokens that each sampler draws from logits and from disturbed logits."""
     sums = dict.fromkeys(("entropy", "tv", *SAMPLERS), 0.0)
     changed = dict.fromkeys(SAMPLERS, 0)
     positions = 0
@@ -98,7 +91,7 @@ def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
                 bits = keyed_bits(torch.full_like(places, key), places)
                 changed[name] += int((draw(logits, bits) != draw(disturbed, bits)).sum())
         positions += len(p)
-    if not positions:  # the model has no positions of these entropies
+    if not positions:
         return {}
     mean = {name: total / positions for name, total in sums.items()}
     return {
@@ -115,7 +108,7 @@ def measure(pairs: Pairs, draws: int) -> dict[str, Any]:
 
 
 def made_up(entropies: np.ndarray, disturb: Callable[..., torch.Tensor], seed: int = 0) -> Pairs:
-    """Yield Zipf-like logits in random order with these entropies, and the same ones disturbed."""
+    """Yield Zipf-like logits with these entropies, original and disturbed."""
     generator = torch.Generator().manual_seed(seed)
     ranks = torch.arange(1, VOCABULARY + 1).log()
     for some in torch.tensor(entropies).split(BATCH):
@@ -130,7 +123,6 @@ def made_up(entropies: np.ndarray, disturb: Callable[..., torch.Tensor], seed: i
 
 
 def add_noise(logits: torch.Tensor, generator: torch.Generator, size: float) -> torch.Tensor:
-    """Add normal noise of this size to every logit."""
     return logits + size * torch.randn(logits.shape, generator=generator)
 
 
@@ -146,7 +138,6 @@ def to_tf32(values: torch.Tensor) -> torch.Tensor:
 
 
 def made_up_rows() -> dict[str, Pairs]:
-    """Return the record's rows about made-up distributions, by name."""
     shapes = {f"{nats:g} nats": np.full(POSITIONS, float(nats)) for nats in (1, 4, 7)}
     shapes["reasoning"] = np.interp((np.arange(POSITIONS) + 0.5) / POSITIONS, *REASONING)
     noises = {f"noise {size:g}": partial(add_noise, size=size) for size in (0.01, 0.001, 0.0001)}
@@ -158,8 +149,6 @@ def made_up_rows() -> dict[str, Pairs]:
 
 
 class Reader:
-    """A model that samples texts, and reads them again with disturbances."""
-
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
 
@@ -176,7 +165,6 @@ class Reader:
             self._texts += [(len(prompt), text[None, :-1]) for text in texts]
 
     def rows(self) -> dict[str, Pairs]:
-        """Return the record's rows about this model, by name."""
         weight = self._model.get_output_embeddings().weight
         parts = [slice(start, None, 4) for start in range(4)]
         heads: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -221,7 +209,6 @@ class Reader:
 
 
 def show(name: str, row: dict[str, Any]) -> None:
-    """Print a row."""
     shares = ", ".join(
         f"{sampler} {one['changed']:.3%} (expected {one['expected']:.3%}, "
         f"{one['tokens_before_a_change']:,.0f} tokens before a change)"
@@ -231,7 +218,6 @@ def show(name: str, row: dict[str, Any]) -> None:
 
 
 def check() -> None:
-    """Measure two rows of the record again, and fail if they contradict docs/verification.md."""
     for nats, positions, draws, fewer in ((1.0, POSITIONS, DRAWS, 5), (4.0, BATCH, 1, 30)):
         name = f"{nats:g} nats, noise 0.01"
         row = measure(made_up(np.full(positions, nats), partial(add_noise, size=0.01)), draws)
@@ -250,7 +236,6 @@ def check() -> None:
 
 
 def main() -> None:
-    """Measure and write the record, or check it."""
     options = parser(__doc__, "exactness")
     options.add_argument("--model", type=Path, action="append", default=[], help="a folder")
     options.add_argument("--check", action="store_true", help="repeat two rows, write nothing")

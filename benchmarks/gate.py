@@ -1,15 +1,18 @@
 """Compares gates on one engine: closed, with thresholds, and `auto`, which measures.
 
-    python -m benchmarks.gate [--sources own|prompt] [--text easy|mixed|hopeless] [--seconds 120]
+    python -m benchmarks.gate [--sources own
+
+prompt] [--text easy
+
+mixed
+
+hopeless] [--seconds 120]
     python -m benchmarks.gate --smollm2 --text mixed --seconds 600
 
-The program exchanges the gate of one engine between rollouts, so that nothing else differs. Gates
-take turns in every round. Each gate has its own copy of the drafter's statistics. For every kind of
-text, gates and drafters begin without experience. With the coupled sampler, the same texts are
-sampled with every gate. ``easy`` texts are sampled at a low temperature and repeat themselves,
-``mixed`` texts are sampled at T = 1. ``hopeless`` is ``mixed`` with a drafter whose drafts are all
-wrong. The source ``prompt`` adds drafts from siblings. The first round is a warm-up and is not
-counted. Each run of the program adds its rounds to the record.
+Gates take turns in every round, and all of them sample the same texts. Each gate has its own copy
+of the drafter's statistics. ``easy`` texts are sampled at a low temperature and repeat
+themselves. ``mixed`` texts are sampled at T = 1. ``hopeless`` is ``mixed`` with a drafter whose
+drafts are all wrong. The first round is not counted. Each run adds its rounds to the record.
 """
 
 from __future__ import annotations
@@ -47,7 +50,6 @@ TEMPERATURES = {"hopeless": 1.0, "mixed": 1.0, "easy": 0.4}
 
 
 def gates() -> dict[str, dict[str, Any]]:
-    """Return name -> `sam.gate` of every side."""
     fixed = {
         f"threshold {bound}, k = {k}": {"kind": "schedule", "schedule": {bound: k}}
         for bound, k in FIXED
@@ -56,10 +58,7 @@ def gates() -> dict[str, dict[str, Any]]:
 
 
 class GateWorkerExtension(SamWorkerExtension):
-    """A worker whose gate can be exchanged, and whose drafts can be made wrong."""
-
     def forget_gates(self) -> None:
-        """Drop all gates, and each gate's copy of the drafter's statistics."""
         self._sides: dict[str, tuple[TimedGate, Any]] = {}
         if not hasattr(self, "_unlearned"):
             self._unlearned = copy.deepcopy(self.model_runner.drafter.session.drafter._policies)
@@ -80,7 +79,6 @@ class GateWorkerExtension(SamWorkerExtension):
         return self.model_runner.drafter.session.gate.report()
 
     def spoil_drafts(self, spoil: bool) -> None:
-        """Make all drafts wrong, or undo this."""
         drafter = self.model_runner.drafter.session.drafter
         draft = type(drafter).draft
 
@@ -95,22 +93,18 @@ class GateWorkerExtension(SamWorkerExtension):
 
 
 class TimedGate(GuardedGate):
-    """A gate whose decisions are timed."""
-
     def __init__(self, gate: GuardedGate) -> None:
         super().__init__(gate._gate)
         self._us: list[float] = []
         self._counters: Counter[str] = Counter()
 
     def next_budget(self, step: Any, **options: bool) -> int:
-        """Decide, and measure the time."""
         started = time.perf_counter_ns()
         budget = super().next_budget(step, **options)
         self._us.append((time.perf_counter_ns() - started) / 1e3)
         return budget
 
     def report(self) -> dict[str, Any]:
-        """See `GateWorkerExtension.gate_report`."""
         us, self._us = statistics.median(self._us), []
         self._counters.update(self.drain())
         return {"decision_us": us, "counters": dict(self._counters)}
@@ -119,8 +113,7 @@ class TimedGate(GuardedGate):
 def rollout(engine: Any, prompts: list[list[int]], number: int, sampling: dict[str, Any]) -> float:
     """Generate all responses; return tokens per second of processor time.
 
-    The engine runs in this process in one thread. Processor time leaves out the time when other
-    programs used the core; on an idle machine it equals wall-clock time. Gates use the clock.
+    Processor time leaves out the time when other programs used the core.
     """
     requests = measuring.requests_of(prompts, SIBLINGS, number)
     started = time.process_time()
@@ -169,7 +162,6 @@ def summarise(rounds: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and add to the record."""
     options = measuring.parser(__doc__, "gate")
     options.add_argument("--sources", choices=SOURCES, default=SOURCES[0])
     options.add_argument("--text", choices=list(TEMPERATURES), action="append")

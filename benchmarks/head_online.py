@@ -3,18 +3,13 @@
     python -m benchmarks.head_online [--steps 20] [--work-dir outputs/head_online]
 
 Each side is one run: without drafts; with texts alone (`sam=on`); with the shipped head frozen
-(`sam=joined`); with that head trained during the run (`sam=trained`), once with a budget of ten
-percent of the time and once with the default budget; and with a new head that is trained. In these
-runs a gate measures times, and decides from them in which steps to draft. Two further runs, with
-texts alone and with a new head, draft in every step, so that the gate does not affect acceptance.
-The machine's speed still affects how much a head learns.
+(`sam=joined`); with that head trained during the run (`sam=trained`) at two time budgets; and with
+a new head that is trained. Two further runs, with texts alone and with a new head, draft in every
+step. Finished runs stay in the work folder.
 
-All runs sample the same responses and make the same updates. The program compares every response's
-token ids, rewards and gradient norms with those of the run without drafts. Finished runs stay in
-the work folder.
-
-Each head is tested alone, without drafts from texts, on new responses before it learns from them.
-The frozen head is tested on the same responses, inside the run that trains a copy of it.
+All runs have to sample the same responses and make the same updates. The program compares token
+ids, rewards and gradient norms with those of the run without drafts. Each head is also tested
+alone on new responses, before it learns from them.
 """
 
 from __future__ import annotations
@@ -73,12 +68,10 @@ SHOWN = {
 
 
 def _training_s(own: dict[str, list]) -> list[float]:
-    """Return the seconds that training a head takes in each step."""
     return [share * step_s for share, step_s in zip(own["share"], own["step_s"], strict=True)]
 
 
 def summary(series: dict[str, dict[str, list]]) -> list[dict[str, Any]]:
-    """Return the runs' results as rows; steps are counted from 1."""
     trained, nothing = series["trained"], series["from nothing with open gate"]
     late = slice(min(4, len(trained["length"]) - 1), None)  # from step 5 on
     tokens = {name: sum(own["acceptance_length"][late]) for name, own in series.items()}
@@ -134,7 +127,6 @@ def against_off(series: dict[str, dict[str, list]]) -> dict[str, dict[str, Any]]
 
 
 def draw(series: dict[str, dict[str, list]], path: Path) -> None:
-    """Draw the acceptance of heads alone and of whole runs over the training steps."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12, 3.8), layout="constrained")
         left, middle, right = figure.subplots(1, 3)
@@ -165,7 +157,6 @@ def draw(series: dict[str, dict[str, list]], path: Path) -> None:
 
 
 def main() -> None:
-    """Run the missing runs, compare them, and write record and picture."""
     options = measuring.parser(__doc__, "head_online_tiny_cpu")
     options.add_argument("--steps", type=int, default=20)
     options.add_argument("--work-dir", type=Path, default=Path("outputs/head_online"))
@@ -181,7 +172,7 @@ def main() -> None:
         if run is not base:
             updates = run.steps[LEARNED] == base.steps[LEARNED]
             same[side] = same_texts(run, base) | {"same_updates": int(updates.all(axis=1).sum())}
-        # A value is None in steps that had no time to test the head on new texts.
+        # A value is None in steps that had no time for the test.
         steps = run.steps.astype(object).where(run.steps.notna(), None)
         series[side] = {
             short: steps[name].tolist() for short, name in SHOWN.items() if name in steps

@@ -3,12 +3,9 @@
     python -m benchmarks.head_training [--output FILE]
     python -m benchmarks.head_training --smollm2 --traces outputs/learning/smollm2_cpu/off
 
-The texts are recorded responses of the tiny model at temperature 1, or those of SmolLM2's learning
-run (`benchmarks/learning.py`). One prompt in six is held out, with all its responses. `sam-rollout
-head train` runs twice: with 500 updates (about two minutes on two idle cores), and with the default
-number, 1500. Acceptance is measured by draft position, over all positions of the held-out
-responses; acceptance length includes the bonus token. The number of updates is fixed, so the result
-does not depend on the machine's load.
+The texts are recorded responses of the tiny model at temperature 1, or of SmolLM2's learning run
+(`benchmarks/learning.py`). One prompt in six is held out. Acceptance is measured by draft position
+over the held-out responses; acceptance length includes the bonus token.
 """
 
 from __future__ import annotations
@@ -48,7 +45,6 @@ def train(model: Path, texts: Path, updates: int, folder: Path) -> dict[str, Any
 
 
 def main() -> None:
-    """Measure, and write the record."""
     options = parser(__doc__, "head_training_tiny_cpu")
     options.add_argument("--smollm2", action=UseSmolLM2)
     options.add_argument("--traces", type=Path, default=TEXTS)

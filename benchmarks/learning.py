@@ -3,10 +3,9 @@
     python -m benchmarks.learning [--steps 20]            # the tiny model, with SAM
     python -m benchmarks.learning --smollm2 --steps 60    # without SAM, then ten steps with it
 
-The run validates on held-out problems. The program compares the last values with the first ones,
-with 95 % intervals, and draws both curves. For SmolLM2 it also trains the first ten steps with SAM
-and counts the responses that are the same. The runs stay in the work folder. A small copy of the
-first one, with its texts, goes to benchmarks/results, so that drafters can be replayed on it.
+The program compares the last accuracies with the first ones, with 95 % intervals. For SmolLM2 it
+also trains the first ten steps with SAM and counts the responses that are the same. A small copy
+of the first run, with its texts, goes to benchmarks/results.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from sam_rollout.report.runs import Run, held_out_names, load_run
 
 HELD_OUT = 128
 WINDOW = 5  # number of first and of last values; also the width of the running mean
-STEPS_WITH_SAM = 10  # of SmolLM2, to compare the texts
+STEPS_WITH_SAM = 10  # Number of SmolLM2's steps with SAM.
 TEXTS = "smollm2_run"
 TRAINING = "sam/rounds/accuracy_unfiltered"
 KEPT = ("critic/score/mean", "response_length/mean", "sam/", "training/rollout_probs_diff_mean")
@@ -69,7 +68,6 @@ def draw(rows: Sequence[dict[str, Any]], steps: pd.DataFrame, path: Path) -> Non
 
 
 def run_once(run_dir: Path, experiment: str, *overrides: str) -> Run:
-    """Train a run, unless it has ended before, and load it."""
     overrides = (*overrides, "rollout_telemetry.record_traces=true")
     if not finished(run_dir, overrides):
         train(run_dir, *overrides, timeout_s=10_000, experiment=experiment)
@@ -84,7 +82,6 @@ def same_texts(one: Run, other: Run) -> dict[str, int]:
 
 
 def main() -> None:
-    """Train, compare, and write record and picture."""
     options = parser(__doc__, "learning_tiny_cpu")
     options.add_argument("--steps", type=int, default=20)
     options.add_argument("--work-dir", type=Path, default=Path("outputs/learning"))

@@ -2,10 +2,9 @@
 
     python -m benchmarks.long_tail [--rounds 3] [--sides on prompt+run+draws:3:8]
 
-One of eight prompts lists ten word problems; its responses are long. Some responses repeat
-themselves until the limit of 2,048 tokens. Therefore only few requests run for most of a rollout.
-The engines take turns, and their texts are compared (`benchmarks/rollout.py` explains the sides).
-The record has the time per token of the steps that only decode, by number of running requests.
+One of eight prompts lists ten word problems, and some responses run until the limit of 2,048
+tokens. Therefore only few requests run for most of a rollout. `benchmarks/rollout.py` explains the
+sides. The record has the time per token of the steps that only decode.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ NAMES = [str(a) if b == a + 1 else f"{a} to {b - 1}" for a, b in pairwise(EDGES)
 
 
 def prompts_of_round(number: int) -> list[list[int]]:
-    """Return the token ids of a round's prompts; the last one lists many problems."""
+    """Return the token ids of a round's prompts."""
     from transformers import AutoTokenizer
 
     from recipes.dapo_qwen3 import synthetic_math, word_problems
@@ -79,7 +78,6 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure, and write record and picture."""
     options = parser(__doc__, "long_tail_smollm2_cpu")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--sides", nargs="+", default=["on", "prompt+run+draws:3:8"])
@@ -91,7 +89,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="sam") as folder,
         running_sides(sides, Path(folder), SMOLLM2, max_model_len=MAX_MODEL_LEN) as engines,
     ):
-        for number in range(arguments.rounds + 1):  # the first round is short and warms up
+        for number in range(arguments.rounds + 1):
             requests = requests_of(prompts_of_round(number), SIBLINGS, number)
             done = {
                 side: engines[side].rollout(requests, MAX_TOKENS if number else 64, TEMPERATURE)

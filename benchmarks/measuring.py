@@ -41,16 +41,11 @@ class UseSmolLM2(argparse.Action):
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return an existing record; empty if there is none."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def write_record(record: dict[str, Any], path: Path) -> None:
-    """Write a record as JSON.
-
-    Raises:
-        ValueError: A number is not finite.
-    """
+    """Write a record as JSON; raises ``ValueError`` if a number is not finite."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     print(f"written: {path}", flush=True)

@@ -2,17 +2,13 @@
 
     python -m benchmarks.model_drafts [--rounds 5] [--output FILE]
 
-The tiny model's engine samples at T = 1 with the coupled sampler and an open gate. Every round has
-new prompts. All sides answer them in turns, each with a new engine, and have to sample the same
-texts. The program counts tokens per verify step and request, including requests without a draft.
+The tiny model's engine samples at T = 1 with the coupled sampler and an open gate. All sides have
+to sample the same texts. The program counts tokens per verify step and request. A side drafts from
+texts, from `recycling` (the model's own likeliest tokens), from `model` (the EAGLE-3 head of the
+tiny model), or from several of these sources.
 
-A side drafts from texts, from `recycling` (the model's own likeliest tokens), from `model` (the
-EAGLE-3 head that is shipped with the tiny model), or from several of these sources.
-
-For the texts of the first round, the program also compares ways to draft a token at each position.
-At a position, the head has a distribution q, and the target has a distribution p. The ways are q's
-likeliest token, a token drawn with the target's noise, a token drawn with other noise, and
-rejection sampling, which accepts a draft from q with probability 1 - TV(p, q).
+The program also compares ways to draft a token from the head's distribution: its likeliest token, a
+token drawn with the target's noise, a token drawn with other noise, and rejection sampling.
 """
 
 from __future__ import annotations
@@ -65,11 +61,7 @@ def run(side: str, seed: int) -> tuple[float, list[list[int]]]:
 
 
 def measure(sides: list[str], rounds: int) -> dict[str, list[float]]:
-    """Measure the tokens per step of every side in every round.
-
-    Raises:
-        RuntimeError: Drafts changed a text.
-    """
+    """Measure tokens per step of every side and round; raises if drafts changed a text."""
     found: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(rounds):
         texts: list[list[int]] | None = None
@@ -136,7 +128,6 @@ def ways_to_draft(seed: int) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    """Measure, and write the record."""
     prepare_environment()
     options = measuring.parser(__doc__, "model_drafts_tiny_cpu")
     options.add_argument("--rounds", type=int, default=5)

@@ -32,17 +32,13 @@ Response = tuple[str, int, int, tuple[str, ...], str]
 
 @dataclass(frozen=True)
 class Clone:
-    """A cloned repository, read at one commit, whatever commit is checked out."""
-
     folder: Path
     commit: str
 
     def load(self, path: str) -> Any:
-        """Return the content of a JSON file."""
         return json.loads(self._git("show", f"{self.commit}:{path}"))
 
     def paths(self) -> list[str]:
-        """Return the paths of all files."""
         return self._git("ls-tree", "-r", "--name-only", self.commit).splitlines()
 
     def _git(self, *arguments: str) -> str:
@@ -68,7 +64,6 @@ class Source:
 
 
 def _question(text: str) -> tuple[str, str]:
-    """Return the parts of a prompt with one question."""
     return f"<|user|>\n{text}", "\n<|assistant|>\n"
 
 
@@ -122,7 +117,6 @@ def _tau_bench(clone: Clone) -> Iterator[Response]:
 
 
 def _turn(message: dict[str, Any]) -> str:
-    """Return the text of a message, with its tool calls."""
     calls = [
         f'<tool_call>\n{{"name": "{call["function"]["name"]}", '
         f'"arguments": {call["function"]["arguments"]}}}\n</tool_call>'
@@ -169,7 +163,6 @@ def load_tokenizer() -> Callable[[str], list[int]]:
 
 
 def main() -> None:
-    """Write one file per set, in the format of `sam_rollout.telemetry.traces`."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("clones", type=Path, help="folder with a clone of each repository")
     options.add_argument("--output", type=Path, required=True, help="folder for the sets")

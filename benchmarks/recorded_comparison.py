@@ -1,8 +1,6 @@
 """Repeats the published comparison from the runs that are stored in the repository.
 
-`benchmarks/dapo_ab.py` stores small copies of its runs and a record that names them. The tables of
-results/compare_tiny_cpu.md come from this comparison. A test compares record and page with the
-runs.
+The tables of results/compare_tiny_cpu.md come from this comparison.
 """
 
 import json
@@ -23,14 +21,11 @@ FAIR, UNFAIR = "fair", "unfair"  # the two comparisons of the record
 
 @dataclass(frozen=True)
 class Recorded:
-    """The stored record, and its two comparisons, computed again from the runs."""
-
     content: dict[str, Any]
     comparisons: dict[str, Comparison]
 
 
 def load_recorded(results: Path) -> Recorded:
-    """Read the record below `results` and compare its runs."""
     content = json.loads((results / RECORD).read_text(encoding="utf-8"))
     return Recorded(content, compare_recorded(results, content["pairs"]))
 

@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 from benchmarks.measuring import REPOSITORY
 from sam_rollout.telemetry.records import RunFolder
 
-# Column -> decimals to keep. Durations keep more decimals, because they are summed; times of day
-# are only used to order rows.
+# Column -> decimals to keep. Durations keep more decimals, because they are summed.
 DECIMALS = {
     "time_s": 2, "start_s": 2, "end_s": 2, "duration_s": 4, "drafter_us": 0, "sampler_us": 0,
 }  # fmt: skip
@@ -51,7 +50,6 @@ def store(run_dir: Path, target: Path, *, traces: bool = False) -> None:
 
 
 def _write(table: pa.Table, folder: Path, replica: int) -> None:
-    """Write the rows of one replica as a small file."""
     folder.mkdir(exist_ok=True)
     for name, digits in DECIMALS.items():
         if (place := table.schema.get_field_index(name)) >= 0:

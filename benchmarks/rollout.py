@@ -3,18 +3,16 @@
     python -m benchmarks.rollout [--rounds 6] [--epochs 2] [--sides off on own:3:16 run:8:auto ...]
     python -m benchmarks.rollout --smollm2 --sides stock matched on run:8:64 --max-tokens 256
 
-All engines run during the whole measurement and take turns, round after round, so that a changing
-speed of the machine affects all sides alike. ``stock`` is the engine without our code. ``off`` adds
-our coupled sampler. ``matched`` is our code with a gate that never opens, which measures its cost.
-``on``, ``joined`` and ``article`` are the settings in configs/sam; ``article`` drafts only in the
-tail. ``model`` drafts with the head of ``joined`` alone. ``ngram`` is the engine's own n-gram
-drafter. Any other name of a side has the form sources:k:gate. Its sources are any of own, prompt,
-run and draws, joined by +; own is always added. Its gate is ``auto`` or a threshold.
+All engines take turns, round after round. ``stock`` is the engine without our code. ``off`` adds
+our coupled sampler. ``matched`` is our code with a gate that never opens. ``on``, ``joined`` and
+``article`` are the settings in configs/sam. ``model`` drafts with the head of ``joined`` alone.
+``ngram`` is the engine's own n-gram drafter. Any other name of a side has the form
+sources:k:gate. Its sources are any of own, prompt, run and draws, joined by +; own is always
+added. Its gate is ``auto`` or a threshold.
 
-Every round has new prompts, like a training step. The next epoch repeats the prompts and samples
-other responses, so that texts of earlier steps can help. With the coupled sampler, all sides sample
-the same responses (``identical`` counts them) and do the same work. ``stock`` samples other
-responses, so compare its times per token with those of the other sides.
+The second epoch repeats the prompts and samples other responses. With the coupled sampler, all
+sides sample the same responses (``identical`` counts them). ``stock`` samples other responses, so
+compare its times per token.
 """
 
 from __future__ import annotations
@@ -71,7 +69,6 @@ FIGURES = (
 STOCK, BASE = "stock", "off"
 HEAD = MODEL.parent / "tiny_qwen3_eagle3"
 ALL = {"prompt", "run", "draws"}  # sources of `on` beside `own`
-# Every engine takes one or two gigabytes of memory.
 SIDES = (
     STOCK, BASE, "matched", "article", "own:8:auto", "prompt:8:auto", "run:3:16", "run:8:16",
     "run+draws:8:16", "run:8:auto", "on", "ngram", "model", "joined",
@@ -134,16 +131,11 @@ def with_drafter(config: Any, name: str, folder: Path, head: Path) -> Any:
 
 
 class ClockedExtension(SamWorkerExtension):
-    """A worker that reports its engine's processor time."""
-
     def cpu_seconds(self) -> float:
-        """Return the processor time of this process, all threads, in seconds."""
         return time.process_time()
 
 
 class Side:
-    """An engine with its step recorder."""
-
     def __init__(self, engine: Any) -> None:
         from sam_rollout.integrations.vllm.serving.engine_group import EngineRecorders
 
@@ -155,7 +147,6 @@ class Side:
     def rollout(
         self, requests: list[tuple[list[int], Any]], max_tokens: int, temperature: float = 1.0
     ) -> tuple[dict[str, float], list[list[int]]]:
-        """Generate the responses of a round; return the rollout's metrics and the responses."""
         from sam_rollout.telemetry.aggregate import aggregate
 
         before = self._engine.collective_rpc("cpu_seconds")[0]
@@ -181,7 +172,6 @@ def running_sides(
     head: Path = HEAD,
     max_model_len: int = 1280,
 ) -> Iterator[dict[str, Side]]:
-    """Start all engines, each in its own process."""
     from sam_rollout.config import RolloutSamplerConfig
 
     with ExitStack() as running:
@@ -219,7 +209,6 @@ def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print the tables, and write the record."""
     options = parser(__doc__, "rollout_tiny_cpu")
     options.add_argument("--rounds", type=int, default=6, help="rounds per epoch")
     options.add_argument("--epochs", type=int, default=2)
@@ -265,7 +254,6 @@ def measure(
     per_round = [
         prompts[i : i + arguments.prompts] for i in range(0, len(prompts), arguments.prompts)
     ]
-    # The last prompts are for the warm-up.
     warm_up, per_round = per_round[-1], per_round[:-1]
     with running_sides(sides, folder, arguments.model, arguments.head) as engines:
         one_round(engines, warm_up, 0, arguments.max_tokens)
@@ -283,7 +271,6 @@ def measure(
 def one_round(
     engines: dict[str, Side], prompts: list[list[int]], number: int, max_tokens: int
 ) -> dict[str, dict[str, float]]:
-    """Run all sides in turn on one training step's requests; return metrics by side."""
     requests = requests_of(prompts, SIBLINGS, number)
     done = {
         side: engines[side].rollout(requests, max_tokens) for side in turns(list(engines), number)

@@ -3,14 +3,10 @@
     python -m benchmarks.smollm2 [--pairs 3] [--steps 6] [--work-dir outputs/smollm2_ab]
     python -m benchmarks.smollm2 --check    # one rollout, under 10 minutes, writes nothing
 
-`bash scripts/run_smollm2_cpu.sh --quick` fetches the model. As in `benchmarks/dapo_ab.py`, runs
-alternate, have the same prompts and random numbers, and are compared without their first step. The
-record has their comparison and, for each pair, the number of engine steps in the whole rollout and
-in the tail. Other programs on the machine do not affect these counts.
-
-``--check`` samples the word problems in turns without SAM (`off`), with the adaptive gate (`on`)
-and with a gate that never opens (`matched`). It fails if a text differs, or if `on` takes longer
-than `matched` (see `LEAST`).
+`bash scripts/run_smollm2_cpu.sh --quick` fetches the model. Runs are made as in
+`benchmarks/dapo_ab.py`. ``--check`` samples word problems without SAM (`off`), with the adaptive
+gate (`on`) and with a gate that never opens (`matched`). It fails if a text differs, or if `on`
+takes longer than `matched` (see `LEAST`).
 """
 
 from __future__ import annotations
@@ -32,7 +28,6 @@ LEAST = 0.96  # least ratio of times, closed gate / `on`, in the check
 
 
 def run_pairs(work_dir: Path, count: int, steps: int) -> list[tuple[Path, Path]]:
-    """Train the missing runs; return the folders (off, on) of each pair."""
     found = pairs(count)[FAIR]
     wanted = [*found["base"], *found["sam"]]
     for name, overrides in plan(count, steps, steps).items():
@@ -46,7 +41,6 @@ def run_pairs(work_dir: Path, count: int, steps: int) -> list[tuple[Path, Path]]
 
 
 def record_pairs(arguments: Namespace) -> dict[str, Any]:
-    """Train and compare the pairs; return the record."""
     from sam_rollout.report.compare import compare_folders
     from sam_rollout.report.comparison_tables import markdown, tables
 
@@ -69,7 +63,6 @@ def record_pairs(arguments: Namespace) -> dict[str, Any]:
 
 
 def check() -> None:
-    """Fail if SAM changes a text, or if the adaptive gate costs time."""
     from benchmarks.rollout import identical, measure, summarise
 
     sides = ["off", "on", "matched"]
@@ -86,7 +79,6 @@ def check() -> None:
 
 
 def main() -> None:
-    """Run the check, or write the record."""
     options = parser(__doc__, "smollm2_cpu")
     options.add_argument("--pairs", type=int, default=3)
     options.add_argument("--steps", type=int, default=6)

@@ -49,7 +49,7 @@ def train(run_dir: Path, *overrides: str, timeout_s: float, experiment: str = TI
         try:
             command = [sys.executable, follower, run_dir, "--pid", str(process.pid)]
             subprocess.run(command, check=True)
-        except BaseException:  # an interrupt must end the run, too
+        except BaseException:
             process.terminate()
             raise
         finally:
@@ -74,7 +74,7 @@ def _watch_engine(pid: int, run_dir: Path, ended: threading.Event) -> None:
                 times = engine.cpu_times()
                 used[number] = times.user + times.system
         except psutil.Error:
-            continue  # the process has ended
+            continue
         if first is None and steps.exists() and steps.stat().st_size:
             first = sum(used.values())
     if first is not None:

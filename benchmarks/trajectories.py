@@ -3,16 +3,11 @@
     python -m benchmarks.trajectories [--output benchmarks/results/trajectories_tiny_cpu.json]
     python -m benchmarks.trajectories --smollm2  # another model, and a record of its own
 
-The same requests are sampled at T = 1 until the model stops: without drafts, with a gate that opens
-and closes, and with drafts at every step, for several limits k of draft tokens. With vLLM's
-asynchronous scheduling (emulated on a CPU by `tests/emulated_device.py`) the requests are sampled
-without drafts, with drafts at every step, and with `sam=on` and `sam=joined`. SmolLM2's word
-problems are sampled in fewer ways: with chains and with draft trees at every step, and with
-`sam=on`.
-
-The program counts identical responses. If two responses differ, the program reports the first
-position that differs, and by how much the scores (log-probability plus noise) of both tokens are
-below the best score at this position. Rounding can only decide between nearly equal scores.
+The same requests are sampled at T = 1 without drafts, with a gate that opens and closes, and with
+drafts at every step, for several limits k of draft tokens. vLLM's asynchronous scheduling is
+emulated on a CPU by `tests/emulated_device.py`. If two responses differ, the program reports the
+first position that differs, and by how much the scores (log-probability plus noise) of both tokens
+are below the best score. Rounding can only decide between nearly equal scores.
 """
 
 from __future__ import annotations
@@ -50,7 +45,7 @@ def settings(dtype: str, model: Path) -> dict[str, Any]:
     always = GateConfig("threshold", MAX_NUM_SEQS)
     found = {"off": SamConfig(enabled=False)}
     if model == SMOLLM2:
-        # Verifying takes most of this model's time, so chains are shorter than by default.
+        # Verifying takes most of this model's time, so chains are shorter.
         found["k=4, always"] = replace(SamConfig(), gate=always, max_draft_tokens=4)
         found["tree, always"] = replace(SamConfig(), gate=always, draft_shape="tree")
         return found | {"sam=on": SamConfig()}
@@ -99,7 +94,6 @@ def generate(
 
 
 def max_tokens_of(model: Path) -> int:
-    """Return the limit of a response's tokens."""
     return 64 if model == SMOLLM2 else MAX_TOKENS
 
 
@@ -143,14 +137,13 @@ def compare(
         "responses": len(texts),
         "identical": len(texts) - len(parted),
         "first_difference": sorted(first_difference(one[1], one[2]) for one in parted),
-        # Infinite distances are left out, because JSON has no infinity.
+        # JSON has no infinity.
         "largest_distance_to_tie": max(filter(math.isfinite, distances), default=None),
         "ties": sum(distance < TIE[dtype] for distance in distances),
     }
 
 
 def main() -> None:
-    """Measure, print the counts, and write the record."""
     prepare_environment()
     options = parser(__doc__, "trajectories_tiny_cpu")
     options.add_argument("--smollm2", action=UseSmolLM2)

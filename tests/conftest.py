@@ -1,4 +1,4 @@
-"""Marks every test by the folder it lies in, and gives each folder its time limit per test."""
+"""Marks every test by its folder, and sets each folder's time limit per test."""
 
 import sys
 from pathlib import Path
@@ -15,12 +15,10 @@ FOLDER_MARKERS = {
     "e2e": "e2e",
     "cluster": "cluster",
 }
-# Folders whose tests start engines need more than the default of pyproject.toml.
 TIMEOUTS_S = {"contracts": 600, "integration": 600, "ascend": 600, "e2e": 1800, "cluster": 1800}
 
 
 def pytest_collection_finish() -> None:
-    """One thread: small operations on several crawl where other work shares the cores."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 

@@ -1,4 +1,4 @@
-"""vLLM's asynchronous path on a CPU, with stand-ins for a device's streams and events."""
+"""vLLM's asynchronous path on a CPU, with replacements for a device's streams and events."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ _NOT_THERE = -7
 
 
 class Device:
-    """The work that streams and events order; here all has ended that was launched.
+    """Records when launched work has ended.
 
-    `benchmarks/emulated_device.py` puts a device with a timeline in its place.
+    `benchmarks/emulated_device.py` replaces it by a device with a timeline.
     """
 
-    free_at = 0.0  # when the work has ended that was launched, by `time.perf_counter`
+    free_at = 0.0
 
     def wait(self, until: float) -> None:
-        """Block the calling thread alone."""
         if (left := until - time.perf_counter()) > 0:
             time.sleep(left)
 
@@ -32,11 +31,9 @@ DEVICE = Device()
 
 
 class _Event:
-    """Has happened when all has ended that was launched before it was recorded."""
-
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self._at = 0.0
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # to the host, from where
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def record(self, *_args: Any) -> None:
         self._at = DEVICE.free_at
@@ -53,8 +50,8 @@ class _Event:
 
     def synchronize(self) -> None:
         DEVICE.wait(self._at)
-        for target, source in self._copies:  # two threads may do this at once
-            target.numpy()[:] = source.numpy()  # in whichever mode of PyTorch
+        for target, source in self._copies:
+            target.numpy()[:] = source.numpy()
         self._copies = []
 
     def query(self) -> bool:
@@ -90,10 +87,9 @@ def _stand_in() -> None:
 
 @contextlib.contextmanager
 def asynchronous_scheduling() -> Iterator[None]:
-    """Let engines that are made within schedule asynchronously, as on an accelerator.
+    """Let engines that are made in this context schedule asynchronously, which CPUs do not allow.
 
-    A CPU's platform switches that off. Streams and events are stand-ins; engines in processes of
-    their own are forked, and have them, too.
+    Streams and events are replaced, also in engines that are forked.
     """
     import vllm.v1.worker.cpu_model_runner as module
     from vllm.platforms import current_platform
@@ -118,7 +114,6 @@ def asynchronous_scheduling() -> Iterator[None]:
         os.environ[_METHOD] = "fork"
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        # After vLLM's own for CPUs, which cannot be asked; they stay, since engines live on.
         _stand_in()
         made(self, *args, **kwargs)
 
@@ -132,18 +127,17 @@ def asynchronous_scheduling() -> Iterator[None]:
                 self.async_copy_ready_event.add(target, source)
             drafts.clear()
 
-    drafts: list[tuple[torch.Tensor, torch.Tensor]] = []  # of a model, in the step under way
+    drafts: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def to_host(tensor: torch.Tensor) -> torch.Tensor:
         drafts.append((torch.full_like(tensor, _NOT_THERE), tensor.clone()))
         return drafts[-1][0]
 
-    # Engines live on: this stays, as the stand-ins do.
     if sampled.__name__ != init_output.__name__:
         AsyncGPUModelRunnerOutput.__init__ = init_output  # type: ignore[method-assign]
         engine_drafter._to_host = to_host
     patch(platform, "check_and_update_config", classmethod(keep_asynchronous))
-    patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)  # has stand-ins of its own
+    patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)
     patch(module.CPUModelRunner, "__init__", init)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Responses that repeat themselves and each other, made up from a seed."""
+"""Made-up responses that repeat themselves and each other."""
 
 import numpy as np
 
@@ -6,7 +6,6 @@ from sam_rollout.telemetry.traces import Trace
 
 
 def group(index: int, siblings: int, length: int, epoch: int = 0) -> list[Trace]:
-    """Responses to one prompt: passages that all of them know, words of their own between."""
     common = np.random.default_rng(index)
     prompt = common.integers(0, 1000, 40).astype(np.int32)
     passages = [common.integers(0, 1000, 12) for _ in range(length // 10)]

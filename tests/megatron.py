@@ -1,4 +1,4 @@
-"""verl's Megatron engine on a CPU: where Megatron lies, and settings for it."""
+"""Finds Megatron for tests of verl's Megatron engine on a CPU."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tests.upstream import SourcesUnavailable, skip_outside_ci
 
 ROOT = Path(__file__).parents[1]
 FETCH_S = 120
-# The stand-in for CUDA and its kernels has to come first.
+# The replacement of CUDA and its kernels must come first.
 FOLDERS = (ROOT / "tests" / "megatron_on_cpu", ROOT / ".cache" / "megatron")
-# Entries of `override_transformer_config`: fusions are kernels of CUDA's.
+# Entries of `override_transformer_config`. Fusions need CUDA's kernels.
 ON_CPU = {"use_cpu_initialization": True} | dict.fromkeys(
     (
         "apply_rope_fusion",
@@ -26,9 +26,9 @@ ON_CPU = {"use_cpu_initialization": True} | dict.fromkeys(
 
 
 def find() -> list[Path]:
-    """What has to be on PYTHONPATH; fetches Megatron where it is not here.
+    """Return the value of PYTHONPATH, and download Megatron if necessary.
 
-    Skips the test where it cannot be fetched, or fails it in CI.
+    If that is impossible, the test is skipped, or fails in CI.
     """
     script = ROOT / "scripts" / "lib" / "megatron_for_tests.sh"
     try:

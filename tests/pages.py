@@ -1,5 +1,3 @@
-"""The pages of the repository, read as Markdown."""
-
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -21,8 +19,6 @@ PARSER = MarkdownIt("commonmark").enable("table")
 
 @dataclass
 class Section:
-    """A heading, and what follows up to the next one."""
-
     tokens: list[Token]
 
     @property
@@ -33,14 +29,12 @@ class Section:
 
     @property
     def links(self) -> list[str]:
-        """Targets of links and pictures, as they are written."""
         inline = [child for token in self.tokens for child in token.children or []]
         targets = (child.attrs.get("href", child.attrs.get("src")) for child in inline)
         return [unquote(str(target)) for target in targets if target]
 
 
 def sections(text: str) -> list[Section]:
-    """The page cut at its headings; the first section is what stands before the first of them."""
     found = [Section([])]
     for token in PARSER.parse(text):
         if token.type == "heading_open":
@@ -51,7 +45,6 @@ def sections(text: str) -> list[Section]:
 
 @cache
 def anchors(page: Path) -> list[str]:
-    """The anchors GitHub gives a page's headings: lower case, punctuation left out, numbered."""
     found: list[str] = []
     seen: Counter[str] = Counter()
     for section in sections(page.read_text(encoding="utf-8"))[1:]:

@@ -1,4 +1,4 @@
-"""Functions run in several processes of one torch.distributed group."""
+"""Runs functions in several processes of one torch.distributed group."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from typing import Any
 import torch
 from torch import distributed
 
-LIMIT_S = 100  # below that of a test
-# By the first call; processes of all calls are forks of one that has these.
+LIMIT_S = 100
+# The first call makes a process from which all later processes are forked.
 IMPORTED_ONCE = ["sam_rollout.heads.online", "sam_rollout.integrations.verl.state_capture"]
 
 
 def in_processes(function: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
     """Call `function(rank, *arguments)` in `count` processes; return their results, by rank.
 
-    Tensors in results become arrays. A process that does not answer within LIMIT_S is ended,
-    and the test with it.
+    Tensors in results become arrays. Processes end after LIMIT_S.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED_ONCE)
@@ -55,7 +54,6 @@ def _run(
     store = distributed.FileStore(str(Path(folder) / "store"), count)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=count)
     try:
-        # By value: memory shared with a process that has ended is gone.
         results.put((rank, _plain(function(rank, *arguments))))
     except Exception:
         results.put((rank, traceback.format_exc()))

@@ -1,4 +1,4 @@
-"""Records with the columns that a test sets; the others have values that no test reads."""
+"""Makes records; columns that a test does not set have values that no test reads."""
 
 from __future__ import annotations
 
@@ -15,42 +15,35 @@ _COUNTED = {"verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0, "finis
 
 
 def engine_step(**columns: Any) -> StepRecord:
-    """An engine step of 1 s in which four requests run, unless `columns` say otherwise.
-
-    All that are running take part.
-    """
+    """Return an engine step of 1 s with four requests; `columns` replaces values."""
     running = columns.get("running", columns.get("scheduled", 4))
     default = {"time_s": 1.0, "duration_s": 1.0, "scheduled": running, "running": running}
     return StepRecord(**_FILED | default | {"waiting": 0} | columns)
 
 
 def engine_steps(*rows: StepRecord) -> pa.Table:
-    """Engine steps as a table."""
     return table_of(StepRecord, rows)
 
 
 def request(**columns: Any) -> RequestRecord:
-    """A finished request of 5 tokens without drafts, unless `columns` say otherwise."""
+    """Return a finished request of 5 tokens without drafts; `columns` replaces values."""
     lengths = {"prompt_tokens": 10, "response_tokens": 5}
     return RequestRecord(**_FILED | _TOLD | lengths | _COUNTED | columns)
 
 
 def requests(*rows: RequestRecord) -> pa.Table:
-    """Finished requests as a table."""
     return table_of(RequestRecord, rows)
 
 
 def trace(**columns: Any) -> TraceRecord:
-    """The text of a finished request, unless `columns` say otherwise."""
     texts = {"prompt_ids": [1, 2], "response_ids": [3, 4, 5]}
     return TraceRecord(**_FILED | _TOLD | texts | columns)
 
 
 def traces(*rows: TraceRecord) -> pa.Table:
-    """Texts as a table."""
     return table_of(TraceRecord, rows)
 
 
 def by_source(**counts: int) -> list[int]:
-    """A list with a number for each source, as records hold it: `by_source(own=4)`."""
+    """Return a list with a number for each source: `by_source(own=4)`."""
     return [counts.get(name, 0) for name in NAMES]

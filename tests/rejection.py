@@ -1,5 +1,3 @@
-"""Whether a sampler of the benchmark does rejection sampling."""
-
 from collections.abc import Callable
 
 import torch
@@ -9,7 +7,6 @@ from sam_rollout.bench.stock_samplers import StockInput
 
 
 def check_rejection_sampling(sample: Callable[[StockInput], torch.Tensor]) -> None:
-    """Every place follows the target, and the bonus token is given to those who kept all drafts."""
     torch.manual_seed(0)
     batch, k = 1200, 2
     row = torch.tensor([0.5, 0.2, 0.1, 0.1, 0.1, 0.0])

@@ -1,4 +1,4 @@
-"""The checks of settings alone: the data and models of experiments are not on every machine."""
+"""Checks settings without data and models, which are not on every machine."""
 
 from omegaconf import DictConfig
 

@@ -1,4 +1,4 @@
-"""What upstream publishes, fetched with pip."""
+"""Downloads upstream's packages with pip."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DOWNLOAD_TIMEOUT_S = 300
 
 
 class SourcesUnavailable(Exception):
-    """What is needed is not in the cache and cannot be downloaded."""
+    """A package is not in the cache and cannot be downloaded."""
 
 
 def skip_outside_ci(error: SourcesUnavailable) -> NoReturn:
-    """Skip: on a developer's machine a missing network is no defect; in CI it would hide one."""
+    """Skip the test on a developer's machine, or fail it in CI."""
     if os.environ.get("CI", "").lower() in ("1", "true"):
         raise error
     pytest.skip(str(error))
@@ -30,7 +30,7 @@ def skip_outside_ci(error: SourcesUnavailable) -> NoReturn:
 
 @cache
 def _pip() -> list[str] | None:
-    """A pip that works; virtual environments made by uv have none of their own."""
+    """Return a pip that works; virtual environments made by uv have none."""
     for command in ([sys.executable, "-m", "pip"], ["python3", "-m", "pip"], ["pip"]):
         try:
             subprocess.run([*command, "--version"], check=True, capture_output=True)
@@ -41,12 +41,11 @@ def _pip() -> list[str] | None:
 
 
 def download(requirement: str, folder: Path, *options: str) -> str | None:
-    """Put one package into a folder; returns why that was not possible, None if it was."""
+    """Download one package into a folder; return the reason of a failure, or None."""
     pip = _pip()
     if pip is None:
         return "no pip found"
     folder.mkdir(parents=True, exist_ok=True)
-    # Into a folder of its own first: a download that is cut short leaves nothing under the name.
     with tempfile.TemporaryDirectory(dir=folder) as fresh:
         command = [*pip, "download", "--quiet", "--no-deps", *options, "--dest", fresh, requirement]
         try:

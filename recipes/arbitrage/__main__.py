@@ -30,7 +30,6 @@ CHECKER = "synthetic"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line's options."""
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -69,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _problems(options: argparse.Namespace, split: str) -> list[Solution]:
-    prepare_environment()  # before transformers imports torch
+    prepare_environment()
     rows = rows_of(options.data, options.limit, split)
     options.model = options.target  # the target's chat template makes the prompts
     return [
@@ -86,13 +85,12 @@ def _problems(options: argparse.Namespace, split: str) -> list[Solution]:
 
 
 def _engines(options: argparse.Namespace, problems: Sequence[Solution]) -> tuple[Any, ...]:
-    """Return models, sampling and engine arguments for ``authors``."""
     names = ("temperature", "top_p", "max_step_tokens", "max_tokens", "seed")
     sampling = Sampling(
         options.delimiter.replace("\\n", "\n"), **{name: getattr(options, name) for name in names}
     )
     longest = max(len(problem.prompt) for problem in problems)
-    # Room for twice a step's draft tokens, because vLLM stops drafting close to the longest text.
+    # Room for twice a step's draft tokens, because vLLM stops drafting close to `max_model_len`.
     room = {"max_model_len": longest + options.max_tokens + 16}
     both = {"dtype": options.dtype, "max_num_seqs": options.max_num_seqs, **room}
     draft, target, _ = options.memory
@@ -160,7 +158,7 @@ def _report(options: argparse.Namespace) -> None:
         return
     setting = {name: str(value) for name, value in vars(options).items() if name != "output"}
     record = {
-        # The record has the names of files without this machine's folders.
+        # Folders of this machine are left out of the record.
         "setting": {of: Path(to).name if Path(to).exists() else to for of, to in setting.items()},
         "router": json.loads((options.router / QUALITY).read_text()) if asked else {},
         "points": rows,
@@ -172,7 +170,6 @@ COMMANDS = {"collect": _collect, "train": _train, "report": _report}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line entry; returns the exit status."""
     options = parser().parse_args(arguments)
     try:
         COMMANDS[options.command](options)

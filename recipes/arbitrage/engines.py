@@ -1,7 +1,7 @@
 """The models of Arbitrage in vLLM: two that write steps, and others that judge them.
 
-The two writing models run with this project's drafter and the coupled sampler. The sampler's random
-numbers are keyed by answer, model and position, so drafts do not change an answer.
+The writing models use this project's drafter and the coupled sampler, so drafts do not change an
+answer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 SAMPLER = RolloutSamplerConfig(kind="coupled")
-# Drafts come from the answer itself and from other answers to its question in the same run. Drafts
-# from the texts of an earlier mode would make later modes of a comparison faster.
+# Drafts from texts of earlier modes would make later modes of a comparison faster.
 DRAFTER = SamConfig(sources=sources_of("own", "prompt"))
 SIDES = ("off", "on")  # whether both engines draft
 
@@ -43,13 +42,13 @@ class Sampling:
 
 
 class Engine:
-    """A model's engine. It takes requests at any time; a call of ``work`` runs one engine step."""
+    """A model's engine, which takes requests at any time."""
 
     def __init__(self, engine: LLM) -> None:
         self.engine = engine
         self.tokenizer = engine.get_tokenizer()
         self.waiting: dict[str, asyncio.Future] = {}
-        self.names = itertools.count()  # of requests
+        self.names = itertools.count()
 
     async def ask(self, tokens: list[int], parameters: Any) -> Any:
         """Return the output of a request once ``work`` has finished it."""
@@ -62,7 +61,6 @@ class Engine:
         return await ended
 
     def work(self) -> None:
-        """Run one engine step; see ``Author.work``."""
         if not self.waiting:
             return
         for output in self.engine.llm_engine.step():
@@ -87,11 +85,10 @@ class EngineAuthor(Engine):
     def begin(self, drafts: bool) -> None:
         """Begin another run, with drafts from that run's answers or without drafts."""
         self.forget()
-        self.engine.collective_rpc("sam_drain")  # drop earlier counts
+        self.engine.collective_rpc("sam_drain")
         self.run, self.tokens, self.drafts = self.run + 1, 0, drafts
 
     async def write(self, solution: Solution, sample: int = 0) -> Step:
-        """Write a solution's next step; see ``Author.write``."""
         said = solution.tokens
         room = self.sampling.max_tokens - len(said)
         output = await self.ask(solution.prompt + said, self._parameters(solution, room, sample))
@@ -100,7 +97,9 @@ class EngineAuthor(Engine):
         return step
 
     def _step(self, answer: Any, room: int) -> Step:
-        """Turn an output into a step. It is the last if the answer has ended or no room is left."""
+        """Turn an output into a step; it is the last step if the answer has ended or no room is
+        left.
+        """
         tokens, delimited = tuple(answer.token_ids), answer.stop_reason == self.sampling.delimiter
         goes_on = (delimited or answer.finish_reason == "length") and len(tokens) < room
         return Step(tokens, answer.text, self.name, not goes_on)
@@ -109,7 +108,7 @@ class EngineAuthor(Engine):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        # The two models have different seeds, so their steps are independent.
+        # Different seeds make the steps of the two models independent.
         seed = 2 * self.sampling.seed + (self.name == TARGET)
         sibling = solution.identity.sibling
         own = identify(solution.prompt, seed=seed, step=sample, sibling=sibling, split=VAL_SPLIT)
@@ -160,16 +159,14 @@ class _Judge(Engine):
         self.longest = engine.llm_engine.model_config.max_model_len
 
     def text(self, solution: Solution, step: Step) -> str:
-        """Return the text that the model reads to judge a step."""
         raise NotImplementedError
 
     async def __call__(self, solution: Solution, step: Step) -> float:
-        """Judge a possible next step."""
-        # A long text loses its beginning, because the step in question is at the end.
+        # The step to judge is at the end, so the beginning of a long text is cut.
         tokens = self.tokenizer(self.text(solution, step))["input_ids"][-self.longest :]
         output = await self.ask(tokens, self.parameters.clone())
         # The output has two probabilities for every token (`token_classify`) or for the whole text
-        # (`classify`). The result is the second probability of the last row.
+        # (`classify`).
         return float(output.outputs.data.reshape(-1, 2)[-1, 1])
 
 
@@ -180,7 +177,6 @@ class Router(_Judge):
         super().__init__(engine, "classify")
 
     def text(self, solution: Solution, step: Step) -> str:
-        """Return the question and the steps with their authors."""
         return annotated(solution, step)
 
 
@@ -198,7 +194,6 @@ class RewardModel(_Judge):
             self.parameters.step_tag_id = ids[0]
 
     def text(self, solution: Solution, step: Step) -> str:
-        """Return the conversation with the tag after every step."""
         question = [{"role": "user", "content": solution.question}]
         begin = self.tokenizer.apply_chat_template(
             question, tokenize=False, add_generation_prompt=True

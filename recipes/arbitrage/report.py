@@ -32,12 +32,9 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Answer all problems at every point (mode and tau), and return accuracy and cost.
 
-    ``problems`` are solutions without steps.
-
-    Returns:
-        One row per point: accuracy, tokens and steps of the first side's answers. A side has drafts
-        "off" or "on". For each side, the row also has the ``seconds``, and as ``identical`` the
-        number of answers that equal the first side's.
+    ``problems`` are solutions without steps. The result has one row per point: accuracy, tokens and
+    steps of the answers without drafts. For "off" and "on", the row also has the ``seconds`` and
+    the number of answers that are ``identical`` to the answers without drafts.
     """
     rows = []
     with authors(*setup) as both:
@@ -64,7 +61,6 @@ def _answer(
     both: tuple[EngineAuthor, EngineAuthor],
     drafts: bool,
 ) -> tuple[list[Solution], float]:
-    """Answer all problems at a point; return the answers and the time in seconds."""
     solutions = [problem.begun() for problem in problems]
     draft, target = both
     for author in both:
@@ -101,7 +97,6 @@ def _row(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Return the rows as a table for people."""
     return pd.DataFrame(
         {
             "mode": row["mode"],

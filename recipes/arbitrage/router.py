@@ -1,10 +1,8 @@
 """The router of Arbitrage, which predicts whether the target would write a better step.
 
-It is trained as published, on pairs of a draft model's step and the target's steps in its place. A
-pair's label is 1 if the mean process reward of the target's steps is higher than the reward of the
-draft model's step. Both labels get equally many pairs: surplus pairs are dropped at random. The
-router also reads the author of each earlier step. Pairs are tables with the columns ``problem``,
-``text`` (the router's input), and the process rewards ``draft`` and ``target``.
+It is trained on pairs of a draft model's step and the target's steps in its place. A pair's label
+is 1 if the mean process reward of the target's steps is higher. Pairs are tables with the columns
+``problem``, ``text`` (the router's input), and the process rewards ``draft`` and ``target``.
 """
 
 from __future__ import annotations
@@ -42,8 +40,8 @@ def collect(
 ) -> pd.DataFrame:
     """Let both models write every step of the solutions, and return one pair per step.
 
-    A random choice decides from which model's step an answer continues, so that the router sees
-    steps of both models. The target writes `samples` steps, and its reward is their mean reward.
+    A random choice decides from which model's step an answer continues. The target writes `samples`
+    steps, and its reward is their mean reward.
     """
     pairs = []
 
@@ -56,12 +54,11 @@ def collect(
         return coin.choice([drafted, written[0]])
 
     solve(solutions, draft, compare, [target, reward], progress)
-    # Pairs are sorted, because answers end in an order that depends on the engines' speed.
+    # Pairs are sorted, because the order in which answers end depends on the engines' speed.
     return pd.DataFrame(sorted(pairs), columns=["problem", "text", "draft", "target"])
 
 
 def labels(pairs: pd.DataFrame) -> pd.Series:
-    """Return 1 for each pair in which the target's step is better, else 0."""
     return (pairs["target"] > pairs["draft"]).astype(int)
 
 
@@ -73,7 +70,6 @@ def split(pairs: pd.DataFrame, held_out: float = 0.2) -> tuple[pd.DataFrame, pd.
 
 
 def balance(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Return equally many pairs of both labels, shuffled."""
     groups = pairs.groupby(labels(pairs))
     if len(groups) < 2:
         raise ValueError(f"{len(pairs)} pairs, all of one label: collect more of them")
@@ -81,12 +77,7 @@ def balance(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def train(pairs: pd.DataFrame, base: str, output: Path, **changes: Any) -> dict[str, float]:
-    """Train a router from a small language model; save it with its results for held-out pairs.
-
-    Returns:
-        The number of pairs that it was ``trained`` on, and the result of ``quality`` for held-out
-        pairs.
-    """
+    """Train a router from a small language model; save it with its results for held-out pairs."""
     from datasets import Dataset
     from scipy.special import softmax
     from transformers import (
@@ -156,19 +147,14 @@ def quality(pairs: pd.DataFrame) -> dict[str, float]:
 
 
 def calibrate(pairs: pd.DataFrame, shares: Sequence[float]) -> dict[str, list[float]]:
-    """Return thresholds ``tau`` that send the given shares of the pairs' steps to the target.
+    """Return thresholds ``tau`` that send the given shares (0..1) of the pairs' steps to the
+    target.
 
-    Args:
-        pairs: Held-out pairs, with the router's ``chance``.
-        shares: Each in 0..1.
-
-    Returns:
-        The thresholds of ``router`` and ``rsd``, in the order of ``shares``. If many rewards are
-        equal, ``rsd`` has fewer different thresholds. The share that is really sent depends on the
-        steps from which answers continue; ``report`` measures it.
+    ``pairs`` are held-out pairs with the router's ``chance``. The thresholds of ``router`` and
+    ``rsd`` are in the order of ``shares``. If many rewards are equal, ``rsd`` has fewer thresholds.
     """
     router = pairs["chance"].quantile([1 - share for share in shares])
-    # Many rewards are equal, so a given share may be impossible; the closest possible is taken.
+    # Rewards are often equal, so the closest possible share is taken.
     taus = np.append(np.sort(pairs["draft"].unique()), np.inf)
     sent = np.array([(pairs["draft"] < tau).mean() for tau in taus])
     rsd = [float(taus[np.abs(sent - share).argmin()]) for share in shares]

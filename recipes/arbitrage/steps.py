@@ -1,10 +1,8 @@
 """Step-level speculation: a draft model writes each step, and the target rewrites some of them.
 
-The method is Arbitrage (Berkeley, Apple, ICSI, LBNL, 2025). Unlike speculative decoding, it
-changes the target's distribution, because accepted steps of the draft model stay in the answer.
-
-Each answer is a coroutine. A model serves all waiting answers together, so no answer waits for a
-longer step of another answer. The engines' prefix caches hold texts that were read earlier.
+The method is Arbitrage (Berkeley, Apple, ICSI, LBNL, 2025). Unlike speculative decoding, it changes
+the target's distribution, because accepted steps of the draft model stay in the answer. Each answer
+is a coroutine, and a model serves all waiting answers together.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from typing import Protocol
 from sam_rollout.core.identity import RequestIdentity
 
 DRAFT, TARGET = "draft", "target"
-# Most answers that are written at a time: enough to keep the engines busy, and few enough for the
-# engines' prefix caches.
+# Largest number of answers that are written at once. Their texts must fit into the prefix caches.
 MOST_AT_ONCE = 256
 MODES = (DRAFT, TARGET, "rsd", "router", "oracle")
 
@@ -45,17 +42,14 @@ class Solution:
     steps: list[Step] = field(default_factory=list)
 
     def begun(self) -> Solution:
-        """Begin another answer to the same problem."""
         return replace(self, steps=[])
 
     @property
     def tokens(self) -> list[int]:
-        """Token ids of the answer so far."""
         return [token for step in self.steps for token in step.tokens]
 
     @property
     def text(self) -> str:
-        """The answer so far."""
         return "".join(step.text for step in self.steps)
 
 

@@ -1,7 +1,7 @@
 """Prints the plan of a run, for ``--dry-run``.
 
 Everything is read from the composed configuration. Memory is an estimate
-(`sam_rollout/sizing/memory.py`). Only a start on the device shows whether its memory is enough.
+(`sam_rollout/sizing/memory.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from sam_rollout.integrations.verl.source_choice import rollout_round
 from sam_rollout.sizing.memory import GIB, MemoryPlan, plan_memory
 from sam_rollout.sizing.parallelism import EngineLimits
 
-Rows = dict[str, Any]  # label -> value
+Rows = dict[str, Any]
 
 
 def show_plan(config: DictConfig) -> None:
-    """Check a configuration and print its plan."""
     run = check(config, ALL_CHECKS, planned=True)
     layout = check_layout(config)
     memory = memory_plan(config, run.sam, layout)
@@ -54,7 +53,6 @@ def show_plan(config: DictConfig) -> None:
 
 
 def memory_plan(config: DictConfig, sam: SamConfig, layout: RunLayout) -> MemoryPlan:
-    """Estimate the memory of one device."""
     rollout = config.actor_rollout_ref.rollout
     limits = EngineLimits(
         memory_fraction=rollout.gpu_memory_utilization,

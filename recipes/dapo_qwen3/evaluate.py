@@ -54,7 +54,7 @@ class Response:
     prediction: str
 
 
-Groups = Sequence[Sequence[Response]]  # by problem and sample
+Groups = Sequence[Sequence[Response]]
 
 
 def _ask(
@@ -63,10 +63,10 @@ def _ask(
     options: argparse.Namespace,
     **changes: Any,
 ) -> list[Any]:
-    """Sample a continuation of each request's text; ``changes`` replace sampling parameters."""
+    """Sample a continuation of each request's text."""
     from vllm import SamplingParams, TokensPrompt
 
-    # The engine's own sampler does not use the requests' keys; a seed makes responses repeatable.
+    # The engine's own sampler needs a seed to make responses repeatable.
     seeded = options.rollout_sampler == "stock" and not options.greedy
     common = {
         "temperature": 0.0 if options.greedy else options.temperature,
@@ -94,7 +94,6 @@ def generate(
     rows: Sequence[dict[str, Any]],
     options: argparse.Namespace,
 ) -> list[list[Response]]:
-    """Answer all requests, and score the responses."""
     groups: list[list[Response]] = [[] for _ in {request.problem for request in requests}]
     answers = _ask(engine, [(request, request.prompt_ids) for request in requests], options)
     for request, answer in zip(requests, answers, strict=True):
@@ -109,11 +108,7 @@ def generate(
 def logprobs_after(
     engine: Any, options: argparse.Namespace, request: Request, text: list[int]
 ) -> np.ndarray:
-    """Return the engine's log-probabilities, [vocabulary], of the token that follows a text.
-
-    Each call takes one text, because the engine returns a Python object for every token of the
-    vocabulary: 50 MB for 150,000 tokens.
-    """
+    """Return the engine's log-probabilities, [vocabulary], of the token that follows a text."""
     only_next = {"max_tokens": 1, "logprobs": -1, "detokenize": False}
     (answer,) = _ask(engine, [(request, text)], options, **only_next)
     candidates = answer.logprobs[0]
@@ -135,12 +130,11 @@ def _shares(groups: Groups) -> list[float]:
 
 
 def summarise(groups: Groups, seconds: float, drafts: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-    """Summarise the responses that were sampled with speculation off or on.
+    """Summarise the responses of one side.
 
     ``drafts`` are the numbers of drafted and accepted tokens. The interval is Wilson's if each
-    problem has one sample, else from a bootstrap over problems. ``generation_s`` includes the
-    engine's first-call costs, which differ between the first and the second engine of a process, so
-    do not compare speeds by it.
+    problem has one sample, else from a bootstrap over problems. Do not compare speeds by
+    ``generation_s``, because it includes the costs of first calls.
     """
     shares, responses = _shares(groups), [response for group in groups for response in group]
     single = len(responses) == len(groups)
@@ -198,7 +192,8 @@ def evaluate(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> dic
     names = ("dtype", "tensor_parallel_size", "max_num_seqs", "seed")
     arguments = {
         **{name: getattr(options, name) for name in names},
-        # Room for twice a step's draft tokens: vLLM stops drafting close to the longest text.
+        # Room for twice a step's draft tokens, because vLLM stops drafting close to
+        # `max_model_len`.
         "max_model_len": longest + 2 * k,
         # `look_at_ties` needs all log-probabilities of the distribution that is sampled from.
         "logprobs_mode": "processed_logprobs",
@@ -250,7 +245,6 @@ def _setting(options: argparse.Namespace, rows: int, problems: int) -> dict[str,
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print both sides, the difference and the verdict."""
     setting = result["setting"]
     print(
         f"{setting['model']}, {setting['data']} ({setting['problems']} problems in "
@@ -267,12 +261,10 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _shown(of: dict[str, float]) -> str:
-    """Format an ``Estimate``'s fields."""
     return f"{of['value']:.4f} [{of['low']:.4f}, {of['high']:.4f}]"
 
 
 def verdict(comparison: dict[str, Any]) -> list[str]:
-    """Return the result of a comparison as sentences."""
     words = "equal within the interval" if comparison["equal_within_interval"] else "NOT EQUAL"
     parted, looked_at = comparison["divergences"], comparison["looked_at"]
     lines = [
@@ -297,7 +289,6 @@ def verdict(comparison: dict[str, Any]) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line's options."""
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -325,10 +316,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line entry; returns the exit status."""
     asked = parser()
     options = asked.parse_args(arguments)
-    for name in ABOVE_0:  # an engine would refuse these values much later
+    for name in ABOVE_0:
         if (value := getattr(options, name)) is not None and value <= 0:
             asked.error(f"argument --{name.replace('_', '-')}: {value}: must be above 0")
     try:
@@ -343,7 +333,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     result = evaluate(rows_of(options.data, options.limit), options)
     responses = result.pop("responses")
-    # The result is printed first, because writing a file may fail.
     show(result)
     if options.responses is not None:
         rows = [
@@ -361,7 +350,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def write_record(path: Path, result: dict[str, Any]) -> None:
-    """Write a result as JSON, with the machine and the versions of packages."""
     from importlib.metadata import packages_distributions
 
     from sam_rollout.bench.machine_record import machine

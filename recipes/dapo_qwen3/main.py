@@ -44,8 +44,7 @@ except ExperimentError as error:
 def _application(act: Application) -> Callable[[], None]:
     """Return a program that composes the configuration from arguments, then calls `act` with it.
 
-    If Hydra refuses an override or a file, the program ends with a message of one line, or with
-    Hydra's traceback if the environment variable HYDRA_FULL_ERROR is set.
+    If Hydra refuses an override or a file, the program ends with a message of one line.
     """
 
     @functools.wraps(act)
@@ -55,7 +54,7 @@ def _application(act: Application) -> Callable[[], None]:
 
         @functools.wraps(act)
         def composed(config: DictConfig) -> None:
-            os.environ.pop(FULL_ERROR, None)  # only composing needs it
+            os.environ.pop(FULL_ERROR, None)
             act(config)
 
         os.environ[FULL_ERROR] = "1"

@@ -40,8 +40,6 @@ class PreparationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Row:
-    """One problem, not yet in verl's columns."""
-
     prompt: list[dict[str, str]]
     truth: str
     details: dict[str, Any]
@@ -62,7 +60,6 @@ def _ask(question: str) -> list[dict[str, str]]:
 
 
 def _from_dapo(record: dict[str, Any]) -> Row:
-    """Convert a record of DAPO's sets, which have verl's columns but answers of several types."""
     messages = [{"role": m["role"], "content": m["content"]} for m in record["prompt"]]
     truth = str(record["reward_model"]["ground_truth"])
     return Row(messages, truth, {"origin": str((record.get("extra_info") or {}).get("index", ""))})
@@ -112,7 +109,6 @@ def _hub_help(name: str, reason: str) -> str:
 
 
 def _local_files(source: Path, public: PublicSet, split: str) -> list[Path]:
-    """Return the files of one split below ``source`` (a single file serves as every split)."""
     if source.is_file():
         return [source]
     found = sorted(p for p in source.rglob("*") if p.suffix in READERS and p.is_file())
@@ -136,7 +132,6 @@ def _load_local(source: Path, name: str, split: str) -> datasets.Dataset:
 
 
 def _load(name: str, split: str, source: Path | None) -> datasets.Dataset:
-    """Load one split of a public set from ``source`` or the hub."""
     if source is not None:
         return _load_local(source, name, split)
     _require_hub(name)
@@ -148,7 +143,6 @@ def _load(name: str, split: str, source: Path | None) -> datasets.Dataset:
 
 
 def _without_repeats(rows: Iterator[Row], total: int, name: str) -> Iterator[Row]:
-    """Yield the first row of every prompt text, then print how many rows were dropped."""
     seen: set[str] = set()
     for row in tqdm(rows, total=total, desc=f"reading {name}", unit="row"):
         text = "\n".join(message["content"] for message in row.prompt)
@@ -193,7 +187,6 @@ def _made_rows(name: str, split: str) -> list[Row]:
 
 
 def _table(name: str, split: str, rows: Sequence[Row]) -> pd.DataFrame:
-    """Return ``rows`` in verl's columns."""
     source = MADE[name][0].DATA_SOURCE if name in MADE else name
     return pd.DataFrame(
         [
@@ -211,7 +204,7 @@ def _table(name: str, split: str, rows: Sequence[Row]) -> pd.DataFrame:
 
 def _write(table: pd.DataFrame, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The file is renamed when complete, so an interrupted run leaves no file that looks finished.
+    # An interrupted run leaves no file with the final name.
     unfinished = path.with_suffix(".unfinished")
     table.to_parquet(unfinished, index=False)
     unfinished.replace(path)
@@ -228,7 +221,10 @@ def prepare(
     """Write every split of data set ``name`` to ``output_dir`` and return the files' paths.
 
     ``limit`` is the number of problems to keep of each split. Existing files are kept unless
-    ``force`` is true. If the data cannot be prepared, a ``PreparationError`` is raised.
+    ``force`` is true.
+
+    Raises:
+        PreparationError: The data cannot be prepared.
     """
     splits = tuple(MADE[name][0].SPLIT_SIZES) if name in MADE else PUBLIC_SETS[name].splits
     paths = [output_dir / f"{split}.parquet" for split in splits]
@@ -242,7 +238,6 @@ def prepare(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line entry; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

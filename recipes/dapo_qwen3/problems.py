@@ -23,8 +23,6 @@ OUTSIDE_TRAINING = -1
 
 @dataclass(frozen=True)
 class Request:
-    """A request for one response."""
-
     row: int  # Index of the prompt's row in the data.
     problem: int  # Number of the prompt; prompts are numbered in the order of their first rows.
     sample: int  # Number of the request among all requests with this prompt.
@@ -52,9 +50,8 @@ def rows_of(data: Path | None, limit: int | None, split: str = "test") -> list[d
 def lay_out(prompts: Sequence[list[int]], samples: int, seed: int) -> list[Request]:
     """Return ``samples`` requests for the prompt of each row.
 
-    Data files may hold a prompt several times. Random numbers are keyed by the prompt and the
-    sample's number. If a prompt occurs again, its sample numbers therefore continue; otherwise the
-    responses to its first occurrence would be repeated.
+    Random numbers are keyed by the prompt and the sample's number. If a prompt occurs again, its
+    sample numbers therefore continue.
     """
     number_of: dict[str, int] = {}
     asked: Counter[int] = Counter()
@@ -71,7 +68,6 @@ def lay_out(prompts: Sequence[list[int]], samples: int, seed: int) -> list[Reque
 
 
 def make_requests(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[Request]:
-    """Turn rows of the data into requests."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(options.model)

@@ -1,12 +1,10 @@
 """The reward of the recipe: +1 for a right final answer, -1 for anything else, as in DAPO.
 
-verl calls a reward function for every response, from threads of an event loop. The settings
+verl calls the function for every response, from threads of an event loop. The settings
 ``reward.custom_reward_function.path=.../reward.py`` and ``reward.reward_manager.name=dapo`` select
-the function of this file. A slow reward function stalls training, and an exception in it ends
-training. This function therefore has two stages. It first compares the last ``\\boxed{}`` of the
-response with the ground truth as text, which takes microseconds and decides nearly every response.
-If the answers of a data set can be written in several ways, a symbolic comparison (math-verify)
-follows in a worker process, which is killed if it takes too long.
+it. It first compares the last ``\\boxed{}`` of the response with the ground truth as text. If this
+fails and the answer can be written in several ways, math-verify compares symbolically in a worker
+process, which is killed if it takes too long.
 """
 
 from __future__ import annotations
@@ -121,7 +119,7 @@ def _ready_worker() -> ProcessPoolExecutor:
     """Return the started worker with its imports done; the first call takes seconds."""
     global _worker
     if _worker is None:
-        # The worker is spawned, because forking a process that runs threads can deadlock.
+        # Forking a process that runs threads can deadlock.
         spawning = multiprocessing.get_context("spawn")
         _worker = ProcessPoolExecutor(max_workers=1, mp_context=spawning)
         _worker.submit(_importable("_verify_in_worker"), "1", "1").result(timeout=START_TIMEOUT)
@@ -129,7 +127,7 @@ def _ready_worker() -> ProcessPoolExecutor:
 
 
 def _end_worker() -> None:
-    """End a worker that is stuck or broken; the next comparison starts a fresh one."""
+    """End a worker that is stuck or broken."""
     global _worker
     ended, _worker = _worker, None
     if ended is not None:
@@ -153,7 +151,7 @@ def symbolically_equal(truth: str, answer: str, timeout: float = SYMBOLIC_TIMEOU
             return bool(comparison.result(timeout=timeout))
         except (TimeoutError, BrokenExecutor):
             _end_worker()
-        except Exception as error:  # a reward must not raise
+        except Exception as error:
             _log.debug("no symbolic comparison of %r with %r: %s", answer, truth, error)
     return False
 

@@ -49,7 +49,6 @@ def find_wheel(name: str, folder: Path, pins: Path = PINS) -> Path:
 
 
 def convert(weights: Path, output: Path) -> None:
-    """Convert a GGUF file's model (to bfloat16) and its tokenizer to a checkpoint folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -80,7 +79,6 @@ def make(wheels: Path, output: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line entry; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("wheels", type=Path, help="folder of the two wheels")
     parser.add_argument("--output", type=Path, required=True)

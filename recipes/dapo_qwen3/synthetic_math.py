@@ -1,26 +1,17 @@
 """A synthetic mathematics task that shows reinforcement learning and speculation on a tiny model.
 
-A model of a million parameters can learn the task, and a program can verify its answers. For a
-drafter, solutions of the task resemble those of a reasoning model: they are worked out step by step
-and restate intermediate results. Their lengths vary by an order of magnitude, so a rollout has a
-long tail.
+A problem chains two to twelve labelled operands (``a=+312,b=-47,c=+650``) in one of four families:
+signed totals, totals modulo a power of ten, products modulo a hundred, sums of products. A
+demonstration is a response that works through the chain one to four times. Each time is called a
+pass. There are two ways to work a step:
 
-A *problem* chains two to twelve labelled operands (``a=+312,b=-47,c=+650``) in one of four
-families: signed totals, totals modulo a power of ten, products modulo a hundred, sums of products.
-A *demonstration* is a response that works through the chain one to four times (*passes*). There are
-two ways to work a step:
-
-* In **columns**, digit by digit with carries. The result is almost always right (``COLUMN_SLIP``).
-* In the **head**, with the result written down at once. The result is often wrong (``HEAD_SLIP``),
-  and later steps go on from the wrong result.
+* In columns: digit by digit with carries. The result is almost always right (``COLUMN_SLIP``).
+* In the head: the result is written at once. It is often wrong (``HEAD_SLIP``).
 
 The result of the last pass is the answer. A model that imitates this mixture gives a right answer
-about every second time, because at temperature 1 it begins each pass in one of the two ways at
-random. Policy-gradient training then shows an effect within a few steps: the model can already work
-carefully and only has to do so more often. The reward depends on the final answer alone.
-
-The wording of each step is drawn at random, most often the wording used before. A drafter therefore
-gains from repetition, but steps are not all worded the same.
+about every second time. Policy-gradient training shows an effect within a few steps, because the
+model only has to work in columns more often. The lengths of responses vary by an order of
+magnitude, so a rollout has a long tail.
 """
 
 from __future__ import annotations
@@ -126,14 +117,11 @@ class Problem:
 
     @property
     def chat(self) -> list[dict[str, str]]:
-        """The question as messages; its text asks for the answer in a box."""
         return [{"role": "user", "content": self.question}]
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A worked response: its text, and the answer it states."""
-
     text: str
     answer: str
 
@@ -177,7 +165,7 @@ def true_answer(family: str, operands: Sequence[tuple[int, ...]], modulus: int) 
 
 
 def draw_problem(rng: random.Random, operand_count: int | None = None) -> Problem:
-    """Draw one problem; ``operand_count`` (2 to 12) fixes the length of its chain."""
+    """Draw one problem with ``operand_count`` (2 to 12) operands."""
     family = rng.choice(FAMILIES)
     count = operand_count or _draw(rng, OPERAND_COUNTS)
     operands = tuple(_draw_operands(rng, family, count))
@@ -220,7 +208,7 @@ def draw_split(split: str) -> list[Problem]:
 
 @dataclass
 class _Writer:
-    """Writes the steps of one response, with its wording and its slips (wrong results)."""
+    """Writes the steps of one response."""
 
     rng: random.Random
     column_slip: float
@@ -229,11 +217,7 @@ class _Writer:
     wording: dict[str, str] = field(default_factory=dict)
 
     def say(self, what: str, **values: object) -> str:
-        """Return a sentence of the kind ``what``, preferably in a wording used before.
-
-        If the response has worked the same step before, that step's latest wording is preferred.
-        Otherwise the wording of the latest sentence of this kind is preferred.
-        """
+        """Return a sentence of the kind ``what``, preferably in a wording used before."""
         here = f"{what} {values.get('a', self.label)}"
         wording = self.wording.get(here) or self.wording.get(what)
         if wording is None or self.rng.random() > KEEP_WORDING:

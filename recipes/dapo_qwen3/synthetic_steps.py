@@ -1,8 +1,7 @@
 """Process rewards of the synthetic task's steps: the share of a line's claims that are true.
 
-This program stands in for a process reward model on a laptop. It reads a response to a problem of
-``synthetic_math`` line by line, and assumes that the results of earlier lines are right. A wrong
-intermediate result therefore costs only the line that makes it.
+This program replaces a process reward model on a laptop. It assumes that the results of earlier
+lines are right, so a wrong result only lowers the reward of its own line.
 """
 
 from __future__ import annotations
@@ -75,7 +74,6 @@ class Chain:
         return [False]
 
     def _step(self, label: str, line: str, numbers: list[int]) -> list[bool]:
-        """Return for each claim of a line that uses an operand whether the claim is true."""
         number = LABELS.index(label)
         if number != self.done or number >= len(self.operands) or not numbers:
             return [False]
@@ -118,13 +116,8 @@ def _ends_with(line: str, listed: str) -> bool:
 def check_step(question: str, before: str, step: str) -> float:
     """Return a step's process reward: the smallest share of true claims in any of its lines.
 
-    Args:
-        question: A question of ``synthetic_math``.
-        before: The response up to the step.
-        step: One or more whole lines.
-
-    Raises:
-        ValueError: The question does not come from the synthetic task.
+    ``before`` is the response up to the step. Raises ``ValueError`` for a ``question`` that does
+    not come from ``synthetic_math``.
     """
     chain = Chain.of(question)
     for line in before.splitlines():

@@ -13,9 +13,7 @@ import numpy as np
 from sam_rollout.config import COUPLINGS
 from sam_rollout.verification.ties import GREEDY, TIE, distance_from_tie, first_difference
 
-# In bfloat16 most long responses diverge somewhere. Examining a divergence costs the prefill of the
-# text before it, so only the 256 earliest divergences are examined. If a fault causes one
-# divergence in fifty, about five of these 256 show it.
+# Only this number of divergences, the earliest ones, are examined, because each costs a prefill.
 MOST_LOOKED_AT = 256
 
 
@@ -53,10 +51,10 @@ def look_at_ties(
     logprobs_after: Callable[[Any, list[int]], np.ndarray],
     options: argparse.Namespace,
 ) -> None:
-    """Find out for the first ``MOST_LOOKED_AT`` divergences whether rounding explains them.
+    """Examine the first ``MOST_LOOKED_AT`` divergences: does rounding explain them?
 
-    ``logprobs_after(request, text)`` returns the engine's log-probabilities, [vocabulary], of the
-    token that follows ``text``.
+    ``logprobs_after(request, text)`` returns the log-probabilities, [vocabulary], of the next
+    token.
     """
     way = GREEDY if options.greedy else COUPLINGS[options.rollout_sampler]
     request_of = {(request.problem, request.sample): request for request in requests}

@@ -1,14 +1,9 @@
-"""Makes the tiny Qwen3 checkpoint that lets the whole recipe run on a laptop.
+"""Makes the tiny Qwen3 checkpoint with which the whole recipe runs on a laptop.
 
-Users try serving, speculation, weight transfer and policy updates on a laptop before they rent an
-accelerator. A model with random weights does not serve this purpose: its text never repeats, never
-ends and is never right. This module trains a byte-level BPE tokenizer and a Qwen3 of under a
-million parameters on the synthetic task of ``synthetic_math``, whose docstring describes the
-demonstrations. This command made the checkpoint in ``tiny_qwen3/``, and makes it again:
+This module trains a byte-level BPE tokenizer and a Qwen3 of under a million parameters on the task
+of ``synthetic_math``. This command made the checkpoint in ``tiny_qwen3/``:
 
     python -m recipes.dapo_qwen3.tiny_model
-
-``recipes.dapo_qwen3.evaluate`` measures what a checkpoint can do.
 """
 
 from __future__ import annotations
@@ -88,8 +83,6 @@ CHAT_TEMPLATE = r"""
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of the supervised warm start."""
-
     steps: int = 3000
     tokens_per_batch: int = 4096
     learning_rate: float = 4e-3
@@ -136,7 +129,6 @@ def build_tokenizer(seed: int = 0, corpus_size: int = 3000) -> PreTrainedTokeniz
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCausalLM:
-    """Return a freshly initialised Qwen3 (float32) with the vocabulary of ``tokenizer``."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -160,7 +152,6 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCa
 def _examples(
     tokenizer: PreTrainedTokenizerFast, rng: random.Random, count: int, held_out: set[str]
 ) -> list[tuple[list[int], int]]:
-    """Return ``count`` pairs: token ids of prompt and response, and the prompt's length."""
     problems, responses = [], []
     while len(problems) < count:
         problem = draw_problem(rng)
@@ -173,7 +164,7 @@ def _examples(
 
 
 def _rounded_up(length: int, multiple: int = 32) -> int:
-    """Round a length up, so that few shapes occur: CPU kernels are cached by shape."""
+    """Round a length up, because CPU kernels are cached by shape."""
     return -(-length // multiple) * multiple
 
 
@@ -229,8 +220,7 @@ def _optimizers(model: Qwen3ForCausalLM, settings: TrainingSettings) -> list[tor
 
 def _loss(model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the mean cross entropy over response tokens, a scalar in nats."""
-    # Padding follows the text, and a causal model does not look ahead. Without an attention mask,
-    # the fast attention kernel is used.
+    # Padding follows the text, so a causal model needs no attention mask.
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
     return functional.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten())
@@ -242,7 +232,6 @@ def train(
     settings: TrainingSettings,
     held_out: set[str],
 ) -> None:
-    """Train ``model`` in place on fresh demonstrations of problems that are not ``held_out``."""
     optimizers = _optimizers(model, settings)
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(o, lambda step: _learning_rate_factor(step, settings))
@@ -267,12 +256,9 @@ def train(
 def deepen(model: Qwen3ForCausalLM, seed: int = 0) -> Qwen3ForCausalLM:
     """Return a model of ``DEPTH`` layers that computes exactly what ``model`` computes.
 
-    New layers follow every layer. Output projections of new layers are zero, so they add nothing
-    until training changes them (as in LLaMA Pro's block expansion, arXiv 2401.02415). The new
-    layers make the costs of a step realistic. A decode step of a large model takes about as long
-    for four tokens of a request as for one, because reading the weights dominates. On a CPU, a
-    model of many layers behaves in the same way. With few layers, verification would look too
-    expensive.
+    New layers follow every layer. Their output projections are zero, so they add nothing until
+    training changes them (LLaMA Pro's block expansion, arXiv 2401.02415). With few layers,
+    verification on a CPU would be more expensive, relative to a step, than on an accelerator.
     """
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = DEPTH
@@ -320,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="checkpoint folder")
     parser.add_argument("--steps", type=int, default=TrainingSettings.steps)
     options = parser.parse_args(arguments)
-    torch.set_num_threads(2)  # the number changes rounding
+    torch.set_num_threads(2)
     settings = TrainingSettings(steps=options.steps)
     tokenizer = build_tokenizer(settings.seed)
     model = build_model(tokenizer, settings.seed)

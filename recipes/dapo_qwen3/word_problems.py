@@ -1,8 +1,6 @@
 """Word problems of one and two steps in English, for a small pretrained model.
 
-A model of a hundred million parameters solves some of them and misses others. Training with a
-verifiable reward needs both, right and wrong answers. Names, things and numbers are drawn at
-random. No problem occurs twice in a split, or in both splits.
+No problem occurs twice in a split, or in both splits.
 """
 
 from __future__ import annotations
@@ -73,15 +71,12 @@ KINDS = {
 
 @dataclass(frozen=True)
 class WordProblem:
-    """A question, its answer as decimal text, and its kind."""
-
     question: str
     answer: str
     kind: str
 
     @property
     def chat(self) -> list[dict[str, str]]:
-        """The messages for a model: the example, then the question."""
         turns = (*EXAMPLE, ("user", self.question))
         return [{"role": role, "content": content} for role, content in turns]
 
@@ -94,7 +89,6 @@ def listed(problems: Sequence[WordProblem]) -> WordProblem:
 
 
 def draw_problem(rng: random.Random) -> WordProblem:
-    """Draw a problem of any kind."""
     kind = rng.choice(list(KINDS))
     numbers = [rng.randint(*limits) for limits in KINDS[kind].numbers]
     name, other = rng.sample(_NAMES, 2)
@@ -109,10 +103,9 @@ def draw_problem(rng: random.Random) -> WordProblem:
 
 
 def draw_split(split: str) -> list[WordProblem]:
-    """Return the problems of the train or the test split, the same on every machine."""
     rng, seen = random.Random(1), set()
     splits: dict[str, list[WordProblem]] = {}
-    for name, count in SPLIT_SIZES.items():  # `seen` keeps the splits disjoint
+    for name, count in SPLIT_SIZES.items():
         found = splits[name] = []
         while len(found) < count:
             problem = draw_problem(rng)

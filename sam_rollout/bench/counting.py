@@ -1,7 +1,6 @@
 """Counts the kernels, synchronisations and bytes of a call.
 
 The counts come from the operations that PyTorch dispatches, which are the same on every device.
-Reading a shape is no operation, and a view moves no bytes.
 """
 
 from __future__ import annotations

@@ -43,8 +43,7 @@ SLOW = (ARCTIC_4, FIRST)
 def batch_of(texts: list[Trace], rows: int, length: int) -> Rows:
     """Return a batch of waiting requests whose texts have this length.
 
-    The texts are siblings of one prompt. If there are more rows than texts, the other rows repeat
-    the texts with other token ids, as groups that share no tokens with the first group.
+    The texts are siblings of one prompt. Further rows repeat them with other token ids.
     """
     vocabulary = 1 + max(int(text.tokens.max()) for text in texts)
     batch = Rows(rows, length, "request")  # their prompts are empty
@@ -58,10 +57,7 @@ def batch_of(texts: list[Trace], rows: int, length: int) -> Rows:
 def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
     """Join responses to a text of `tokens` tokens; repeat them with other token ids if needed.
 
-    Args:
-        known: The responses.
-        tokens: Length of the text.
-        first: Index of the first response. Texts with different first responses share most tokens.
+    Texts with different `first` responses share most of their tokens.
     """
     lap = np.concatenate([trace.response for trace in [*known[first:], *known[:first]]])
     laps = -(-tokens // len(lap))
@@ -71,7 +67,7 @@ def joined(known: list[Trace], tokens: int, first: int = 0) -> Trace:
 
 
 def measure_calls(there: list[Side], texts: list[Trace], sizes: CostSizes) -> list[dict[str, Any]]:
-    """Measure the time per call of every side at every size; the sides take turns."""
+    """Measure the time per call of every side at every size."""
     rows = []
     most = {name: sizes.slow_tokens for name in SLOW}
     most[FIRST] = min(PLAIN_PYTHON_TOKENS, sizes.slow_tokens)
@@ -85,11 +81,10 @@ def measure_calls(there: list[Side], texts: list[Trace], sizes: CostSizes) -> li
 def _calls_at(
     there: list[Side], texts: list[Trace], batch: int, context: int, steps: int
 ) -> list[dict[str, Any]]:
-    """Measure the time per call at one size; a side makes several calls in each of its turns.
+    """Measure the time per call at one size.
 
-    At the first call of a turn, the CPU's caches hold the data of other sides, much as they hold
-    other data after an engine's forward pass. The time of these cold calls depends on the other
-    sides, so it is kept separately.
+    In the first call of a turn, the CPU's caches hold the data of other sides. The time of these
+    cold calls is therefore kept separately.
     """
     length = context + 3 * steps
     requests = batch_of(texts, batch, length)

@@ -1,8 +1,7 @@
 """`sam-rollout bench drafter`: measures the acceptance and time of our drafter and of others.
 
-All drafters, called sides, see the same texts in the same order, in one process. When time is
-measured, the sides take turns. Acceptance comes from greedy replay (`replay.py`) and does not
-depend on the machine.
+All drafters, called sides, read the same texts in the same order. Acceptance comes from greedy
+replay (`replay.py`) and does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -105,9 +104,7 @@ def accept(side: Side, episodes: list[Episode], k: int) -> dict[str, Any]:
 def episodes_of(traces: list[Trace]) -> list[Episode]:
     """Group texts that were sampled together into episodes, in order of their training steps.
 
-    If a prompt repeats, only its last episode is measured. Its earlier episodes stand for earlier
-    epochs, which help the sides that remember them. Turns of a conversation have different prompts,
-    so all of them are measured.
+    If a prompt repeats, only its last episode is measured, and drafters read the earlier ones.
     """
     groups = groups_of(traces)
     prompts = [(group[0].group, group[0].prompt.tobytes()) for group in groups]
@@ -145,9 +142,8 @@ def pivot(
         across: Keys whose values name a column.
 
     Returns:
-        A tuple (cells, columns): `cells[line][column]` is the input row that belongs in that cell
-        of the table; `columns` lists all columns. Lines and columns are tuples of values, in order
-        of appearance.
+        A tuple (cells, columns): `cells[line][column]` is a row, `columns` lists all columns. Lines
+        and columns are tuples of values, in order of appearance.
     """
     lines: dict[tuple, dict[tuple, dict[str, Any]]] = {}
     columns: dict[tuple, None] = {}

@@ -1,8 +1,7 @@
 """A suffix automaton in plain Python that drafts from first occurrences.
 
-It drafts like the reference recipe of the article "SAM投机推理" and follows the textbook (Blumer et
-al. 1985), with one dict of transitions per state. It finds the longest suffix of the text that
-occurred before, and drafts the tokens after its first occurrence. It serves for comparison only.
+It drafts like the reference recipe of the article "SAM投机推理", after Blumer et al. (1985).
+It serves for comparison only.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class FirstOccurrenceAutomaton:
         self._last = new
 
     def _split(self, state: int, token: int, target: int) -> int:
-        """Move `target`'s strings of at most length[state] + 1 tokens to a new state; return it."""
         clone = len(self._length)
         self._next.append(dict(self._next[target]))
         self._length.append(self._length[state] + 1)

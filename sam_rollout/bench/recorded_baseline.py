@@ -26,11 +26,9 @@ class BaselineError(ValueError):
 class StepTimes:
     """Estimates the time of an engine step from recorded steps.
 
-    The time of decoding depends on the number of requests. This time is interpolated between
-    recorded numbers and never falls with more requests. Beyond the largest recorded number, it is
-    extrapolated with the slope among steps that have at least a quarter of this number. A run
-    without drafts does not show the time that d draft tokens add. The estimate takes the larger of
-    the times of d more requests and of d more prompt tokens.
+    The time of decoding is interpolated between recorded numbers of requests. Beyond the largest
+    number, it is extrapolated. The time that d draft tokens add is estimated as the larger of the
+    times of d more requests and of d more prompt tokens.
 
     Args:
         steps: Engine steps of training, without drafts.
@@ -80,7 +78,7 @@ class Rollout:
 
     step: int
     rounds: tuple[tuple[Response, ...], ...]  # generation rounds; responses in order of arrival
-    recorded_s: float  # recorded time of the slowest engine
+    recorded_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +87,7 @@ class Baseline:
 
     times: StepTimes
     rollouts: tuple[Rollout, ...]
-    engines: int  # number of engines
+    engines: int
     max_num_seqs: int  # most requests that one engine runs at once
     tail_threshold: int  # in the long tail at most this many requests run
 
@@ -148,7 +146,7 @@ def read_baseline(path: Path, most: int | None = None) -> Baseline:
 
 
 def _rounds(rows: pd.DataFrame, engines: dict[int, int]) -> Iterator[tuple[Response, ...]]:
-    """Yield the responses of each generation round; a round begins after all earlier ones ended."""
+    """Yield the responses of each generation round; rounds do not overlap."""
     rows = rows.sort_values("start_s", kind="stable")
     starts, ended = rows["start_s"].to_numpy(), np.maximum.accumulate(rows["end_s"].to_numpy())
     begins = np.flatnonzero(np.concatenate([[True], starts[1:] >= ended[:-1]]))

@@ -52,7 +52,7 @@ class Rows:
     """
 
     def __init__(self, max_rows: int, length: int, name: str) -> None:
-        self.waiting: deque[Trace] = deque()  # responses that have not started, in order
+        self.waiting: deque[Trace] = deque()
         self.ids: list[str] = []  # of the requests, by row
         self.tokens = np.zeros((max_rows, length), np.int32)  # row i has the text of request i
         # int32 [max_rows]: known tokens, tokens of the last step, length of the text.

@@ -1,10 +1,9 @@
 """`sam-rollout bench sampler`: measures the time of verification by our samplers and by others.
 
-Every request has k draft tokens, each of which is accepted with probability 0.7. Drafts have no
-distribution (the sampler treats them as one-hot), and the temperature is above 0. Every call
-includes drawing its random numbers. Samplers take turns, so that other work on the machine affects
-all of them. For comparison, the same turns measure the time to read all target probabilities once,
-and to copy one row per request.
+Every request has k draft tokens, each of which is accepted with probability 0.7. The sampler treats
+drafts as one-hot, and the temperature is above 0. Every call includes drawing its random numbers.
+For comparison, the time to read all target probabilities and the time to copy one row per request
+are measured.
 """
 
 from __future__ import annotations
@@ -83,12 +82,11 @@ class Case:
         )
 
     def layout(self) -> DraftLayout:
-        """Make the layout of the drafts, as samplers of an engine do in each step."""
+        """Make the layout of the drafts."""
         return DraftLayout(self.stock.cumulative, self.batch * self.k, self.k)
 
 
 def _row_keys(case: Case, layout: DraftLayout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the key and the position of every row; a request's rows have consecutive positions."""
     request = layout.request_of_row
     place = torch.arange(layout.num_rows, device=request.device) - layout.first_row[request]
     return case.keys[request], case.positions[request] + place
@@ -136,7 +134,7 @@ def measure_case(
     ]
     times_s: dict[str, list[float]] = {name: [] for name, *_ in called}
     for _, _, call, _ in called:
-        call()  # warms up caches and the allocator
+        call()
     for _ in range(MAX_REPEATS):
         for name, _, call, _ in called:
             taken = times_s[name]
@@ -189,7 +187,7 @@ def measure(setting: Setting) -> dict[str, Any]:
         case = Case(batch, k, setting)
         size = {"batch": batch, "k": k, "target_mb": case.probabilities.nbytes / 1e6}
         cases.append({**size, "timings": measure_case(case, others, setting)})
-        del case  # frees the memory for the next one
+        del case
     about = machine("torch")
     if setting.device != "cpu":
         about["device"] = getattr(torch, setting.device).get_device_name()

@@ -23,7 +23,7 @@ from sam_rollout.telemetry.traces import Int32Array, Trace
 
 
 class Session:
-    """A drafter that drafts for one batch of requests after the other."""
+    """A drafter for batches of requests."""
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
         """Add a new request, before the first call of `propose` that includes it."""
@@ -60,31 +60,25 @@ class Session:
 
 
 class _Requests(dict[str, RequestIdentity]):
-    """The identities of the running requests, by request id; see `session.adapter.Requests`."""
-
     @property
     def live(self) -> Collection[str]:
-        """The ids of running requests."""
         return self
 
     def identity(self, request_id: str) -> RequestIdentity:
-        """Return a request's identity."""
         return self[request_id]
 
     def takes_no_drafts(self, request_id: str) -> bool:
-        """Return False: all requests get drafts."""
         return False
 
 
 class _ClockedGate(AutoGate):
-    """The gate `auto` with a simulated clock instead of the machine's."""
+    """The gate `auto` with a simulated clock."""
 
     def __init__(self, now_s: Callable[[], float], *arguments: Any) -> None:
         super().__init__(*arguments)
         self._now_s = now_s
 
     def observe(self, step: EngineStep) -> None:
-        """Learn from an engine step, with the simulated time instead of the measured one."""
         super().observe(step._replace(now_ns=round(1e9 * self._now_s())))
 
 
@@ -137,7 +131,7 @@ class OwnSession(Session):
         *,
         room: bool = True,
     ) -> DraftBatch:
-        """Run a step of the session; arguments and result are those of `DraftSession.step`."""
+        """Run a step of `DraftSession`; see there for arguments and result."""
         begun_s = time.thread_time()
         self._batch = self._session.step(request_ids, token_ids, lengths, gained, room=room)
         self.took_s = time.thread_time() - begun_s

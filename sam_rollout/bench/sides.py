@@ -1,8 +1,7 @@
 """The drafters (sides) to measure: ours in several configurations, and other installed ones.
 
-All drafters are called as vLLM's model runner calls a proposer: once per step, with a batch of
-requests whose texts are the rows of one array. Drafters that are missing are listed with the
-reason.
+All drafters are called once per step, with a batch of requests whose texts are the rows of one
+array. Drafters that are missing are listed with the reason.
 """
 
 from __future__ import annotations
@@ -51,14 +50,11 @@ def _own(
 
 
 class _FirstOccurrence(Session):
-    """One plain automaton per request."""
-
     def __init__(self, k: int, max_rows: int, max_length: int) -> None:
         self._k = k
         self._automata: dict[str, FirstOccurrenceAutomaton] = {}
 
     def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
-        """Read each row's new tokens, then draft."""
         drafts = []
         for row, request_id in enumerate(request_ids):
             automaton = self._automata.setdefault(request_id, FirstOccurrenceAutomaton())
@@ -67,7 +63,6 @@ class _FirstOccurrence(Session):
         return drafts
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """Drop the requests' automata."""
         for request_id in request_ids:
             self._automata.pop(request_id, None)
 
@@ -83,7 +78,6 @@ class _Ngram(Session):
         self._k = _own_argument(self._proposer, k)
 
     def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
-        """Call the proposer."""
         return self._proposer.propose(*self._k, sampled, lengths, token_ids)
 
 
@@ -118,11 +112,9 @@ class _Arctic(Session):
         self._prompt_length: dict[str, int] = {}
 
     def admit(self, request_id: str, trace: Trace, step: int) -> None:
-        """Store the prompt's length; the proposer adds prompts to the request's own tree only."""
         self._prompt_length[request_id] = len(trace.prompt)
 
     def propose(self, request_ids, token_ids, lengths, sampled) -> list[list[int]]:
-        """Call the proposer with the part of vLLM's input batch that it reads."""
         batch = SimpleNamespace(
             req_ids=request_ids,
             req_id_to_index={request_id: row for row, request_id in enumerate(request_ids)},
@@ -140,7 +132,6 @@ def _own_argument(proposer: Any, k: int) -> tuple[int, ...]:
 
 
 def _vllm_config(k: int, max_rows: int, max_length: int, **speculative: Any) -> SimpleNamespace:
-    """Make the part of vLLM's configuration that its proposers read."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=k, **speculative),
         model_config=SimpleNamespace(max_model_len=max_length),
@@ -187,7 +178,7 @@ def available() -> tuple[dict[str, Side], dict[str, str]]:
     for side in all_sides():
         try:
             side.open(1, 1, 16)
-        except Exception as error:  # not installed, or another version
+        except Exception as error:
             missing[side.name] = f"{type(error).__name__}: {error}"
         else:
             sides[side.name] = side

@@ -1,8 +1,8 @@
 """A simulated engine that samples recorded responses again, with or without drafts.
 
-The drafter and the gate are the same as in a real run. As with the coupled sampler, a draft is
-accepted as far as it agrees with the recorded text. Only time is estimated: a step takes the time
-of recorded steps that computed the same number of tokens, plus the drafter's time on this machine.
+The drafter and the gate are the same as in a real run. A draft is accepted as far as it agrees with
+the recorded text. A step takes the time of recorded steps that computed the same number of tokens,
+plus the drafter's time on this machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Outcome:
 
     rollout_s: float = 0.0  # time of all rounds; a round ends with its slowest engine
     tail_s: float = 0.0  # time of the long tail of each round's slowest engine
-    steps: int = 0  # engine steps
+    steps: int = 0
     verified_rows: int = 0  # number of verified drafts, over all steps
     accepted: int = 0  # accepted draft tokens
 
@@ -41,7 +41,7 @@ class Engine:
 
     def __init__(self, run: Baseline, name: str, *, drafts: bool) -> None:
         self._run, self.name = run, name
-        self.clock_s = 0.0  # simulated time
+        self.clock_s = 0.0
         self.totals = Outcome()  # of the current rollout
         self.rows = Rows(run.max_num_seqs, run.longest, name)
         self.session: OwnSession | None = None  # drafter and gate
@@ -130,7 +130,7 @@ def _sample(
 
 
 def _run(engines: Sequence[Engine]) -> None:
-    """Run until all engines have finished; the one with the earliest clock takes the next step."""
+    """Run until all engines have finished; the earliest clock takes the next step."""
     next_s = 0.0
     while busy := [engine for engine in engines if engine.rows or engine.rows.waiting]:
         engine = min(busy, key=lambda one: one.clock_s)

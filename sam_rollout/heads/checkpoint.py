@@ -1,8 +1,7 @@
 """Reads the folder of an EAGLE-3 head without torch, and checks that it fits its policy.
 
-Two formats can be read: the format of the speculators library, in which this package writes heads,
-and the format of Hugging Face llamas (`LlamaForCausalLMEagle3`). Sizes and shapes are checked
-before an engine starts, because the engine would fail later, or draft nonsense without any error.
+Two formats can be read: the format of the speculators library and the format of Hugging Face llamas
+(`LlamaForCausalLMEagle3`). This package writes heads in the first one.
 """
 
 from __future__ import annotations
@@ -104,9 +103,8 @@ class Head:
 def default_layers(layers: int) -> tuple[int, int, int]:
     """Return the layers after which vLLM takes hidden states by default.
 
-    With fewer than seven layers, vLLM's default would name a layer twice or would not be in
-    ascending order, and vLLM 0.31 sorts the layers and drops repeated ones. For such a policy,
-    three adjacent layers are returned instead.
+    If the policy has fewer than seven layers, three adjacent layers are returned instead. For such
+    a policy, vLLM's default names a layer twice or is not in ascending order.
 
     Raises:
         ConfigError: The policy has fewer than three layers.
@@ -205,7 +203,6 @@ def shape_for(
 
 
 def _read_shape(place: str, config: Mapping[str, Any]) -> HeadShape:
-    """Read the sizes from a head's `config.json` in either format."""
     kind = config.get("speculators_model_type")
     if kind is None:
         layer, names = config, config.get("architectures") or []
@@ -244,7 +241,6 @@ def _read_shape(place: str, config: Mapping[str, Any]) -> HeadShape:
 
 
 def _sizes(place: str, layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the sizes from the configuration of a decoder layer."""
     # Older files have the base of the rotary embedding at the top level.
     theta = (layer.get("rope_parameters") or {}).get("rope_theta", layer.get("rope_theta"))
     hidden, heads = (_size(place, layer, key) for key in ("hidden_size", "num_attention_heads"))

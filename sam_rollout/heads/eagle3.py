@@ -2,8 +2,8 @@
 
 The head computes the same as vLLM's `Eagle3LlamaForCausalLM` and `Eagle3Qwen3ForCausalLM` (arXiv
 2503.01840). At position t it reads the policy's hidden states of token t and the embedding of token
-t + 1, and proposes token t + 2. To propose token t + 3 it needs hidden states that the policy has
-not computed yet, so it reads its own output instead. Embeddings and output matrix are the policy's.
+t + 1, and proposes token t + 2. For later draft tokens it reads its own output, because the policy
+has not computed their hidden states yet.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., hidden] -> [..., hidden]."""
+        """Return a tensor of the same shape, [..., hidden]."""
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -134,8 +134,8 @@ class Eagle3Head(nn.Module):
         self.layers = nn.ModuleList([Layer(shape)])
         self.norm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         for matrix in (p for p in self.parameters() if p.ndim == 2):
-            # Muon's updates have a fixed size (`HeadOptimizer`) and soon outweigh these initial
-            # values.
+            # The initial values are small because Muon's updates have a fixed size
+            # (`HeadOptimizer`).
             nn.init.normal_(matrix, std=0.05 / math.sqrt(shape.hidden_size))
 
     def unroll(self, embedded: Tensor, states: Tensor, steps: int) -> list[Tensor]:

@@ -15,7 +15,7 @@ from sam_rollout.core.settings import ConfigError
 if TYPE_CHECKING:
     from sam_rollout.telemetry.traces import Trace
 
-STORED = torch.bfloat16  # Type of the states in memory: half the size of float32, exact enough.
+STORED = torch.bfloat16  # Type of the states in memory.
 _POSITIONS = 4096  # Largest number of positions in one forward pass, padding included.
 
 
@@ -103,7 +103,6 @@ class Policy:
 
 
 def _batches(texts: Sequence[Tensor]) -> list[list[int]]:
-    """Group texts of similar lengths, which need little padding; return their indices."""
     batches: list[list[int]] = [[]]
     for i in sorted(range(len(texts)), key=lambda i: len(texts[i])):
         if batches[-1] and (len(batches[-1]) + 1) * len(texts[i]) > _POSITIONS:

@@ -32,12 +32,12 @@ LOGGED = 100  # Number of losses in training.json, each the mean over one hundre
 
 @dataclasses.dataclass(frozen=True)
 class HeadRequest:
-    """The arguments of a head's training."""
+    """The arguments of `train_head`."""
 
-    model: str  # The policy's checkpoint folder.
+    model: str
     texts: Sequence[Path]  # Run folders with recorded traces, or files of traces.
     output: Path  # Folder of the trained head.
-    settings: TrainingSettings  # Settings of the training.
+    settings: TrainingSettings
     # Size of the head's vocabulary, which gets the most frequent tokens of the responses; None
     # means the policy's whole vocabulary.
     draft_vocabulary: int | None = None
@@ -109,8 +109,7 @@ def _begin(request: HeadRequest, model_config: dict[str, Any]) -> TrainableHead:
 def split(traces: Sequence[Trace]) -> tuple[list[Trace], list[Trace]]:
     """Split traces by prompt into traces to learn from and held-out traces.
 
-    The split depends on the texts only, so heads trained on the same texts are tested on the same
-    held-out texts.
+    The split depends on the texts only.
     """
     groups = groups_of(traces)
     count = max(LEAST_HELD_OUT, round(HELD_OUT * len(groups)))
@@ -132,7 +131,6 @@ def frequent_tokens(traces: Sequence[Trace], count: int, vocabulary: int) -> tor
 def _read(
     policy: Policy, traces: Sequence[Trace], layers: Sequence[int], max_tokens: int, peers: Peers
 ) -> list[Sample]:
-    """Compute the hidden states of this process's share of texts, with a progress bar."""
     traces = traces[peers.rank :: peers.size]
     total = sum(min(max_tokens, len(trace.tokens)) for trace in traces)
     silent = peers.rank != 0
@@ -145,7 +143,6 @@ def _train(
     learner: Learner, samples: Sequence[Sample], tests: Sequence[Sample],
     settings: TrainingSettings, peers: Peers,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train with a progress bar; return losses, and acceptances on held-out texts."""
     losses: list[list[float]] = [[] for _ in range(LOGGED)]
     tested: list[dict[str, Any]] = []
     with tqdm(total=settings.updates, desc="training", disable=peers.rank != 0) as bar:

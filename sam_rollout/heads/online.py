@@ -1,9 +1,8 @@
 """Trains a head while its policy is trained, within a share of each training step's time.
 
 The head learns from windows (excerpts) of the policy's newest responses, with the hidden states
-that the policy's training computes anyway. It drafts for these windows before it learns from them,
-so its acceptance is measured on texts that it has not seen. The training changes neither the policy
-nor shared random generators.
+that the policy's training computes anyway. Its acceptance is measured on windows that it has not
+learned from yet. The training changes neither the policy nor shared random generators.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from sam_rollout.sources.model import HeadTrainingConfig
 
 logger = logging.getLogger(__name__)
 
-# Largest share of the buffer that one training step replaces, so windows of several steps stay.
+# Largest share of the buffer that one training step replaces.
 SHARE_OF_BUFFER = 0.25
 _WARM_UP = 20  # Updates.
 # A new head starts with 10 times the learning rate, which falls to the usual one in 1000 updates.
@@ -148,13 +147,11 @@ class OnlineHead:
         return self._costs(found)
 
     def _costs(self, found: Mapping[str, float]) -> dict[str, float]:
-        """Add the time and failures since the last call to metrics."""
         spent, self._spent_s = self._spent_s, 0.0
         failures, self._failures = self._failures, 0
         return {**found, "time_s": spent, "failures": float(failures)}
 
     def _begin(self, find_policy: Callable[[Peers], Policy], device: torch.device) -> Learner:
-        """Move everything to the device; this fails in all processes if it fails in one."""
         self._peers.attempt(lambda: self._move(device), device)
         policy, head = find_policy(self._peers), self.trainable.head
         learner = self._peers.attempt(lambda: self._learner(head, policy), device)
@@ -174,10 +171,9 @@ class OnlineHead:
             self._first.to(device)
 
     def _test(self, learner: Learner) -> dict[str, float]:
-        """Measure the acceptance of drafts for windows that the head has not learned from."""
         fresh = [s for s in self.buffer.take_fresh() if len(s.tokens) > s.prompt + 1]
         most = _TESTED * self.settings.batch
-        # Windows arrive sorted by length, so the tested ones are spread evenly over all of them.
+        # Windows arrive sorted by length, so the tested ones are taken at regular intervals.
         tested = fresh[:: max(1, len(fresh) // most)][:most]
         own = self._accepted(learner, tested)
         if not own.positions:
@@ -189,14 +185,13 @@ class OnlineHead:
         return found
 
     def _accepted(self, learner: Learner, samples: Sequence[Sample]) -> Acceptance:
-        """Measure acceptance over the texts of all processes."""
         counts = self._peers.attempt(
             lambda: count_accepted(learner, samples), learner.output.device
         )
         return Acceptance.of(self._peers.sum(counts))
 
     def _update(self, learner: Learner, started_s: float) -> dict[str, float]:
-        """Make one update, and more as long as there is time for another."""
+        """Make updates as long as there is time, but at least one."""
         losses: list[float] = []
         head, device = learner.head.train(), learner.output.device
         samples = list(self.buffer.samples)
@@ -214,7 +209,7 @@ class OnlineHead:
                     self._optimizer.learn(functools.partial(learner.loss, chosen), self._factor())
                 )
             except NoNumberError:
-                raise  # This is raised in all processes.
+                raise
             except Exception as error:
                 problem = error
             self.updates += 1
@@ -227,7 +222,6 @@ class OnlineHead:
         return found | {"loss": sum(losses) / len(losses)} if losses else found
 
     def _factor(self) -> float:
-        """Return the factor on the learning rate for the next update."""
         to_go = max(0.0, 1 - self.updates / _EAGER_UPDATES)
         eager = 1.0 if self._first is not None else 1 + (_EAGER - 1) * to_go
         return min(1.0, (self.updates + 1) / _WARM_UP) * eager

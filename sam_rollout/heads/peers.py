@@ -42,7 +42,7 @@ class Peers:
                 distributed.broadcast(tensor, group=self._group, group_src=0)
 
     def check(self, problem: Exception | None, device: torch.device) -> None:
-        """Raise in all processes if one has a problem, so that none waits for it."""
+        """Raise in all processes if one has a problem."""
         if self._group is not None:
             met = self.sum(torch.tensor([float(problem is not None)], device=device)).item()
             if met and problem is None:

@@ -92,8 +92,8 @@ class Learner:
         The policy's probability of tokens outside a reduced vocabulary is ignored.
         """
         losses = []
-        # To save memory, distributions over a large vocabulary are computed in parts, and computed
-        # again for the gradient.
+        # To save memory, distributions over a large vocabulary are computed in parts. They are
+        # computed again for the gradient.
         part = max(1, LARGEST // len(self.policy.output))
         for _, hidden, last, _ in self._hidden(samples):
             if len(hidden) <= part:
@@ -113,7 +113,6 @@ class Learner:
         return -(target * functional.linear(hidden, self.output).log_softmax(-1)).sum()
 
     def _hidden(self, samples: Sequence[Sample]) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-        """Yield each draft step's number, states of head and policy, and the text's tokens."""
         device = self.output.device
         ids = pad_sequence([s.tokens for s in samples], batch_first=True).to(device)
         states, last = (

@@ -30,8 +30,7 @@ from sam_rollout.heads.eagle3 import Eagle3Head
 from sam_rollout.telemetry.records import write_by_rename
 
 _WEIGHTS = "model.safetensors"
-#: Values that a head's configuration must have (or leave open), because `Eagle3Head` supports only
-#: these. vLLM reads all of them.
+#: Values that a head's configuration must have or leave open. `Eagle3Head` supports only these.
 _COMPUTED = {
     "norm_before_fc": False, "fc_norm": False, "norm_output": False, "attention_bias": False,
     "mlp_bias": False, "hidden_act": "silu", "logit_scale": 1.0, "partial_rotary_factor": 1.0,
@@ -42,7 +41,7 @@ _COMPUTED = {
 class TrainableHead(NamedTuple):
     """A head with its vocabulary and output matrix."""
 
-    head: Eagle3Head  # the head
+    head: Eagle3Head
     shape: HeadShape
     vocabulary: Tensor | None  # The tokens that the head can draft, ascending; None means all.
     # The head's own output matrix, [draft vocabulary, hidden]; None means the policy's.
@@ -109,7 +108,7 @@ def write_head(
     """Write a head's configuration, weights (bfloat16) and the record of its training.
 
     The policy's embeddings and output matrix are left out, because vLLM shares the policy's current
-    ones. A head's own output matrix is written, and so are the maps of a reduced vocabulary.
+    ones.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = trained.head.state_dict()
@@ -177,7 +176,6 @@ def check_trainable(
 def _check_computed(
     shape: HeadShape, config: Mapping[str, Any], model_config: Mapping[str, Any], place: str
 ) -> None:
-    """Refuse settings that `Eagle3Head` lacks, and layers whose states transformers lacks."""
     parts = (config.get("transformer_layer_config"), config, config.get("eagle_config"))
     given = {key: value for part in parts for key, value in (part or {}).items()}
     for key, computed in _COMPUTED.items():
@@ -201,7 +199,7 @@ def _check_computed(
 def write_fresh_head(
     folder: Path, model_config: Mapping[str, Any], model: str, draft_tokens: int
 ) -> None:
-    """Write a new head with random weights (always the same ones), from which training begins."""
+    """Write a new head with random weights, which are always the same."""
     head = fresh_head(model_config, seed=0)
     write_head(folder, head, model_config, model, draft_tokens, {"updates": 0})
 

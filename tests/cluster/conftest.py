@@ -1,5 +1,3 @@
-"""A LAN of machines made of namespaces, where this machine lets us make them."""
-
 from __future__ import annotations
 
 import os
@@ -16,7 +14,6 @@ REQUIRED = "SAM_REQUIRE_CLUSTER_TESTS"
 
 @pytest.fixture(scope="session")
 def may_make_machines() -> None:
-    """Skips where namespaces are not to be had; fails there if the tests are required."""
     if reason := why_not():
         reason = f"no machines can be made of namespaces here: {reason}"
         if os.environ.get(REQUIRED) == "1":
@@ -26,13 +23,11 @@ def may_make_machines() -> None:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """What the machines share; with a short path, because paths of sockets are limited."""
     with tempfile.TemporaryDirectory(prefix="sam") as path:
         yield Path(path)
 
 
 @pytest.fixture
 def lan(may_make_machines: None, folder: Path) -> Iterator[Lan]:
-    """Two machines, node-1 and node-2."""
     with Lan(["node-1", "node-2"], folder) as lan:
         yield lan

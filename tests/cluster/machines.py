@@ -1,8 +1,8 @@
 """Machines for a cluster, made of namespaces of this one. Needs Linux and root.
 
-Each has its own network interface and address, host name, process table, /tmp and /dev/shm; the
-file system below is shared, as a cluster's storage would be. All a machine runs ends with its first
-process, which ends with this program, however that ends: nothing can be left behind.
+Each machine has its own network interface and address, host name, process table, /tmp and /dev/shm.
+The other file systems are shared. All processes of a machine end with its first process, which ends
+with this program.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SUBNET = "10.213.77"
 SHM_SIZE = "2g"
 COMMAND_TIMEOUT_S = 60
-# The first process of a machine: reaps what loses its parent, and ends when its input does.
 FIRST_PROCESS = "echo up; while read -r _; do :; done"
 SSH = """#!/usr/bin/env bash
 # Takes ssh's place: ssh HOST COMMAND
@@ -37,8 +36,6 @@ def _run(*command: str) -> None:
 
 
 class Holder:
-    """A process with namespaces of its own, which end with it."""
-
     def __init__(self, *namespaces: str) -> None:
         unshare = ["unshare", *namespaces, "--fork", "--kill-child"]
         self._process = subprocess.Popen(
@@ -46,7 +43,7 @@ class Holder:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a ctrl-C meant for this program is not theirs
+            start_new_session=True,
         )
         if self._process.stdout.readline() != b"up\n":
             raise OSError(f"{shlex.join(unshare)}: {self._process.stderr.read().decode().strip()}")
@@ -54,11 +51,10 @@ class Holder:
         self.pid = int(Path(f"/proc/{own}/task/{own}/children").read_text().split()[0])
 
     def enter(self, *command: str, namespaces: str = "--all") -> list[str]:
-        """The command line that runs ``command`` in these namespaces."""
+        """Return the command line that runs ``command`` in these namespaces."""
         return ["nsenter", "--target", str(self.pid), namespaces, "--wdns=/", *command]
 
     def end(self) -> None:
-        """End its first process at once, and with a process table of its own all the others."""
         self._process.kill()
         self._process.wait(timeout=COMMAND_TIMEOUT_S)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -66,8 +62,6 @@ class Holder:
 
 
 class Machine(Holder):
-    """One machine of a LAN."""
-
     def __init__(self, name: str, address: str) -> None:
         self.name, self.address = name, address
         super().__init__("--net", "--uts", "--mount", "--pid", "--ipc", "--mount-proc")
@@ -78,7 +72,7 @@ class Lan:
 
     Args:
         names: Host names, one machine each.
-        folder: Where each machine's own /tmp lies; visible inside under the same path.
+        folder: Folder of each machine's own /tmp.
     """
 
     def __init__(self, names: list[str], folder: Path) -> None:
@@ -105,12 +99,12 @@ class Lan:
                 holder.end()
 
     def power_off(self, name: str) -> None:
-        """End a machine as a power cut does: the network goes first, no connection is closed."""
+        """End a machine as a power cut does: no connection is closed."""
         self._on_switch("ip", "link", "del", self._port(name))
         self.machines.pop(name).end()
 
     def ssh(self) -> Path:
-        """A program that takes ssh's place, for the machines there are now."""
+        """Write a program that replaces ssh."""
         pids = "\n".join(f"    {name}) pid={m.pid} ;;" for name, m in self.machines.items())
         program = self._folder / "ssh"
         program.write_text(SSH.format(pids=pids))
@@ -121,9 +115,8 @@ class Lan:
         _run(*self._switch.enter(*command, namespaces="--net"))
 
     def start(self, name: str) -> None:
-        """Switch a machine on, for the first time or again."""
         machine = Machine(name, self.addresses[name])
-        self.machines[name] = machine  # from here on it is ended with the others
+        self.machines[name] = machine
         port = self._port(name)
         peer = ["peer", "name", "eth0", "netns", str(machine.pid)]
         self._on_switch("ip", "link", "add", port, "type", "veth", *peer)
@@ -132,10 +125,9 @@ class Lan:
 
     @staticmethod
     def _port(name: str) -> str:
-        return f"port-{name}"[:15]  # the kernel's limit
+        return f"port-{name}"[:15]
 
     def _set_up(self, machine: Machine) -> str:
-        """Shell commands that make a machine of new namespaces."""
         own_tmp = self._folder / "tmp" / machine.name
         own_tmp.mkdir(parents=True, exist_ok=True)
         hosts = self._folder / "hosts"
@@ -161,7 +153,6 @@ class Lan:
 
 
 def why_not() -> str | None:
-    """Why machines cannot be made here; None if they can."""
     try:
         with tempfile.TemporaryDirectory() as folder, Lan(["probe"], Path(folder)):
             return None

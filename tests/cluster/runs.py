@@ -1,4 +1,4 @@
-"""Runs of the recipe on a cluster of machines made of namespaces, launched as a user does."""
+"""Launches runs of the recipe on a cluster of machines made of namespaces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from pathlib import Path
 from sam_rollout.telemetry.records import RunFolder
 from tests.cluster.machines import REPOSITORY, Lan
 
-# The tiny profile, smaller still: what a step contains matters, not how long it is.
 SMALLER = (
     "data.train_batch_size=4",
     "dynamic_sampling.gen_batch_size=8",
@@ -26,9 +25,8 @@ SMALLER = (
     "reward.reward_kwargs.overlong_buffer_cfg.len=64",
 )
 SMALL = ("experiment=tiny_cpu_2nodes", *SMALLER)
-# One line for each process that says it, with its node's address.
 VARIABLES = ("RAY_DEDUP_LOGS=0", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "WANDB_MODE=offline")
-END_S = 240.0  # for a launch to end after its signal
+END_S = 240.0
 POLL_S = 0.5
 
 
@@ -41,7 +39,6 @@ def make_data(folder: Path) -> list[str]:
 
 
 def small_run(folder: Path) -> list[str]:
-    """Overrides of a small run, whose data set is made in a folder that the machines share."""
     return [*SMALL, *make_data(folder / "data")]
 
 
@@ -79,14 +76,11 @@ class Launch:
 
     @property
     def output(self) -> str:
-        """All it has said."""
         return self._log.read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until ``condition`` holds.
-
-        Raises:
-            RuntimeError: The launch ended before, or time is over.
+        """Wait until ``condition`` holds; raises RuntimeError if the launch ends before, or after
+        the time limit.
         """
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -98,32 +92,29 @@ class Launch:
             time.sleep(POLL_S)
 
     def wait(self, timeout_s: float) -> int:
-        """Wait for its end; returns its exit status."""
         return self._process.wait(timeout=timeout_s)
 
 
 def trained_steps(run_dir: Path) -> list[int]:
-    """Training steps in the order in which they were written; one that was repeated, twice."""
     path = RunFolder(run_dir).train_steps_path
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line)["step"] for line in lines]
 
 
 def last_checkpoint(run_dir: Path) -> int:
-    """The step of the last whole checkpoint; 0 before the first."""
+    """Return the step of the last complete checkpoint; 0 if there is none."""
     path = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
     return int(path.read_text()) if path.exists() else 0
 
 
 def has_trained(run_dir: Path, step: int) -> bool:
-    """Whether a step is done: its checkpoint is written before its metrics are."""
     return last_checkpoint(run_dir) >= step and max(trained_steps(run_dir), default=0) >= step
 
 
 def actors_by_node(output: str, actor: str) -> dict[str, int]:
-    """Node -> how many processes of ``actor`` wrote into the log from there.
+    """Return for each node the number of processes of ``actor`` that wrote into the log.
 
-    Ray prints the address a line comes from, except for processes beside the driver, "head" here.
+    Ray prints the node's address, except for processes on the head node, "head" here.
     """
     found = re.findall(rf"\({actor}[^)]*? pid=(\d+)(?:, ip=([\d.]+))?\)", output)
     return {ip or "head": len({pid for pid, at in found if at == ip}) for _, ip in found}

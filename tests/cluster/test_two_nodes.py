@@ -1,5 +1,3 @@
-"""Two machines, the scripts of the repository, and a training run that loses one of them."""
-
 from __future__ import annotations
 
 import json
@@ -15,17 +13,15 @@ from tests.cluster.runs import (
     trained_steps,
 )
 
-START_S = 900  # until a step is trained: minutes of imports on two cores
-LOSS_S = 300  # until the launch has ended after a machine died
-# Ray takes a silent node for dead after about 20 s, by default after a minute; the job gets 5 s to
-# end by itself. Not less: on a busy machine a node may be silent for seconds.
+START_S = 900
+LOSS_S = 300
+# Ray declares a silent node dead after about 20 s here; its default is about a minute.
 HEALTH_CHECK_MS = {"initial_delay": 1000, "period": 1000, "timeout": 4000}
 SOONER = [
     *(f"--env=RAY_health_check_{name}_ms={ms}" for name, ms in HEALTH_CHECK_MS.items()),
     "--env=RAY_health_check_failure_threshold=4",
     "--loss-grace=5",
 ]
-# Shorter than the runs of the benchmark: a step's size does not matter here.
 SHORT = [
     "data.max_response_length=96",
     "actor_rollout_ref.rollout.n=4",
@@ -33,15 +29,11 @@ SHORT = [
     "reward.reward_kwargs.overlong_buffer_cfg.len=32",
 ]
 REPLICAS = {0, 1}
-# Below the folder of temporary files, of which every machine has its own: each keeps its ended
-# responses there, and hears of the other's.
 TEXTS = "sam.texts.path=/tmp/texts"
-# Both training processes train one head, and send it to both replicas.
 HEAD = ("sam=trained", "sam.sources.model.train.budget=0.3")
 
 
 def processes(machine) -> list[str]:
-    """Command lines on a machine, apart from its first process and the question itself."""
     done = subprocess.run(
         machine.enter("ps", "-eo", "pid=,args="), capture_output=True, text=True, check=True
     )
@@ -78,7 +70,6 @@ def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
         launch.wait_for(lambda: has_trained(run_dir, 1), START_S)
         assert "==> 2/2 nodes, 2/2 GPU, waiting" in launch.output
         assert_both_replicas_worked(RunFolder(run_dir), 1)
-        # One engine and one training process on each machine.
         for actor in ("SamHttpServer", "WorkerDict"):
             assert actors_by_node(launch.output, actor) == {"head": 1, lan.addresses["node-2"]: 1}
 
@@ -96,10 +87,8 @@ def test_a_run_that_loses_a_node_ends_clearly_and_is_resumed(lan, folder):
     with Launch(lan, folder, "--config", *overrides) as launch:
         assert launch.wait(START_S) == 0, launch.output[-6000:]
         assert len(RunFolder(run_dir).read_starts()) == 2
-        # Not one step more than what was missing.
         assert trained_steps(run_dir)[len(before) :] == [saved + 1]
         assert_both_replicas_worked(RunFolder(run_dir), saved + 1)
-        # The head went on from the checkpoint's, and is there at the end.
         record = json.loads((run_dir / "checkpoints" / "draft_head" / "training.json").read_text())
         steps = RunFolder(run_dir).read_train_steps()
         learned = [steps[n]["sam/head_training/updates"] for n in range(1, saved + 2)]

@@ -1,4 +1,4 @@
-"""Worker extensions that break: the drafter in the second training step, or a weight sync."""
+"""Worker extensions that fail: the drafter in the second training step, or a weight sync."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from typing import Any
 
 from sam_rollout.integrations.verl.worker_extension import SamColocateWorkerExtension
 
-# The server drains after its warm-up, after the first weight sync and after the probe of the model
-# that drafts, then once a training step.
+# The server calls `sam_drain` after its warm-up, after the first weight sync, after the drafter
+# probe, and then once per training step.
 DRAINS_BEFORE_STEP_TWO = 4
 STEPS_INTO_STEP_TWO = 20
 
 
 class RefusingExtension(SamColocateWorkerExtension):
-    """Our colocated worker, which cannot take the weights of the sync after the second step."""
-
     def _update_weights(self, *args: Any, **kwargs: Any) -> Any:
         self._syncs = getattr(self, "_syncs", 0) + 1
         if self._syncs == 3:
@@ -24,10 +22,7 @@ class RefusingExtension(SamColocateWorkerExtension):
 
 
 class BreakingExtension(SamColocateWorkerExtension):
-    """Our colocated worker, counting drains until it is time to break the drafter."""
-
     def sam_drain(self, *going_on: Any) -> dict[str, Any] | None:
-        """Drain as usual; arm the fault when the second training step is about to begin."""
         self._drains = getattr(self, "_drains", 0) + 1
         if self._drains == DRAINS_BEFORE_STEP_TWO:
             self._break_drafter()

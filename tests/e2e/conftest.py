@@ -1,4 +1,4 @@
-"""Runs the recipe's main program as a user does, under a hard timeout."""
+"""Runs the recipe's main program under a hard timeout."""
 
 from __future__ import annotations
 
@@ -23,14 +23,11 @@ SMALL = ("experiment=tiny_cpu", "data.val_max_samples=8", *SMALLER)
 
 @dataclass
 class FinishedRun:
-    """A training run that ended as it should."""
-
     folder: RunFolder
     log: str
 
     @property
     def steps(self) -> dict[int, dict[str, float]]:
-        """Training step -> metrics."""
         return self.folder.read_train_steps()
 
 
@@ -44,17 +41,16 @@ def _end(process: subprocess.Popen) -> None:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Overrides that name the files of the synthetic data set."""
     return make_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture
 def train(tmp_path: Path, data: list[str]) -> Callable[..., FinishedRun]:
-    """``train(*overrides)`` runs the recipe in a folder of its own and returns what it left.
+    """Return the function ``train(*overrides)``, which runs the recipe in its own folder.
 
-    ``paths`` are searched for modules, in every process of the run. A run that ``fails`` has to end
-    with an error within its time. With ``killed_when`` the run is killed once this holds for its
-    folder; the next call resumes it.
+    ``paths`` are searched for modules in every process. A run that ``fails`` must end with an
+    error. With ``killed_when`` the run is killed once this function of its folder is true; the next
+    call resumes it.
     """
 
     def run(

@@ -1,4 +1,4 @@
-"""Sends weights to engines with devices of their own through a file; verl's ways need accelerators.
+"""Sends weights to separate engines through a file; verl's own ways need accelerators.
 
 The setting ``checkpoint_engine.custom_backend_module`` names this module.
 """
@@ -13,8 +13,6 @@ from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
 @CheckpointEngineRegistry.register("file")
 class FileCheckpointEngine(CheckpointEngine):
-    """One side of a weight sync between two processes of one machine."""
-
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self._is_master = is_master
 
@@ -23,7 +21,6 @@ class FileCheckpointEngine(CheckpointEngine):
 
     @classmethod
     def build_topology(cls, actors: int, rollouts: int, metadata: list[str]) -> tuple[dict, dict]:
-        """Tell every process the folder of the first, which sends."""
         return {"folder": metadata[:1] * actors}, {"folder": metadata[:1] * rollouts}
 
     def init_process_group(self, folder: str) -> None:

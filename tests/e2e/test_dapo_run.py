@@ -26,7 +26,6 @@ def _assert_trained(steps: dict[int, dict[str, float]], count: int) -> None:
 
 
 def _assert_recorded(run, metrics: dict[str, float], step: int) -> None:
-    """The run folder's tables say the same as the step's metrics."""
     engine = run.folder.read("engine_steps").to_pandas()
     engine = engine[(engine.step == step) & (engine.split == "train")]
     assert engine.generation_tokens.sum() == metrics["sam/engine/generation_tokens"]
@@ -42,7 +41,6 @@ def _assert_recorded(run, metrics: dict[str, float], step: int) -> None:
 def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
     run = train(
         "sam=joined",
-        # The gate is shut while all 64 requests run, and open for most of the rollout.
         "sam.gate.kind=threshold",
         "sam.gate.threshold=60",
         "trainer.total_training_steps=2",
@@ -58,7 +56,6 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
     _assert_trained(steps, 2)
     _assert_recorded(run, steps[1], 1)
     assert "drafter sam_rollout.integrations.vllm.drafting.proposer.SamProposer" in run.log
-    # The engine began with random weights, and was sent the policy's.
     assert re.search(r"eagle3 drafts; in a probe of \d+ first draft tokens \d+ were right", run.log)
     assert steps[1]["sam/draft/accepted_model"] > 0
     assert [steps[step]["sam/draft/failures"] for step in (1, 2)] == [0, 1]
@@ -66,27 +63,23 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
     assert steps[1]["sam/draft/drafted_tokens"] > 0
     assert 1 < steps[1]["sam/draft/acceptance_length"] < 9
     assert 0 < steps[1]["sam/gate/open_share"] < 1
-    # It served 20 steps of the second training step; without a drafter no gate opens.
     engine = run.folder.read("engine_steps").to_pandas()
     opened = engine[engine.split == "train"].groupby("step").gate_open.sum()
     assert opened[1] > 20 >= opened[2]
-    # Without drafts texts are the same, and sampling them again is no part of the next rollout.
     assert steps[1]["sam/proof/identical_share"] == 1 and steps[1]["sam/proof/time_s"] > 0
     assert "Proof, training step 1: 8 of 8 responses" in run.log
     assert steps[2]["sam/sentinel/texts_differ"] == 0
     _assert_recorded(run, steps[2], 2)
     assert re.search(r"rollout: \d+ finished, \d+ running", run.log)
-    # Validation is recorded, apart from training.
     assert steps[2]["sam_val/engine/generation_tokens"] > 0
     splits = run.folder.read("requests").to_pandas().groupby("split").size()
     assert splits["val"] == 8
     assert len(list(run.folder.path.glob("tensorboard/events*"))) == 1
     (wandb_file,) = run.folder.path.glob("wandb/offline-run-*/*.wandb")
-    tracked = wandb_file.read_bytes()  # protocol buffers, which hold texts as they are
+    tracked = wandb_file.read_bytes()
     for text in ("sam:joined", "sampler:coupled", "device:cpu", "sam/tail/time_s", CURVE_NAME):
         assert text.encode() in tracked, text
     assert len(list(wandb_file.parent.rglob("*.png"))) == 2, "a curve for each step"
-    # What the dashboard shows was logged, but for other runs' parts.
     absent = {name for name in layout.names() if name not in steps[1]}
     later = re.compile(r"compare/|sam/gain/|sam/draft/accepted_|sam/head_training/")
     assert all(map(later.match, absent))
@@ -94,7 +87,6 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
 
 
 def test_a_head_learns_along_on_megatron(train):
-    """What an accelerator brings has a stand-in; division: tests/integration/test_megatron.py."""
     actor = "actor_rollout_ref.actor"
     settings = [
         f"+{actor}.megatron.override_transformer_config.{name}={str(value).lower()}"
@@ -102,7 +94,7 @@ def test_a_head_learns_along_on_megatron(train):
     ]
     run = train(
         "training=megatron",
-        f"{actor}.strategy=megatron",  # the CPU's file says fsdp2
+        f"{actor}.strategy=megatron",
         f"~{actor}.fsdp_config",
         f"{actor}.megatron.vanilla_mbridge=true",
         *settings,
@@ -117,7 +109,6 @@ def test_a_head_learns_along_on_megatron(train):
     assert steps[1]["sam/head_training/updates"] > 0
     for metrics in steps.values():
         assert metrics["sam/head_training/failures"] == metrics["sam/draft/failures"] == 0
-        # With states of other layers or tokens most drafts would be wrong.
         assert metrics["sam/head_training/length"] > 2.5
         assert metrics["sam/draft/accepted_model"] > 0
     assert (run.folder.path / "checkpoints" / "draft_head" / "model.safetensors").is_file()
@@ -146,7 +137,6 @@ def test_a_baseline_with_verls_own_refill_ends_when_its_engine_dies_in_a_weight_
 
 
 def _parts(run) -> pd.DataFrame:
-    """The training responses' parts, in the order in which they ended, and each one's start."""
     requests = run.folder.read("requests").to_pandas()
     began = [datetime.fromisoformat(one.started_at).timestamp() for one in run.folder.read_starts()]
     requests["start"] = sum((requests.end_s >= one for one in began), start=0)
@@ -154,28 +144,26 @@ def _parts(run) -> pd.DataFrame:
 
 
 def test_interrupted_responses_go_on_and_a_killed_run_is_resumed(train):
-    """Half of the responses run at once, so that others do when a step has its own."""
     trainer = (
         "sam=on",
         "trainer.v1.trainer_mode=sam_colocate_async",
         "trainer.v1.colocate_async.num_warmup_batches=1",
         "dynamic_sampling=none",
         "dynamic_sampling.gen_batch_size=4",
-        "actor_rollout_ref.rollout.max_num_seqs=32",  # those of a step
-        "trainer.val_before_train=true",  # later the reward's first call would take long
+        "actor_rollout_ref.rollout.max_num_seqs=32",
+        "trainer.val_before_train=true",
         "trainer.total_training_steps=2",
         "trainer.save_freq=1",
         "trainer.resume_mode=auto",
     )
 
     def has_records_of_step_2(folder) -> bool:
-        return len(list(folder.root.glob("requests/0-*.parquet"))) == 3  # the first: validation
+        return len(list(folder.root.glob("requests/0-*.parquet"))) == 3
 
     killed = train(*trainer, killed_when=has_records_of_step_2)
     before = _parts(killed)
     assert list(killed.steps) == [0, 1] and set(before.step) == {1, 2}
     assert _count_continued(before) > 0
-    # The time in which the policy trains is no engine step's: the engine is idle meanwhile.
     trained = killed.folder.read("engine_steps").to_pandas().sort_values("time_s")
     trained = trained[trained.split == "train"]
     idle_s = trained.time_s - trained.duration_s - trained.time_s.shift()
@@ -187,9 +175,7 @@ def test_interrupted_responses_go_on_and_a_killed_run_is_resumed(train):
     _assert_trained(steps, 2)
     assert steps[1]["sam/rounds/staleness"] == 0 <= steps[2]["sam/rounds/staleness"] <= 1
     parts = _parts(run)
-    # No prompt is lost or new: the warm-up's 4 groups, and 4 of each step.
     assert set(before.group) <= set(parts.group) and parts.group.nunique() <= 12
-    # What the killed run sampled in the step that is repeated does not count.
     assert set(parts[parts.step == 2].start) == {2} and set(parts[parts.step == 1].start) == {1}
     engine = run.folder.read("engine_steps").to_pandas()
     for step, metrics in steps.items():
@@ -201,7 +187,6 @@ def test_interrupted_responses_go_on_and_a_killed_run_is_resumed(train):
 
 
 def test_engines_with_devices_of_their_own_go_on_while_the_policy_trains(train):
-    """Two batches of two prompts in a step; the weights reach the engines through a file."""
     rollout = "actor_rollout_ref.rollout"
     run = train(
         "sam=on",
@@ -210,8 +195,8 @@ def test_engines_with_devices_of_their_own_go_on_while_the_policy_trains(train):
         "trainer.v1.separate_async.num_warmup_batches=2",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         f"{rollout}.nnodes=1",
-        f"{rollout}.max_num_seqs=16",  # a sixth of the responses, so that others run at an update
-        f"+{rollout}.engine_kwargs.vllm.num_gpu_blocks_override=100",  # two engines in memory
+        f"{rollout}.max_num_seqs=16",
+        f"+{rollout}.engine_kwargs.vllm.num_gpu_blocks_override=100",
         f"{rollout}.checkpoint_engine.backend=file",
         f"{rollout}.checkpoint_engine.custom_backend_module=tests.e2e.file_checkpoint_engine",
         "ray_kwargs.ray_init.num_gpus=2",

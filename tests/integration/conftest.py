@@ -21,10 +21,9 @@ os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     OMP_NUM_THREADS="1",
-    # vLLM's n-gram drafter hands numba's number of threads to OpenMP, and so to torch: an engine
-    # made in this process afterwards would wait for threads, ten times as long as it computes.
+    # vLLM's n-gram drafter sets numba's number of threads, and with it torch's, for this process.
     NUMBA_NUM_THREADS="1",
-    TORCHDYNAMO_DISABLE="1",  # as in a run on a CPU: nothing is compiled as C++ on the way
+    TORCHDYNAMO_DISABLE="1",
     VLLM_LOGGING_LEVEL="WARNING",
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
@@ -34,8 +33,7 @@ os.environ.update(
 
 @pytest.fixture(scope="session")
 def few_collections() -> Iterator[None]:
-    """Keeps vLLM from collecting garbage three times in the life of an engine in this process, half
-    a second each among all modules. Who ends engines here does it, once."""
+    """Prevent three garbage collections of vLLM per engine, each of which takes half a second."""
     from vllm.distributed import parallel_state
     from vllm.utils import gc_utils
     from vllm.v1.worker import gpu_model_runner
@@ -60,10 +58,9 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
         unmix,
     )
 
-    # xgrammar comes with vLLM, and tvm_ffi with it, which takes the handler of SIGSEGV for itself
-    # and writes to the stderr that pytest captures: what crashes here would not say where.
+    # tvm_ffi, which comes with vLLM, would take over the handler of SIGSEGV and hide crashes.
     if (stderr := pytestconfig.stash.get(fault_handler_stderr_fd_key, None)) is not None:
-        faulthandler.disable()  # or enabling would do nothing
+        faulthandler.disable()
         faulthandler.enable(stderr)
 
     engines: list[LLM] = []
@@ -74,8 +71,8 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
             "dtype": "float32",
             "max_model_len": 1280,
             "max_num_seqs": 32,
-            # Room for as many texts of full length: a quarter of VLLM_CPU_KVCACHE_SPACE, which each
-            # of up to a dozen engines in this process would fill.
+            # Engines in this process would each allocate VLLM_CPU_KVCACHE_SPACE, so they get a
+            # quarter.
             "num_gpu_blocks_override": 330,
             "enforce_eager": True,
             "enable_prefix_caching": False,
@@ -86,7 +83,7 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
             **({} if "additional_config" in overrides else engine_arguments(config)),
             **overrides,
         }
-        envs.disable_envs_cache()  # an engine in this process freezes the variables
+        envs.disable_envs_cache()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(MULTIPROCESSING_ENV, "0")
             engine = LLM(**arguments)
@@ -95,8 +92,7 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
         return engine
 
     yield make
-    # The last one first: forked ranks hold a copy of what tells the ranks of engines before them to
-    # end, and those would be waited for in vain.
+    # Engines end in reverse order, because forked ranks hold pipes of earlier engines.
     for engine in reversed(engines):
         end_core(engine)
         unmix(engine.llm_engine.vllm_config.parallel_config.worker_cls, EXTENSION)
@@ -107,7 +103,6 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
 
 @pytest.fixture(scope="session")
 def model() -> Any:
-    """The tiny model in transformers, to compare with."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -116,7 +111,6 @@ def model() -> Any:
 
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
-    """Token ids of 24 prompts of the synthetic task."""
     from transformers import AutoTokenizer
 
     from recipes.dapo_qwen3.synthetic_math import draw_problems, prompts_of

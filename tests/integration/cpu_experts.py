@@ -1,9 +1,7 @@
-"""A mixture of experts over several engines on a CPU, which vLLM 0.31 lacks: for tests only.
+"""A mixture of experts over several engines on a CPU, which vLLM 0.31 lacks; for tests only.
 
-Its data-parallel engines, their waves, dummy batches and sums over ranks run on a CPU as they are.
-Two things are missing, and are added here in their plainest form: the CPU's communicator cannot
-gather unequal batches (``all_gatherv``, ``reduce_scatterv``), and its experts take the ids that a
-router gives for those of their own rank (``expert_map`` is ignored).
+The CPU's communicator lacks ``all_gatherv`` and ``reduce_scatterv``, and its experts ignore
+``expert_map``. This module adds all three.
 """
 
 from __future__ import annotations
@@ -56,7 +54,6 @@ def reduce_scatterv(
 
 
 def _on_own_experts(original: Any) -> Any:
-    """Experts of other ranks count nothing here: they are in those ranks' sums."""
     given = inspect.signature(original)
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""What the engine tests run inside vLLM's worker processes, imported there by name."""
+"""Classes that vLLM's worker processes import by name in engine tests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import Any
 from sam_rollout.integrations.vllm.drafting.proposer import SamProposer
 
 FORCED_PROPOSER = "tests.integration.engines.ForcedProposer"
-# The drafts of the forced proposer at every step of any text.
 FORCED_DRAFTS = (40, 41, 42)
 
 
 class ForcedProposer(SamProposer):
-    """Drafts the same tokens always: most are rejected, which tests the sampler's other half."""
-
     def propose(self, sampled_token_ids: list[list[int]], *_args: Any, **_kwargs: Any) -> list:
         return [list(FORCED_DRAFTS) if sampled else [] for sampled in sampled_token_ids]

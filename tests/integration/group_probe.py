@@ -1,4 +1,4 @@
-"""What the tests of several engines run inside vLLM's worker processes, imported there by name."""
+"""Classes that vLLM's worker processes import by name in tests of several engines."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ add_missing_parts()
 
 
 class GroupProbe(SamWorkerExtension):
-    """Our worker extension with a gate that can be exchanged and looked at, step by step."""
-
     def use_gate(self, config: dict[str, Any]) -> None:
-        """Put another gate in charge, in the same group of engines, and begin new notes."""
         drafter = self.model_runner.drafter
         drafter.session.gate = make_gate(
             GateConfig.from_mapping(config),
@@ -47,6 +44,4 @@ class GroupProbe(SamWorkerExtension):
         runner.execute_model = execute_model
 
     def notes(self) -> dict[str, dict[int, Any]]:
-        """By the number of the group's steps so far: ``budgets``, requests and what each may draft;
-        ``drafts``, the longest draft of the step that followed."""
         return {"budgets": self._budgets, "drafts": self._drafts}

@@ -1,11 +1,9 @@
-"""Processes in which verl's Megatron engine trains a policy on a CPU, and a head along with it.
-
+"""Processes in which verl's Megatron engine trains a policy and a head on a CPU.
     python -m tests.integration.megatron_probe RUNS
 
-To be started with tests/megatron_on_cpu and Megatron itself on PYTHONPATH. RUNS is a JSON list of
-{"folder": ..., "policy": ..., "head": ..., "processes": ..., "engine": {settings of the engine},
-"transformer": {settings of the transformer}}. What process N of a run found is written into the
-run's folder, as N.pt.
+PYTHONPATH must contain tests/megatron_on_cpu and Megatron. RUNS is a JSON list of objects with the
+keys "folder", "policy", "head", "processes", "engine" and "transformer"; the last two are settings.
+Process N of a run writes its results into the run's folder, as N.pt.
 """
 
 from __future__ import annotations
@@ -46,22 +44,19 @@ LENGTHS = (
     (1, 11),
     (9, 31),
     (2, 8),
-)  # of prompts, and of prompts with their responses
+)
 WINDOW = 8
 OTHER_LAYERS = (0, 5)
 STEPS = 2
-LIMIT_S = 200  # for a run
+LIMIT_S = 200
 
 
 def texts() -> list[list[int]]:
-    """Token ids of prompts with their responses."""
     rng = random.Random(0)
     return [[rng.randrange(500) for _ in range(length)] for _, length in LENGTHS]
 
 
 def batch() -> TensorDict:
-    """All texts as verl hands them to its engine, two in a micro-batch."""
-
     def nested(rows: list[list[int]]) -> torch.Tensor:
         return torch.nested.nested_tensor([torch.tensor(r) for r in rows], layout=torch.jagged)
 
@@ -117,15 +112,13 @@ def make_head(engine: Any, asked: dict[str, Any]) -> HeadTraining:
 
 
 def log_probs(engine: Any, data: TensorDict) -> list[torch.Tensor]:
-    """Log-probabilities of verl's pass over a step's responses; only the last stage has any."""
+    """Return log-probabilities of a step's responses; only the last stage has any."""
     with engine.eval_mode(), torch.no_grad():
         output = engine.forward_backward_batch(data, None, forward_only=True)
     return list(output["model_output"]["log_probs"].unbind()) if output else []
 
 
 def train(engine: Any, data: TensorDict) -> None:
-    """A step of the policy."""
-
     def loss(model_output: Any, data: Any, dp_group: Any = None) -> Any:
         return -model_output["log_probs"].values().float().mean(), {}
 
@@ -134,7 +127,6 @@ def train(engine: Any, data: TensorDict) -> None:
 
 
 def weights(engine: Any) -> dict[str, torch.Tensor]:
-    """The policy's, as engines get them."""
     found = {name: weight.clone() for name, weight in engine.get_per_tensor_param()[0]}
     engine.to("cpu")
     return found
@@ -154,7 +146,7 @@ def with_head(engine: Any, data: TensorDict, head: HeadTraining) -> dict[str, An
         with head.reading(len(data)):
             passes.append(log_probs(engine, data))
         taken.append([vars(sample) for sample in head._capture.taken])
-        head._capture.spent_s = 0.0  # it learns, however busy the machine is
+        head._capture.spent_s = 0.0
         learned.append(head.learn(1.0))
         train(engine, data)
         whole = head._part.matrices(Peers(distributed.group.WORLD))
@@ -197,7 +189,6 @@ def process(rank: int, asked: dict[str, Any]) -> None:
 
 def run(asked: dict[str, Any]) -> None:
     """Run all processes of a divided policy; end this program if one of them fails."""
-    # What is imported is imported once.
     forking = multiprocessing.get_context("fork")
     processes = [
         forking.Process(target=process, args=(rank, asked), daemon=True)
@@ -208,7 +199,7 @@ def run(asked: dict[str, Any]) -> None:
     last_s = time.monotonic() + LIMIT_S
     for one in processes:
         one.join(max(0.0, last_s - time.monotonic()))
-    for one in processes:  # that wait for each other
+    for one in processes:
         one.kill()
         one.join()
     if status := max(abs(one.exitcode) for one in processes):

@@ -18,8 +18,6 @@ HIDDEN, VOCABULARY = POLICY["hidden_size"], POLICY["vocab_size"]
 
 
 class MiMoConfig(Qwen2Config):
-    """The configuration of a policy with a layer that drafts, which transformers does not know."""
-
     model_type = "mimo"
 
 

@@ -1,5 +1,3 @@
-"""Responses as a training step asks for them: every request says who it is."""
-
 from __future__ import annotations
 
 import random
@@ -17,14 +15,10 @@ def requests(
     step: int = 0,
     **sampling: Any,
 ) -> tuple[list[Any], list[Any]]:
-    """What to ask a ``vllm.LLM`` for, and how to sample: ``siblings`` of every prompt.
+    """Return prompts and sampling parameters for a ``vllm.LLM``, ``siblings`` of every prompt.
 
-    Args:
-        prompts: Token ids.
-        siblings: Of each prompt.
-        max_tokens: Of all responses, or of each.
-        step: Of the training.
-        sampling: Further fields of ``SamplingParams``.
+    ``max_tokens`` is one number or one per response. ``sampling`` has more fields of
+    ``SamplingParams``.
     """
     from vllm import SamplingParams, TokensPrompt
 
@@ -39,13 +33,12 @@ def requests(
 
 
 def generate(engine: Any, *args: Any, **kwargs: Any) -> list[Any]:
-    """Responses of a ``vllm.LLM`` to ``requests(*args, **kwargs)``, prompt by prompt."""
+    """Return responses of a ``vllm.LLM`` to ``requests(*args, **kwargs)``, prompt by prompt."""
     outputs = engine.generate(*requests(*args, **kwargs), use_tqdm=False)
     return [output.outputs[0] for output in outputs]
 
 
 def texts(outputs: Iterable[Any]) -> list[list[int]]:
-    """Token ids of each response."""
     return [list(output.token_ids) for output in outputs]
 
 
@@ -57,16 +50,13 @@ def come_and_go(
     aborts: bool = False,
     between: Callable[[Any], None] | None = None,
 ) -> dict[str, list[int]]:
-    """Responses to requests that join a few at a time, as long as they are not aborted.
-
-    Some have a grammar, some a penalty, some a least length. The same requests join in every
-    engine; when they do depends on how many steps the engine has made.
+    """Return responses to requests that join a few at a time; some have grammars or penalties.
 
     Args:
         engine: A ``vllm.LLM``.
         prompts: Token ids.
         longest: Tokens of the longest response.
-        aborts: Whether a request is aborted now and then.
+        aborts: Whether some requests are aborted.
         between: Called with the ``LLMEngine`` every eleven steps.
     """
     from vllm.sampling_params import StructuredOutputsParams
@@ -101,18 +91,15 @@ def come_and_go(
 
 
 def drafts(report: dict[str, Any]) -> tuple[int, int]:
-    """Tokens that were drafted and accepted, of what ``sam_drain`` has reported."""
     books = report["requests"].values()
     return sum(book[1] for book in books), sum(book[2] for book in books)
 
 
 def runner_of(engine: Any) -> Any:
-    """The model runner of an engine in this process."""
     return core_of(engine).model_executor.driver_worker.worker.model_runner
 
 
 def proposer_of(engine: Any) -> Any:
-    """The proposer of an engine in this process."""
     from sam_rollout.integrations.vllm.drafting.proposer import PROPOSER_ATTRIBUTE
 
     runner = runner_of(engine)
@@ -120,15 +107,12 @@ def proposer_of(engine: Any) -> Any:
 
 
 def session_of(engine: Any) -> Any:
-    """What drafts in an engine in this process."""
     return proposer_of(engine).session
 
 
 def core_of(engine: Any) -> Any:
-    """The engine core of an engine in this process."""
     return engine.llm_engine.engine_core.engine_core
 
 
 def counted(engine: Any, name: str) -> int:
-    """What vLLM itself has counted since the engine's start."""
     return sum(one.value for one in engine.get_metrics() if one.name == f"vllm:{name}")

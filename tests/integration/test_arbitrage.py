@@ -1,5 +1,3 @@
-"""Arbitrage in real engines: the tiny models, a router, and a reward model that vLLM runs."""
-
 import asyncio
 import copy
 import json
@@ -27,7 +25,6 @@ SMALL = ["--limit", "3", "--max-tokens", "80", "--max-step-tokens", "40", "--dty
 
 @pytest.fixture(scope="module")
 def router(tmp_path_factory):
-    """A router of random judgement, with made-up pairs to calibrate it by."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     folder = tmp_path_factory.mktemp("router")
@@ -49,7 +46,6 @@ def solutions_of(options):
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
-    """Drafts in every step."""
     sam = SamConfig(gate=GateConfig("threshold", 1000), sources=sources_of("own"))
     monkeypatch.setattr(engines, "DRAFTER", sam)
 
@@ -89,8 +85,6 @@ def test_steps_of_one_model_are_its_answer_in_one_go():
 
 
 def judge_all(judge, solutions, steps):
-    """Scores of all steps, asked for at once."""
-
     async def ask():
         waiting = [
             asyncio.create_task(judge(one, step))

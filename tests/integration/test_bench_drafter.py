@@ -1,5 +1,3 @@
-"""The engine's own drafters as sides of `sam-rollout bench drafter`: called as they expect."""
-
 import numpy as np
 import pytest
 
@@ -19,12 +17,10 @@ def test_a_periodic_text_takes_few_steps(name):
     result = Replay()
     replay(side.open(3, 2, 128), [trace, trace], result)
     assert result.tokens == 2 * (len(TEXT) - 9)
-    # Up to seven tokens until a match is long enough, then four a step.
     assert result.mean_acceptance_length > 2.5
 
 
 def test_a_side_that_cannot_be_made_is_named(monkeypatch):
-    """A later version may read more of its configuration than ours has."""
     from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
     def fail(self, vllm_config):

@@ -1,5 +1,3 @@
-"""The sampler that the benchmark makes of vLLM's CPU kernels samples from the target."""
-
 import pytest
 
 from sam_rollout.bench import stock_samplers

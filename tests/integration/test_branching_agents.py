@@ -1,5 +1,3 @@
-"""Agent loops that ask for several things at once: candidates differ, and drafts change nothing."""
-
 from __future__ import annotations
 
 import asyncio
@@ -20,13 +18,6 @@ ALWAYS = SamConfig(max_draft_tokens=8, gate=GateConfig("threshold", 10_000))
 
 
 class EngineClient:
-    """Answers what an agent loop has asked for, a batch at a time.
-
-    Args:
-        engine: A ``vllm.LLM``.
-        backwards: Whether the requests of a batch end in the other order.
-    """
-
     def __init__(self, engine: Any, *, backwards: bool) -> None:
         self._engine, self._backwards = engine, backwards
         self._asked: list[tuple[list[int], dict[str, Any], asyncio.Future]] = []
@@ -57,8 +48,6 @@ class EngineClient:
 
 
 async def branching(client: IdentityClient, prompt: list[int]) -> list[list[int]]:
-    """Three candidates at once, each gone on from, and one more at the end."""
-
     async def ask(text, **more):
         params = {"temperature": 1.0, "max_tokens": MAX_TOKENS, "ignore_eos": True, **more}
         output = await client.generate("r", prompt_ids=text, sampling_params=params)
@@ -74,8 +63,6 @@ async def branching(client: IdentityClient, prompt: list[int]) -> list[list[int]
 
 @pytest.fixture(scope="module")
 def candidates(make_engine, prompts):
-    """What the loop gets from an engine with these settings."""
-
     def run(sam: SamConfig, *, backwards: bool) -> list[list[list[int]]]:
         engine = make_engine(sam, **engine_arguments(sam, RolloutSamplerConfig("coupled")))
         client = EngineClient(engine, backwards=backwards)

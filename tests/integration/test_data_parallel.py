@@ -1,5 +1,3 @@
-"""Two engines that share experts behind one front end: recorded apart, drafting together."""
-
 from __future__ import annotations
 
 import asyncio
@@ -25,8 +23,6 @@ pytestmark = pytest.mark.timeout(600)
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A request to one of the engines."""
-
     engine: int
     tokens: int
     prompt: tuple[int, ...] = (1, 2, 3) * 5
@@ -35,12 +31,11 @@ class Request:
 
 
 EQUAL = [Request(number % ENGINES, TOKENS) for number in range(REQUESTS)]
-# The first engine's end one after the other, from six to none; the second has one all the while.
 UNEQUAL = [
     *(Request(0, 12 * (1 + number), (number, 7, 8, 9) * 4) for number in range(1, 7)),
     Request(1, 200, (3, 4, 5) * 5),
 ]
-SCHEDULE = {"1": 4, "2": 2, "4": 1}  # most requests: draft tokens
+SCHEDULE = {"1": 4, "2": 2, "4": 1}
 GATES = {
     "schedule": GateConfig(kind="schedule", schedule=SCHEDULE),
     "threshold": GateConfig("threshold", 2),
@@ -50,7 +45,6 @@ GATES = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    """A mixture of experts that knows nothing but repeats itself; the tiny model's tokenizer."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -127,7 +121,6 @@ async def _run(model: str) -> dict[str, Any]:
     )
     config = arguments.create_engine_config()
     with pytest.MonkeyPatch.context() as patch:
-        # vLLM's platform for CPUs has just said "spawn"; forked engines import nothing anew.
         patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
         engine = AsyncLLM.from_vllm_config(config)
     try:
@@ -136,7 +129,7 @@ async def _run(model: str) -> dict[str, Any]:
         engine.logger_manager.stat_loggers.append(recorders)
         recorders.work_arrived()
         texts = await _generate_all(engine, "request", EQUAL)
-        await asyncio.sleep(0.5)  # the last step's record follows its output
+        await asyncio.sleep(0.5)
         drained = await ask_engines(engine, "sam_drain")
         first_only = await engine.collective_rpc("sam_drain")
         steps = [
@@ -206,7 +199,7 @@ def test_every_engine_has_its_own_steps(seen):
 
 
 def test_vllm_still_answers_for_the_first_engine_only(seen):
-    """The reason for asking each engine; once vLLM answers for all, `ask_engines` can go."""
+    """If this fails, `ask_engines` can be removed."""
     assert len(seen["first_only"]) == 1
 
 
@@ -220,7 +213,7 @@ def test_equal_requests_draw_apart_on_every_engine(seen):
 
 
 def test_vllm_still_lacks_experts_of_several_engines_on_a_cpu():
-    """The reason for `cpu_experts.py`; once vLLM has both parts, that can go."""
+    """If this fails, `cpu_experts.py` can be removed."""
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
@@ -250,5 +243,4 @@ def test_greedy_texts_are_those_without_drafts(seen, kind):
     texts = seen["together"]["texts"]
     assert texts[kind] == texts["without"]
     accepted = seen["together"][kind]["accepted"]
-    # A gate that measures opens when times say so, which may be after one engine has ended.
     assert (max(accepted) if kind == "auto" else min(accepted)) > 0

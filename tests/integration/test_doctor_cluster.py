@@ -1,5 +1,3 @@
-"""The doctor on a real Ray cluster: two nodes on this machine, each asked by a task of its own."""
-
 import json
 import os
 import subprocess
@@ -38,7 +36,6 @@ sys.exit(result.exit_code)
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory):
-    """Exit status and answer of one call; everything that was started is ended."""
     environment = {"RAY_memory_monitor_refresh_ms": "0", **os.environ}
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "--experiment", "tiny_cpu"],
@@ -52,7 +49,6 @@ def answer(tmp_path_factory):
         stdout, stderr = process.communicate(timeout=LIMIT_S)
     finally:
         if process.poll() is None:
-            # Ray's processes are the program's children, in sessions of their own.
             program = psutil.Process(process.pid)
             for started in (*program.children(recursive=True), program):
                 with suppress(psutil.NoSuchProcess):

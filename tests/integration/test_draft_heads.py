@@ -1,5 +1,3 @@
-"""vLLM loads the tiny model's draft head as it is, and drafts with it what its training drafted."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -23,7 +21,7 @@ from tests.integration.conftest import MODEL
 pytestmark = pytest.mark.usefixtures("few_collections")
 
 HEAD = Path(f"{MODEL}_eagle3")
-STEPS, FEW = 3, 8  # draft tokens; prompts whose greedy texts are compared
+STEPS, FEW = 3, 8
 
 
 def engine(**arguments):
@@ -36,7 +34,6 @@ def engine(**arguments):
 
 
 def generate(engine, prompts, temperature):
-    """Token ids of responses."""
     from vllm import SamplingParams, TokensPrompt
 
     outputs = engine.generate(
@@ -48,7 +45,6 @@ def generate(engine, prompts, temperature):
 
 
 def counted(engine):
-    """vLLM's counters since the engine's start: drafts, then accepted tokens by place."""
     found = {
         metric.name.removeprefix("vllm:spec_decode_"): metric for metric in engine.get_metrics()
     }
@@ -57,7 +53,6 @@ def counted(engine):
 
 
 def drafting(head):
-    """Engine arguments of a head."""
     return {
         "speculative_config": {
             "method": "eagle3", "model": str(head), "num_speculative_tokens": STEPS,
@@ -67,7 +62,6 @@ def drafting(head):
 
 @pytest.fixture(scope="module")
 def drafted(prompts):
-    """By temperature, from one engine that drafts with the head: texts and what vLLM counted."""
     found, before = {}, np.zeros(1 + STEPS)
     with engine(**drafting(HEAD)) as drafter:
         for temperature, asked in (1.0, prompts), (0.0, prompts[:FEW]):
@@ -83,7 +77,6 @@ def policy():
 
 
 def write_other_kind(folder, policy):
-    """The shipped head's matrices in another kind of head, with 400 output rows of its own."""
     config = policy.model.config.to_dict()
     shipped, shape, *_ = load_head(HEAD, config)
     shape = replace(
@@ -99,7 +92,6 @@ def write_other_kind(folder, policy):
 
 
 def assert_replayed(folder, policy, prompts, texts, counts):
-    """A replay of the texts takes as many steps; returns what was accepted by place."""
     head, shape, vocabulary, output = load_head(folder, policy.model.config.to_dict())
     traces = [
         Trace(str(i), 0, np.array(prompt, np.int32), np.array(text, np.int32))
@@ -107,7 +99,7 @@ def assert_replayed(folder, policy, prompts, texts, counts):
     ]
     samples = policy.read(traces, shape.target_layers, 2048)
     found = acceptance(Learner(head, policy, STEPS, vocabulary, output), samples)
-    assert counts[0] == pytest.approx(found.positions / found.length, rel=0.01)  # verify steps
+    assert counts[0] == pytest.approx(found.positions / found.length, rel=0.01)
     return counts[1:] / counts[0]
 
 
@@ -126,14 +118,12 @@ def test_it_does_so_with_a_head_of_another_kind(policy, prompts, tmp_path):
 
 
 def _send(worker, weights):
-    """What `SamColocateWorkerExtension` does with a sync that brings these tensors."""
     from sam_rollout.integrations.vllm.model_drafts.head_update import HeadUpdates
 
     policys = []
 
     class Transfer:
         def update_weights_from_ipc(self):
-            # In two buckets, the first of which holds tensors of both.
             for part in (weights[:5], weights[5:]):
                 self._update_weights(iter(part))
 

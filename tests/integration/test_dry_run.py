@@ -1,5 +1,3 @@
-"""--dry-run with verl's own checks, without anything of the cluster."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Earlier responses inside a real vLLM engine: the same text in fewer steps."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -13,13 +11,11 @@ REQUESTS = 4
 
 
 def generate(engine: Any, prompts: list[list[int]], step: int) -> tuple[list[list[int]], dict]:
-    """Greedy responses of one training step, and what the drafter recorded of it."""
     outputs = responses.generate(engine, prompts, step=step, temperature=0.0, max_tokens=300)
     return responses.texts(outputs), engine.collective_rpc("sam_drain")[0]
 
 
 def drafts_from(source: str, drained: dict) -> tuple[int, int]:
-    """Tokens drafted from a source, and the accepted ones."""
     place = NAMES.index(source)
     columns = (drained["steps"][f"{kind}_per_source"] for kind in ("drafted", "accepted"))
     drafted, accepted = (sum(row[place] for row in column if row) for column in columns)
@@ -33,7 +29,7 @@ def test_responses_of_earlier_steps_shorten_the_next(make_engine, prompts, tmp_p
     engine = make_engine(config)
     batch = prompts[:REQUESTS]
     first, before = generate(engine, batch, step=1)
-    for step in (2, 3):  # read in the background: the first tokens may come sooner
+    for step in (2, 3):
         text, after = generate(engine, batch, step)
     assert text == first
     assert drafts_from("prompt", after)[1] > 20 + drafts_from("prompt", before)[1]

@@ -1,7 +1,6 @@
-"""The whole engine at T = 1 under drafts that are nearly always wrong: samples must not change.
+"""Checks that drafts which are nearly always wrong do not change samples at T = 1.
 
-Thousands of short responses to one prompt; the distribution of the second and third token, given
-what came before, is compared with Hugging Face's on the same prefix.
+The distributions of the second and third token are compared with those of transformers.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ from tests.integration.responses import session_of
 from tests.unit.verification.distributions import assert_drawn_from
 
 RESPONSES = 2000
-LEAST = 100  # responses that begin alike, for a test of what follows
+LEAST = 100
 
 
-# Sampler, requests at once, and whether drafts are bound late: to a step that is prepared while the
-# one before runs, and, where that would be too large, before it is prepared.
+# Sampler, number of requests, whether drafts are bound late.
 SIDES = {
     "synchronous": ("stock", 256, False),
     "bound, stock": ("stock", 256, True),
@@ -41,8 +39,6 @@ def responses(request, make_engine, prompts) -> tuple[list[int], list[list[int]]
     prompt, k = prompts[1], len(FORCED_DRAFTS)
     config = SamConfig(max_draft_tokens=k, gate=GateConfig("threshold", 10_000))
     arguments = {**engine_arguments(config, RolloutSamplerConfig(kind)), "max_num_seqs": rows}
-    # Only the first of them computes most of its 36 tokens: nothing is drafted there, and it would
-    # take most of the time.
     arguments |= {"enable_prefix_caching": True, "block_size": 32, "num_gpu_blocks_override": 1320}
     if asynchronous:
         with asynchronous_scheduling():
@@ -67,7 +63,6 @@ def responses(request, make_engine, prompts) -> tuple[list[int], list[list[int]]
 
 
 def _force_drafts(engine: Any) -> None:
-    """Let a session draft what is nearly always wrong."""
     policy = session_of(engine).drafter._policy
 
     def draft(_places: Any, budget: np.ndarray, batch: Any, *_: Any) -> int:

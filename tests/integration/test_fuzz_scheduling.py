@@ -1,11 +1,8 @@
-"""Random lives of engines that draft: nothing hangs, no token is lost or doubled.
+"""Engines with drafts under random events (`EVENTS`): no token may be lost or doubled.
 
-The tiny model with the coupled sampler at T = 1 runs in vLLM's asynchronous path on a CPU
-(`tests/emulated_device.py`), or synchronously, with drafts of its EAGLE-3 head or of trees. Each
-response has to be that of an engine without drafts. What happens is random (`EVENTS`), mostly while
-a step is under way; a drafter or the head may raise. Settings differ from engine to engine.
-SAM_FUZZ_SECONDS says how long to go on with other engines of each kind, from SAM_FUZZ_SEED on; a
-failure names its seed.
+The tiny model runs with the coupled sampler at T = 1, in vLLM's asynchronous path
+(`tests/emulated_device.py`) or synchronously. Each response must equal that of an engine without
+drafts. SAM_FUZZ_SECONDS sets the time, SAM_FUZZ_SEED the first seed. A failure names its seed.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ from tests.integration.responses import core_of, requests, runner_of, session_of
 
 PROMPTS, SIBLINGS, MAX_TOKENS = 16, 4, 160
 COUPLED = RolloutSamplerConfig("coupled")
-# Requests are preempted for want of memory, and no step holds the longest prompt.
 SMALL = {
     "max_num_seqs": 8, "max_num_batched_tokens": 48, "num_gpu_blocks_override": 14,
     "block_size": 128,
@@ -39,13 +35,10 @@ SMALL = {
 LARGE = {"max_num_seqs": 32}
 TEXTS = ("own", "prompt", "run", "draws")
 HEAD = f"{MODEL}_eagle3"
-# Gates that a random one replaces, for chains and for both shapes.
 RANDOM, RANDOM_SHAPES = GateConfig("closed"), GateConfig("auto", exploration=0.0)
-# Both change the shape of drafts at random. The first has a head, and the second has little memory.
 TREE_SEEDS = [54, 100]
 pytestmark = pytest.mark.usefixtures("few_collections")
 SECONDS, SEED = (int(os.environ.get(f"SAM_FUZZ_{name}", 0)) for name in ("SECONDS", "SEED"))
-# Chance of each event before a step.
 EVENTS = {
     "abort": 0.03, "drain": 0.02, "exchange": 0.05, "weights": 0.01, "reset": 0.02, "pause": 0.02,
     "sleep": 0.003,
@@ -53,13 +46,10 @@ EVENTS = {
 
 
 class RandomGate(ScheduleGate):
-    """Opens, closes and changes the shape of drafts without a reason."""
-
     def __init__(self, chance: random.Random, k: int, shapes: int) -> None:
         self._chance, self._k, self._shapes, self._open = chance, k, shapes, True
 
     def budget(self, rows: int, *, whole: bool = False, room: bool = True) -> int:
-        """All tokens or none; of several shapes also the likeliest ones, or a look."""
         self._open ^= self._chance.random() < 0.1
         if self._shapes > 1:
             self.shape = self._chance.randrange(self._shapes)
@@ -68,20 +58,11 @@ class RandomGate(ScheduleGate):
 
 
 def rewrite_weights(worker: Any) -> None:
-    """What a weight sync does to a model, with the weights that it has."""
     for parameter in worker.model_runner.model.parameters():
         parameter.data.copy_(parameter.data.clone())
 
 
 class Life:
-    """One engine, and the requests it is given.
-
-    Args:
-        engine: with the drafter of `sam`.
-        known: prompt, `SamplingParams` and response of each request.
-        chance: what happens.
-    """
-
     def __init__(
         self, engine: Any, sam: SamConfig, known: list[Any], chance: random.Random
     ) -> None:
@@ -104,14 +85,10 @@ class Life:
             engines=1, with_head=has_head, head_ahead=has_head and ahead, trees="tree" in shapes,
             random_gate=sam.gate in (RANDOM, RANDOM_SHAPES),
         )  # fmt: skip
-        self._meant: dict[str, int] = {}  # failures
+        self._meant: dict[str, int] = {}
 
     def run(self) -> None:
-        """Until every request has ended.
-
-        Raises:
-            AssertionError: a text is not the known one, or something is left behind.
-        """
+        """Run until every request has ended; raises AssertionError if a text differs."""
         engine, chance = self._engine.llm_engine, self._chance
         waiting = chance.sample(range(len(self._known)), len(self._known))
         while waiting or engine.has_unfinished_requests():
@@ -132,7 +109,7 @@ class Life:
                 self._judge(output)
             self.totals["steps"] += 1
         for _ in range(2):
-            engine.step()  # the worker learns which requests ended last
+            engine.step()
         self._drain()
         failed = {name: count for name, count in self._failures.items() if count}
         assert failed in ({}, self._meant), f"failed: {failed}, meant to: {self._meant}"
@@ -203,13 +180,11 @@ class Life:
 
 
 def is_plain(sampling: Any) -> bool:
-    """Whether a request has no penalty, grammar or least length."""
     ruled = sampling.structured_outputs is not None or sampling.min_tokens > 0
     return sampling.repetition_penalty == 1.0 and not ruled
 
 
 def known_responses(prompts: list[list[int]]) -> list[Any]:
-    """Prompt, `SamplingParams` and the response of an engine without drafts, for every request."""
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     chance = random.Random(0)
@@ -226,20 +201,18 @@ def known_responses(prompts: list[list[int]]) -> list[Any]:
     with engine_of(SamConfig(enabled=False), **LARGE) as engine:
         outputs = engine.generate(asked, sampling, use_tqdm=False)
     for one in sampling:
-        one.output_kind = RequestOutputKind.CUMULATIVE  # `generate` has changed that
+        one.output_kind = RequestOutputKind.CUMULATIVE
     found = texts(output.outputs[0] for output in outputs)
     return list(zip(asked, sampling, found, strict=True))
 
 
 def engine_of(sam: SamConfig, **sizes: Any) -> Any:
-    """An engine in this process."""
     return offline_engine(
         MODEL, sam, COUPLED, record=True, dtype="float32", max_model_len=1280, **sizes
     )
 
 
 def any_sam(chance: random.Random, most_tokens: int) -> SamConfig:
-    """A gate, a number of tokens and sources."""
     kind = chance.choice(["random", "auto", "threshold"])
     threshold = chance.choice([4, 16, 64])
     return replace(
@@ -250,18 +223,15 @@ def any_sam(chance: random.Random, most_tokens: int) -> SamConfig:
 
 
 def with_head(chance: random.Random, sam: SamConfig) -> SamConfig:
-    """The same with drafts of the tiny model's head."""
     head = ModelSourceConfig(True, "eagle3", HEAD, chance.randint(1, min(4, sam.max_draft_tokens)))
     return replace(sam, sources=replace(sam.sources, model=head))
 
 
 def any_sizes(chance: random.Random) -> dict[str, Any]:
-    """Sizes of an engine."""
     return {**chance.choice([SMALL, LARGE]), "enable_prefix_caching": chance.random() < 0.5}
 
 
 def live_with_trees(seed: int, known: list[Any]) -> Counter[str]:
-    """One engine's life, which drafts trees or trees and chains; what happened in it."""
     chance = random.Random(seed)
     sam = any_sam(chance, 16)
     if sam.gate == RANDOM:
@@ -286,12 +256,10 @@ def live_with_trees(seed: int, known: list[Any]) -> Counter[str]:
 
 
 def live(seed: int, known: list[Any]) -> Counter[str]:
-    """One engine's life, which drafts chains; what happened in it."""
     from sam_rollout.integrations.vllm.scheduling import late_binding
     from tests.emulated_device import asynchronous_scheduling
 
     chance = random.Random(seed)
-    # Where penalties, grammars or least lengths apply no step is prepared ahead.
     if chance.random() < 0.5:
         known = [one for one in known if is_plain(one[1])]
     ahead = mock.patch.object(late_binding, "SCORED_AHEAD", chance.choice([0, 32, 256]))
@@ -312,7 +280,6 @@ def known(prompts):
 
 @pytest.mark.parametrize(("seed", "with_head", "head_ahead"), [(3, 0, 0), (24, 1, 0), (83, 1, 1)])
 def test_random_events_lose_and_double_no_token(known, seed, with_head, head_ahead):
-    """With these seeds the gate opens and closes by chance, and requests are preempted."""
     totals = live(seed, known)
     assert totals["responses"] >= 15
     assert (totals["with_head"], totals["head_ahead"]) == (with_head, head_ahead)

@@ -1,6 +1,6 @@
-"""A model with linear attention: its engine runs without our drafts, and its texts are right.
+"""A model with linear attention: its engine runs without our drafts.
 
-The model is a Qwen3-Next of four layers with random weights; the last has full attention.
+The model is a Qwen3-Next of four layers with random weights; the last layer has full attention.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from tests.integration.conftest import MODEL
 from tests.integration.responses import generate, texts
 
 ON = SamConfig(max_draft_tokens=8, gate=GateConfig("threshold", 10_000))
-# vLLM's kernels for a CPU know this type only, and heads of at least 64.
 LAYERS = {
     "num_hidden_layers": 4,
     "hidden_size": 64,
@@ -54,7 +53,6 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_texts_with_drafts_asked_for_are_those_without(make_engine, hybrid, prompts, caplog):
-    """With its drafts, the engine would die in the first steps."""
     found: list[dict[float, Any]] = []
     for sam in (SamConfig(enabled=False), ON):
         arguments = engine_arguments(sam, RolloutSamplerConfig("coupled"))

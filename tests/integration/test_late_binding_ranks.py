@@ -1,5 +1,3 @@
-"""Drafts bound late where several processes share a model, and where an engine sleeps meanwhile."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -16,9 +14,7 @@ COUPLED = RolloutSamplerConfig("coupled")
 HEAD = {"model": {"enabled": True, "path": f"{MODEL}_eagle3"}}
 SIDES = {
     "plain": SamConfig(enabled=False),
-    # With k = 8: prepared ahead with up to 28 requests, bound with more.
     "late": SamConfig(gate=GateConfig("threshold", 10_000)),
-    # The gate opens as requests end; what the first rank chooses comes with the schedule.
     "head": SamConfig.from_mapping(
         {"gate": {"kind": "threshold", "threshold": 24}, "sources": HEAD}
     ),
@@ -39,9 +35,8 @@ def prompts(prompts) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def engines(make_engine) -> dict[str, Any]:
-    """Engines of two ranks: one without drafts, scheduled synchronously, and two with drafts."""
     found = {}
-    with asynchronous_scheduling():  # ranks are forked there, which is faster
+    with asynchronous_scheduling():
         for name, sam in SIDES.items():
             ahead = {} if sam.enabled else {"async_scheduling": False}
             found[name] = make_engine(sam, **engine_arguments(sam, COUPLED), **RANKS, **ahead)
@@ -66,7 +61,6 @@ def one_by_one(engines, prompts) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("name", ["late", "head"])
 def test_all_ranks_verify_the_drafts_of_the_first(name, engines, reference, prompts):
-    """Otherwise ranks would disagree about lengths, and texts would differ or the engine hang."""
     assert rollout(engines[name], prompts) == reference
     first, second = engines[name].collective_rpc("sam_drain")
     assert second is None, "only the first drafts"
@@ -81,7 +75,6 @@ def test_all_ranks_verify_the_drafts_of_the_first(name, engines, reference, prom
 def test_an_engine_that_sleeps_with_a_step_on_its_way_loses_and_doubles_no_token(
     engines, one_by_one, prompts, level
 ):
-    """Level 0 goes on where it was; level 1 gives up the cache, and computes the texts again."""
     lengths: list[int] = []
 
     def sleep(core: Any) -> None:

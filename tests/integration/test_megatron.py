@@ -1,7 +1,6 @@
-"""A head learns along with a policy that Megatron divides, and the policy is as without it.
+"""A head is trained with a policy that Megatron divides, and does not change the policy.
 
-verl's Megatron engine and Megatron-Core run as installed, on a CPU (tests/megatron_on_cpu); several
-processes at once, in `megatron_probe.py`.
+verl's Megatron engine runs on a CPU (tests/megatron_on_cpu), in processes of `megatron_probe.py`.
 """
 
 from __future__ import annotations
@@ -22,15 +21,13 @@ from sam_rollout.heads.writing import write_fresh_head
 from tests import megatron
 from tests.integration.conftest import MODEL, REPOSITORY
 
-LIMIT_S = 440  # the program gives up before
+LIMIT_S = 440
 HEAD_LAYERS, OTHER_LAYERS = (2, 6, 9), (0, 5)
-FAR = 0.1  # bfloat16, summed in another order; states of different tokens are 1 apart
+FAR = 0.1  # bfloat16 and another order of sums; states of different tokens are 1 apart
 pytestmark = pytest.mark.timeout(megatron.FETCH_S + LIMIT_S + 30)
 
 
 class Run:
-    """What the processes found, with a policy that transformers reads, too."""
-
     def __init__(self, name: str, folder: str, policy: str, processes: int, **_: Any) -> None:
         files = [Path(folder, f"{rank}.pt") for rank in range(processes)]
         self.found = [torch.load(file, weights_only=False) for file in files]
@@ -44,7 +41,6 @@ class Run:
 
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The tiny policy with two matrices that differ, and a head that knows nothing."""
     folder, head = tmp_path_factory.mktemp("untied"), tmp_path_factory.mktemp("head")
     model = AutoModelForCausalLM.from_pretrained(MODEL, tie_word_embeddings=False)
     model.lm_head.weight.data.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
@@ -75,14 +71,12 @@ DIVIDED = {
         "transformer": {"sequence_parallel": False},
     },
 }
-STAGES = {"layers and texts divided": {4, 8}, "texts side by side": {12}}  # layers of each
+STAGES = {"layers and texts divided": {4, 8}, "texts side by side": {12}}
 
 
 @pytest.fixture(scope="module")
 def runs(untied: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """Runs of one program, whose imports take long."""
     asked = {}
-    # Two matrices are the first and the last stage's.
     models = [untied, (Path(MODEL), Path(f"{MODEL}_eagle3"))]
     for (name, divided), (policy, head) in zip(DIVIDED.items(), models, strict=True):
         folder = str(tmp_path_factory.mktemp("megatron"))
@@ -126,13 +120,11 @@ def test_the_policy_learns_as_without_a_head(run: Run) -> None:
 
 
 def farthest(states: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest distance of a token's states, as a share of their length."""
     distance = (states.float() - expected.float()).norm(dim=1)
     return float((distance / expected.float().norm(dim=1)).max())
 
 
 def check_states(run: Run, samples: list[dict[str, Any]], layers: tuple[int, ...]) -> None:
-    """Every response's window lies in one process, with the states that transformers computes."""
     texts, model, seen = run.found[0]["texts"], run.reference, []
     for sample in samples:
         tokens = sample["tokens"].tolist()
@@ -156,7 +148,7 @@ def check_states(run: Run, samples: list[dict[str, Any]], layers: tuple[int, ...
 def test_states_are_those_of_the_texts_tokens(run: Run) -> None:
     first = [found["with"]["taken"][0] for found in run.found]
     counts = {len(samples) for samples in first}
-    assert counts == {len(run.found[0]["texts"]) // len(run.found)}  # they take turns
+    assert counts == {len(run.found[0]["texts"]) // len(run.found)}
     assert {found["layers"] for found in run.found} == run.stages
     check_states(run, list(itertools.chain(*first)), HEAD_LAYERS)
 

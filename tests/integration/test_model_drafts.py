@@ -1,8 +1,7 @@
-"""Drafts of a model that vLLM runs, joined with drafts from texts: the same texts, and alive.
+"""Drafts of a model that vLLM runs, joined with drafts from texts.
 
-The model that drafts is the tiny model itself, so that what it says is known: at T = 0 all of it is
-right, and with shared noise at T = 1, too. Scheduled a step ahead, its drafts are not on the host
-before somebody has waited for what was sampled (`tests/emulated_device.py`).
+The drafter is the tiny model itself, so all its drafts are right at T = 0, and with shared noise at
+T = 1. Asynchronous scheduling is emulated (`tests/emulated_device.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def sam(
 
 @pytest.fixture(scope="module")
 def start(make_engine) -> Any:
-    """``start(sam, sampler, ahead, **arguments)``: an engine; ``ahead``: scheduled a step ahead."""
+    """Return ``start(sam, sampler, ahead, **arguments)``, which starts an engine."""
 
     def make(
         config: SamConfig, sampler: str = "coupled", ahead: bool = False, **arguments: Any
@@ -79,7 +78,7 @@ def some(prompts) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def without(start) -> Any:
-    """``without(prompts, siblings, sampler, **sampling)``: texts without drafts; asked for once."""
+    """Return ``without(prompts, siblings, sampler, **sampling)``, which samples without drafts."""
     known: dict[str, list[list[int]]] = {}
 
     def ask(
@@ -100,13 +99,11 @@ def reference(without, some) -> list[list[int]]:
 
 
 def drained(engine: Any) -> tuple[dict[str, int], int, int]:
-    """Counters, and draft tokens verified and accepted."""
     (report,) = engine.collective_rpc("sam_drain")
     return report["counters"], *drafts(report)
 
 
 def drained_of_model(engine: Any) -> int:
-    """Draft tokens of the model that were verified; nothing has failed."""
     (report,) = engine.collective_rpc("sam_drain")
     counters, place = report["counters"], NAMES.index("model")
     assert counters["draft/failures"] == counters["draft/model_failures"] == 0
@@ -128,12 +125,10 @@ def test_texts_are_those_without_drafts(config, start, some, reference):
     counters, drafted, accepted = drained(engine)
     assert counters["draft/failures"] == 0 and counters["draft/model_tokens"] > 0
     if config.gate == ALWAYS:
-        # The policy's own text, whose likeliest next token it draws most of the time.
         assert accepted > (0.4 if config.sources.model.method == "draft_model" else 0.1) * drafted
 
 
 def test_texts_are_those_without_a_head_of_another_kind(start, some, reference, tmp_path):
-    """A random one: what it drafts is wrong, and in the way of nothing."""
     write_medusa(tmp_path, heads=K)
     config = sam("own", method="medusa", path=tmp_path, k=K + 2)
     engine = start(config)
@@ -166,12 +161,10 @@ def test_drafts_that_share_the_noise_of_what_verifies_them_are_all_right(
     outputs = generate(engine, some, SIBLINGS, max_tokens=TOKENS, top_p=0.95)
     assert texts(outputs) == without(some, SIBLINGS, "coupled", top_p=0.95)
     _, drafted, accepted = drained(engine)
-    # Nearly all are right: a sum over more rows at once rounds differently.
     assert drafted > 1000 and accepted > 0.995 * drafted
 
 
 def test_a_step_ahead_as_many_drafts_are_verified_and_as_good(start, prompts, without):
-    """The gate opens once few of 48 requests are left; ahead, it does so two steps later."""
     config = sam("own", "prompt", method="eagle3", k=8, gate=GateConfig("threshold", 24))
     expected, told = without(prompts[:16], 3), []
     for engine in start(config), start(config, ahead=True):
@@ -185,7 +178,6 @@ def test_a_step_ahead_as_many_drafts_are_verified_and_as_good(start, prompts, wi
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
 def test_a_model_goes_on_from_the_path_that_is_accepted_of_a_tree(method, start, some, reference):
-    """Its first draft token is right as often as in an engine that verifies chains."""
     shares, trees = [], []
     for shape in "chain", "tree":
         config = replace(sam("own", "prompt", method=method, k=8), draft_shape=shape)
@@ -197,7 +189,6 @@ def test_a_model_goes_on_from_the_path_that_is_accepted_of_a_tree(method, start,
         (report,) = engine.collective_rpc("sam_drain")
         assert report["counters"]["draft/model_failures"] == 0
         trees.append(any(report["steps"]["draft_trees"]))
-        # The model's tokens are drafted, whatever texts say.
         place = NAMES.index("model")
         assert sum(row[place] for row in report["steps"]["drafted_per_source"] if row) > 100
     assert trees == [False, True]
@@ -205,7 +196,6 @@ def test_a_model_goes_on_from_the_path_that_is_accepted_of_a_tree(method, start,
 
 
 def passes_of(engine: Any) -> list[int]:
-    """Draft tokens that the drafter is asked for, step by step, from here on."""
     drafter, asked = runner_of(engine).drafter, []
     propose = drafter.propose
 
@@ -247,7 +237,7 @@ def test_behind_a_closed_gate_a_model_runs_its_first_pass_and_tells_if_it_is_ali
     engine = start(config, ahead=ahead)
     passes = passes_of(engine)
     assert texts(generate(engine, some, SIBLINGS, max_tokens=TOKENS)) == reference
-    assert set(passes[1:]) == {0}  # before the first step no gate has decided
+    assert set(passes[1:]) == {0}
     assert drained(engine)[1] == 0
     for weight, expected in (1.0, True), (0.0, False):
         for parameter in runner_of(engine).drafter.model.parameters():

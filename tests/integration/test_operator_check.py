@@ -1,5 +1,3 @@
-"""Decoding against verifying in real engines: they agree, and where they do not, it shows."""
-
 from __future__ import annotations
 
 import pytest
@@ -12,7 +10,6 @@ pytestmark = pytest.mark.usefixtures("few_collections")
 
 K = 3
 TOKENS = 24
-# Natural logarithm; float32 rounding through twelve layers stays far below, a wrong mask far above.
 LIMIT = 1e-3
 
 
@@ -26,14 +23,12 @@ def test_verifying_agrees_with_decoding_and_whole_groups_were_verified(check):
     again, verified = result["rows"]
     assert (again["draft_tokens"], verified["draft_tokens"]) == (0, K)
     assert again["overall"]["positions"] == check.prompts * (TOKENS - 1)
-    # All but the first token, and at most an incomplete group at the end.
     assert verified["overall"]["positions"] >= check.prompts * (TOKENS - 1 - K)
     assert again["overall"]["maximum"] < LIMIT
     assert result["maximum"] == verified["overall"]["maximum"] < LIMIT
 
 
 def test_another_context_is_noticed(check, monkeypatch):
-    """The check must be able to fail: the texts are verified after other prompts."""
     verify = operator_check._verify
 
     def after_other_prompts(check, prompts, *rest):
@@ -46,5 +41,4 @@ def test_another_context_is_noticed(check, monkeypatch):
 
 
 def test_rows_round_alike_in_bfloat16():
-    """The check runs a rollout's sampler, which on CPUs with AMX leaves kernels out."""
     assert run(OperatorCheck(MODEL, "bfloat16", (K,), TOKENS, prompts=2))["maximum"] == 0

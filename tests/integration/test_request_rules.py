@@ -1,5 +1,3 @@
-"""What requests ask for, in engines whose steps verify several tokens."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -20,12 +18,10 @@ from sam_rollout.integrations.vllm.scheduling.request_rules import (
     mark_as_ours,
 )
 
-keep_rules_with_drafts()  # as the plugin does
+keep_rules_with_drafts()
 
 
 class Letters(BaseIncrementalDetokenizer):
-    """Tokens are letters."""
-
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids
@@ -38,7 +34,6 @@ class Letters(BaseIncrementalDetokenizer):
 
 
 def read(steps: list[str], update=BaseIncrementalDetokenizer.update, **asked):
-    """Stop string, text, kept tokens, and those that the last step hands on."""
     letters = Letters(SimpleNamespace(sampling_params=SamplingParams(**asked)))
     letters.token_ids = []
     for step in steps:

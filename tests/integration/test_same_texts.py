@@ -1,14 +1,9 @@
-"""Drafts change the time that a rollout takes, and none of its texts.
+"""Checks that drafts do not change texts.
 
 Each side is an engine with the coupled sampler at temperature 1 on the tiny model. Its texts have
-to be, token for token, those of an engine that drafts nothing. Sides that are ``ahead`` run in
-vLLM's asynchronous path, where drafts are bound late: streams and events are stand-ins
-(`tests/emulated_device.py`), scheduler, runner, model and drafter are the real ones. What stays to
-be shown on an accelerator is that a copy of tokens is waited for.
-
-Log-probabilities are compared as well, also with those that transformers computes.
-
-`benchmarks/trajectories.py` does the same with more and longer responses.
+to be equal to the texts of an engine without drafts. Sides that are ``ahead`` run in vLLM's
+asynchronous path with emulated streams and events (`tests/emulated_device.py`). Log-probabilities
+are compared, too.
 """
 
 from __future__ import annotations
@@ -50,8 +45,7 @@ OFF = SamConfig(enabled=False)
 SIBLINGS, LONGEST = 2, 120
 ALWAYS, CLOSED = GateConfig("threshold", 10_000), GateConfig("closed")
 AUTO = GateConfig("auto", exploration=0.1)
-# Room for few tokens: 10 usable blocks hold eight prompts, but not eight responses (requests are
-# preempted and computed anew), and no step holds the first prompt, of 54 tokens.
+# There are 10 usable blocks: enough for eight prompts, too few for eight responses.
 SMALL = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 48,
@@ -62,8 +56,6 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Side:
-    """An engine to compare: what drafts, whether it schedules ahead, further arguments of vLLM."""
-
     sam: SamConfig
     ahead: bool = False
     engine: dict[str, Any] = field(default_factory=dict)
@@ -71,7 +63,6 @@ class Side:
 
 
 def joined(k: int, gate: GateConfig, **options: Any) -> SamConfig:
-    """Drafts of texts, and of the tiny model's head."""
     head = {"enabled": True, "path": f"{MODEL}_eagle3", "options": options}
     sam = SamConfig.from_mapping({"max_draft_tokens": k, "sources": {"model": head}})
     return dataclasses.replace(sam, gate=gate)
@@ -96,7 +87,6 @@ SIDES = {
     "tree, waits": Side(TREES, engine=SMALL | {"enable_prefix_caching": True}),
     "tree, head": Side(dataclasses.replace(joined(8, ALWAYS), draft_shape="tree")),
     "tree, preempted": Side(TREES, engine=SMALL | {"max_num_batched_tokens": 256}),
-    # Prepared ahead with up to 28 requests (k = 8) or 64 (k = 3), bound with more.
     "ahead, closed": Side(SamConfig(gate=CLOSED), ahead=True),
     "ahead, opens": Side(
         SamConfig(draft_shape="tree", gate=GateConfig("threshold", 24)), ahead=True
@@ -105,7 +95,6 @@ SIDES = {
     "ahead, auto": Side(SamConfig(gate=AUTO, draft_shape="auto"), ahead=True),
     "ahead, head, k = 3": Side(joined(3, GateConfig("threshold", 24)), ahead=True),
     "ahead, head, k = 8": Side(joined(8, ALWAYS), ahead=True),
-    # vLLM asks the head in steps alone in which no text is longer.
     "ahead, short head": Side(joined(3, GateConfig("threshold", 24), max_model_len=128), True),
     "ahead, head, preempted": Side(joined(3, ALWAYS), ahead=True, engine=SMALL),
 }
@@ -118,8 +107,6 @@ def prompts(prompts) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def start(make_engine) -> Callable[[Side], Any]:
-    """``start(side)``: an engine; a side that schedules ahead does so."""
-
     def make(side: Side) -> Any:
         arguments = {
             **engine_arguments(side.sam, RolloutSamplerConfig(side.sampler)),
@@ -140,7 +127,6 @@ def start(make_engine) -> Callable[[Side], Any]:
 
 @pytest.fixture(scope="module")
 def engine_of(start) -> Callable[[str], Any]:
-    """``engine_of(name)``: the engine of a side, made once."""
     made: dict[str, Any] = {}
 
     def get(name: str) -> Any:
@@ -153,18 +139,16 @@ def engine_of(start) -> Callable[[str], Any]:
 
 @pytest.fixture(scope="module")
 def plain(start) -> Any:
-    """Drafts nothing, and is scheduled synchronously."""
     return start(Side(OFF))
 
 
 def rollout(engine: Any, prompts: list[list[int]], first: int = 0) -> list[list[int]]:
-    """Responses to the prompts from `first` on. Lengths differ, so that the batch shrinks."""
+    """Return responses to the prompts from `first` on; their lengths differ."""
     limits = lengths(prompts)[first * SIBLINGS :]
     return texts(generate(engine, prompts[first:], SIBLINGS, max_tokens=limits))
 
 
 def lengths(prompts: list[list[int]]) -> list[int]:
-    """Most tokens of each response of a rollout."""
     count = len(prompts) * SIBLINGS
     return [LONGEST * (count + 3 * number) // (4 * count) for number in range(count)]
 
@@ -180,7 +164,6 @@ def one_by_one(plain, prompts) -> dict[str, list[int]]:
 
 
 def spied(patch: pytest.MonkeyPatch, owner: Any, *names: str) -> Counter[str]:
-    """How often methods are called from here on."""
     counts: Counter[str] = Counter()
 
     def spy(name: str, method: Any) -> Any:
@@ -198,7 +181,6 @@ def spied(patch: pytest.MonkeyPatch, owner: Any, *names: str) -> Counter[str]:
 @pytest.mark.parametrize("name", SIDES)
 def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
     side, engine = SIDES[name], engine_of(name)
-    # An engine that runs few requests at once takes long, so it gets half of them.
     first = len(prompts) // 2 if "max_num_seqs" in side.engine else 0
     with pytest.MonkeyPatch.context() as patch:
         ways = spied(patch, LateBinding, "_fill", "_bind", "_follow")
@@ -226,14 +208,14 @@ def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
         assert {False, True} == set(report["steps"]["draft_trees"])
         assert counters["gate/tree_steps"] > 0
     assert (counted(engine, "num_preemptions") > 0) == ("preempted" in name)
-    # Filling, and places that no draft was bound to, are no drafts: vLLM counts both.
+    # vLLM counts filling and unused places as drafts.
     kept = accepted + counters["draft/accepted_padding_tokens"]
     counted_by_vllm = counted(engine, "spec_decode_num_accepted_tokens")
-    if "waits" in name:  # drafts of requests that a step has no room for are verified uncounted
+    if "waits" in name:
         assert kept <= counted_by_vllm < 1.1 * kept
         return
     assert counted_by_vllm == kept
-    if side.ahead:  # prepared ahead, bound and without places
+    if side.ahead:
         assert set(ways) == ({"_follow"} if "closed" in name else {"_fill", "_bind", "_follow"})
     else:
         filled = counters["draft/padding_tokens"]
@@ -244,7 +226,6 @@ def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
 
 @pytest.mark.parametrize("name", [name for name in SIDES if "closed" not in name])
 def test_texts_are_the_same_where_requests_come_and_go(name, engine_of, one_by_one, prompts):
-    """With aborts, least lengths, penalties and grammars."""
     engine = engine_of(name)
     found = come_and_go(engine, prompts, longest=LONGEST, aborts=True)
     assert len(one_by_one) == len(prompts)
@@ -256,7 +237,6 @@ def test_texts_are_the_same_where_requests_come_and_go(name, engine_of, one_by_o
 
 @pytest.mark.parametrize("name", ["k = 8", "tree", "ahead, k = 8"])
 def test_an_interrupted_response_goes_on_as_if_it_had_not_been(name, engine_of, reference, prompts):
-    """verl's asynchronous trainers ask this way: the text sampled so far follows the prompt."""
     engine, chance = engine_of(name), random.Random(5)
     asked, parameters = requests(prompts, SIBLINGS, max_tokens=lengths(prompts))
     said: list[list[int]] = [[] for _ in asked]
@@ -287,14 +267,12 @@ def test_without_drafts_texts_are_the_same_asynchronously(start, reference, prom
 
 
 def test_rejected_drafts_do_not_show(start, reference, prompts):
-    """Drafts that are nearly always wrong, at every step."""
     sam = SamConfig(max_draft_tokens=3, gate=ALWAYS)
     engine = start(Side(sam, engine={"speculative_config": FORCED}))
     assert rollout(engine, prompts) == reference
 
 
 def leave_out(part: str, patch: pytest.MonkeyPatch) -> None:
-    """Verify trees without a part."""
     read = TreeKeeper._read
 
     def without_positions(keeper: TreeKeeper, drafts: Any) -> StepTrees | None:
@@ -337,7 +315,6 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def answer(prompts) -> Callable[[Any], list[Any]]:
-    """``answer(engine)``: its responses to requests of all kinds, which share the batches."""
     asked, parameters = [], []
     for sampling in SAMPLING.values():
         some = requests(prompts[:2], SIBLINGS, max_tokens=LONGEST, logprobs=0, **sampling)
@@ -369,7 +346,6 @@ def test_every_sampling_parameter_is_kept_by_drafts(name, start, engine_of, answ
     assert accepted > 300, "drafts were at work"
     assert any(one.stop_reason in SAMPLING["stop strings"]["stop"] for one in found[1])
     same = [a == b for a, b in zip(*map(texts, found), strict=True)]
-    # A cut or a greedy choice between equals may fall either way, rarely.
     assert sum(same) >= len(same) - 2
     for left, right, equal in zip(*found, same, strict=True):
         assert len(right.logprobs) == len(right.token_ids)
@@ -398,7 +374,6 @@ def test_logprobs_of_sampled_tokens_agree_with_hugging_face(engine_of, model, pr
         p = torch.full((len(tokens),), sampling["top_p"]) if "top_p" in sampling else None
         expected = apply_top_k_top_p_pytorch(logits, k, p).log_softmax(-1)
         for row, token, found in zip(expected, tokens, output.logprobs, strict=True):
-            # A token right at the top-p cut may fall on either side of it.
             if row[token].isfinite():
                 differences.append(abs(found[token].logprob - row[token].item()))
         total += len(tokens)
@@ -438,7 +413,6 @@ def test_a_drafter_that_fails_with_a_step_on_its_way_ends_no_rollout(
 def test_the_measuring_gate_sees_every_step_of_the_engine(engine_of, prompts):
     engine = engine_of("auto")
     engine.collective_rpc("sam_drain")
-    # With asynchronous scheduling the time between two calls would not be that of a step.
     assert not engine.llm_engine.vllm_config.scheduler_config.async_scheduling
     tokens = sum(map(len, rollout(engine, prompts, first=len(prompts) // 2)))
     drained = engine.collective_rpc("sam_drain")[0]
@@ -456,7 +430,6 @@ def test_the_measuring_gate_sees_every_step_of_the_engine(engine_of, prompts):
 def test_the_engines_statistics_less_filling_are_what_the_requests_have(engine_of, prompts):
     engine = engine_of("filled up")
     recorders = EngineRecorders(1)
-    # The last request of all before it is still in the books.
     before = engine.collective_rpc("sam_drain")[0]["requests"]
     engine.llm_engine.logger_manager.stat_loggers.append(recorders)
     rollout(engine, prompts[:6])

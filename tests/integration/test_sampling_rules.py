@@ -1,5 +1,3 @@
-"""vLLM's rules on logits in our verify steps: every row has its own place in the text."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -23,7 +21,6 @@ VOCABULARY, STOP, OTHER = 10, 3, 5
 
 
 def draft_and_bonus_rows(metadata: SpecDecodeMetadata) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where a verify step's rows are: request by request, its drafts and then its bonus token."""
     layout = DraftLayout(
         metadata.cu_num_draft_tokens, len(metadata.draft_token_ids), metadata.max_spec_len
     )
@@ -41,10 +38,6 @@ class Rows:
 def verify(
     drafts: list[list[int]], written: list[int], minimum: int, kind: str = ""
 ) -> list[list[int]]:
-    """What a step samples where a stop token is likeliest, and another token comes second.
-
-    Without a kind: the bonus tokens that vLLM samples.
-    """
     least = MinTokensLogitsProcessor(None, torch.device("cpu"), False)
     params = SamplingParams(min_tokens=minimum, max_tokens=64, stop_token_ids=[STOP])
     added = [(row, params, None, [OTHER] * length) for row, length in enumerate(written)]
@@ -79,13 +72,12 @@ def verify(
 
 @pytest.mark.parametrize("kind", ["coupled", "coupled_inversion", "vectorised"])
 def test_a_text_may_end_once_it_is_long_enough_with_the_drafts_before(kind):
-    """vLLM's own sampler lets no bonus token end a text that was too short before the step."""
     drafts = [[OTHER] * 3, [OTHER] * 2, [OTHER], [], [OTHER] * 2]
     written = [4, 4, 4, 4, 6]
     assert verify(drafts, written, 6, kind) == [
-        [OTHER, OTHER, STOP],  # a draft that is rejected where the text may end
-        [OTHER, OTHER, STOP],  # a bonus token that ends it
-        [OTHER, OTHER],  # and one that is too early
+        [OTHER, OTHER, STOP],
+        [OTHER, OTHER, STOP],
+        [OTHER, OTHER],
         [OTHER],
         [STOP],
     ]
@@ -96,8 +88,6 @@ def test_upstream_still_forgets_the_drafts_before_a_bonus_token():
 
 
 def test_gpus_cut_by_the_same_kernel_in_steps_of_any_size(monkeypatch):
-    """A verify step has more rows than one without; vLLM 0.23 and 0.24 look at the number."""
-
     def search(logits, k, p):
         return "search", logits, k, p
 

@@ -1,10 +1,8 @@
-"""Our drafter and sampler inside vLLM's second model runner: the same texts as in the first.
+"""Our drafter and sampler in vLLM's second model runner: the texts are those of the first runner.
 
-This file is also the program that runs it, in a process of its own. That runner's kernels are
-written in Triton, and the published Triton has no backend for a CPU. Its interpreter runs them all
-the same, slowly. vLLM asks for the backend by name before it dares to, so there is one here, which
-compiles nothing. What an accelerator has to show on top is that what the host reads has arrived by
-then.
+This file is also the program that runs the second runner. Its Triton kernels run in Triton's
+interpreter, because Triton has no backend for a CPU. vLLM asks for a backend by name, so this file
+registers one that compiles nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from tests.integration.responses import counted, drafts, generate, runner_of, te
 OFF = SamConfig(enabled=False)
 COUPLED = RolloutSamplerConfig("coupled")
 ALWAYS = GateConfig("threshold", 10_000)
-# Requests are preempted and prompts computed in parts, like in test_same_texts.py.
 SMALL = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 48,
@@ -38,7 +35,6 @@ SIDES = {
     "opens and closes": (SamConfig(max_draft_tokens=3, gate=GateConfig("threshold", 4)), SMALL),
 }
 PROMPTS, SIBLINGS, LONGEST = 3, 2, 256
-# Lengths that differ: the last requests run alone.
 LENGTHS = [60 - 4 * place for place in range(SIBLINGS * PROMPTS)]
 ASKED: dict[str, Any] = {"siblings": SIBLINGS, "top_p": 0.9, "max_tokens": LENGTHS}
 pytestmark = pytest.mark.timeout(600)
@@ -51,7 +47,6 @@ def batch(prompts):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, batch):
-    """What the second runner does with each side."""
     file = tmp_path_factory.mktemp("second_runner") / "file.json"
     file.write_text(json.dumps(batch))
     program = [sys.executable, "-m", "tests.integration.test_second_runner", str(file)]
@@ -63,7 +58,6 @@ def found(tmp_path_factory, batch):
 
 @pytest.fixture(scope="module")
 def reference(make_engine, batch):
-    """The same responses in the first runner, without drafts."""
     engine = make_engine(OFF, **engine_arguments(OFF, COUPLED), max_model_len=LONGEST)
     return texts(generate(engine, batch, **ASKED))
 
@@ -79,7 +73,6 @@ def test_texts_are_those_of_the_first_runner(side, found, reference):
 
 
 def admit_interpreter() -> None:
-    """Tell vLLM that Triton can run kernels here, before it asks."""
     from triton.backends import Backend, backends
 
     class Interpreter:
@@ -90,12 +83,10 @@ def admit_interpreter() -> None:
     backends["cpu"] = Backend(compiler=None, driver=Interpreter)
     from vllm.v1.sample.ops import topk_topp_sampler
 
-    # The one kernel on our way that the interpreter cannot run: it calls methods of plain numbers.
     topk_topp_sampler.apply_top_k_top_p_triton = topk_topp_sampler.apply_top_k_top_p_pytorch
 
 
 def run_sides(prompts: list[list[int]]) -> dict[str, Any]:
-    """Responses of each side, and what its drafter counted."""
     from sam_rollout.integrations.vllm.offline import offline_engine
 
     found = {}

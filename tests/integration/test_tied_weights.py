@@ -1,5 +1,3 @@
-"""Tied weights that arrive in several calls, as the buckets of a weight sync do."""
-
 import pytest
 import torch
 from vllm.model_executor.models import utils
@@ -9,8 +7,6 @@ from sam_rollout.integrations.vllm.serving.tied_weights import CHECK, ties_over_
 
 
 class Tied(torch.nn.Module):
-    """An embedding and an output layer that share one matrix, beside another layer."""
-
     def __init__(self):
         super().__init__()
         self.embed = torch.nn.Embedding(4, 2)
@@ -27,7 +23,6 @@ def bucket(*names):
 def module(monkeypatch):
     if not hasattr(AutoWeightsLoader, CHECK):
         pytest.skip("this vLLM does not ask about tied weights")
-    # vLLM finds them among its own layers, which need a device's group of processes.
     tied = {"head.weight": "embed.weight"}
     monkeypatch.setattr(utils, "_get_tied_embedding_params", lambda module: tied)
     return Tied()
@@ -50,7 +45,7 @@ def test_buckets_are_asked_about_together(module):
         load(module, "head.weight")
     assert module.head.weight.eq(1).all() and module.layer.weight.eq(1).all()
     with pytest.raises(ValueError, match="was skipped"):
-        load(module, "head.weight")  # outside it is asked as before
+        load(module, "head.weight")
 
 
 def test_a_matrix_that_no_bucket_brought_is_refused(module):

@@ -1,4 +1,4 @@
-"""Tests that fail on the day when one of our workarounds for verl can go."""
+"""Tests that fail when a workaround for verl can be removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import zmq
 
 
 def test_verl_still_names_the_cpu_backend_twice():
-    """``use_single_gloo_backend`` can go when verl no longer joins two backends for one device."""
+    """If this fails, ``use_single_gloo_backend`` can be removed."""
     import verl.utils.distributed as distributed
 
     function = distributed.initialize_global_process_group_ray
@@ -23,7 +23,7 @@ def test_verl_still_names_the_cpu_backend_twice():
 
 
 def test_verls_sender_still_waits_for_a_receiver_that_failed(tmp_path):
-    """``WatchedSender`` can go when this sync ends by itself."""
+    """If this fails, ``WatchedSender`` can be removed."""
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
     handle, ended = f"ipc://{tmp_path}/engine.sock", threading.Event()

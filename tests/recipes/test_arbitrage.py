@@ -1,5 +1,3 @@
-"""Arbitrage without engines: who writes which step, pairs, labels, thresholds, the report."""
-
 import asyncio
 
 import numpy as np
@@ -12,12 +10,10 @@ from recipes.arbitrage.router import annotated, balance, calibrate, collect, lab
 from recipes.arbitrage.steps import DRAFT, TARGET, Solution, Step, choice_of, solve
 from sam_rollout.core.identity import identify
 
-LENGTHS = (3, 1, 2)  # steps of each answer
+LENGTHS = (3, 1, 2)
 
 
 class Scripted:
-    """Writes numbered steps; answer n has LENGTHS[n] of them. Notes who was served together."""
-
     def __init__(self, name, slow=()):
         self.name = name
         self.slow = slow
@@ -30,7 +26,6 @@ class Scripted:
         return await answer
 
     def work(self):
-        """Serve all answers that wait; serve slow ones only where no other waits."""
         others = [one for one in self.waiting if one[0].question not in self.slow]
         served = others or self.waiting
         self.waiting = [one for one in self.waiting if one not in served]
@@ -50,8 +45,6 @@ def answers():
 
 
 def scored(table):
-    """Scores by a step's text."""
-
     async def score(_solution, step):
         return table.get(step.text, 0.5)
 
@@ -91,7 +84,7 @@ def test_an_error_ends_the_answering():
 def test_rsd_rewrites_steps_of_low_reward():
     texts, _, target = solved("rsd", 0.5, reward=scored({"draft0\n": 0.4, "draft1\n": 0.5}))
     assert texts == ["target0\ndraft1\ndraft2\n", "target0\n", "target0\ndraft1\n"]
-    assert target.asked == [["0", "1", "2"]]  # it is asked in one round only
+    assert target.asked == [["0", "1", "2"]]
 
 
 def test_the_router_sends_steps_above_its_threshold():
@@ -106,13 +99,13 @@ def test_the_oracle_takes_the_better_step_and_the_draft_at_a_tie():
     assert texts == ["target0\ndraft1\ndraft2\n", "target0\n", "target0\ndraft1\n"]
     assert [len(asked) for asked in target.asked] == [3, 2, 1]
     texts, _, _ = solved("oracle", 0.8, reward=scored(rewards))
-    assert texts[1] == "draft0\n"  # better, but not by more than tau
+    assert texts[1] == "draft0\n"
 
 
 def test_collecting_averages_several_steps_of_the_target():
     draft, target, solutions = Scripted(DRAFT), Scripted(TARGET), answers()
 
-    async def reward(_solution, step):  # second tries are better; the draft's are worth 0.4
+    async def reward(_solution, step):
         return step.tokens[0] if step.author == TARGET else 0.4
 
     pairs = collect(solutions, draft, target, reward, samples=2, seed=1)
@@ -161,14 +154,13 @@ def test_thresholds_send_the_share_that_was_asked():
     assert sent == pytest.approx([0.1, 0.5], abs=0.01)
     low = float((pairs["draft"] < 1).mean())
     sent = [(pairs["draft"] < tau).mean() for tau in taus["rsd"]]
-    assert sent == [pytest.approx(low), pytest.approx(low)]  # rewards take two values only
+    assert sent == [pytest.approx(low), pytest.approx(low)]
     (none, everything) = calibrate(pairs, [0.0, 0.9])["rsd"]
     assert (pairs["draft"] < none).sum() == 0
     assert (pairs["draft"] < everything).all()
 
 
 def test_a_router_learns_what_a_text_shows(tmp_path):
-    # "no" marks the pairs in which the target is better.
     arguments = {
         "num_train_epochs": 6,
         "learning_rate": 1e-3,

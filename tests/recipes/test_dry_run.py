@@ -1,5 +1,3 @@
-"""The plan that --dry-run prints, without verl: what it says, and what it refuses."""
-
 import shutil
 
 import pytest
@@ -19,12 +17,11 @@ EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml
 
 @pytest.fixture(autouse=True)
 def without_verl(monkeypatch):
-    """verl's own checks take half a minute of imports; tests/integration runs them."""
+    """Skip verl's own checks, whose imports take half a minute."""
     monkeypatch.setattr(dry_run, "ALL_CHECKS", RUN_CHECKS)
 
 
 def planned(*overrides: str):
-    """The composed configuration, its group `sam`, and the memory of a device."""
     config = composed(*overrides)
     sam = read_run_config(config).sam
     return config, sam, dry_run.memory_plan(config, sam, check_layout(config))
@@ -165,5 +162,4 @@ def test_what_may_draft_or_is_filled_up_is_verified(experiment, overrides, reque
     k, vocabulary = config.sam.max_draft_tokens, config.model_shape.vocab
     rows = config.actor_rollout_ref.rollout.max_num_seqs
     beyond = max(0, requests * (1 + k) - rows) * vocabulary
-    # Logits, probabilities and a temporary in float32 at least.
     assert plan.verification >= 3 * 4 * beyond and (plan.verification > 0) == (beyond > 0)

@@ -1,5 +1,3 @@
-"""The evaluation's statistics and its comparison of two sides, without an engine."""
-
 import math
 from dataclasses import asdict
 
@@ -32,7 +30,6 @@ def groups(*accuracies):
     [
         ([[1], [0], [1], [1]], share(3, 4), 1),
         ([[1, 0], [1, 1], [0, 0]], mean([0.5, 1.0, 0.0]), 2),
-        # Every problem counts once, however many samples it has.
         ([[1, 1, 1, 0], [0]], mean([0.75, 0.0]), 2.5),
     ],
 )
@@ -50,7 +47,6 @@ def test_copies_of_a_prompt_are_further_samples_of_it():
     ]  # fmt: skip
     assert [one.identity.sibling for one in requests] == [one.sample for one in requests]
     assert len({one.identity.key for one in requests}) == len(requests)
-    # A prompt that stands once has the keys it always had.
     assert lay_out([a], 2, 0) == requests[:2]
 
 
@@ -68,7 +64,6 @@ def test_divergences_name_request_place_and_tokens():
         ([True], 1, True, "same trajectories"),
         ([False], 1, False, "NOT KEPT"),
         ([None], 0, False, "NOT KEPT"),
-        # What was not looked at is neither a tie nor refuted.
         ([True, None, True], 2, True,
          "same trajectories, up to 2 numerical ties (2 of 3 looked at)"),
         ([True, None, False], 2, False, "NOT KEPT: 1 differences are no numerical ties (2 of 3 "),
@@ -111,7 +106,6 @@ def test_distance_of_draw():
 
 
 def partings(count):
-    """Responses that part one position earlier from request to request, at tokens 0 and 2."""
     requests = lay_out([[9], [8]], samples=(count + 1) // 2, seed=0)[:count]
     off = [[response(1, [1] * (count + 1))] * ((count + 1) // 2) for _ in range(2)]
     places = [
@@ -132,7 +126,7 @@ def test_the_first_places_are_looked_at(monkeypatch):
 
     options = parser().parse_args(["--greedy", "--samples", "3"])
     look_at_ties(parted, requests, off, logprobs_after, options)
-    assert [one.tie for one in parted] == [None] + [True] * 5  # the first one parts last
+    assert [one.tie for one in parted] == [None] + [True] * 5
     assert parted[0].distance is None
     assert parted[1].distance == pytest.approx(0.01)
     assert len(asked) == 5 and asked[0] == (requests[-1], requests[-1].prompt_ids + [1])

@@ -1,5 +1,3 @@
-"""The entry point: what it says of a configuration that cannot be run, in one line each."""
-
 import os
 import sys
 
@@ -9,7 +7,6 @@ from omegaconf import OmegaConf
 from recipes.dapo_qwen3 import main as program
 
 REFUSED = [
-    # What is typed, and what stands behind "Configuration error: ".
     ("sam.max_draft_tokens=0", "sam.max_draft_tokens = 0: must be 1..32"),
     ("+sam.gate.treshold=4", "sam.gate.treshold = 4: unknown key; did you mean 'threshold'?"),
     (
@@ -19,12 +16,11 @@ REFUSED = [
     ),
 ]
 DATA = "data.train_files=nowhere.parquet"
-QUIET = ("hydra/job_logging=none", "hydra/hydra_logging=none")  # logging is this process's
+QUIET = ("hydra/job_logging=none", "hydra/hydra_logging=none")
 MISSING = "data.train_files = 'nowhere.parquet': there is no such file; python -m recipes.dapo_qw"
 
 
 def run_command(monkeypatch, *arguments: str) -> object:
-    """Call the program in this process; returns what it says when it ends."""
     monkeypatch.setattr(sys, "argv", ["main", "experiment=tiny_cpu", *QUIET, *arguments])
     monkeypatch.delenv(program.FULL_ERROR, raising=False)
     with pytest.raises(SystemExit) as ended:
@@ -43,7 +39,7 @@ def run_command(monkeypatch, *arguments: str) -> object:
 )
 def test_one_line_says_what_is_wrong(flags, overrides, said, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # a note would say that it counts
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     code = run_command(monkeypatch, *flags, overrides, f"run_dir={tmp_path}/run")
     assert code.startswith(f"Configuration error: {said}") and "\n" not in code
     assert capsys.readouterr() == ("", "")

@@ -1,5 +1,3 @@
-"""Data preparation: verl's columns, no repeats, disjoint splits, clear messages."""
-
 import socket
 
 import datasets

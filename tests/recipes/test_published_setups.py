@@ -1,5 +1,3 @@
-"""Experiments that repeat a published setup have its values, apart from listed differences."""
-
 import math
 from typing import Any
 
@@ -16,13 +14,12 @@ SETUPS = LISTED["setups"]
 
 
 def expected(setup: str) -> dict[str, Any]:
-    """What the composed experiment has to say, by key, with the values of what it extends."""
     listed = SETUPS[setup]
     found = expected(listed["extends"]) if "extends" in listed else {}
     for values in listed["values"].values():
         found |= values
     for difference in listed.get("differences", ()):
-        found.pop(difference["key"], None)  # null: there is nothing to set
+        found.pop(difference["key"], None)
         if "ours" in difference:
             found[difference["key"]] = difference["ours"]
     return found

@@ -1,5 +1,3 @@
-"""The reward: right answers score +1, everything else -1, and nothing makes it raise."""
-
 import importlib.util
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -66,14 +64,12 @@ def test_different_answers_stay_different(one, other):
 @pytest.mark.parametrize(
     ("source", "response", "truth", "right"),
     [
-        # Public sources may answer on a line, as DAPO asks; the synthetic one wants the box.
         ("dapo_math_17k", "so 42.\nAnswer: 42", "42", 1.0),
         ("dapo_math_17k", "Answer: 7\n**Answer:** $42$", "42", 1.0),
         ("dapo_math_17k", "answer : 42.", "42", 1.0),
         ("dapo_math_17k", "Answer: \\boxed{42}", "42", 1.0),
         (DATA_SOURCE, "Answer: 42", "42", 0.0),
         (DATA_SOURCE, "\\boxed{6*7}", "42", 0.0),
-        # Public answers have other forms.
         ("math_500", "\\boxed{\\frac{2}{4}}", "0.5", 1.0),
         ("math_500", "\\boxed{x+1}", "1+x", 1.0),
         ("math_500", "\\boxed{x+2}", "1+x", 0.0),
@@ -84,7 +80,7 @@ def test_what_counts_as_the_answer_depends_on_the_source(source, response, truth
 
 
 def test_a_stuck_comparison_is_given_up_and_hurts_no_other():
-    symbolically_equal("2", "1+1")  # starts the workers, so that the timeout measures the work
+    symbolically_equal("2", "1+1")
     others = []
     begin = time.perf_counter()
     with ThreadPoolExecutor(4) as threads:

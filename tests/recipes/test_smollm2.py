@@ -1,5 +1,3 @@
-"""The wheels that SmolLM2 comes out of are known files, and a folder appears when it is whole."""
-
 import hashlib
 import zipfile
 

@@ -1,5 +1,3 @@
-"""The shipped tokenizer: exact round trips, short texts, the one that its command makes."""
-
 import random
 
 import pytest

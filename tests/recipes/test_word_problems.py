@@ -1,5 +1,3 @@
-"""Word problems: answers must be right, the splits apart and the same everywhere."""
-
 import random
 import re
 
@@ -9,7 +7,6 @@ from recipes.dapo_qwen3.prepare_data import prepare
 from recipes.dapo_qwen3.reward import compute_score
 from recipes.dapo_qwen3.word_problems import EXAMPLE, KINDS, SPLIT_SIZES, draw_problem, draw_split
 
-# What the words of a question ask for, from the most particular words on.
 READINGS = (
     ("twice as many", lambda a: a + 2 * a),
     ("fills", lambda boxes, each, more: boxes * each + more),

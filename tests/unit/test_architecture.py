@@ -1,5 +1,4 @@
-"""Who may import whom, read from the syntax trees: nothing is imported here.
-
+"""Checks the imports between folders of the library, which it reads from syntax trees.
 python tests/unit/test_architecture.py    prints the drawing for docs/architecture.md
 """
 
@@ -14,9 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "sam_rollout"
 
-# Rooms of the library, the highest floor first. A file imports its own room and lower floors, also
-# inside functions and for types. Every folder and module below sam_rollout is a room; cli.py is one
-# with the commands that it offers.
+# Folders and modules ("rooms") of the library on floors, the highest first. A file may import from
+# its own room and from lower floors.
 FLOORS = (
     ("commands",),
     ("doctor",),
@@ -29,8 +27,7 @@ FLOORS = (
 )
 MOST_ARGUMENTS = 8
 UPSTREAM = {"vllm", "vllm_ascend", "verl"}
-# What makes a package heavy to import. The verification of drafts is torch code by nature, and its
-# measurement compares with the engines' samplers where these are installed.
+# Packages that are slow to import, and the rooms that may import them.
 HEAVY = UPSTREAM | {"ray", "tensordict", "torch", "transfer_queue", "transformers"}
 MAY_USE = {
     "verification": {"torch"},
@@ -38,18 +35,15 @@ MAY_USE = {
     "doctor": {"ray"},
     "heads": {"torch", "transformers"},
 }
-# These are imported inside functions only: measuring and the doctor work without them.
 NOT_AT_THE_TOP = {"bench": UPSTREAM, "doctor": {"ray"}}
 
 
 def room_of(path: Path) -> str:
-    """The room that a file of the library belongs to."""
     name = path.relative_to(LIBRARY).parts[0].removesuffix(".py")
     return "commands" if name == "cli" else name
 
 
 def floor_of(room: str) -> int:
-    """The floor of a room, counted from the roof."""
     found = [number for number, rooms in enumerate(FLOORS) if room in rooms]
     assert found, f"{room} is a new room: put it on a floor in FLOORS"
     return found[0]
@@ -57,10 +51,7 @@ def floor_of(room: str) -> int:
 
 @functools.cache
 def imports_of(path: Path, *, only_top: bool = False) -> frozenset[str]:
-    """Full names of all that a file imports, or only of what its top level does.
-
-    What is imported from a module is named with it: `sam_rollout.gating.make_gate`.
-    """
+    """Return the full names of a file's imports, or only of the imports at its top level."""
     tree, found = ast.parse(path.read_text()), set()
     for node in tree.body if only_top else ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -78,10 +69,7 @@ def packages_of(path: Path, *, only_top: bool = False) -> set[str]:
 
 @functools.cache
 def file_of(name: str) -> Path | None:
-    """Source of what has this name, a module or something in it; None outside the library.
-
-    A module that is imported from its package counts, the package's __init__.py does not.
-    """
+    """Return the file that defines a name; None outside the library."""
     path = ROOT.joinpath(*name.split("."))
     places = [place for one in (path, path.parent) for place in (one, one / "__init__")]
     found = (place.with_suffix(".py") for place in places if place.is_relative_to(LIBRARY))
@@ -90,7 +78,6 @@ def file_of(name: str) -> Path | None:
 
 @functools.cache
 def rooms_imported(path: Path) -> set[str]:
-    """Other rooms that a file imports."""
     names = [name.split(".") for name in imports_of(path)]
     parts = {LIBRARY / name[1] for name in names if name[0] == "sam_rollout" and len(name) > 1}
     found = {part for part in parts if part.is_dir() or part.with_suffix(".py").is_file()}
@@ -119,7 +106,6 @@ def test_files_import_their_own_room_and_lower_floors():
 
 
 def test_no_files_import_each_other_in_a_circle():
-    """Not inside functions or for types either."""
     needed = {
         path: {file for name in imports_of(path) if (file := file_of(name))} - {path}
         for path in LIBRARY_FILES
@@ -146,7 +132,6 @@ def test_no_script_of_ours_imports_an_engine():
 
 @pytest.mark.parametrize("upstream", ["vllm", "vllm_ascend", "verl"])
 def test_each_upstream_is_named_in_its_folder(upstream):
-    """verl's integration builds on vLLM's and vllm-ascend's, vllm-ascend's on vLLM's."""
     folders = {"vllm": {"vllm", "vllm_ascend", "verl"}, "vllm_ascend": {"vllm_ascend", "verl"}}
     allowed, ours = folders.get(upstream, {upstream}), f"sam_rollout.integrations.{upstream}"
     for path in files(LIBRARY / "integrations"):
@@ -156,7 +141,6 @@ def test_each_upstream_is_named_in_its_folder(upstream):
         assert not any(f"{one}.".startswith(f"{ours}.") for one in imports_of(path)), name_of(path)
 
 
-# Programs at the top, benchmarks and tests among them, may use a recipe's data.
 @pytest.mark.parametrize("folder", ["sam_rollout", "scripts"])
 def test_nothing_imports_recipes(folder):
     for path in files(ROOT / folder):
@@ -164,8 +148,7 @@ def test_nothing_imports_recipes(folder):
 
 
 def test_no_function_has_more_arguments_than_a_reader_holds():
-    """Numba takes arrays one by one, and the arguments of a command are its options."""
-    upstream = "second_runner/speculator.py: _verify"  # vLLM calls it
+    upstream = "second_runner/speculator.py: _verify"
     for path in LIBRARY_FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -178,7 +161,6 @@ def test_no_function_has_more_arguments_than_a_reader_holds():
 
 
 def drawing() -> str:
-    """The floors, as a Mermaid flowchart."""
     names = [f'floor{number}["{" · ".join(rooms)}"]' for number, rooms in enumerate(FLOORS)]
     return "\n    --> ".join(["flowchart TB\n    " + names[0], *names[1:]])
 

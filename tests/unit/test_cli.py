@@ -1,5 +1,3 @@
-"""The command line: exit codes, error texts, files written."""
-
 import json
 import re
 import shutil

@@ -1,5 +1,3 @@
-"""scripts/compare.sh, with a stub in the place of training and of the comparison."""
-
 import json
 import os
 import signal
@@ -15,7 +13,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "compare.sh"
 
-# Writes a step like a run; variables make it write a checkpoint, fail or hang.
 STUB = """
 import json, os, sys, time
 from pathlib import Path
@@ -67,7 +64,6 @@ class Script:
 
     @property
     def calls(self) -> list[dict[str, str]]:
-        """The overrides of every run that was started."""
         lines = self.calls_path.read_text().splitlines() if self.calls_path.exists() else []
         return [dict(w.partition("=")[::2] for w in json.loads(line)) for line in lines]
 
@@ -105,7 +101,7 @@ def test_both_sides_run_in_turn_and_are_compared(script):
 @pytest.mark.parametrize(
     ("words", "skipped"),
     [
-        ([], "1"),  # base goes first: the warm-up of its first step must not count as a gain
+        ([], "1"),
         (["skip_first=2", "trainer.total_training_steps=3"], "2"),
         (["trainer.total_training_steps=1"], "0"),
     ],
@@ -161,7 +157,7 @@ def test_an_interrupt_ends_the_run_that_is_under_way(script):
         _wait_for(lambda: script.started == ["base-1"])
         second = script("repeats=1")
         assert "another comparison is running" in second.stderr
-        process.send_signal(signal.SIGTERM)  # to the script alone
+        process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
         assert process.returncode != 0
         _wait_for(lambda: not _alive(f"run_dir={script.output}/base-1"))

@@ -1,5 +1,3 @@
-"""Experiments composed beside the recipe's entry point, and what is said where they cannot be."""
-
 import pytest
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -79,7 +77,6 @@ def test_a_broken_configuration_is_one_line(monkeypatch, tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "dapo_qwen3.yaml").write_text("defaults: [{device: none}]\n")
     monkeypatch.setattr(composition, "recipe_folder", lambda: tmp_path)
-    # Hydra is to know the paths of the real recipe in the tests that follow.
     monkeypatch.setattr(composition, "prepare", lambda folder: None)
     with pytest.raises(RefusedError, match="device/none") as error:
         compose()

@@ -1,5 +1,3 @@
-"""The Hydra groups: what they compose to, and that their reference page is right."""
-
 import dataclasses
 import re
 import typing
@@ -33,7 +31,6 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def changed(*overrides: str) -> DictConfig:
-    """The same, with values set afterwards: Hydra composes only as often as there are groups."""
     groups, values = [], []
     for override in overrides:
         name = override.partition("=")[0]
@@ -47,14 +44,12 @@ def changed(*overrides: str) -> DictConfig:
 
 @pytest.fixture(autouse=True)
 def plain_shell(monkeypatch):
-    """A shell that sets none of a run's variables."""
     for device in (CONFIGS / "device").glob("*.yaml"):
         for name in OmegaConf.load(device).environment:
             monkeypatch.delenv(name, raising=False)
 
 
 def leaves(node, path: str = "") -> dict[str, object]:
-    """Path -> value of everything below a node of a plain configuration."""
     if not isinstance(node, dict) or not node:
         return {path: node}
     found = {}
@@ -116,7 +111,6 @@ HYBRIDS = [f"qwen3_5_{name}" for name in ("27b_cuda", "27b_910c", "35b_a3b_cuda"
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_presets_of_hybrids_do_not_draft(name):
-    """Also where they are asked for, by sizes alone: the model is on no machine of ours."""
     preset = check(composed(f"experiment={name}"))
     assert (preset.sam.enabled, preset.sampler.kind, preset.decisions) == (False, "stock", ())
     for option in ("on", "article"):
@@ -137,7 +131,7 @@ def test_a_run_without_an_experiment_names_what_is_missing():
 
 
 def field_paths(section: type, path: str) -> dict[str, tuple[type, Mapping]]:
-    """Full path -> type and limits of a section's fields, sections inside it included."""
+    """Return full path -> type and limits of a section's fields, including inner sections."""
     found = {}
     kinds = typing.get_type_hints(section)
     for field in dataclasses.fields(section):
@@ -160,18 +154,16 @@ def test_our_groups_set_every_field_and_no_other():
 
 
 def test_the_groups_hold_the_defaults_of_the_sections():
-    """Users of vLLM alone get the settings of a run."""
     follows_another = {"dynamic_sampling.gen_batch_size"}
     for group, section in RunConfig.groups().items():
         defaults = leaves(section().to_mapping(), group)
-        # A mapping that is not set is null there: see `Section.from_mapping`.
         chosen = leaves(OmegaConf.to_container(composed()[group]), group)
         chosen = {path: {} if defaults.get(path) == {} else v for path, v in chosen.items()}
         assert differing(defaults, chosen) <= follows_another, group
 
 
 def reference_rows() -> dict[str, tuple[str, str, str, str]]:
-    """Key -> (type, default, allowed, meaning) of the tables in docs/configuration.md."""
+    """Return key -> (type, default, allowed, meaning) of the tables in docs/configuration.md."""
     rows = {}
     for line in REFERENCE.splitlines():
         if match := re.match(r"\| `([\w.]+)` \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", line):
@@ -195,7 +187,6 @@ def test_the_reference_describes_every_field(name):
 
 
 def raw(config: DictConfig) -> dict:
-    """Plain mappings; a value taken from elsewhere as "<path>"."""
     text = OmegaConf.to_yaml({group: config[group] for group in SECTIONS})
     return OmegaConf.to_container(OmegaConf.create(re.sub(r"\$\{([\w.]+)\}", r"<\1>", text)))
 
@@ -228,5 +219,4 @@ def test_the_references_example_experiment_composes(tmp_path):
 
 
 def searchpath() -> str:
-    """Where the root finds verl's configuration."""
     return OmegaConf.load(CONFIGS / "dapo_qwen3.yaml").hydra.searchpath[0]

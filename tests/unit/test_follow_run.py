@@ -1,5 +1,3 @@
-"""The follower of a run: every event once, and the log's end of a run that did not finish."""
-
 import importlib.util
 import subprocess
 import sys
@@ -29,7 +27,6 @@ def script():
 
 @pytest.fixture
 def run(tmp_path):
-    """The folder of a run of two steps that has just begun."""
     (tmp_path / "log.txt").touch()
     return RunFolder(tmp_path)
 
@@ -52,7 +49,6 @@ def train(run: RunFolder, step: int, **metrics: float) -> None:
 
 
 def messages(capsys) -> list[str]:
-    """What was printed, without the clock in front."""
     return [line.split(" s  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
 
 

@@ -1,7 +1,6 @@
-"""Training commands of the guides for clusters: they compose, and never share checkpoints.
+"""Checks the training commands of the guides for clusters.
 
-The pages' shell commands are run as they stand, loops and variables included, by a shell that knows
-no program: what would start one prints its arguments.
+A shell runs the pages' commands, but every program is replaced and only prints its arguments.
 """
 
 import re
@@ -21,20 +20,18 @@ from tests.unit.test_configs import composed
 pytestmark = pytest.mark.slow
 
 PAGES = ("README.md", "docs/clusters.md", "docs/ascend_zh.md")
-DEVICES = ("ascend_910c", "cuda")  # what a page's DEVICE may be
+DEVICES = ("ascend_910c", "cuda")
 PROGRAMS = ("bash", "python", "sam-rollout")
-FOLDER = "${OUTPUT_DIR:+run_dir=$OUTPUT_DIR}"  # of scripts/compare.sh
+FOLDER = "${OUTPUT_DIR:+run_dir=$OUTPUT_DIR}"
 STUBS = "\n".join(
     f"{name}() {{ printf 'RUN {name}'; printf ' %q' \"$@\" {FOLDER}; echo; }}" for name in PROGRAMS
 )
-COMPARE = "scripts/compare.sh"  # its own words, and what it sets for each run
+COMPARE = "scripts/compare.sh"
 ITS_OWN = ("repeats", "skip_first")
 
 
 @dataclass(frozen=True)
 class Training:
-    """A command that trains: its overrides, by name."""
-
     command: str
     overrides: tuple[str, ...]
 
@@ -48,7 +45,6 @@ class Training:
 
 
 def snippets(page: str) -> list[str]:
-    """Shell code of a page, in order: blocks, and commands among the text."""
     code = []
     for token in PARSER.parse((ROOT / page).read_text()):
         if token.type == "fence" and token.info == "bash":
@@ -60,7 +56,6 @@ def snippets(page: str) -> list[str]:
 
 @cache
 def trainings(page: str) -> tuple[Training, ...]:
-    """The commands of a page that train, on each device."""
     return tuple(dict.fromkeys(one for device in DEVICES for one in trainings_on(device, page)))
 
 
@@ -86,7 +81,7 @@ def trainings_on(device: str, page: str) -> list[Training]:
         overrides = [word for word in words[behind:] if re.match(r"\+*[a-z_][\w.]*=", word)]
         if COMPARE in words:
             overrides = [word for word in overrides if word.partition("=")[0] not in ITS_OWN]
-            overrides += ["trainer.resume_mode=disable"]  # as if: a fresh folder has no checkpoint
+            overrides += ["trainer.resume_mode=disable"]
         found.append(Training(line, tuple(overrides)))
     return found
 
@@ -101,7 +96,7 @@ CLUSTER = [
 
 @pytest.mark.parametrize(("page", "training"), CLUSTER)
 def test_a_training_command_is_accepted_and_shares_no_checkpoints(page, training):
-    """verl saves after the last step, hundreds of gigabytes, whatever save_freq says."""
+    """verl saves a checkpoint after the last step, whatever save_freq says."""
     config = training.config
     sam, layout = check(config).sam, check_layout(config)
     most = config.actor_rollout_ref.rollout.max_model_len
@@ -109,5 +104,5 @@ def test_a_training_command_is_accepted_and_shares_no_checkpoints(page, training
     assert (training["run_dir"] or "").startswith("/data/"), "all nodes share its folder"
     same = [other for other in trainings(page) if other["run_dir"] == training["run_dir"]]
     assert {other["sam"] for other in same} == {training["sam"]}
-    if config.trainer.total_training_steps:  # a short run neither saves nor resumes
+    if config.trainer.total_training_steps:
         assert config.trainer.save_freq <= 0 and config.trainer.resume_mode == "disable"

@@ -1,5 +1,3 @@
-"""Values that JSON does not know: every file is strict JSON, and readers get the values back."""
-
 import enum
 import json
 import math
@@ -20,8 +18,6 @@ class Status(enum.StrEnum):
 
 
 def strictly(text: str):
-    """What a browser or jq reads: none of Python's own words."""
-
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
 

@@ -1,5 +1,3 @@
-"""Launching on many nodes: who a node is, what it would start, what is said, who is ended."""
-
 import os
 import re
 import resource
@@ -39,7 +37,6 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The modules of scripts/lib, imported as the scripts import them."""
     sys.path.insert(0, str(LIB))
     try:
         import cluster
@@ -54,7 +51,7 @@ def scripts():
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
-    """This environment without anything that says who a node is, plus ``variables``."""
+    """Return this environment without variables that identify a node, plus ``variables``."""
     ours = re.compile(
         r"SLURM|KUBERNETES|RANK$|NNODES|WORLD_SIZE|MASTER_|SOCKET_IFNAME|^RAY_|^HCCL_"
         r"|^(MODEL_PATH|TRAIN_FILE|TEST_FILE)$"
@@ -74,7 +71,6 @@ def node(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
 
 
 def program(path: Path, script: str) -> Path:
-    """A program that a test puts in the place of another one."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/usr/bin/env bash\n{script}\n")
     path.chmod(0o755)
@@ -86,7 +82,6 @@ def first_on_path(folder: Path) -> str:
 
 
 def printed(*arguments: str, **variables: str) -> tuple[dict[str, str], list[list[str]]]:
-    """Variables and commands that ``node.sh --print`` prints."""
     done = node(*arguments, "--print", **variables)
     assert done.returncode == 0, done.stderr
     lines = [shlex.split(line) for line in done.stdout.splitlines() if line[:1] not in "#="]
@@ -96,7 +91,7 @@ def printed(*arguments: str, **variables: str) -> tuple[dict[str, str], list[lis
 
 @pytest.fixture
 def place(tmp_path):
-    """``place(environment, role, *options, name=..., domain=...)``: rank, head and names."""
+    """Return ``place(environment, role, *options, name=..., domain=...)``."""
 
     def call(environment, *options, name, domain=""):
         program(tmp_path / "uname", f"echo {name}")
@@ -154,7 +149,6 @@ def test_a_node_reads_its_place(place, environment, name, domain, said):
         ({"NODE_RANK": "2", "NNODES": "2"}, "rank is 2, but there are 2 nodes: 0..1", "auto"),
         ({**SLURM, "NNODES": "3"}, "3 nodes, but 2 names: gpu-07,gpu-08", "auto"),
         ({"NODE_RANK": "0", "NNODES": "2"}, "this node has rank 0; the head is rank 0", "worker"),
-        # A name that ends in a number means nothing outside of Kubernetes.
         ({"HOSTNAME": "gpu-07"}, "rank is not known", "auto"),
     ],
 )  # fmt: skip
@@ -178,7 +172,6 @@ def test_the_head_starts_ray_and_the_recipe_or_asks_the_doctor_about_it(doctor):
     program = ["recipes.dapo_qwen3.main"]
     if doctor:
         program = ["sam_rollout.cli", "doctor", "--device", "ascend_910c", "--cluster"]
-    # What the user says comes last, and so counts.
     size = ["trainer.nnodes=8", "trainer.n_gpus_per_node=16", "experiment=x", "trainer.nnodes=4"]
     assert job[1:] == ["-m", *program, *size]
 
@@ -194,14 +187,10 @@ def test_a_worker_joins_the_head_with_its_devices(device):
     assert ("--num-gpus=8" in ray) == (device != "ascend_910c")
     assert exported["GLOO_SOCKET_IFNAME"] == "eth7"
     assert ("HCCL_SOCKET_IFNAME" in exported) == (device == "ascend_910c")
-    assert exported["NCCL_SOCKET_IFNAME"] == "ib0"  # a value of the shell wins
+    assert exported["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
 def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
-    """A shell has neither CANN's paths nor the interfaces that a run would be given.
-
-    The vendor's script uses unset variables, and ends with a status.
-    """
     told = 'echo "$@"\necho "$ASCEND_HOME_PATH $HCCL_SOCKET_IFNAME $(ulimit -n)"'
     python = program(tmp_path / "python", told)
     vendors = 'export ASCEND_HOME_PATH="$NOT_SET/cann"\necho of the vendor\n[ -f /no ] && echo x'
@@ -222,7 +211,7 @@ def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
 
 
 def test_scripts_and_doctor_agree():
-    """Two copies, because the launcher may run where sam_rollout is not installed."""
+    """There are two copies, because the launcher may run without sam_rollout."""
     for device in DEVICES:
         script = (ROOT / f"scripts/env/{device}.sh").read_text()
         assert re.findall(r"^raise_open_files (\d+)", script, re.M) == [str(host.OPEN_FILES)]
@@ -238,7 +227,6 @@ def test_a_ray_that_knows_no_token_is_said_to_be_open(scripts, monkeypatch, capf
 
 @pytest.fixture
 def port():
-    """A port of this machine on which a program listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -290,16 +278,15 @@ def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, capfd
 @pytest.mark.parametrize(
     ("command", "seen", "status"),
     [
-        ("sleep 600", ["dead"], 4),  # it waits for the dead node, and is ended
-        ("sleep 600", ["dead", "there"], 4),  # the node came back, the job does not
+        ("sleep 600", ["dead"], 4),
+        ("sleep 600", ["dead", "there"], 4),
         ("sleep 0.1; exit 9", ["dead", "there"], 4),
-        ("exit 9", ["unreachable"], 4),  # the job noticed before Ray did
+        ("exit 9", ["unreachable"], 4),
         ("exit 9", ["there"], 9),
         ("exit 0", ["there"], 0),
     ],
 )
 def test_a_job_of_a_cluster_that_loses_a_node(scripts, monkeypatch, port, command, seen, status):
-    """What Ray says of the second node, one look after the other; the last one stays."""
     monkeypatch.setattr(scripts.cluster, "POLL_S", 0.05)
     second = {
         "there": node_state(1, port=port),
@@ -322,7 +309,6 @@ def test_a_job_of_a_cluster_that_loses_a_node(scripts, monkeypatch, port, comman
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, None])
 def test_a_part_that_is_stopped_says_so(tmp_path, number):
-    """It is stopped by a signal, or by the launcher's end, which closes its standard input."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     process = subprocess.Popen(
@@ -434,14 +420,12 @@ def launch(hosts, ssh: str, *arguments: str, **variables: str) -> subprocess.Pop
 
 
 def launched(hosts, ssh: str, *arguments: str, **variables: str) -> tuple[int, str]:
-    """Exit status and output of a launch that has ended."""
     process = launch(hosts, ssh, *arguments, **variables)
     output = process.communicate(timeout=60)[0]
     return process.returncode, output
 
 
 def commands(hosts, *arguments: str, **variables: str) -> list[list[str]]:
-    """What the launcher would start: ssh's words, the node's part as the last of them."""
     status, output = launched(hosts, "", "--print", *arguments, **variables)
     assert status == 0, output
     return [shlex.split(line) for line in output.splitlines()]
@@ -449,7 +433,6 @@ def commands(hosts, *arguments: str, **variables: str) -> list[list[str]]:
 
 def test_every_node_gets_its_part(hosts):
     asked = ("--env", "HF_HOME=/a b", "--remote-dir=/opt/sam rollout", "--doctor")
-    # ssh carries no variables: the head would look for the data in its checkout.
     head, worker = commands(hosts, *asked, TRAIN_FILE="/data/a t.parquet", SECRET="x")
     assert [head[3], worker[3]] == ["root@node-1", "node-2"]
     assert head[1:3] == ["-p", "22"]
@@ -458,7 +441,7 @@ def test_every_node_gets_its_part(hosts):
     files = ["TRAIN_FILE=/data/a t.parquet", "HF_HOME=/a b"]
     assert part[5:10] == [*files, "bash", "scripts/node.sh", "head"]
     assert {"--attached", "--node-rank=0", "--num-nodes=2", "--names=node-1,node-2"} <= set(part)
-    assert part[-4] == "--doctor"  # it is the head who asks
+    assert part[-4] == "--doctor"
     assert part[-3:] == ["--config", "a=1", "b='x y'"]
     part = shlex.split(worker[4])
     assert {"worker", "--node-rank=1", "--head-address=10.0.0.1"} <= set(part)
@@ -466,13 +449,11 @@ def test_every_node_gets_its_part(hosts):
 
 
 def by_node(head: str, worker: str) -> str:
-    """What ssh does, by the node that it is asked to reach."""
     return f"""case "$*" in "-p 22 root@node-1"*) name=head; {head};;
         *) name=worker; {worker};; esac"""
 
 
 def test_a_node_that_ssh_cannot_reach_ends_the_launch_at_once(hosts):
-    # The head's part waits for the end of its input, like the real one, and then says so.
     waiting = 'read -r token; cat > /dev/null; echo "head is told to end"; exit 129'
     refused = "echo 'ssh: connect to host node-2 port 22: No route to host' >&2; exit 255"
     status, output = launched(hosts, by_node(waiting, refused))
@@ -484,7 +465,6 @@ def test_a_node_that_ssh_cannot_reach_ends_the_launch_at_once(hosts):
 
 @pytest.mark.parametrize(("status", "blamed"), [(4, True), (5, False)])
 def test_the_heads_status_is_the_launchers(hosts, status, blamed):
-    """Workers that did not join are named, unless the configuration is refused, which is 5."""
     found, output = launched(hosts, by_node(f"read -r token; exit {status}", "cat > /dev/null"))
     assert found == status and ("error: node-2 did not join" in output) == blamed
 

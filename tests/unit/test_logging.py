@@ -1,5 +1,3 @@
-"""Our warnings stay visible beside libraries that quieten the root logger."""
-
 import logging
 
 import pytest

@@ -1,5 +1,3 @@
-"""The examples of docs/own_data.md work as they stand: data, reward, and an experiment."""
-
 import re
 import shlex
 
@@ -20,7 +18,6 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """The page's data and reward, in a folder of their own."""
     data, reward = blocks("python")
     monkeypatch.chdir(tmp_path)
     exec(data, {})

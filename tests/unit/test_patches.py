@@ -1,6 +1,6 @@
-"""The patches below patches/: complete, few lines, and a script that refuses what it cannot do.
+"""Checks the patches below patches/ and the script that applies them.
 
-That they apply to what upstream publishes, and run, is shown by tests/ascend/test_patched_tree.py.
+tests/ascend/test_patched_tree.py applies them to upstream's files.
 """
 
 import re
@@ -27,7 +27,6 @@ def files_of(patch: Path) -> set[str]:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A source tree of a package that patches exist for, of another version."""
     (tmp_path / "vllm_ascend").mkdir()
     (tmp_path / "vllm_ascend" / "__init__.py").touch()
     set_version(tmp_path, "9.9.9")
@@ -39,14 +38,12 @@ def set_version(tree: Path, version: str) -> None:
 
 
 def run(*arguments: str | Path, **options: object) -> tuple[int, str]:
-    """Exit status and everything the script says."""
     command = ["bash", str(SCRIPT), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, **options)
     return done.returncode, done.stdout + done.stderr
 
 
 def refused(*arguments: str | Path, **options: object) -> str:
-    """What the script says when it refuses."""
     status, text = run(*arguments, **options)
     assert status == 1
     return text

@@ -1,5 +1,3 @@
-"""Docstrings and comments outside the tests begin with no headless phrase and hold no riddle."""
-
 import ast
 import tokenize
 from pathlib import Path
@@ -14,7 +12,6 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def prose_of(path):
-    """Every docstring, and every comment joined over its lines."""
     nodes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, DOCUMENTED))
     yield from filter(None, map(ast.get_docstring, nodes))
     comments, last = [], -1

@@ -1,7 +1,4 @@
-"""What the READMEs say in figures follows from the records, in every language.
-
-Numbers alone are compared, so that a sentence may be worded as its language likes.
-"""
+"""Compares the figures in the READMEs of all languages with the records."""
 
 import json
 import re
@@ -17,7 +14,6 @@ from sam_rollout.report.lossless import TOKEN_IDS
 ROOT = Path(__file__).parents[2]
 READMES = sorted(ROOT.glob("README*.md"))
 PATH = ROOT / RESULTS / RECORD
-# The READMEs' table of drafters: its rows, and the sizes of its measurements.
 DRAFTERS = (sides.OWN, sides.OWN_SIBLINGS, sides.DEFAULT, sides.NGRAM_24, sides.ARCTIC_4,
             sides.FIRST)  # fmt: skip
 K, CONTEXT, BATCHES = 3, 32_768, (32, 128)
@@ -28,14 +24,13 @@ def row(rows: list[dict[str, Any]], key: str) -> dict[str, Any]:
 
 
 def factor(gain: dict[str, Any]) -> list[str]:
-    """How many times as fast, with its interval: 1.16, 1.1, 1.22."""
     faster = gain["speed_up_minus_one"]
     ends = [faster[name] for name in ("value", "low", "high")]
     return [f"{1 + end:.2f}" for end in ends if end is not None]
 
 
 def figures(record: dict[str, Any]) -> dict[str, list[str]]:
-    """What a README says -> its numbers, as rounded there."""
+    """Return description -> numbers of a README, rounded as there."""
     fair = record["comparisons"][FAIR]
     pairs = fair["lossless"]["pairs"]
     rollout, tail = (row(fair["times"], key) for key in ("rollout", "tail"))
@@ -88,13 +83,12 @@ def test_figures_of_the_pretrained_model_follow_from_the_record(readme):
 
 
 def section_with(word: str, readme: Path) -> str:
-    """The first section of a README that names something."""
     sections = re.split(r"^#+ ", readme.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return next(text for text in sections if word in text)
 
 
 def missing(expected: dict[str, list[str]], text: str) -> dict[str, list[str]]:
-    """What a text does not say -> its numbers that are not there, as whole numbers."""
+    """Return the numbers that a text lacks, as whole numbers."""
     absent = {
         what: [n for n in numbers if not re.search(rf"(?<![\d.,-]){n}(?![\d-]|[.,]\d)", text)]
         for what, numbers in expected.items()

@@ -1,12 +1,10 @@
-"""docs/results.md and the tables beside the records say what the recorded results say."""
-
 import pytest
 
 from benchmarks.measuring import REPOSITORY
 from benchmarks.results_page import render
 
 pytestmark = pytest.mark.slow
-MOST_LINES = 150  # what a reader leafs through
+MOST_LINES = 150
 
 
 def test_the_pages_follow_from_the_records():

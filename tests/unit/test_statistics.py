@@ -1,5 +1,3 @@
-"""Intervals: of steps, of repeats, and that they cover what they should."""
-
 from functools import partial
 
 import numpy as np
@@ -16,7 +14,6 @@ def sides(base, sam, paired=False) -> Sides:
 
 def test_steps_are_resampled_in_pairs():
     sam = np.arange(1.0, 41.0)
-    # Steps differ forty-fold, but every pair has the same ratio: no doubt is left.
     sure = gain(sides(1.25 * sam, sam)).speed_up_minus_one
     assert (sure.low, sure.value, sure.high) == pytest.approx((0.25, 0.25, 0.25))
     noisy = gain(sides(1.25 * sam[::-1], sam))
@@ -32,7 +29,6 @@ def test_one_step_of_one_run_has_no_interval():
 
 
 def test_repeats_that_differ_widen_the_interval():
-    """Two machines' worth of runs: the steps of a run agree, the runs do not."""
     slow, fast = np.full(8, 12.0), np.full(8, 10.0)
     alike = gain(sides([slow, slow], [fast, fast])).speed_up_minus_one
     assert (alike.low, alike.high) == pytest.approx((0.2, 0.2))
@@ -66,8 +62,7 @@ def test_difference_is_sam_minus_base():
 
 @pytest.mark.parametrize("paired", [False, True])
 def test_three_repeats_are_enough_for_the_coverage_that_is_said(paired, monkeypatch):
-    """Five steps of other prompts each, runs that differ by more than their steps explain."""
-    monkeypatch.setattr(statistics, "RESAMPLES", statistics._AT_ONCE)  # of the bootstrap
+    monkeypatch.setattr(statistics, "RESAMPLES", statistics._AT_ONCE)
     generator = np.random.default_rng(1)
     trials, covered = 400, 0
     for _ in range(trials):
@@ -92,7 +87,6 @@ def test_what_the_seed_of_a_pair_does_cancels():
 
 
 def groups_of(rng, count: int, mean: float) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and steps of groups that differ in length and in what drafts bring them."""
     steps = rng.lognormal(5, 1.0, count)
     return steps * mean * rng.lognormal(-0.045, 0.3, count), steps
 
@@ -102,7 +96,6 @@ def ratio(rng, treated: int, control: int):
 
 
 def ratio_to_a_control_that_does_not_vary(rng):
-    """Without padding, control rows gain exactly one token a step."""
     steps = rng.lognormal(5, 1.0, 8)
     return ratio_gain(groups_of(rng, 40, 1.7), (steps, steps))
 

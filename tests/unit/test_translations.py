@@ -1,5 +1,3 @@
-"""Links of all pages lead somewhere, and a translation has the structure of its original."""
-
 import re
 from pathlib import Path
 
@@ -12,7 +10,6 @@ def original_of(page: Path) -> Path:
     return page.with_name(f"{page.stem.removesuffix('_zh')}.md")
 
 
-# docs/ascend_zh.md is a guide of its own.
 TRANSLATIONS = [page for page in PAGES if page.stem.endswith("_zh") and original_of(page).exists()]
 
 
@@ -22,7 +19,6 @@ def name_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", TRANSLATIONS, ids=name_of)
 def test_a_translation_has_the_blocks_of_its_original(page):
-    """Headings with their levels, paragraphs, list items, rows of tables, in their order."""
     shapes = [
         [
             [f"{token.type} {token.tag}" for token in section.tokens if token.nesting >= 0]

@@ -1,7 +1,6 @@
-"""The wheel as a user has it: built, installed into an empty environment, used outside a checkout.
+"""Builds the wheel, installs it into an empty environment, and uses it outside a checkout.
 
-Nothing is fetched: what builds it lies in uv's cache since the checkout was installed, and the
-packages that it needs are borrowed from this environment.
+Nothing is downloaded: build tools come from uv's cache, other packages from this environment.
 """
 
 import subprocess
@@ -46,14 +45,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path) -> Path:
-    """The folder of an environment's programs; behind its own packages it sees ours."""
     folder = wheel.parent / "environment"
     run(sys.executable, "-m", "venv", folder, cwd=wheel.parent)
     programs = folder / "bin"
     run(programs / "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=folder)
     (packages,) = folder.glob("lib/python*/site-packages")
-    # The path of a .pth file comes last, and .pth files found there are not read: ours alone would
-    # lead to the checkout.
+    # The path of a .pth file comes last, and .pth files in that folder are not read.
     (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return programs
 

@@ -1,9 +1,7 @@
-"""Megatron-Core on a CPU: a folder to be searched before that of the package, which it reads on in.
+"""Megatron-Core on a CPU; this folder must precede the package's on PYTHONPATH.
 
-Megatron-Core names CUDA outright, and its kernels for packed texts and context parallelism are
-Transformer Engine's. What is replaced: CUDA's names by the CPU's, the norm and the attention by
-PyTorch's, and mbridge's names for the weights of these two. Everything else, the pipeline's
-schedules, the parallel layers, the optimizer, is as installed. Gradients of norms are not summed
+It replaces CUDA's names by the CPU's, the norm and the attention by PyTorch's, and mbridge's names
+for the weights of these two. Everything else is as installed. Gradients of norms are not summed
 over sequence parallelism here.
 """
 
@@ -20,8 +18,6 @@ _tensor_type = torch.Tensor.type
 
 
 class _OnCpu(TorchFunctionMode):
-    """`device="cuda"` is the CPU."""
-
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device")).startswith("cuda"):
@@ -31,7 +27,6 @@ class _OnCpu(TorchFunctionMode):
 
 
 def _type(tensor, *args, **kwargs):
-    """The optimizer asks for this name."""
     if args or kwargs:
         return _tensor_type(tensor, *args, **kwargs)
     return "torch.cuda." + _tensor_type(tensor).rsplit(".", 1)[-1]
@@ -55,13 +50,10 @@ def _replace_cuda():
 
 
 class Attention(torch.nn.Module):
-    """Causal attention over texts side by side or packed, each spread over context parallelism."""
-
     def __init__(self, **_kwargs):
         super().__init__()
 
     def forward(self, query, key, value, _mask, *_args, packed_seq_params=None, **_kwargs):
-        """Queries [rows, (texts,) heads, width]; returns [rows, (texts,) heads * width]."""
         from megatron.core import parallel_state
 
         size = parallel_state.get_context_parallel_world_size()
@@ -98,7 +90,7 @@ def _from_all(rows, size, group):
         return rows
     parts = [torch.empty_like(rows) for _ in range(size)]
     torch.distributed.all_gather(parts, rows.detach().contiguous(), group=group)
-    parts[torch.distributed.get_rank(group)] = rows  # gradients of other processes' stay away
+    parts[torch.distributed.get_rank(group)] = rows
     return torch.cat(parts)
 
 
@@ -111,7 +103,7 @@ def _replace_kernels():
 
     spec = gpt_layer_specs.get_gpt_decoder_block_spec
 
-    @functools.wraps(spec)  # mbridge reads its signature
+    @functools.wraps(spec)
     def without_transformer_engine(config, use_transformer_engine=True, **kwargs):
         return spec(config, use_transformer_engine=False, **kwargs)
 
@@ -121,7 +113,6 @@ def _replace_kernels():
     mbridge.core.llm_bridge.get_gpt_decoder_block_spec = without_transformer_engine
     backends.WrappedTorchNorm.__new__ = norm
     backends.LocalSpecProvider.core_attention = lambda _self: Attention
-    # Transformer Engine has these norms in the layers behind them.
     layer = "model.layers.{layer_number}."
     Qwen2Bridge._MLP_MAPPING["pre_mlp_layernorm.weight"] = [
         f"{layer}post_attention_layernorm.weight"

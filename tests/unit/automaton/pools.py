@@ -1,5 +1,3 @@
-"""Texts read and voted from as the drafter does it."""
-
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +23,6 @@ _CLASSES = (
 
 
 class Vote(NamedTuple):
-    """A token that may come next, and its class by what is known of it."""
-
     token: int
     length: int
     count: int
@@ -36,7 +32,6 @@ class Vote(NamedTuple):
 
     @classmethod
     def of(cls, token, length, count, times, is_latest, writer):
-        """The vote for a token that followed `times` of the `count` times a suffix went on."""
         bounds = continuations.LENGTHS, continuations.COUNTS, continuations.SHARES
         values = length, count, times / count
         classes = [
@@ -56,21 +51,20 @@ def read(pool, slot, text, length):
 
 
 def places_of(pool, *slots):
-    """Where each slot's text stands, int64[slots, PLACE_WIDTH]."""
+    """Return each slot's position in the automaton, int64[slots, PLACE_WIDTH]."""
     places = np.zeros((len(slots), PLACE_WIDTH), np.int64)
     pool.place_rows(int32(*slots), places)
     return places
 
 
 def votes_at(place):
-    """What may follow a place."""
     if place[PLACE_KIND] == NOWHERE:
         return []
     tokens, classes = np.zeros((2, continuations.LEVELS * continuations.VOTES_PER_LEVEL), np.int64)
     if place[PLACE_KIND] == LIVE:
         lanes = np.zeros((1, continuations.LANE_WIDTH), np.int64)
         tasks = np.zeros((continuations.LEVELS, continuations.TASK_WIDTH), np.int64)
-        lanes[0, : continuations.LANE_TEXT + 1] = place[1:]  # the same columns
+        lanes[0, : continuations.LANE_TEXT + 1] = place[1:]
         addresses = lanes.ctypes.data, tasks.ctypes.data
         continuations.vote_lanes(*addresses, np.zeros(1, np.int64), 1, np.zeros(1, np.int64))
         count = continuations.take_votes(*addresses, 0, tokens, classes, 0)
@@ -81,12 +75,10 @@ def votes_at(place):
 
 
 def votes_of(pool, slot):
-    """What may follow the text in a slot."""
     return votes_at(places_of(pool, slot)[0])
 
 
 def followed(place, token):
-    """The place that a token leads to."""
     place = np.array(place)
     columns = [PLACE_STATE, PLACE_LENGTH]
     place[columns] = continuations.follow(*map(int, (*place[: PLACE_LENGTH + 1], token)))
@@ -94,7 +86,7 @@ def followed(place, token):
 
 
 def draft_from(place, k):
-    """Up to `k` tokens, each the most frequent one after the longest suffix that went on."""
+    """Return up to `k` tokens, each the most frequent one after the longest known suffix."""
     tokens = []
     while len(tokens) < k and (votes := votes_at(place)):
         tokens.append(votes[0].token)

@@ -1,5 +1,3 @@
-"""Kernels and numba's disk cache: what is loaded from it, and that none of its faults is fatal."""
-
 import importlib.util
 import os
 import resource
@@ -23,8 +21,6 @@ def add(number):
 
 
 class Package:
-    """A folder with one kernel, in which a process begins with each call of `start`."""
-
     def __init__(self, folder):
         self.cache, self._module = folder / "cache", folder / "kernel_of_a_test.py"
         self.neighbour = folder / "neighbour.py"
@@ -45,7 +41,7 @@ class Package:
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    # Python's own cache of a module would take two versions for the same.
+    # Python's own cache cannot distinguish the two versions.
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     package = Package(tmp_path)
     monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(package.cache))
@@ -61,7 +57,6 @@ def test_a_kernel_is_compiled_once_and_then_loaded(package):
 
 
 def test_code_of_another_version_is_never_loaded(package):
-    """numba alone would: it compares time stamp and size of the one file that defines a kernel."""
     package.start()
     package.write(2)
     report, found = package.start()

@@ -1,5 +1,3 @@
-"""The automaton against a brute-force reference: places, votes, and independence of chunking."""
-
 import time
 
 import numpy as np
@@ -20,11 +18,9 @@ TOKEN_OF = {"a": 0, "b": 1 << 30, "c": LARGEST_TOKEN, "d": 5}
 
 
 class Reference:
-    """The texts of one automaton as strings, each token with the writer of its run."""
-
     def __init__(self):
-        self.prefixes = {""}  # of all texts
-        self.noted = []  # (text so far, next token, whose run holds it), oldest first
+        self.prefixes = {""}
+        self.noted = []
         self.open_runs = {}  # text at a run's end -> the run's writer
 
     def knows(self, string):
@@ -39,22 +35,18 @@ class Reference:
         self.prefixes.add(text + token)
 
     def longest(self, text):
-        """The longest suffix of a text that is known."""
         return next(text[i:] for i in range(len(text) + 1) if self.knows(text[i:]))
 
     def _count(self, string):
-        """How often a string went on."""
         times = sum(text.endswith(string) for text, _, _ in self.noted)
         return min(times, kernels.LARGEST_COUNT)
 
     def _writer(self, string):
-        """Whose text went on from a string last or, if none did, had it first."""
         on = [writer for text, _, writer in self.noted if text.endswith(string)]
         first = (w for text, token, w in self.noted if (text + token).endswith(string))
         return on[-1] if on else next(first)
 
     def levels(self, suffix):
-        """The suffix of each level, and the tokens that followed it, oldest first."""
         found = []
         while suffix and len(found) < LEVELS:
             tokens = [token for text, token, _ in self.noted if text.endswith(suffix)]
@@ -66,7 +58,6 @@ class Reference:
         return found
 
     def _is_prefix(self, string):
-        """Whether the state of a string is a prefix of a text, not a clone."""
         places = self._places(string)
         added = (text + token for text, token, _ in self.noted)
         return any(one.endswith(string) and self._places(one) == places for one in added)
@@ -75,14 +66,12 @@ class Reference:
         return sum(prefix.endswith(suffix) for prefix in self.prefixes)
 
     def check(self, suffix, votes, relation, texts):
-        """Whether these are the votes after a suffix.
+        """Check the votes after a suffix.
 
         Args:
-            suffix, votes: what is asked, and the answer.
-            relation: from writers to their class.
-            texts: in the automaton. While several grow, how often a token followed is told by
-                how often something followed it: what a text has just come to is missed, and
-                texts that part there count, though they read the token where it was known.
+            suffix, votes: The question and the answer.
+            relation: Class of each writer.
+            texts: Texts in the automaton.
         """
         votes = list(votes)
         for string, tokens in self.levels(suffix):
@@ -122,7 +111,6 @@ class Reference:
 
 @st.composite
 def families(draw):
-    """Texts that begin alike and then copy from themselves and each other, and how they grow."""
     alphabet = draw(st.sampled_from(["ab", "abc", "abcd"]))
     prompt = draw(st.text(alphabet, max_size=6))
     texts = [prompt] * draw(st.integers(1, 4))
@@ -155,7 +143,6 @@ def grown(pool, family, shared):
 @settings(max_examples=150, deadline=None)
 @given(families(), st.booleans(), st.text("abcd", max_size=4))
 def test_places_and_votes_are_those_of_the_reference(family, shared, drafted):
-    """This holds however texts are cut into calls, and after drafted tokens, too."""
     pool = AutomatonPool(max_link_updates=UNLIMITED)
     for number, slot, text, reference in grown(pool, family, shared):
         (place,) = places_of(pool, slot)
@@ -214,15 +201,11 @@ def test_a_ready_draft_votes_where_it_is_followed_by_how_certain_it_is():
 
 
 def strings_of(texts):
-    """Texts as strings, which search fast; ids are moved beyond the surrogates."""
     return ["".join(chr(token + 0xE000) for token in text) for text in texts]
 
 
 def check_longest(votes, strings, mine):
-    """The first vote is for a token behind the longest suffix that went on in one of the strings.
-
-    A binary search finds the length of that suffix.
-    """
+    """Check that the first vote follows the longest suffix that has a successor in a string."""
     low, high = 0, len(mine)
     while low < high:
         middle = (low + high + 1) // 2
@@ -262,7 +245,7 @@ def test_long_texts_are_quick_and_right(name):
     slot = pool.open()
     started = time.perf_counter()
     read(pool, slot, text, LONG)
-    # 3-90 ms; a step whose cost grows with the text would need minutes.
+    # A step takes 3-90 ms here. If its cost grew with the text, the test would need minutes.
     assert time.perf_counter() - started < 5
     assert pool.nbytes / LONG < 110
     (string,) = strings_of([text])
@@ -278,7 +261,6 @@ def test_many_branching_edges_survive_growth():
     slot = pool.open()
     for n in range(1, len(text) + 1, 97):
         read(pool, slot, text, n)
-    # Any earlier token, asked for again, is found through the root's 5000 edges.
     for i in (0, 1, 2500, 4998):
         probe = np.append(text, tokens[i]).astype(np.int32)
         other = pool.open()

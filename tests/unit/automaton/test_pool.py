@@ -1,5 +1,3 @@
-"""Slots, batches, memory and refusals of the pool."""
-
 import numpy as np
 import pytest
 
@@ -24,7 +22,6 @@ def pool():
 
 
 def text_like_reasoning(tokens, seed=0):
-    """New stretches and copied ones, int32[tokens]."""
     rng = np.random.default_rng(seed)
     text = []
     while len(text) < tokens:
@@ -37,17 +34,16 @@ def text_like_reasoning(tokens, seed=0):
 @pytest.mark.parametrize("automata", [0, 1, 3])
 @pytest.mark.parametrize(("rows", "tokens"), [(5, 3000), (100, 60)])
 def test_rows_that_are_read_together_are_read_as_if_alone(pool, automata, rows, tokens):
-    """And token by token. Some share automata: a call reads row after row."""
     rng = np.random.default_rng(0)
     texts = np.stack([text_like_reasoning(tokens, seed) for seed in range(rows)])
-    if automata:  # texts have much in common, and part again and again
+    if automata:
         same = rng.random(texts.shape) < 0.9
         texts = np.where(same, texts[0], texts).astype(np.int32)
     alone = AutomatonPool()
     shared, shared_alone = ([one.create() for _ in range(automata)] for one in (pool, alone))
     slots, slots_alone = [], []
     for row in range(rows):
-        number = row % (automata + 1)  # the last one has an automaton to itself
+        number = row % (automata + 1)
         slots.append(pool.open(shared[number] if number < automata else None))
         slots_alone.append(alone.open(shared_alone[number] if number < automata else None))
     lengths = np.zeros(rows, np.int32)
@@ -92,8 +88,8 @@ def test_a_reused_slot_knows_nothing_of_its_past(pool):
 @pytest.mark.parametrize(
     ("second", "length"),
     [
-        ([1, 2, 1, 2, 1], 3),  # cut
-        ([1, 2, 1, 2, 9, 8, 9], 7),  # another last token
+        ([1, 2, 1, 2, 1], 3),
+        ([1, 2, 1, 2, 9, 8, 9], 7),
         ([1, 2, 1, 2, 1], 0),
     ],
 )
@@ -128,7 +124,6 @@ def test_a_text_takes_few_bytes_per_token(pool):
 
 
 def test_growing_moves_little_at_a_time(pool):
-    """No single token has more work to do than some hundred slots, however long the text is."""
     text = text_like_reasoning(100_000)
     slot = pool.open()
     header = pool._automata.table[0]
@@ -196,7 +191,7 @@ def test_a_changed_text_of_a_common_automaton_starts_anew_and_leaves_the_others(
     assert draft(pool, b, [7, 8, 2, 3], 4, 3) == [4]
 
 
-# Fields that differ from a sound call. Slot 0 is open, slot 1 was closed.
+# Fields that differ from a valid call. Slot 0 is open, slot 1 is closed.
 REFUSED = {
     "row too large": {"rows": int32(1)},
     "row negative": {"rows": int32(-1)},
@@ -231,7 +226,6 @@ def test_a_negative_token_is_named_and_the_text_before_it_kept(pool):
 
 
 def test_a_negative_token_is_no_way_to_memory_that_was_never_written(pool):
-    """At the end of a text, where its next state will lie, in blocks that were used before."""
     rng = np.random.default_rng(5)
     for length in range(3, 40):
         slot = pool.open()

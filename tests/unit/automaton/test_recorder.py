@@ -1,5 +1,3 @@
-"""The recorded text of a request, however its steps were cut."""
-
 import numpy as np
 import pytest
 
@@ -16,7 +14,7 @@ def test_responses_are_recorded_with_the_end_of_their_prompts():
     while lengths.max() < 190:
         recorder.record(slots, texts, lengths, rng.random(2) < 0.7)
         lengths += rng.integers(1, 5, 2).astype(np.int32)
-        if lengths.min() < 60:  # the first steps are those of both
+        if lengths.min() < 60:
             recorder.record(slots, texts, lengths, np.ones(2, bool))
     recorder.record(slots, texts[::-1][::-1], lengths, np.ones(2, bool))
     for row in range(2):

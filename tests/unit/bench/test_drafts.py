@@ -1,5 +1,3 @@
-"""`sam-rollout bench drafter`: what it measures and prints. Nothing here looks at times."""
-
 import io
 import json
 
@@ -25,7 +23,6 @@ OURS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def without_engines():
-    """An engine takes long to import; the plain automaton stands for all peers."""
     patch = pytest.MonkeyPatch()
     ours = [side for side in sides.all_sides() if side.name in OURS | {sides.FIRST}]
     patch.setattr(sides, "all_sides", lambda: ours)
@@ -59,7 +56,7 @@ def test_the_last_epoch_is_measured_and_earlier_ones_are_read_before(result):
     assert sizes == [1, 4, 4, 4]
     assert mine["tokens"] == sum(len(trace.response) for trace in later)
     assert {row["tokens"] for row in result["acceptance"] if row["data"] == REAL} == {
-        mine["tokens"] - 4  # no draft saves the first
+        mine["tokens"] - 4
     }
 
 

@@ -1,5 +1,3 @@
-"""Every program of benchmarks/ starts."""
-
 import importlib
 import sys
 from pathlib import Path

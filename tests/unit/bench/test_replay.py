@@ -1,5 +1,3 @@
-"""Replay counts what an engine would: against examples counted by hand."""
-
 import numpy as np
 import pytest
 
@@ -11,8 +9,6 @@ from sam_rollout.telemetry.traces import Trace
 
 
 class Scripted(Session):
-    """A drafter with given drafts, which notes its calls."""
-
     def __init__(self, drafts: dict[tuple[str, int], list[int]]) -> None:
         self.drafts = drafts
         self.asked: list[tuple[list[str], list[int], list[list[int]]]] = []
@@ -44,7 +40,7 @@ def trace(prompt: list[int], response: list[int], group: str = "g", sibling: int
         ([1, 9, 3], None, 1),
         ([9, 2], None, 0),
         ([1, 2, 3, 4, 5], None, 4),
-        ([9, 1, 8, 2], [-1, -1, 0, 1], 2),  # a tree: 9 8, and 1 2
+        ([9, 1, 8, 2], [-1, -1, 0, 1], 2),
         ([1, 9, 2], [-1, 0, 1], 1),
     ],
 )
@@ -53,8 +49,6 @@ def test_a_draft_counts_up_to_its_first_mismatch_and_the_text_s_end(draft, paren
 
 
 def test_steps_tokens_and_drafts_are_those_counted_by_hand():
-    # Known after prefill: 7 8 | 1. Then: draft 2 3 9 -> 2 accepted, bonus 4; nothing drafted -> 5;
-    # draft 6 7 8 -> the text ends after 6.
     session = Scripted({("0", 3): [2, 3, 9], ("0", 7): [6, 7, 8]})
     result = Replay()
     replay(session, [trace([7, 8], [1, 2, 3, 4, 5, 6])], result)
@@ -70,7 +64,6 @@ def test_requests_advance_together_and_rows_close_up():
     result = Replay()
     traces = [trace([1], [2, 3, 4]), trace([1], [4, 5, 6, 7, 8]), trace([1], [9])]
     replay(session, traces, result)
-    # Request 2 has ended with prefill. Request 1 gets four tokens in its one step.
     assert [(names, lengths) for names, lengths, _ in session.asked] == [
         (["0", "1"], [2, 2]),
         (["0"], [3]),
@@ -101,5 +94,4 @@ def test_our_drafter_replays_a_periodic_text_in_few_steps():
     result = Replay()
     (own,) = [side for side in sides.all_sides() if side.name == sides.OWN]
     replay(own.open(3, 1, 200), [trace([1, 2, 3], [1, 2, 3] * 20)], result)
-    # 59 tokens behind the first: every step yields four once a token has repeated.
     assert (result.tokens, result.steps) == (59, 15)

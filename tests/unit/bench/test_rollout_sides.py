@@ -1,5 +1,3 @@
-"""The sides that `benchmarks.rollout` is asked for by name."""
-
 from dataclasses import replace
 from pathlib import Path
 

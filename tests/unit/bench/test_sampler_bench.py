@@ -1,5 +1,3 @@
-"""`sam-rollout bench sampler`: what it runs, counts and prints. Nothing here looks at times."""
-
 import io
 import json
 
@@ -19,7 +17,6 @@ SMALL = sampler.Setting((2, 3), (1, 2), 1500, budget_s=0.0)
 
 @pytest.fixture(autouse=True)
 def without_engines(monkeypatch):
-    """An engine takes long to import; tests/integration compares with the installed one."""
     monkeypatch.setattr(stock_samplers, "_vllm_cpu", lambda: None)
     threads = torch.get_num_threads()
     yield

@@ -1,5 +1,3 @@
-"""`sam-rollout simulate` on a run without drafts, beside recorded runs with drafts."""
-
 import json
 
 import numpy as np
@@ -16,11 +14,11 @@ from tests.pages import ROOT
 from tests.records import engine_step, engine_steps, requests, trace, traces
 
 RUNS = ROOT / RESULTS / "runs"
-SAID = [7, 3, 9, 4, 1, 8, 2, 6]  # over and over
+SAID = [7, 3, 9, 4, 1, 8, 2, 6]
 
 
 def write(folder, *, sam=False, replicas=1, texts=True, rounds=1, responses=4, tokens=60, limit=8):
-    """A run of two training steps: decoding takes 10 ms and 1 ms a request, a prompt token 1 ms."""
+    """Write a run of two training steps with a fixed time per step, request and prompt token."""
     run = RunFolder(folder)
     config = {
         "sam": {"enabled": sam},
@@ -53,7 +51,6 @@ def write(folder, *, sam=False, replicas=1, texts=True, rounds=1, responses=4, t
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_recorded_run_is_foretold_within_fifteen_percent(number):
-    """The first step is left out on both sides, as in the published comparison: caches fill."""
     run = read_baseline(RUNS / f"off-{number}")
 
     def recorded_s(name):
@@ -67,7 +64,7 @@ def test_a_recorded_run_is_foretold_within_fifteen_percent(number):
 
 
 def test_without_drafts_every_token_is_a_step_and_who_waits_joins_later(tmp_path):
-    first_s = 4 * 2 * 0.001  # the first token comes with four prompts of two tokens
+    first_s = 4 * 2 * 0.001
     run = read_baseline(write(tmp_path / "all", responses=4, tokens=60))
     for outcome in sample(run, drafts=False):
         assert outcome.rollout_s == pytest.approx(first_s + 59 * 0.014, rel=0.01)
@@ -88,11 +85,9 @@ def test_texts_that_repeat_themselves_gain_and_the_next_step_remembers(tmp_path)
 
 
 def test_engines_draft_from_what_others_sample(tmp_path, monkeypatch):
-    """Two replicas with one response each to the same prompt; what each says is new to itself."""
     said = np.random.default_rng(0).integers(0, 30_000, 300).tolist()
     folder = write(tmp_path, replicas=2, texts=False)
     for replica in (0, 1):
-        # The second one is a little longer, so that it ends by what the other one said.
         rows = [
             trace(step=1, replica=replica, group="g", sibling=replica, prompt_ids=[1, 2],
                   response_ids=[*range(replica * 40), *said])

@@ -1,5 +1,3 @@
-"""Readers of anyone's token ids."""
-
 import json
 
 import numpy as np
@@ -46,7 +44,6 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, says):
 
 
 def test_what_is_null_is_not_known(tmp_path):
-    """Parquet has nulls where some rows name their group and others do not."""
     path = tmp_path / "a.jsonl"
     path.write_text('{"tokens": [1, 2], "group": null, "sibling": null, "step": null}\n' * 2)
     first, second = read_traces(path)
@@ -61,7 +58,6 @@ def test_a_damaged_row_of_a_table_is_named(tmp_path):
 
 
 def test_a_tables_ids_are_in_their_own_columns(tmp_path):
-    """Other columns may have the texts in words."""
     ids = {"prompt_ids": [[1]], "response_ids": [[2, 3]]}
     pq.write_table(pa.table(ids | {"prompt": ["a"], "response": ["b c"]}), tmp_path / "a.parquet")
     (one,) = read_traces(tmp_path)

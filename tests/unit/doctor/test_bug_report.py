@@ -1,5 +1,3 @@
-"""What a bug report holds, and what it leaves out."""
-
 import getpass
 import json
 import socket
@@ -32,7 +30,6 @@ HOME = f"/{'home'}/ann"
         ("ssh ann@node-7", "ssh <address>"),
         ("node-7.rack.internal is gone", "<host> is gone"),
         (f"{HOME}/runs/a, {Path.home()}/b", "~/runs/a, ~/b"),
-        # Nothing of these is anybody's.
         ("max_draft_tokens=8 response_length:1024.0", None),
         ("hf_config_path: null, prompt_key: prompt, experts_per_token: 8", None),
         ("tests/unit/x.py::test_add 12:34:56", None),

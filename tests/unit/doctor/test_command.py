@@ -1,5 +1,3 @@
-"""The command: exit statuses, and what goes to which stream."""
-
 import json
 import socket
 
@@ -13,8 +11,6 @@ from sam_rollout.doctor.printed_checks import fail, ok, warn
 
 @pytest.fixture
 def doctor(monkeypatch):
-    """Runs the command with checks that say these lines."""
-
     def run(lines, *options):
         monkeypatch.setattr(examination, "checks_of", lambda device: [("group", lambda _: lines)])
         return CliRunner().invoke(app, ["doctor", *map(str, options)])

@@ -1,5 +1,3 @@
-"""The doctor asks what a run asks, and one check cannot take the others with it."""
-
 import subprocess
 import sys
 

@@ -1,5 +1,3 @@
-"""Versions, CANN and plugins of an environment."""
-
 import platform
 import re
 import tomllib
@@ -73,7 +71,6 @@ def test_engines_that_are_missing_or_two(monkeypatch, device, found, what):
 
 @pytest.fixture
 def toolkit(tmp_path, monkeypatch):
-    """A toolkit as its set_env.sh leaves it; returns the function that writes its version file."""
     folder = tmp_path / f"{platform.machine()}-linux"
     folder.mkdir()
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)

@@ -1,5 +1,3 @@
-"""The comparison of nodes; a real cluster is asked in tests/integration."""
-
 from sam_rollout.doctor import Question, nodes
 
 CPU = Question("cpu")

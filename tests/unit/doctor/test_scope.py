@@ -18,7 +18,6 @@ def test_the_shells_variables_win(monkeypatch):
 
 
 def test_overrides_count_as_for_a_run():
-    """As scripts/node.sh puts them: the cluster's size in front, the user's own words last."""
     pytest.importorskip("verl")
     devices = (composition.recipe_folder() / "configs" / "device").iterdir()
     assert {path.stem for path in devices} == {*DEVICES}

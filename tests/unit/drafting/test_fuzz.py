@@ -1,13 +1,9 @@
-"""The drafter against brute force, through its public interface, with random lives.
+"""Compares the drafter with brute force under random settings, texts and events.
 
-Settings, texts and events are random: requests grow, pause, return, end, are aborted and have their
-ids used again, and other engines tell of their texts with gaps, late, or damaged.
-
-A token drafted from own text alone has to follow, in that text, the longest suffix that went on
-there or the next shorter one (`automaton/continuations.py`). A draft from other sources has to go
-on, token after token, as some known text did. A tree has its tokens after their parents and no
-continuation twice, and all rows keep to one budget. In the end own text and `prompt` hold nothing.
-SAM_FUZZ_SECONDS says how long to go on, from SAM_FUZZ_SEED on; a failure names its seed.
+A draft from the request's own text must follow the longest suffix that had a successor, or the next
+shorter one (`automaton/continuations.py`). A draft from other sources must occur in a known text.
+All rows keep to one budget. SAM_FUZZ_SECONDS sets the time, SAM_FUZZ_SEED the first seed. A failure
+names its seed.
 """
 
 from __future__ import annotations
@@ -33,20 +29,19 @@ from tests.unit.drafting.texts import drive
 MAX_ROWS = 6
 SHORT, LONG = 160, 2_500  # tokens of a text; a block holds 512
 LARGEST_TOKEN = UNKNOWN_VOCABULARY - 1
-STEPS = 60  # of one drafter
+STEPS = 60
 GROUPS = 3
 SHAPES = ("chain",), ("chain",), ("tree",), ("chain", "tree")
 SECONDS, SEED = (int(os.environ.get(f"SAM_FUZZ_{name}", least)) for name, least in
                  (("SECONDS", 3), ("SEED", 0)))  # fmt: skip
-# The share of steps before which texts are exchanged with other engines.
 HEARD = 0.3
 
 
 class OwnText:
-    """What may be drafted from a text alone, kept while it grows.
+    """The allowed drafts from a growing text.
 
     Attributes:
-        run: int[end], tokens up to each end in the text that equal those at the text's end.
+        run: int[end], number of tokens before each end that equal the tokens at the text's end.
     """
 
     def __init__(self) -> None:
@@ -63,12 +58,13 @@ class OwnText:
             self.tokens.append(token)
 
     def _longer(self, run: np.ndarray, token: int) -> np.ndarray:
-        """`run` of the ends 1, 2, ... after one more token, those that nothing follows left out."""
         n = len(self.tokens)
         return np.where(self._array[:n] == token, run[:n] + 1, 0)
 
     def allows(self, draft: list[int], count: int, whole: bool) -> bool:
-        """Whether the rule allows a draft; `whole`: of all tokens there can be, up to `count`."""
+        """Return whether a draft is allowed; if `whole`, it must be as long as possible, up to
+        `count`.
+        """
         n, run = len(self.tokens), self.run.copy()
         for token in draft:
             longest = run[:n].max(initial=0)
@@ -82,8 +78,6 @@ class OwnText:
 
 @dataclass(eq=False)
 class Request:
-    """A live request and the text it will have."""
-
     name: str
     text: np.ndarray  # int32[tokens]
     known: int
@@ -91,35 +85,32 @@ class Request:
 
 
 def make_text(rng: np.random.Generator, ids: np.ndarray, length: int) -> np.ndarray:
-    """A text that repeats itself in one of many ways."""
     kind = rng.integers(4)
-    if kind == 0:  # independent tokens
+    if kind == 0:
         return rng.choice(ids, length)
-    if kind == 1:  # periodic, with a flaw now and then
+    if kind == 1:
         period = rng.choice(ids, rng.integers(1, 12))
         text = np.resize(period, length)
         flaws = rng.random(length) < rng.choice([0.0, 0.02])
         text[flaws] = rng.choice(ids, flaws.sum())
         return text
-    if kind == 2:  # copies of itself
+    if kind == 2:
         text = list(rng.choice(ids, 8))
         while len(text) < length:
             start = rng.integers(len(text))
             text += text[start : start + rng.integers(1, 20)] + list(rng.choice(ids, 1))
         return np.array(text[:length], np.int32)
-    return np.full(length, ids[0], np.int32)  # all equal
+    return np.full(length, ids[0], np.int32)
 
 
 class Fuzz:
-    """One drafter and its life."""
-
     def __init__(self, rng: np.random.Generator, folder: Path) -> None:
         self._rng = rng
         self._k = int(rng.integers(1, 9))
         self._longest = int(rng.choice([SHORT, SHORT, SHORT, LONG]))
         self._adaptive = bool(rng.random() < 0.3)
         self._others = bool(rng.random() < 0.5)
-        self._pairs: set[tuple[int, int]] = set()  # neighbours in texts of others
+        self._pairs: set[tuple[int, int]] = set()
         alphabet = int(rng.choice([1, 2, 3, 10, 1000]))
         self._ids = rng.integers(0, LARGEST_TOKEN, alphabet, endpoint=True).astype(np.int32)
         self._ids[rng.integers(alphabet)] = rng.choice([0, LARGEST_TOKEN])
@@ -143,14 +134,13 @@ class Fuzz:
         self._live: list[Request] = []
         self._retired: list[str] = []
         self._made, self._train_step = 0, 0
-        self._told: Counter[str] = Counter()  # tokens of this engine's responses
-        self._heard: Counter[str] = Counter()  # of other engines'
-        self._heard_last: dict[str, np.ndarray] = {}  # the last token of each
+        self._told: Counter[str] = Counter()
+        self._heard: Counter[str] = Counter()
+        self._heard_last: dict[str, np.ndarray] = {}
         self._damaged = 0
         self.judged = 0
 
     def _sources(self, folder: Path) -> dict[str, Any]:
-        """Any of the other sources; the corpus is written, its text known to `_pairs`."""
         rng = self._rng
         documents = [make_text(rng, self._ids, SHORT) for _ in range(3)]
         lines = "\n".join(json.dumps(document.tolist()) for document in documents)
@@ -176,7 +166,6 @@ class Fuzz:
         self._pairs.update(zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True))
 
     def run(self) -> None:
-        """Some steps, then the end of everything."""
         for _ in range(STEPS):
             self._arrive()
             if self._others and self._rng.random() < HEARD:
@@ -203,17 +192,15 @@ class Fuzz:
         self._drafter.wait()
 
     def _exchange(self) -> None:
-        """Exchange responses with other engines."""
         pieces = [self._piece() for _ in range(self._rng.integers(0, 4))]
         for piece in self._drafter.exchange("this", pieces):
             assert piece.start == self._told[piece.response], f"{piece} after a gap"
             self._told[piece.response] += len(piece.tokens) // 4
 
     def _piece(self) -> tuple:
-        """The next tokens of some response elsewhere; or damaged, or others."""
         rng = self._rng
         name = f"other/{self._train_step}/{rng.integers(6)}"
-        start = self._heard[name] + int(rng.random() < 0.05)  # a token is lost
+        start = self._heard[name] + int(rng.random() < 0.05)
         if start >= self._longest:
             start = 0
         tokens = make_text(rng, self._ids, self._longest)[: rng.integers(0, self._longest - start)]
@@ -237,20 +224,19 @@ class Fuzz:
     def _arrive(self) -> None:
         while len(self._live) < MAX_ROWS + 2 and self._rng.random() < 0.5:
             if self._retired and self._rng.random() < 0.3:
-                name = self._retired.pop()  # an id used again, for another text
+                name = self._retired.pop()
             else:
                 self._made += 1
                 name = f"request-{self._made}"
             text = make_text(self._rng, self._ids, self._longest)
             known = int(self._rng.integers(1, self._longest // 4))
             self._live.append(Request(name, text, known))
-            if self._rng.random() < 0.9:  # the others have no identity
+            if self._rng.random() < 0.9:
                 group = str(self._rng.integers(GROUPS))
                 identity = RequestIdentity(group, 0, self._train_step, TRAIN_SPLIT, key=0)
                 self._drafter.admit(name, identity)
 
     def _step(self) -> None:
-        """A step of some of the live requests, in any order."""
         rng = self._rng
         rows = [self._live[i] for i in rng.permutation(len(self._live))[:MAX_ROWS]]
         if not rows:
@@ -258,7 +244,6 @@ class Fuzz:
         for request in rows:
             more = rng.integers(0, 6) if rng.random() < 0.9 else rng.integers(0, self._longest)
             request.known = min(self._longest, request.known + int(more))
-        # What lies beyond the known tokens must not matter.
         token_ids = rng.integers(0, LARGEST_TOKEN, (MAX_ROWS, self._longest), endpoint=True)
         token_ids = token_ids.astype(np.int32)
         for row, request in enumerate(rows):
@@ -312,7 +297,6 @@ class Fuzz:
         self.judged += 1
 
     def _leave(self) -> None:
-        """Some requests end; others are aborted before their text does."""
         ended = [
             request
             for request in self._live

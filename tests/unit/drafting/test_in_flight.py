@@ -1,5 +1,3 @@
-"""What became of drafts, against an engine that remembers what it verified."""
-
 from collections import Counter
 
 import numpy as np
@@ -18,8 +16,6 @@ NOTHING = [], [], NO_SOURCE
 
 
 class Request:
-    """A request and the text it will have: copies of itself, of its siblings, and noise."""
-
     def __init__(self, rng: np.random.Generator) -> None:
         text = rng.integers(0, 3, 8).tolist()
         while len(text) < 2 * LENGTH:
@@ -28,7 +24,6 @@ class Request:
         self.text, self.known = text, 8
 
     def verify(self, flight: tuple, cut: int) -> tuple[int, ...]:
-        """Score the first `cut` tokens in flight; the row of `Verified` that this makes."""
         draft, filling, source = flight
         offered = (draft + filling)[:cut]
         ahead = self.text[self.known :]
@@ -38,13 +33,11 @@ class Request:
         self.known += kept + 1
         if not draft and not filling:
             return kept + 1, 0, 0, 0, source
-        # That the engine cut a draft short shows where it went on with the next drafted token.
         cut_short = kept == cut < len(draft) and draft[cut] == ahead[cut]
         drafted = cut if cut_short else len(draft)
         return kept + 1, drafted, min(kept, len(draft)), len(filling), source
 
     def judge(self, drawn: list[int], gained: int) -> tuple[int, int]:
-        """How many drawn tokens the new text has judged, and how many of these were right."""
         new = self.text[self.known - gained : self.known]
         both = list(zip(drawn, new, strict=False))
         right = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
@@ -63,7 +56,6 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
     running, waiting, in_flight = {}, {}, {}
     seen, drafted = Counter(), 0
     for _ in range(600):
-        # Ids are used again with other texts, as after an abort.
         name = f"request-{rng.integers(20)}"
         if len(running) < MAX_ROWS and name not in {*running, *waiting} and rng.random() < 0.2:
             drafter.admit(name, identity(str(rng.integers(2))))
@@ -79,13 +71,13 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
             del running[name]
         drafter.finish(ended)
         running = {name: running[name] for name in rng.permutation(list(running)).tolist()}
-        skips = rng.random() < 0.1  # the engine makes a step without asking for drafts
+        skips = rng.random() < 0.1
         drafter.bind(list(running))
         expected, judged = [], []
         for name, request in running.items():
             flight, drawn = in_flight.get(name, (NOTHING, []))
             draft, filling, source = flight
-            if rng.random() < 0.05:  # a prompt that is still computed
+            if rng.random() < 0.05:
                 expected.append((0, 0, 0, 0, NO_SOURCE))
                 judged.append((0, 0))
                 continue
@@ -130,12 +122,10 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
     counters = drafter.counters()
     assert counters["draft/proposed_tokens"] == drafted and counters["draft/drafter_steps"] == 600
     assert counters["draft/rebuilds"] == counters["draft/evictions"] == 0
-    # A request that was never eligible was opened all the same, one that waits is kept.
     assert len(running) <= drafter.usage().live_requests <= len(running) + len(waiting)
 
 
 def test_a_text_that_shrank_under_its_id_has_verified_nothing():
-    """An id used again without notice: the caller says that the row gained less than nothing."""
     batch = DraftBatch(LIMITS)
     batch.clear(1)
     batch.counts[0], batch.length[0], batch.source[0], batch.pending = 3, 5, 0, True

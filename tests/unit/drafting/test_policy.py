@@ -1,5 +1,3 @@
-"""Which tokens are drafted and how many, beside the same rule in plain Python."""
-
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -20,19 +18,17 @@ from sam_rollout.drafting.policy import DraftPolicy
 from tests.unit.drafting.texts import int32, rows_of
 
 K, MAX_ROWS = 8, 4
-SAID = (CERTAIN, 300, 600, 100)  # how certain the drafts of each source are
-Votes = list[tuple[int, int, tuple]]  # token, source, class
+SAID = (CERTAIN, 300, 600, 100)
+Votes = list[tuple[int, int, tuple]]
 
 
 class Reference:
-    """The rule for sources that have whole drafts ready: each votes until it was not followed."""
-
     def __init__(self, least: float = 0.0) -> None:
         self.least = least
         self.shares = defaultdict(lambda: [vote_rule._FIRST_WEIGHT, None])  # class -> votes, right
-        self.chances = defaultdict(lambda: [0, 0])  # of classes and of sums: drafted, right
-        self.before = [0] * MAX_ROWS  # accepted of the last draft
-        self.flight = [[]] * MAX_ROWS  # of each drawn token: votes, class, chance
+        self.chances = defaultdict(lambda: [0, 0])
+        self.before = [0] * MAX_ROWS
+        self.flight = [[]] * MAX_ROWS
 
     def weight(self, class_: tuple) -> float:
         return -math.log1p(-min(self.share(class_), vote_rule._LARGEST_SHARE))
@@ -49,7 +45,6 @@ class Reference:
         return (right + vote_rule.BORROWED * of_sum) / (drafted + vote_rule.BORROWED)
 
     def draft(self, row: int, ready: list[list[int]], budget: int, least: float):
-        """The row's draft, what is held back, its source and how many tokens it could have had."""
         drafted, origin, chance, handed_over = [], NO_SOURCE, 1.0, 0
         self.flight[row] = []
         while len(drafted) < budget and chance >= max(least, self.least):
@@ -81,7 +76,6 @@ class Reference:
         return drafted[:handed_over], drafted[handed_over:], origin
 
     def learn(self, row: int, judged: int, right: int, text: list[int]) -> None:
-        """The text went on like this."""
         for n in range(min(right + 1, judged)):
             votes, class_, _ = self.flight[row][n]
             for token, _, of in votes:
@@ -93,7 +87,6 @@ class Reference:
         self.before[row] = right
 
     def offered(self, row: int) -> list[float]:
-        """The chances of what could have been drafted, as they are kept."""
         chances = [chance for *_, chance in self.flight[row] if chance >= self.least]
         return np.array(chances, np.float32).astype(float).tolist()
 
@@ -103,8 +96,6 @@ class Reference:
 
 
 class Policy(DraftPolicy):
-    """A policy, and the drafts it made from drafts that its sources had ready."""
-
     def __init__(self, policy="fixed", sources=1, least=0.1, gate="threshold"):
         config = SamConfig(
             max_draft_tokens=K,
@@ -118,7 +109,6 @@ class Policy(DraftPolicy):
         self.batch = DraftBatch(limits)
 
     def propose(self, ready, budget, least=0.0):
-        """What is handed over of each row, what is held back, and whose draft it is."""
         batch, rows = self.batch, len(ready)
         places = np.full((len(ready[0]), MAX_ROWS, PLACE_WIDTH), -1, np.int64)
         drafts = [
@@ -145,19 +135,16 @@ class Policy(DraftPolicy):
         ]
 
     def see(self, texts, gained):
-        """Verify and learn: the rows have these texts now, and gained these numbers of tokens."""
         token_ids, lengths = rows_of(texts, 40)
         verified = self.batch.verify(token_ids, lengths, int32(*gained))
         self.learn(verified, token_ids, self.batch)
         return verified
 
     def one(self, *ready, budget=K, least=0.0):
-        """The draft of a single row."""
         ((draft, self.held_back, self.source),) = self.propose([ready], [budget], least)
         return draft
 
     def go_on(self, ahead):
-        """Continue the text of the single row by the tokens that an engine would have verified."""
         (draft,) = self.batch.to_lists()
         kept = sum(accumulate((a == b for a, b in zip(draft, ahead, strict=False)), min))
         gained = min(1 + kept, len(ahead))
@@ -169,7 +156,6 @@ READY_DRAFT = list(range(1, 1 + K))
 
 @pytest.mark.parametrize(("policy", "gate"), [("fixed", "threshold"), ("confidence", "auto")])
 def test_every_draft_is_that_of_the_rule(policy, gate):
-    """Four sources that are right by turns; rows that move, come and are not verified."""
     rng = np.random.default_rng(0)
     least = 0.3 if policy == "confidence" else 0.0
     ours, reference, seen = Policy(policy, 4, least or 0.1, gate), Reference(least), Counter()
@@ -185,7 +171,6 @@ def test_every_draft_is_that_of_the_rule(policy, gate):
         texts, gained, ahead = [], [], ahead[rows]
         for draft, length, new in zip(drafts, ours.batch.length, ahead.tolist(), strict=True):
             same = accumulate((a == b for a, b in zip(draft, new, strict=False)), min)
-            # Now and then the engine has not verified a row.
             gained.append((1 + sum(same)) * int(rng.random() < 0.9))
             texts.append([7] * length + new[: gained[-1]])
         verified = ours.see(texts, gained)
@@ -205,7 +190,6 @@ def test_every_draft_is_that_of_the_rule(policy, gate):
         for row in np.flatnonzero(verified.source != NO_SOURCE):
             reference.learn(row, judged[row], right[row], ahead[row])
         ahead = rng.integers(0, 3, (MAX_ROWS, K + 1))
-        # Each is the best one for a while.
         shares = [0.4 + 0.15 * ((source + number // 300) % 4) for source in range(4)]
         ready = [
             [
@@ -229,7 +213,6 @@ def test_every_draft_is_that_of_the_rule(policy, gate):
 
 
 def trained(policy, right, times=400, **options):
-    """Let a policy see drafts of which the first `right` tokens are right."""
     for _ in range(times):
         policy.one(READY_DRAFT, **options)
         policy.go_on([*READY_DRAFT[:right], 99])
@@ -239,7 +222,7 @@ def trained(policy, right, times=400, **options):
 @pytest.mark.parametrize(
     ("policy", "times", "right", "k"),
     [
-        ("confidence", 0, 0, K),  # without experience like fixed
+        ("confidence", 0, 0, K),
         ("confidence", 400, 0, 0),
         ("confidence", 400, 1, 1),
         ("confidence", 400, 3, 3),
@@ -258,7 +241,6 @@ def test_experience_is_forgotten():
 
 
 def test_estimates_are_not_distorted_by_the_drafts_that_ended_early():
-    """Tokens are accepted with probability 0.7 each: the chance falls below 0.2 after four."""
     rng = np.random.default_rng(0)
     policy = Policy("confidence", least=0.2)
     for _ in range(6000):

@@ -1,5 +1,3 @@
-"""Trees are grown from the votes of chains, best-first, and learned from."""
-
 import numpy as np
 import pytest
 
@@ -23,7 +21,6 @@ def drafter_of(k=8, budget=64, shape="tree", sources=("own",), vocabulary=1000, 
 
 
 def grow(drafter, *texts, **options):
-    """One engine step; of each row its tokens with their parents."""
     tokens, lengths = rows_of(texts, WIDTH)
     names = [f"request {row}" for row in range(len(texts))]
     drafter.bind(names)
@@ -40,7 +37,6 @@ def grow(drafter, *texts, **options):
 
 
 def paths(nodes):
-    """The texts that a tree goes through."""
     found = []
     for token, parent in nodes:
         found.append([*(found[parent] if parent >= 0 else []), token])
@@ -94,7 +90,6 @@ def test_what_was_accepted_is_a_path(branch):
 def test_a_step_that_the_engine_cut_verified_what_came_before():
     drafter = drafter_of(k=12)
     (nodes,), _ = grow(drafter, BRANCHING)
-    # Three tokens of a path, the last of them the engine's own: it did not see that one as a draft.
     tail = [5, 9, 1]
     third = paths(nodes).index(tail)
     _, verified = grow(drafter, [*BRANCHING, *tail])
@@ -102,7 +97,6 @@ def test_a_step_that_the_engine_cut_verified_what_came_before():
 
 
 def test_chances_that_proved_too_high_are_lowered():
-    """A text that never goes on as it did before gets ever smaller trees where chances count."""
     drafter = drafter_of(k=8)
     text, sizes = [1, 2, 3, 4], []
     rng = np.random.default_rng(0)
@@ -146,7 +140,6 @@ def test_the_gate_is_told_nothing_of_what_the_text_does_not_reach():
 
 
 def test_tokens_that_prove_right_as_often_as_expected_say_so():
-    """A text goes on at random with one of its earlier continuations, at every depth."""
     drafter, rng = drafter_of(k=12, gate="auto"), np.random.default_rng(1)
     text, told = [1, 2, 3, 4] * 2, np.zeros(4)
     for step in range(700):

@@ -1,5 +1,3 @@
-"""Batches of texts by request id, for a drafter or for a source by itself."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +20,7 @@ def int32(*values: int) -> np.ndarray:
 
 
 def rows_of(texts: Iterable[Sequence[int]], width: int = WIDTH) -> tuple[np.ndarray, np.ndarray]:
-    """Texts in the rows of an engine's array, int32[B, width], and their lengths, int32[B]."""
+    """Return texts as rows of an array, int32[B, width], and their lengths, int32[B]."""
     texts = list(texts)
     token_ids = np.full((max(len(texts), 1), width), -1, np.int32)
     for row, text in enumerate(texts):
@@ -39,7 +37,6 @@ def drive(
     gate_open: bool = True,
     shape: int = 0,
 ) -> DraftBatch:
-    """All calls of an engine step; what a row gained is what it grew by."""
     drafter.bind(request_ids)
     rows = len(request_ids)
     if eligible is None:
@@ -58,7 +55,7 @@ def step(
     gate_open: bool = True,
     width: int = WIDTH,
 ) -> dict[str, list[int]]:
-    """One engine step; `texts` maps request ids to their known tokens, in row order."""
+    """Run one engine step; `texts` maps request ids to their known tokens."""
     rows = rows_of(texts.values(), width)
     batch = drive(drafter, list(texts), *rows, gate_open=gate_open)
     return dict(zip(texts, batch.to_lists(), strict=True))
@@ -71,7 +68,6 @@ def identity(
 
 
 def counter(drafter, name):
-    """A count or level of a drafter, by its name below `draft/`."""
     return (drafter.counters() | drafter.levels())[f"draft/{name}"]
 
 
@@ -84,7 +80,6 @@ def drafter_of(
     path: object = "",
     **sections: dict[str, Any],
 ) -> SamDrafter:
-    """A drafter with sources of these names; those with settings of their own are on, too."""
     sources = sources_of(*names, *sections).to_mapping()
     for name, section in sections.items():
         sources[name] |= section
@@ -93,11 +88,7 @@ def drafter_of(
 
 
 class Later(Executor):
-    """An executor that works when `work` is called.
-
-    Attributes:
-        done: tasks so far.
-    """
+    """An executor that works when `work` is called."""
 
     def __init__(self):
         self.tasks, self.done = [], 0

@@ -1,4 +1,4 @@
-"""Gates of engines that wait for each other in every step, and exchange reports at its start."""
+"""Gates of engines that exchange reports at the start of every step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.gating.steps import decode
 
 
 class Table:
-    """Where the ranks of a group lay their reports down; `exchange` hands them out."""
+    """Keeps the reports of a group's ranks; `exchange` returns them."""
 
     def __init__(self, ranks: int) -> None:
         self.laid_down = [IDLE] * ranks
@@ -26,8 +26,6 @@ class Table:
 
 
 class Seat:
-    """The exchange of one rank."""
-
     def __init__(self, table: Table, rank: int) -> None:
         self._table, self._rank = table, rank
 
@@ -39,19 +37,14 @@ class Seat:
 
 
 class Group:
-    """Gates of a group, stepped together.
-
-    Args:
-        make: gate of a rank, from its exchange.
-        ranks: of the group.
-    """
+    """Gates of a group; `make` makes a rank's gate from its exchange."""
 
     def __init__(self, make: Callable[[Seat], GuardedGate], ranks: int) -> None:
         self.table = Table(ranks)
         self.gates = [make(Seat(self.table, rank)) for rank in range(ranks)]
 
     def step(self, rows: Sequence[int]) -> list[int | None]:
-        """Budgets after a step with `rows[i]` requests in engine i; None for a dummy batch."""
+        """Return budgets after a step with `rows[i]` requests in engine i; None: dummy batch."""
         self.table.exchange()
         return [
             gate.next_budget(decode(count)) if count else None

@@ -1,5 +1,3 @@
-"""Engine steps as a gate sees them."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -17,7 +15,6 @@ def engine_step(
     num_tokens: np.ndarray,  # int32[B]
     **more: Any,
 ) -> EngineStep:
-    """A step of the same batch as before, without filling, unless said otherwise."""
     accepted = np.minimum(np.maximum(sampled - 1, 0), drafted)
     source = np.where(drafted > 0, 0, -1).astype(np.int32)
     verified = Verified(sampled, drafted, accepted, 0 * drafted, source, drafted, accepted)
@@ -25,6 +22,5 @@ def engine_step(
 
 
 def decode(rows: int) -> EngineStep:
-    """A step in which every request gains a token."""
     ones = np.ones(rows, np.int32)
     return engine_step(1, ones, 0 * ones, ones)

@@ -1,4 +1,4 @@
-"""Engines on paper: known step times and acceptance, to set a gate against fixed ones."""
+"""Simulated engines with known step times and acceptance, for comparing gates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ def linear(rows: int, tokens: int, context: int) -> float:
 
 
 def memory_bound(rows: int, tokens: int, context: int) -> float:
-    """Draft tokens are free up to some 50 scored tokens."""
     return max(5e-3 + 1e-5 * rows, 1e-4 * tokens) + 5e-9 * context
 
 
@@ -35,19 +34,19 @@ def tail(requests: int, shortest: float) -> np.ndarray:
 
 @dataclasses.dataclass
 class SyntheticEngines:
-    """Decode rounds of requests, and wait for each other in every step.
+    """Engines that decode rounds of requests, and wait for each other in every step.
 
     Attributes:
-        seconds: time of a step by requests, scored tokens and context tokens.
-        acceptance: chance that a draft token is accepted, given that those before it were, by the
-            number of running requests and the seconds since the start. The drafter knows it.
-        fulfilled: what is true of that chance; where it is not 1 the drafter is mistaken.
-        lengths: of the responses of each engine.
-        drafting: share of requests for which there is a draft.
-        noise: standard deviation of a step's time, relative.
-        pauses: share of steps that take 20 times as long.
-        ahead: steps between a gate's wish and the first step with room for drafts.
-        whole: steps with room have k draft tokens for each request, filled up, open or closed.
+        seconds: Time of a step by requests, scored tokens and context tokens.
+        acceptance: Chance that a draft token is accepted if the earlier ones are, by the number of
+            running requests and the seconds since the start. The drafter knows it.
+        fulfilled: True chance divided by `acceptance`.
+        lengths: Lengths of the responses of each engine.
+        drafting: Share of requests for which there is a draft.
+        noise: Relative standard deviation of a step's time.
+        pauses: Share of steps that take 20 times as long.
+        ahead: Steps between a gate's decision and the first step with room for drafts.
+        whole: Steps with room have k draft tokens for each request, filled up if necessary.
     """
 
     seconds: Callable[[int, int, int], float]
@@ -67,13 +66,11 @@ class SyntheticEngines:
         seed: int = 0,
         exchange: Callable[[], object] = lambda: None,
     ) -> float:
-        """Run `rounds` rounds with a gate for each engine.
-
-        Returns:
-            The seconds a token took, pauses left out.
+        """Run `rounds` rounds with a gate for each engine; return the seconds per token without
+        pauses.
 
         Raises:
-            AssertionError: two engines decided differently in a step.
+            AssertionError: Two engines decided differently in a step.
         """
         random = np.random.default_rng(seed)
         now, spent, tokens = 0.0, 0.0, 0
@@ -112,7 +109,6 @@ class SyntheticEngines:
 
 @functools.cache
 def _chances(chance: float) -> tuple[np.ndarray, np.ndarray]:
-    """The chance of each place of a draft, and its class as a row of zeros and a one."""
     chances = chance ** np.arange(1, K + 1)
     classes = [next(i for i, c in enumerate(CHANCES) if one >= c) for one in chances]
     return chances, np.eye(len(CHANCES))[classes]
@@ -120,12 +116,12 @@ def _chances(chance: float) -> tuple[np.ndarray, np.ndarray]:
 
 class _Engine:
     def __init__(self, left: np.ndarray, wishes: list[bool]) -> None:
-        self.left = left  # tokens that each request still needs
-        self.wishes = wishes  # of the last steps, whether drafts were called for
+        self.left = left
+        self.wishes = wishes
         self._texts = np.full(len(left), 100, np.int32)
         self._drafts = np.zeros(len(left), np.int32)
         self._matched = np.zeros(len(left), bool)
-        self._chance = 0.0  # of a draft token
+        self._chance = 0.0
         self._looked = False
         self._rows_before = -1
         self._filling = np.zeros(len(left), np.int32)
@@ -136,7 +132,6 @@ class _Engine:
         return rows, rows + int((self._drafts + self._filling).sum()), int(self._texts.sum())
 
     def fill(self, is_open: bool) -> None:
-        """Fill every request up to k."""
         self._filling, self._wasted = K - self._drafts, not is_open
 
     def step(self, now_ns: int, luck: np.ndarray) -> EngineStep:
@@ -156,7 +151,7 @@ class _Engine:
     def _offered(self, right: np.ndarray) -> Offered:
         chances, classes = _chances(self._chance)
         place = np.arange(K)
-        judged = (place <= self._drafts[:, None]) & self._matched[:, None]  # one is held back
+        judged = (place <= self._drafts[:, None]) & self._matched[:, None]
         asked = judged.sum(axis=0)
         kept = (judged & (place < right[:, None])).sum(axis=0)
         told = np.array([np.full(K, self._matched.sum()), asked, kept, asked * chances])

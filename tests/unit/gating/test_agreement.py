@@ -1,5 +1,3 @@
-"""Engines that wait for each other decide together."""
-
 import logging
 
 import numpy as np
@@ -22,8 +20,6 @@ CLOSED = ScheduleGate({}, K)
 
 
 def of(**options):
-    """Makes the gate of one rank."""
-
     def make(seat: Seat) -> GuardedGate:
         return make_gate(GateConfig(**options), LIMITS, seat)
 
@@ -49,7 +45,6 @@ def test_an_engine_without_requests_is_not_asked():
     for _ in range(3):
         group.step([20, 2])
     after = [group.step([0, 2]) for _ in range(4)]
-    # The last report of the first engine still counts, and enters one more proposal.
     assert after == [[None, 0], [None, 0], [None, 8], [None, 8]]
     joined = [group.step([16, 2]) for _ in range(3)]
     assert joined == [[8, 8], [1, 1], [1, 1]], "it takes over what the others do"
@@ -57,7 +52,6 @@ def test_an_engine_without_requests_is_not_asked():
 
 @pytest.mark.parametrize("kind", [{"kind": "threshold", "threshold": 4}, schedule()])
 def test_all_engines_decide_the_same_in_every_step(kind):
-    """Loads that rise and fall, engines that are idle for a while; `auto` is tried below."""
     group = Group(of(**kind), ranks=4)
     random = np.random.default_rng(0)
     loads = np.array([6, 6, 0, 4])
@@ -87,8 +81,6 @@ def test_with_nothing_exchanged_an_engine_decides_alone_and_says_so_once(caplog)
 
 
 class OnRecord(ScheduleGate):
-    """Keeps what it was shown."""
-
     def __init__(self) -> None:
         super().__init__(SCHEDULE, K)
         self.steps: list[EngineStep] = []
@@ -114,13 +106,12 @@ def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget
         ones = np.ones(2, np.int32)
         gate.observe(engine_step(number, ones, drafts, ones, offered=Offered(2, told)))
         gate.budget(2)
-        drafts += 1  # the engine reuses its arrays
+        drafts += 1
         told += 1
     assert [step.now_ns for step in inner.steps] == [0, 1, 2, 3, 4], "each once, one step late"
     assert [step.verified.drafted[0] for step in inner.steps] == [0, 1, 2, 3, 4]
     assert [step.offered.tokens[0, 0] for step in inner.steps] == [0, 1, 2, 3, 4]
     assert inner.asked == [3] * 6
-    # The budget of step n was decided after step n - 1, from the reports before that.
     for number, step in enumerate(inner.steps[1:], start=1):
         load = StepLoad(3, 30 + number + 1, 9, 300, steady=True)
         assert step.group == DecidedStep(load, 2, bool((number - 1) % 2))
@@ -128,7 +119,6 @@ def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget
 
 
 def test_counters_tell_what_was_agreed_not_what_was_proposed():
-    """This engine would stay closed; the busiest one drafts, looks and stays closed by turns."""
     table = Table(2)
     gate = AgreedGate(AutoGate(LIMITS, 0.005), CLOSED, Seat(table, 1), K)
     decided = [(5, 0.25, 0), (K, 2.0, 1), (0, 0.0, 0), (5, 0.75, 1)]
@@ -148,7 +138,6 @@ def test_counters_tell_what_was_agreed_not_what_was_proposed():
 
 
 def test_what_happened_between_two_calls_is_not_learned_from():
-    """The engine made a step without asking for drafts: reports are about another step."""
     table, inner = Table(1), OnRecord()
     gate = AgreedGate(inner, CLOSED, Seat(table, 0), K)
     for exchanges in (1, 1, 2, 1):
@@ -160,7 +149,6 @@ def test_what_happened_between_two_calls_is_not_learned_from():
 
 
 def engines(seconds, acceptance, *scales) -> SyntheticEngines:
-    """An engine for each scale of its responses' lengths: those of the smallest end first."""
     lengths = [tail(16, 50 * scale) for scale in scales]
     return SyntheticEngines(seconds, lambda rows, now: acceptance, lengths, drafting=1.0)
 

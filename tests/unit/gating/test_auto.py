@@ -1,5 +1,3 @@
-"""The measuring gate on engines whose costs and acceptance are known."""
-
 import dataclasses
 
 import numpy as np
@@ -43,7 +41,6 @@ def auto() -> AutoGate:
     return AutoGate(Limits(REQUESTS, 1 << 20, k=K), EXPLORATION)
 
 
-# The best fixed choice there is a gate that is closed.
 NOTHING_PAYS = (
     "drafts never pay", "drafts are always wrong", "wrong but nearly free",
     "the same, and drafts are always wrong",
@@ -82,7 +79,6 @@ def test_hardly_slower_than_a_closed_gate_where_nothing_pays(name):
     assert engine.run(gate, rounds=2) < (1.01 + EXPLORATION) * engine.run(CLOSED, rounds=2)
 
 
-# Chances that the drafter expects, and how true they are, before and after; most steps it may take.
 BETTER = {
     "found": ((0.0, 1.0), (0.7, 1.0), 150),
     "better than expected": ((0.1, 1.0), (0.1, 7.0), 700),
@@ -91,7 +87,6 @@ BETTER = {
 
 @pytest.mark.parametrize("name", BETTER)
 def test_drafts_that_become_good_after_a_hopeless_time_are_soon_made(name):
-    """It asks at every 128th step, and then goes on asking. Other numbers of requests follow."""
     before, after, soon = BETTER[name]
     gate = Recorder()
 
@@ -120,8 +115,6 @@ def test_trials_stay_within_their_budget(name):
 
 
 class Recorder(AutoGate):
-    """Keeps the budgets it gave; a look, which hands nothing over, counts as none."""
-
     def __init__(self) -> None:
         super().__init__(Limits(REQUESTS, 1 << 20, k=K), EXPLORATION)
         self.given: list[int] = []
@@ -133,7 +126,6 @@ class Recorder(AutoGate):
 
 
 def test_no_flapping_between_budgets_that_are_as_good():
-    """A constant batch with noise: what is chosen changes far more rarely than what is measured."""
     engine = SyntheticEngines(linear, lambda rows, now: 0.5, [tail(4, 1000)], noise=0.1)
     gate = Recorder()
     engine.run(gate, rounds=1)
@@ -142,7 +134,6 @@ def test_no_flapping_between_budgets_that_are_as_good():
 
 
 def test_it_looks_before_it_drafts():
-    """Where every draft is wrong it knows so after some looks, which are no steps with drafts."""
     gate = auto()
     for _ in range(40):
         feed(gate, 1, seconds=1e-3)
@@ -156,8 +147,6 @@ def test_it_looks_before_it_drafts():
 
 
 def test_the_price_of_a_token_follows_its_time():
-    """With twice as dear tokens fewer are drafted, and hardly any where they cost nothing."""
-
     def drafting(seconds) -> float:
         gate = auto()
         SyntheticEngines(seconds, lambda rows, now: 0.8, [tail(8, 400)]).run(gate, rounds=1)
@@ -171,7 +160,6 @@ def test_the_price_of_a_token_follows_its_time():
 
 
 def test_what_fills_steps_up_belongs_to_their_time():
-    """Steps of one shape cost the same with drafts and without: whole drafts pay at any chance."""
     gate = auto()
     rows, ones = 4, np.ones(4, np.int32)
     verdicts = []
@@ -187,7 +175,6 @@ def test_what_fills_steps_up_belongs_to_their_time():
 
 
 def feed(gate: AutoGate, steps: int, seconds: float, rows: int = 4, **changes) -> None:
-    """Steps of `seconds` in which nothing is accepted; `changes` are made to what the gate sees."""
     ones = np.ones(rows, np.int32)
     for _ in range(steps):
         feed.now += seconds
@@ -209,9 +196,9 @@ feed.now, feed.texts = 0.0, 10
     "changes",
     [
         {"same_batch": False},
-        {"sampled": np.array([1, 1, 1, 0], np.int32)},  # a prompt that is still computed
-        {"num_tokens": np.full(4, 9_999, np.int32)},  # steps without a call between them
-        {"now_ns": 1 << 60},  # a pause
+        {"sampled": np.array([1, 1, 1, 0], np.int32)},
+        {"num_tokens": np.full(4, 9_999, np.int32)},
+        {"now_ns": 1 << 60},
     ],
     ids=["other requests", "prompt", "steps not seen", "pause"],
 )
@@ -224,7 +211,6 @@ def test_steps_that_do_more_than_decode_are_left_out(changes):
 
 
 def test_the_last_part_of_a_prompt_is_left_out():
-    """All requests gain a token in it, the new one its first."""
     gate = auto()
     feed(gate, 50, seconds=1e-3)
     gate.drain()
@@ -248,7 +234,6 @@ def test_a_lasting_change_of_speed_is_believed():
 
 
 def test_what_is_drained_is_of_the_steps_since_and_adds_up_to_the_whole():
-    """The same engine and seed, drained once and drained often."""
     engine = REGIMES["drafts pay in the tail only"]
     found = []
 
@@ -273,7 +258,6 @@ def test_what_is_drained_is_of_the_steps_since_and_adds_up_to_the_whole():
 
 
 def test_of_familiar_steps_some_are_looked_at():
-    """Learning costs time itself; what is skipped counts as time in which a trial may be earned."""
     gate = auto()
     feed(gate, 200, seconds=1e-3, rows=16)
     gate.drain()
@@ -285,7 +269,6 @@ def test_of_familiar_steps_some_are_looked_at():
 
 
 def test_a_trial_in_a_step_that_cannot_be_measured_is_booked_all_the_same():
-    """Where requests come and go all the time most steps are such: the bound has to hold there."""
     gate = auto()
     for _ in range(40):
         feed(gate, 1, seconds=1e-3, rows=32)

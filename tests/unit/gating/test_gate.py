@@ -1,5 +1,3 @@
-"""The gates that look at the number of requests, and what guards a gate."""
-
 import logging
 
 import pytest
@@ -45,8 +43,6 @@ def test_engines_in_lockstep_decide_together_unless_they_never_draft():
 
 
 class Broken:
-    """A gate that works once."""
-
     def __init__(self) -> None:
         self.asked = 0
 

@@ -1,5 +1,3 @@
-"""A model's passes are run where they pay, and the other way is tried at little cost."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -11,14 +9,11 @@ from sam_rollout.gating.model_price import MODEL, TEXTS, ModelPrice
 from sam_rollout.gating.step import EngineStep
 
 ROWS = 16
-# Milliseconds and tokens per request of a step, by way.
 DEAR = {TEXTS: (10.0, 2.0), MODEL: (20.0, 3.0)}
 WORTH_IT = {TEXTS: (10.0, 2.0), MODEL: (12.0, 3.0)}
 
 
 class Engine:
-    """Steps that take and bring what a way costs and yields."""
-
     def __init__(self, price: ModelPrice, rows: int = ROWS) -> None:
         self.price, self.rows, self.now_ns = price, rows, 0
         self.ways: list[int] = []
@@ -39,7 +34,6 @@ class Engine:
             if pause_every and number % pause_every == 0:
                 ms += 1000
             self.now_ns += int(1e6 * ms)
-            # Whole tokens, on average as many as asked for.
             of_row = np.full(self.rows, int(tokens), np.int32)
             of_row[: round((tokens - int(tokens)) * self.rows)] += 1
             nothing = np.zeros(self.rows, np.int32)
@@ -58,7 +52,6 @@ def engine() -> Engine:
 
 
 def test_a_model_that_pays_stays_and_trials_become_rare(engine):
-    """Also where it learns: trials of texts alone become no more frequent."""
     for _ in range(20):
         engine.run(WORTH_IT, 500)
         engine.price.expect_better()

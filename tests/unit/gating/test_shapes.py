@@ -1,5 +1,3 @@
-"""The measuring gate chooses between chains and trees."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,20 +14,17 @@ from tests.unit.gating.steps import engine_step
 
 K, EXPLORATION = 16, 0.005
 CHAIN, TREE = 0, 1
-# Chances of the tokens that a request is offered, of each shape. A tree has other tokens beside
-# those of the chain, each worth less than the one before.
+# Chances of a request's draft tokens, by shape. A tree has more tokens than the chain.
 ALONE = 0.6 ** np.arange(1, K + 1)
 BESIDE = np.array([0.2, 0.12, 0.12, 0.08, 0.07, 0.07, 0.04, 0.04])
 OFFERS = ALONE, np.sort(np.concatenate([ALONE[:8], BESIDE]))[::-1]
 
 
 def flat(tokens: int, shape: int) -> float:
-    """What an accelerator takes that waits for its memory."""
     return 20e-3 + 5e-5 * max(0, tokens - 256)
 
 
 def linear(tokens: int, shape: int) -> float:
-    """Every token costs time, and a tree takes a tenth more than a chain of as many tokens."""
     return (8e-3 + 4e-4 * tokens) * (1 + 0.1 * shape)
 
 
@@ -42,12 +37,12 @@ def class_of(chance: float) -> int:
 
 
 class Engine:
-    """Decodes the same requests for ever; offers follow from the shape of the drafts.
+    """Decodes the same requests forever.
 
     Attributes:
-        rows: requests; those at the front may have drafts.
-        may: share of them that may have drafts of each shape.
-        shapes: of the drafts of each step, None while the gate was closed or looked.
+        rows: Number of requests; the first ones may have drafts.
+        may: Share of requests that may have drafts of each shape.
+        shapes: Shape of the drafts of each step, or None.
     """
 
     def __init__(
@@ -64,8 +59,7 @@ class Engine:
         self.shapes: list[int | None] = []
         self.trials: list[bool] = []
         self._random = np.random.default_rng(0)
-        self._context = 100 * rows  # of all requests
-        # Tokens of each request, tokens of those that may have drafts; shape and least chance.
+        self._context = 100 * rows
         self._drafted, self._each, self._step = np.zeros(rows, np.int32), 0, None
         self.passed_s = 0.0
 
@@ -83,18 +77,17 @@ class Engine:
             self.trials.append(self.gate.is_trial)
 
     def _drafting(self, shape: int) -> int:
-        """Requests that may have drafts of a shape."""
         return round(self.rows * self.may[shape])
 
     def _observe(self) -> None:
         shape, _ = self._step or (CHAIN, 0.0)
-        rows = len(self._drafted)  # of the step, which was decided for them
+        rows = len(self._drafted)
         seconds = self.seconds(rows + int(self._drafted.sum()), shape)
         seconds *= max(0.2, 1 + self.noise * self._random.standard_normal())
         offered, right = None, np.zeros(rows, int)
         if self._step is not None:
             chances = self.offers[shape]
-            asked = min(self._each + 1, K)  # one is held back
+            asked = min(self._each + 1, K)
             proved = self._random.random((rows, K)) < chances
             drafting = np.count_nonzero(self._drafted) if self._each else self._drafting(shape)
             proved[drafting:] = False
@@ -127,7 +120,6 @@ def test_where_tokens_are_free_drafts_become_trees():
 
 @pytest.mark.parametrize("seconds", [linear, dear_trees])
 def test_where_tokens_or_trees_are_dear_drafts_are_chains(seconds):
-    """What a tree has beside the chain is not worth its time."""
     engine = Engine(seconds)
     engine.run(2000)
     assert engine.share_of(TREE, 1900) < 0.05
@@ -174,7 +166,6 @@ def test_trees_are_counted():
 
 
 def test_trees_are_not_tried_where_no_request_may_have_one():
-    """Requests with a grammar, say: a step for trees would have no drafts."""
     engine = Engine(flat, may=(1.0, 0.0))
     engine.run(1000)
     assert engine.share_of(CHAIN, 900) > 0.98
@@ -189,7 +180,6 @@ def test_chains_are_not_looked_for_where_no_request_may_have_drafts():
 
 @pytest.mark.parametrize(("share", "best"), [(0.25, CHAIN), (1.0, TREE)])
 def test_trees_of_a_part_of_the_requests_count_as_what_they_are(share, best):
-    """A step for trees has no drafts for the other requests."""
     engine = Engine(flat, may=(1.0, share))
     engine.run(2000)
     assert engine.share_of(best, 1500) > 0.95
@@ -211,14 +201,13 @@ def test_trials_are_as_rare_where_the_number_of_requests_goes_up_and_down():
     engine = Engine(linear)
     engine.run(1000)
     for turn in range(100):
-        engine.rows = 7 + turn % 2  # another octave each time
+        engine.rows = 7 + turn % 2
         engine.run(20)
     assert engine.share_of(TREE, 2000) < 0.05
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_trees_that_become_dearer_are_given_up(noise):
-    """The number of requests stays. Neither longer texts nor a slower engine take the blame."""
     engine = Engine(flat, noise=noise)
     engine.run(800)
     assert engine.share_of(TREE, 200) > 0.9
@@ -228,7 +217,6 @@ def test_trees_that_become_dearer_are_given_up(noise):
 
 
 def test_what_chains_offer_is_not_forgotten_while_trees_are_drafted():
-    """A new series of trials may have to wait, since chains are expected to lose."""
     engine = Engine(flat)
     engine.run(1500)
     assert engine.share_of(TREE, 1000) > 0.97
@@ -239,7 +227,6 @@ BETTER = np.sort(np.concatenate([ALONE[:8], np.full(8, 0.5)]))[::-1]
 
 
 def test_better_trees_are_found_where_a_part_of_the_requests_may_draft():
-    """A series of trials has to hear enough of them, not of all requests."""
     engine = Engine(
         lambda tokens, shape: 20e-3, rows=48, offers=(ALONE, ALONE.copy()), may=(0.4, 0.4)
     )

@@ -1,5 +1,3 @@
-"""A Qwen3 of random weights, texts, and a head for it."""
-
 from __future__ import annotations
 
 import json
@@ -43,7 +41,6 @@ def policy(model_folder):
 
 @pytest.fixture(scope="session")
 def traces(policy):
-    """One response sampled from the policy to each of 24 prompts."""
     torch.manual_seed(1)
     found = []
     for number in range(24):

@@ -1,5 +1,3 @@
-"""A head's folder is read without torch, and what vLLM could not use is refused."""
-
 import json
 import subprocess
 import sys

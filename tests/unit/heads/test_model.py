@@ -1,5 +1,3 @@
-"""The unrolled head computes what a head with a KV cache computes token by token."""
-
 import math
 from dataclasses import replace
 
@@ -14,14 +12,12 @@ STEPS, LENGTH, BATCH = 4, 9, 2
 
 
 class CachedHead:
-    """The same weights, one token at a time: keys and values of all tokens before are kept."""
-
     def __init__(self, head):
         self.head, self.layer, self.attention = head, head.layers[0], head.layers[0].self_attn
         self.keys, self.values = [], []
 
     def feed(self, embedded, hidden, position):
-        """Take the token after `position` and a hidden state [hidden]; return a hidden state."""
+        """Read the token after `position` and a hidden state [hidden]; return a hidden state."""
         layer, attention = self.layer, self.attention
         normed = layer.hidden_norm(hidden)
         both = torch.cat([layer.input_layernorm(embedded), normed])
@@ -35,7 +31,7 @@ class CachedHead:
         groups = attention.heads // len(k)
         self.keys.append(k.repeat_interleave(groups, 0))
         self.values.append(v.repeat_interleave(groups, 0))
-        keys, values = torch.stack(self.keys), torch.stack(self.values)  # [tokens, heads, head_dim]
+        keys, values = torch.stack(self.keys), torch.stack(self.values)
         weights = ((keys * q).sum(-1) / math.sqrt(attention.head_dim)).softmax(0)
         hidden = normed if layer.norm_before_residual else hidden
         hidden = hidden + attention.o_proj((weights[..., None] * values).sum(0).flatten())

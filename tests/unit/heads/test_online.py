@@ -1,5 +1,3 @@
-"""A head learns beside its policy's training: within its time, never at the training's cost."""
-
 import contextlib
 import copy
 import dataclasses
@@ -27,13 +25,11 @@ from tests.processes import in_processes
 SETTINGS = HeadTrainingConfig(
     enabled=True, budget=1.0, buffer_tokens=600, window=24, batch=4, lr=0.02
 )
-TICK_S = 0.01  # that every look at the clock takes
+TICK_S = 0.01
 AMPLE_S = 0.5
 
 
 class Clock:
-    """Of the training: how much it does must not depend on how busy the machine is."""
-
     now_s = 0.0
 
     def perf_counter(self):
@@ -82,7 +78,7 @@ def test_the_newest_windows_are_kept():
     assert [float(s.states[0, 0]) for s in buffer.samples] == [1, 2, 3]
     assert [float(s.states[0, 0]) for s in buffer.take_fresh()] == [2, 3]
     buffer.add(sample(n) for n in range(9))
-    assert len(buffer.take_fresh()) == 3  # no more than there are
+    assert len(buffer.take_fresh()) == 3
 
 
 def test_it_learns_from_what_comes(online, policy, samples):
@@ -109,7 +105,7 @@ def test_new_texts_are_drafted_over_before_they_are_learned_from(online, policy,
     first = learn(head, policy)
     assert first["length"] == first["first_length"]
     again = learn(head, policy)
-    assert again["updates"] > 0 and "length" not in again  # nothing new
+    assert again["updates"] > 0 and "length" not in again
 
 
 def test_the_time_it_may_take_is_kept(online, policy, samples):
@@ -122,9 +118,9 @@ def test_the_time_it_may_take_is_kept(online, policy, samples):
         spent += found["time_s"]
         updates.append(found["updates"])
         tested += "length" in found
-        assert spent < step * share + 12 * TICK_S  # what the first step does not know yet
-    assert sum(updates) > 10 and 0 in updates  # in most steps there is not time enough
-    assert 20 < tested < 80  # nor to look at new texts
+        assert spent < step * share + 12 * TICK_S
+    assert sum(updates) > 10 and 0 in updates
+    assert 20 < tested < 80
     assert spent > 80 * share
 
 
@@ -175,7 +171,6 @@ def test_it_goes_on_where_it_was_saved(online, policy, samples):
 
 @pytest.fixture
 def matrices(policy):
-    """The policy as it travels to other processes."""
     return dataclasses.replace(policy, model=None)
 
 
@@ -186,7 +181,7 @@ def _learn_together(rank, policy, first_head, samples):
 
     def attempt(mine, kind=None, broken="", breaking=None):
         trainable = copy.deepcopy(first_head)
-        if rank:  # others may have begun elsewhere: the first one's weights hold
+        if rank:
             torch.nn.init.zeros_(trainable.head.fc.weight)
         online = OnlineHead(trainable, 2, SETTINGS, peers)
         online.buffer.add(mine)
@@ -213,10 +208,9 @@ def test_processes_keep_one_head_and_fail_together(matrices, trainable, samples)
         assert first[1]["failures"] == second[1]["failures"] == (number > 1)
         assert first[1].get("updates") == second[1].get("updates")
         assert first[1].get("length") == second[1].get("length")
-        if number < 5:  # in the last, nothing was taken over yet
+        if number < 5:
             assert (first[0] == second[0]).all()
     assert whole[1]["updates"] > 0
-    # Who has nothing to learn from holds nobody up; all learn, or none.
     assert lonely[1]["updates"] == 0 and lonely[1]["length"] > 0
     assert len(broken) == 4
 
@@ -240,8 +234,6 @@ def test_all_stop_where_one_has_no_time_left(matrices, trainable, samples):
 
 
 class Engine:
-    """What `FsdpPart` takes of verl's engine: texts are padded, and read by a real model."""
-
     use_ulysses_sp = False
 
     def __init__(self, module):
@@ -253,7 +245,7 @@ class Engine:
 
 
 def _train_policy(policy, traces, head):
-    """Three updates of a policy, beside a head or without: gradients, weights, random state."""
+    """Make three updates of a policy; return gradients, weights and random state."""
     torch.manual_seed(5)
     random.seed(5)
     model = copy.deepcopy(policy.model)

@@ -1,5 +1,3 @@
-"""Heads on disk are read to be trained on, and written back as they were."""
-
 import json
 
 import pytest

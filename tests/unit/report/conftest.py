@@ -63,10 +63,10 @@ def make_run(tmp_path) -> MakeRun:
 
 @dataclass
 class Synthetic:
-    """A run that is made up: the rollout of every step, request by request.
+    """A made-up run, with the rollout of every step.
 
-    `seed` fixes prompts and texts, `noise_seed` the times, which differ between repeats. Time
-    outside the rollout is `update_s`; the first step's engine steps take `warm_up` times as long.
+    `seed` fixes prompts and texts, `noise_seed` the times. `update_s` is the time outside the
+    rollout. The first step's engine steps take `warm_up` times as long.
     """
 
     steps: int = 6
@@ -80,7 +80,7 @@ class Synthetic:
     noise: float = 0.02
     traces: bool = True
     warm_up: float = 1.0
-    fields: dict[str, Any] = field(default_factory=dict)  # of RunInfo
+    fields: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> Path:
         folder = RunFolder(path)
@@ -99,7 +99,7 @@ class Synthetic:
         now = start = START_S + 1000.0 * step
         while count := int((left > 0).sum()):
             drafting = self.sam and count <= TAIL_THRESHOLD
-            gained = np.minimum(left, 2 if drafting else 1)  # one of K draft tokens is right
+            gained = np.minimum(left, 2 if drafting else 1)
             left = left - gained
             drafts, kept = count * drafting, int(gained.sum()) - count
             duration = (0.01 + 0.001 * count) * (1 + self.noise * noise.standard_normal())
@@ -172,7 +172,6 @@ def compared(synthetic) -> Callable[..., Comparison]:
 
 @pytest.fixture
 def pair(synthetic) -> tuple[Path, Path]:
-    """Two synthetic runs that differ in drafts alone."""
     return synthetic("off"), synthetic("on", sam=True)
 
 
@@ -192,8 +191,6 @@ def pairs(synthetic) -> Callable[..., tuple[list[Path], list[Path]]]:
 
 @pytest.fixture
 def resume() -> Callable[..., None]:
-    """resume(run, **fields of RunInfo) adds a start that differs from the first in these."""
-
     def add_start(run: Path, **changes: Any) -> None:
         folder = RunFolder(run)
         first, *later = folder.read_starts()

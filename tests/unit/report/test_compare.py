@@ -1,5 +1,3 @@
-"""Gains in both forms, which steps and runs they are of, and what JSON holds."""
-
 import json
 
 import pytest
@@ -23,7 +21,7 @@ def test_both_forms_of_the_gain_on_published_times(make_run):
     raw = comparison.time("rollout").raw
     assert raw.speed_up_minus_one.value == pytest.approx(0.0964, abs=5e-5)
     assert raw.time_saved.value == pytest.approx(0.088, abs=5e-4)
-    assert raw.speed_up_minus_one.low is None  # one step has no spread
+    assert raw.speed_up_minus_one.low is None
 
 
 def test_gain_is_of_sums_and_equal_tokens_divides_by_them(make_run):
@@ -38,7 +36,6 @@ def test_gain_is_of_sums_and_equal_tokens_divides_by_them(make_run):
     tail = compare_folders(make_run("off", base), make_run("on", sam, sam=True)).time("tail")
     assert tail.raw.speed_up_minus_one.value == pytest.approx(8 / 4 - 1)
     assert tail.raw.time_saved.value == pytest.approx(0.5)
-    # 0.1 s a token against 0.05 s
     assert tail.equal_tokens.speed_up_minus_one.value == pytest.approx(1.0)
     base = tail.base
     assert (base.median, base.q1, base.q3, base.per_step) == (4.0, 3.0, 5.0, 4.0)
@@ -79,14 +76,14 @@ def test_validation_before_training_is_no_training_step(make_run):
 
 def test_json_has_every_figure_and_no_nan(make_run):
     steps = rollouts(2.0, 4.0)
-    steps[1]["val-core/gsm8k/acc/mean@1"] = 0.5  # measured in one step only
+    steps[1]["val-core/gsm8k/acc/mean@1"] = 0.5
     comparison = compare_folders(make_run("off", steps), make_run("on", steps, sam=True))
     content = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
     (rollout,) = [row for row in content["times"] if row["key"] == "rollout"]
     assert rollout["raw"]["speed_up_minus_one"]["value"] == 0.0
     (held_out,) = [row for row in content["quantities"] if row["key"].startswith("val-core/")]
     assert held_out["steps"] == 1
-    assert content["fair"] is False  # two steps are too few
+    assert content["fair"] is False
     assert {"name", "severity", "text"} == set(content["findings"][0])
 
 
@@ -116,7 +113,6 @@ def test_several_runs_a_side_are_averaged_and_resampled(synthetic):
 
 
 def test_shorter_responses_count_as_speed_raw_but_not_at_equal_tokens(synthetic):
-    """The same engine without drafts on both sides: half the tokens is no faster a token."""
     base = synthetic("off", traces=False)
     sam = synthetic("short", mean_tokens=30.0, traces=False)
     row = compare_folders(base, sam).time("rollout")

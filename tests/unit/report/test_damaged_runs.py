@@ -1,5 +1,3 @@
-"""Run folders that are damaged, or no run folders; what is missing is said."""
-
 import math
 
 import pytest
@@ -32,7 +30,7 @@ def test_truncated_parquet_costs_that_file_only(pair):
     assert sum("0-002.parquet: unreadable, left out" in text for text in told) == len(told) == 3
     (pair,) = comparison.lossless.pairs
     assert (pair.identical, pair.matched, pair.unmatched) == (80, 80, 0)
-    assert comparison.time("rollout").steps == 6  # its metrics are whole
+    assert comparison.time("rollout").steps == 6
 
 
 @pytest.mark.parametrize(
@@ -41,7 +39,7 @@ def test_truncated_parquet_costs_that_file_only(pair):
 )
 def test_lost_records_are_named_and_no_difference(pair, tables, same):
     base, sam = pair
-    for name in tables:  # files of the third step
+    for name in tables:
         (sam / "sam" / name / "0-002.parquet").unlink()
     comparison = compare_folders(base, sam)
     assert comparison.fair is True
@@ -53,7 +51,6 @@ def test_lost_records_are_named_and_no_difference(pair, tables, same):
 
 
 def test_a_step_whose_second_replica_lost_its_requests_is_not_whole(pair):
-    """The engines' metrics tell how many replicas there were; without them one is enough."""
     base, sam = pair
     for step, replicas in ((2, 2.0), (4, math.nan)):
         RunFolder(sam).append_train_step(step, {"sam/engine/replicas": replicas})

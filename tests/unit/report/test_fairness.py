@@ -1,5 +1,3 @@
-"""Every reason why a comparison is not fair is found by its name, and a fair pair has none."""
-
 import json
 import re
 
@@ -11,7 +9,6 @@ from sam_rollout.telemetry.records import RunFolder
 
 
 def found(comparison) -> dict[str, str]:
-    """Name -> severity of all findings."""
     return {finding.name: finding.severity for finding in comparison.findings}
 
 
@@ -60,9 +57,9 @@ def model(**paths) -> dict:
          "sampler", "unfair", "rollout_sampler.kind: coupled_inversion in BASE, stock in SAM"),
         (config(coupling="inversion"), config(coupling="gumbel"),
          "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
-        ({}, config(coupling="gumbel"),  # before it was recorded, coupled meant inversion
+        ({}, config(coupling="gumbel"),
          "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
-        ({}, config(rollout_sampler={"batch_invariant": True}),  # nothing recorded: it was off
+        ({}, config(rollout_sampler={"batch_invariant": True}),
          "sampler", "unfair", "rollout_sampler.batch_invariant: False in BASE, True in SAM"),
         ({}, config(rollout_telemetry={"proof": {"every": 5}}),
          "saving", "warning", "rollout_telemetry.proof.every: 0 in BASE, 5 in SAM"),
@@ -126,7 +123,6 @@ def test_the_wrong_side_drafting(compared):
 
 
 def test_an_older_repeat_without_the_typed_group_is_compared_by_the_settled_one(base, synthetic):
-    """Older runs recorded the group `sam` as settled; newer ones also as it was typed."""
     settled = {"sam": {"enabled": True, "k": 3}}
     typed = settled | {"asked": {"sam": {"enabled": True, "k": "fits"}}}
     newer = synthetic("newer", sam=True, **config(**typed))
@@ -144,7 +140,6 @@ def test_repeats_may_have_seeds_of_their_own_if_both_sides_have_the_same(pairs):
 
 def test_a_run_that_is_resumed_otherwise_is_unfair(base, synthetic, resume):
     sam = synthetic("on", sam=True)
-    # Going on up to more steps is no other configuration.
     start = RunFolder(sam).read_starts()[0].config | {
         "trainer": {"total_training_steps": 6, "resume_mode": "auto"}
     }

@@ -1,5 +1,3 @@
-"""Equal texts, and equal lengths where these are all that is known."""
-
 from sam_rollout.report.compare import compare_folders
 from sam_rollout.telemetry.records import RunFolder
 from tests.records import trace, traces

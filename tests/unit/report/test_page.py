@@ -1,5 +1,3 @@
-"""The page for the browser: what it says and draws."""
-
 import math
 import re
 
@@ -27,7 +25,6 @@ def comparison(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(comparison):
-    """Drawing takes seconds: most tests read the same page."""
     return render_page(comparison)
 
 
@@ -70,14 +67,12 @@ def test_names_from_a_log_cannot_become_markup(make_run):
     ],
 )
 def test_little_is_drawn_of_little(make_run, metric, said):
-    """One metric alone: no chart fails, and what is missing is said."""
     steps = {n: {metric: 1.0} for n in (1, 2, 3)}
     page = render_page(compare_folders(make_run("off", steps), make_run("on", steps, sam=True)))
     assert said in page and "Running requests over time" not in page
 
 
 def test_metrics_that_are_no_numbers_leave_a_page_that_a_browser_draws(make_run):
-    """A place or length of "nan" in a drawing is an error in a browser."""
     steps = {
         n: {"timing_s/step": 9.0, "timing_s/gen": gen, "critic/rewards/mean": gen, "actor/loss": n}
         for n, gen in ((1, math.nan), (2, math.inf), (3, 2.0), (4, math.nan))
@@ -98,7 +93,6 @@ def test_the_page_has_the_panels_of_the_dashboard(comparison, page):
     for section in shown:
         assert str(escape(section.question)) in page
     titles = re.findall(r"<figure class=\"chart\"><h3>(.*?)</h3>", page)
-    # What shows the baseline beside a run is one line there.
     assert "Rollout" in titles and "Speed-up over the baseline" not in titles
     assert "Reward of the training batch" in titles
     step = comparison.steps[0]

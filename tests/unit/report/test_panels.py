@@ -1,5 +1,3 @@
-"""The dashboard's layout: names that exist, a specification that wandb's own model accepts."""
-
 import json
 import re
 from pathlib import Path
@@ -28,7 +26,6 @@ CONFIG = {"rollout_telemetry": {"tail_threshold": 8}}
 
 @pytest.fixture(scope="module")
 def recorded() -> set[str]:
-    """Every metric of a real pair of runs, and of one that validated."""
     pair = [RunFolder(RESULTS / "runs" / name).read_train_steps() for name in ("off-1", "on-1")]
     validated = json.loads((RESULTS / "learning_tiny_cpu.json").read_text())["steps"]
     return {name for steps in (*pair, validated) for metrics in steps.values() for name in metrics}
@@ -81,7 +78,6 @@ def test_saving_without_a_server_says_what_to_do(monkeypatch):
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    """A run folder with two training steps."""
     folder = RunFolder(tmp_path / "sam-1")
     folder.write_start(RunInfo("sam=on", CONFIG, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
     for step in (1, 2):

@@ -1,5 +1,3 @@
-"""The picture of a comparison: what is drawn, not how it looks."""
-
 from sam_rollout.report import pictures
 
 

@@ -1,5 +1,3 @@
-"""The published comparison is held against the stored runs."""
-
 import json
 import re
 
@@ -14,7 +12,6 @@ pytestmark = pytest.mark.slow
 
 
 def assert_same(stored, made, where: str = "") -> None:
-    """Trees of plain values are equal; another machine adds up in another order."""
     if isinstance(stored, dict) and isinstance(made, dict):
         assert stored.keys() == made.keys(), where
         for name in stored:
@@ -48,7 +45,6 @@ def test_what_the_learning_run_shows_follows_from_its_steps():
 
 def test_the_stored_runs_are_small_and_name_no_path_of_a_machine():
     files = [f for f in (REPOSITORY / RESULTS / RUNS).rglob("*") if f.is_file()]
-    # Seven runs, each with what eight draft positions and four sources did in every engine step.
     assert sum(file.stat().st_size for file in files) < 1_200_000
     for info in (f for f in files if f.name.startswith("run")):
         text = info.read_text()

@@ -1,5 +1,3 @@
-"""Two sentences to quote: figures with their interval, and every doubt in them said."""
-
 import itertools
 
 import pytest
@@ -9,7 +7,6 @@ from sam_rollout.report.verdict_sentences import sentences
 
 
 def tails(*times_s: float) -> dict[int, dict[str, float]]:
-    """Steps of 100 tokens in the tail, which takes these times."""
     return {
         step: {"sam/tail/time_s": time_s, "sam/tail/time_sum_s": time_s, "sam/tail/tokens": 100.0}
         for step, time_s in enumerate(times_s, start=1)
@@ -18,8 +15,6 @@ def tails(*times_s: float) -> dict[int, dict[str, float]]:
 
 @pytest.fixture
 def told(make_run):
-    """told(steps of BASE, steps of SAM, **fields of SAM's RunInfo) -> the two sentences."""
-
     number = itertools.count()
 
     def tell(base, sam, **fields):
@@ -33,7 +28,6 @@ def told(make_run):
 @pytest.mark.parametrize(
     ("base", "sam", "said"),
     [
-        # The ratio is that of the sums, not the mean of the steps' ratios.
         ((4, 1, 1), (1, 1, 1), "took 10 ms instead of 20 ms: 2.00 times as fast"),
         ((1, 4, 1), (2, 1, 2), ": 1.20 times as fast, but the 95 % interval, 0."),
         ((1, 4, 1), (2, 1, 2), ", of the noise within runs only, does not exclude chance."),

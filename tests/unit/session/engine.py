@@ -1,4 +1,4 @@
-"""The calls that an engine makes of a session, without a model: a test gives the tokens."""
+"""Makes an engine's calls of a session, without a model; a test sets the tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.drafting.texts import int32, rows_of
 K, MAX_ROWS, MAX_LENGTH = 3, 4, 64
 THRESHOLD = 2
 PERIOD = [5, 6, 7, 8]
-START = PERIOD * 2 + PERIOD[:1]  # of every request that is not given another text
+START = PERIOD * 2 + PERIOD[:1]
 
 
 def next_of_period(text: Sequence[int], count: int = K) -> list[int]:
@@ -25,14 +25,12 @@ def next_of_period(text: Sequence[int], count: int = K) -> list[int]:
 
 
 class Engine:
-    """Keeps requests (from the start those named) and asks a session for drafts once per step."""
-
     def __init__(
         self,
         *names: str,
         siblings: bool = False,
-        folder: str = "",  # of ended responses; without one none are kept
-        sources: SourcesConfig | None = None,  # instead of own text and siblings
+        folder: str = "",
+        sources: SourcesConfig | None = None,
         gate: GateConfig | None = None,
         pad_drafts: str = "auto",
         shape: str = "chain",
@@ -50,8 +48,8 @@ class Engine:
         self.texts: dict[str, list[int]] = {}
         self.identities: dict[str, RequestIdentity] = {}
         self.without: set[str] = set()
-        self.room = True  # for drafts, in the next step
-        self.whole = False  # the next step is prepared, with K places for each request
+        self.room = True
+        self.whole = False
         self.add(*names)
         limits, asked = Limits(MAX_ROWS, MAX_LENGTH), EngineHooks(**hooks)
         self.session = DraftSession(self.config, self, limits, record=record, hooks=asked)
@@ -67,7 +65,6 @@ class Engine:
         return request_id in self.without
 
     def add(self, *names: str, text: Sequence[int] = START) -> None:
-        """Requests that have the same prompt."""
         for name in names:
             self.texts[name] = list(text)
 
@@ -99,15 +96,13 @@ class Engine:
 
 
 class GateOnRecord:
-    """Keeps what it was shown."""
-
     is_trial = False
     least_chance = 0.0
     shape = 0
 
     def __init__(self) -> None:
         self.seen: list[EngineStep] = []
-        self.asked: list[tuple[bool, bool]] = []  # whether steps are whole, and have room
+        self.asked: list[tuple[bool, bool]] = []
         self.given = K
 
     def observe(self, step: EngineStep) -> None:
@@ -123,7 +118,6 @@ class GateOnRecord:
 
 
 def on_record(engine: Engine) -> GateOnRecord:
-    """Such a gate, in the place of the one that an engine's session has."""
     gate = GateOnRecord()
     engine.session.gate = GuardedGate(gate)
     return gate

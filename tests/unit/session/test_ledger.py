@@ -1,5 +1,3 @@
-"""The ledger of drafted and accepted tokens, against one kept in plain dictionaries."""
-
 from collections import Counter
 
 import numpy as np
@@ -17,13 +15,11 @@ PADDING = {"draft/padding_tokens": 0, "draft/accepted_padding_tokens": 0}
 
 
 def verified_of(*rows: tuple[int, int, int, int, int]) -> Verified:
-    """Make it of rows (sampled, drafted, accepted, filling, source)."""
     columns = [int32(*column) for column in zip(*rows, strict=True)]
     return Verified(*columns, judged=columns[1], right=columns[2])
 
 
 def sums_of(rows: list[tuple[int, int, int, int, int]]) -> list[int]:
-    """A step's sums over its requests, as `RequestLedger.step` has them."""
     drafted = [row for row in rows if row[1]]
     by_source = [
         [sum(row[column] for row in drafted if row[4] == source) for source in range(SOURCES)]
@@ -42,8 +38,6 @@ def sums_of(rows: list[tuple[int, int, int, int, int]]) -> list[int]:
 
 
 class Reference:
-    """What the ledger promises, one request at a time."""
-
     def __init__(self) -> None:
         self.totals: dict[str, tuple[int, ...]] = {}
         self.offered: dict[str, bool] = {}
@@ -66,12 +60,10 @@ class Reference:
                 self.counters["draft/padding_tokens"] += filling
                 self.counters["draft/accepted_padding_tokens"] += sampled - 1 - accepted
             self.totals[request_id] = (steps, all_drafted, all_accepted, *of_open)
-        # The engine forgets the draft of a request that is taken out of the batch.
         self.offered = dict(zip(batch, offered, strict=True))
 
 
 def verified_row(data: st.DataObject) -> tuple[int, int, int, int, int]:
-    """A row of `Verified` as there can be."""
     sampled = data.draw(st.integers(0, 1 + K), "sampled")
     if sampled == 0 or data.draw(st.booleans(), "no draft"):
         return min(sampled, 1), 0, 0, 0, -1

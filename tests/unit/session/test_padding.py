@@ -1,5 +1,3 @@
-"""Which steps are filled up, and with what; against an engine that has captured a few graphs."""
-
 import numpy as np
 import pytest
 
@@ -15,22 +13,18 @@ NO, DRAFTING, EVERY = Padding.NO_STEP, Padding.DRAFTING_STEPS, Padding.EVERY_STE
 
 
 def graphs(full_up_to: int, otherwise: str) -> GraphOf:
-    """Full graphs for uniform steps of at most `full_up_to` tokens, `otherwise` for all others."""
     return lambda tokens, uniform: "FULL" if uniform and tokens <= full_up_to else otherwise
 
 
 @pytest.mark.parametrize(
     ("setting", "graph_of", "expected"),
     [
-        # It depends on what serves steps without drafts,
         ("auto", graphs(BUDGET, "NONE"), [EVERY] * MAX_ROWS),
         ("auto", graphs(BUDGET, "PIECEWISE"), [DRAFTING] * MAX_ROWS),
         ("auto", graphs(BUDGET, "FULL"), [NO] * MAX_ROWS),
-        # on the largest batch for which a full graph was captured, and whether any was,
         ("auto", graphs(16, "NONE"), [EVERY] * 4 + [NO] * 2),
         ("auto", graphs(0, "NONE"), [NO] * MAX_ROWS),
         ("auto", no_graphs, [NO] * MAX_ROWS),
-        # unless the setting decides.
         ("never", graphs(BUDGET, "NONE"), [NO] * MAX_ROWS),
         ("always", no_graphs, [EVERY] * MAX_ROWS),
     ],
@@ -59,7 +53,6 @@ def test_a_gate_matters_only_where_drafting_steps_are_filled_up():
 
 
 def fill_up(drafts: list[list[int]], lengths: list[int], decoding: list[bool]):
-    """Text i is 10 i + 1, 10 i + 2, ... in a batch that was larger a step before."""
     token_ids = np.arange(MAX_LEN) + 10 * np.arange(MAX_ROWS)[:, None] + 1
     batch = DraftBatch(LIMITS)
     batch.tokens[:] = 999
@@ -81,7 +74,6 @@ def test_every_decoding_row_gets_k_tokens_its_last_one_after_its_draft():
 
 
 def test_held_back_tokens_fill_first_and_are_still_judged():
-    """Otherwise rows whose chances fell too low to draft would never be drafted for again."""
     batch = DraftBatch(LIMITS)
     batch.clear(1)
     batch.pending = True

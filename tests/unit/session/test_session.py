@@ -1,5 +1,3 @@
-"""A session driven by an engine that holds nothing but texts."""
-
 import gc
 import logging
 from collections import Counter
@@ -61,7 +59,6 @@ def test_the_gate_sees_what_became_of_its_drafts():
     engine.go_on({"b": [99], "a": [99]})
     assert [step.same_batch for step in gate.seen] == [False, False, True]
     found = [tuple(zip(*step.verified[:5], strict=True)) for step in gate.seen]
-    # The third token is the drafted one, too: the engine seems to have cut the drafts short.
     assert found == [((1, 0, 0, 0, -1),) * 2, ((3, 2, 2, 0, 0),) * 2, ((1, K, 0, 0, 0),) * 2]
     times = [step.now_ns for step in gate.seen]
     assert times == sorted(set(times))
@@ -83,10 +80,10 @@ def test_a_gate_that_measures_is_told_what_was_offered_to_the_same_batch():
     engine = Engine("a", "b", "c", gate=GateConfig("auto"))
     gate = on_record(engine)
     engine.step("a", "b")
-    engine.step("a", "b", sampled=1 + K)  # all that was offered was right
-    engine.go_on({"a": [99], "b": [99]})  # and all of this was wrong
+    engine.step("a", "b", sampled=1 + K)
+    engine.go_on({"a": [99], "b": [99]})
     engine.step("a", "c")
-    gate.given = 0  # nothing is looked for
+    gate.given = 0
     engine.step("a", "c")
     engine.step("a", "c")
     offered = [step.offered for step in gate.seen]
@@ -100,7 +97,7 @@ def test_prompts_that_are_still_computed_and_requests_without_drafts_are_offered
     gate = on_record(engine)
     engine.without.add("c")
     engine.go_on({"a": next_of_period(engine.texts["a"], 1), "b": [], "c": [9]})
-    engine.step("a", "b", "c")  # the prompt of b has ended
+    engine.step("a", "b", "c")
     engine.step("a", "b", "c")
     assert [step.offered and step.offered.rows for step in gate.seen] == [None, 1, 2]
 
@@ -145,7 +142,7 @@ def test_places_that_are_scheduled_are_drafted_before_the_gate_is_asked():
         assert engine.step("a", sampled=1 + step) == [next_of_period(engine.texts["a"])]
         assert len(gate.seen) == step
         engine.session.settle()
-        engine.session.settle()  # once is enough
+        engine.session.settle()
         assert len(gate.seen) == step + 1
     assert [one.verified.accepted.tolist() for one in gate.seen] == [[0], [1], [2]]
     steps = engine.drain()["steps"]
@@ -154,7 +151,6 @@ def test_places_that_are_scheduled_are_drafted_before_the_gate_is_asked():
 
 
 def test_whoever_does_not_settle_loses_nothing():
-    """Neither a step that another follows nor the last one before a drain."""
     settled, left = Engine("a", "b", "c"), Engine("a", "b", "c")
     for engine in (settled, left):
         engine.whole = True
@@ -169,7 +165,6 @@ def test_whoever_does_not_settle_loses_nothing():
 
 
 def test_the_gate_hears_of_whole_steps_also_where_the_next_has_no_room():
-    """It has to know that a step it opens for is filled, before it does."""
     engine = Engine("a")
     gate = on_record(engine)
     places = [(True, False), (False, True), (False, False), (True, True)]
@@ -184,7 +179,7 @@ def test_drafts_that_the_gate_did_not_want_are_told_it_as_wasted():
     gate = on_record(engine)
     engine.step("a", "b")
     engine.whole, gate.given = True, 0
-    for is_drafted in (True, False):  # scheduled when the gate was open; filled, not drafted
+    for is_drafted in (True, False):
         drafts, *_ = engine.step("a", "b", "c")
         text = engine.texts["a"]
         assert drafts == (next_of_period(text) if is_drafted else text[-1:] * K)
@@ -228,7 +223,7 @@ def test_a_failure_ends_drafting_and_nothing_else(call, pad_drafts, monkeypatch,
     with caplog.at_level(logging.WARNING, LOGGER):
         engine.texts["c"] = [*PERIOD, 1]
         del engine.texts["b"]
-        engine.step("a", "c")  # bind and finish are called when the batch changes
+        engine.step("a", "c")
         drained = engine.drain()
         for _ in range(2):
             engine.texts["a"] = PERIOD[:1]
@@ -274,7 +269,7 @@ def test_an_exchange_that_fails_is_counted_named_once_and_tried_again(monkeypatc
 
 
 def test_drafting_goes_on_without_records(caplog):
-    times = iter([1.0])  # then it raises
+    times = iter([1.0])
     engine = Engine("a", sampler_us=lambda: next(times))
     engine.step("a")
     with caplog.at_level(logging.WARNING, logger=LOGGER):
@@ -291,17 +286,16 @@ def test_drafting_goes_on_without_records(caplog):
 
 
 def holders_of(root: object, word: str) -> list[object]:
-    """Every container below an object that holds a text with this word in it."""
     seen, found, todo = {id(root)}, [], [root]
     while todo:
         one = todo.pop()
-        keys = list(one) if isinstance(one, dict) else []  # the collector passes texts over
+        keys = list(one) if isinstance(one, dict) else []
         for part in [*keys, *gc.get_referents(one)]:
             if isinstance(part, str) and word in part:
                 found.append(one)
             elif id(part) not in seen and not isinstance(part, type | type(gc) | str):
                 if callable(part) and not hasattr(part, "__self__"):
-                    continue  # functions lead to their modules, and so to everything
+                    continue
                 seen.add(id(part))
                 todo.append(part)
     return found
@@ -315,7 +309,7 @@ def test_nothing_keeps_the_ids_of_requests_that_ended(record, tmp_path):
         engine.add_siblings([number, *PERIOD, *PERIOD], *names)
         engine.without.add(names[2])
         engine.step(*names)
-        engine.step(*names[:2], sampled=2)  # the third is preempted
+        engine.step(*names[:2], sampled=2)
     assert holders_of(engine.session, "request-0")
     for kept in (engine.texts, engine.identities, engine.without):
         kept.clear()
@@ -338,7 +332,6 @@ def test_without_recording_nothing_piles_up():
 
 
 def life(engine: Engine, drained: list) -> None:
-    """A schedule in which a session counts everything that it can; it is drained now and then."""
     rng = np.random.default_rng(5)
     for number in range(60):
         if number % 9 == 0:
@@ -364,7 +357,6 @@ def assert_nothing_more(engine: Engine) -> None:
 
 @pytest.mark.parametrize("kind", ["threshold", "auto"])
 def test_nothing_is_cumulative(kind):
-    """What is drained in parts adds up to what the parts of the session have counted in all."""
     gate = GateConfig(kind=kind, threshold=THRESHOLD)
     engine = Engine(siblings=True, gate=gate, pad_drafts="always")
     parts: list = []
@@ -377,7 +369,7 @@ def test_nothing_is_cumulative(kind):
     assert sums["draft/drafter_steps"] == 60
     steps = [drained["steps"] for drained in parts]
     totals = {}
-    for drained in parts:  # of a live request as they stand, of an ended one the last
+    for drained in parts:
         totals |= drained["requests"]
     _, drafted, accepted, _, _ = map(sum, zip(*totals.values(), strict=True))
     assert drafted == sum(sum(one["draft_tokens"]) for one in steps)
@@ -387,7 +379,7 @@ def test_nothing_is_cumulative(kind):
     assert sums["draft/padding_tokens"] > sums["draft/accepted_padding_tokens"] > 0
     if kind == "threshold":
         assert sums["draft/proposed_tokens"] > drafted > accepted > 0
-    else:  # when it opens is up to the clock
+    else:
         assert sum(sums[f"gate/steps_with_k_{k}"] for k in range(K + 1)) == 60
 
 
@@ -403,7 +395,6 @@ def test_steps_tell_budget_and_sources():
     assert steps["draft_budget"] == [K, 0] and steps["gate_open"] == [True, False]
     assert steps["draft_trees"] == [False, False] and steps["sampler_us"] == [1e9, 1e9]
     assert all(0 < one < 1e9 for one in steps["drafter_us"])
-    # The third token is the drafted one, too: the engine seems to have cut the drafts short.
     assert steps["drafted_per_source"] == [[], by_source(own=4)]
     assert steps["accepted_per_source"] == [[], by_source(own=4)]
     engine.step("a", "b")
@@ -444,8 +435,6 @@ def test_a_session_that_is_paused_drafts_nothing_and_keeps_nothing(pad_drafts, t
 
 
 class Drafts:
-    """A model beside a session: drafts where it was asked to, if it can."""
-
     def __init__(self, *, works: bool = True, after: int = 1) -> None:
         self.works, self.engine = works, None
         self.asked = [False] * (after - 1)
@@ -458,7 +447,6 @@ class Drafts:
 
 
 def looks(drafts: Drafts) -> list[bool]:
-    """Whether a gate that only looks has seen what was offered, step by step."""
     sources = SourcesConfig.from_mapping(
         {name: {"enabled": name == "own"} for name in NAMES}
         | {"model": {"enabled": True, "method": "ngram", "max_tokens": 2}}
@@ -475,10 +463,10 @@ def looks(drafts: Drafts) -> list[bool]:
 @pytest.mark.parametrize(
     ("options", "first"),
     [
-        ({}, 2),  # drafts are asked for first: a look without them would find less than can be
-        ({"after": 3}, 4),  # it is patient where steps are scheduled ahead
+        ({}, 2),
+        ({"after": 3}, 4),
         ({"after": 3, "works": False}, 4),
-        ({"works": False}, 2),  # looks go on where the model cannot draft
+        ({"works": False}, 2),
     ],
 )
 def test_a_closed_gate_looks_when_the_models_drafts_are_there(options, first):
@@ -499,6 +487,6 @@ def test_a_group_lives_on_while_one_of_its_responses_is_interrupted():
     engine.add_siblings([9, *PERIOD], "a", "b")
     engine.step("a", "b")
     interrupted = engine.identities["b"]
-    engine.texts.clear()  # both requests have ended
+    engine.texts.clear()
     assert engine.session.drain([interrupted])["counters"]["draft/prompt_groups"] == 1
     assert engine.counter("prompt_groups") == 0, "it did not come back"

@@ -1,5 +1,3 @@
-"""The published models, with the sizes that configs/model gives them."""
-
 import pytest
 
 from sam_rollout.integrations.verl.run_config import plain

@@ -1,5 +1,3 @@
-"""Host memory of draft sources, before there are any."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,7 @@
-"""Memory of a device beside the published figures for Qwen3-235B-A22B, and whether a setup fits.
+"""Memory of a device, compared with the published figures for Qwen3-235B-A22B.
 
-cann-recipes-train, docs/llm_rl/qwen3_235B_32k_longseq_rl_train_optimization.md, sections 2.1 and
-3.1; its GB are 2**30 bytes.
+Source: cann-recipes-train, docs/llm_rl/qwen3_235B_32k_longseq_rl_train_optimization.md, sections
+2.1 and 3.1. A GB there is 2**30 bytes.
 """
 
 import dataclasses
@@ -40,7 +40,6 @@ def test_training_states_are_the_published_ones(moe):
     embedding = moe.embedding_parameters // 4 // 2
     layers = states["parameters"] / 2 - embedding - 24 * moe.router_parameters
     assert (2 + 4) * layers / GIB == pytest.approx(12.51, abs=0.01)
-    # 128 dies hold 12 bytes a parameter once, the fuller middle stages slightly more.
     assert states["optimizer states"] * 128 == pytest.approx(12 * moe.parameters, rel=0.06)
 
 

@@ -1,5 +1,3 @@
-"""A corpus: what is read, what is refused, and that a run drafts from it."""
-
 import json
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""What positions behind a wrong draft token drew is drafted by position."""
-
 import numpy as np
 
 from sam_rollout.automaton.interface import NOWHERE, PLACE_KIND, PLACE_STATE, PLACE_WIDTH
@@ -16,7 +14,6 @@ def make_drafter():
 
 
 def scored(*steps):
-    """Steps of requests (name, text before the step, draft, what each position drew)."""
     names, widths, tokens, positions, drawn = [], [], [], [], []
     for name, text, draft, draws in steps:
         assert len(draws) == len(draft) + 1
@@ -42,7 +39,7 @@ def draft(drafter, texts, heard=None):
 def test_draws_behind_the_first_wrong_token_are_drafted_by_position():
     drafter = make_drafter()
     assert draft(drafter, {"a": [1, 2]}) == [[]]
-    # 3 is right, 9 wrong: 4 is sampled in its place, and 5, 6 were drawn behind it.
+    # 3 is right and 9 is wrong. 4 is sampled instead of 9; 5 and 6 are drawn behind it.
     heard = scored(("a", [1, 2], [3, 9, 8], [3, 4, 5, 6]))
     assert draft(drafter, {"a": [1, 2, 3, 4]}, heard) == [[5, 6]]
     assert draft(drafter, {"a": [1, 2, 3, 4, 5]}) == [[6]]
@@ -59,13 +56,11 @@ def test_the_newest_draw_of_a_position_counts():
 
 def test_draws_of_a_tree_are_of_their_depth():
     drafter = make_drafter()
-    # After 1: 2 and 3, which was drawn; 4 after 2, 5 after 3; 6 after 5. 7 was drawn after 3.
     parents, depths = int32(-1, 0, 0, 1, 2, 4), [0, 1, 1, 2, 2, 3]
     heard = Scored(
         ["a"], int32(6), int32(1, 2, 3, 4, 5, 6), int32(*(1 + depth for depth in depths)), parents,
         None, int32(3, 8, 7, 11, 12, 13),
     )  # fmt: skip
-    # Of the two that drew for the position after 7, the one after 2 and 4 was likelier.
     assert draft(drafter, {"a": [1, 3, 7]}, heard) == [[11, 13]]
 
 
@@ -82,7 +77,6 @@ def test_draws_follow_their_request_and_end_with_it():
     heard = scored(*((name, text[:1], [0, 0], [text[1], 30, 31]) for name, text in texts.items()))
     drafter.hear(heard)
     drafter.finish(["b"])
-    # Another request of b's name joins, c moves, and b leaves the batch before its next draws.
     moved = {"c": [7, 8], "b": [5, 6]}
     assert draft(drafter, moved) == [[30, 31], []]
     assert draft(drafter, {"c": [7, 8]}, scored(("b", [5], [0], [6, 9]))) == [[30, 31]]

@@ -1,5 +1,3 @@
-"""Responses of earlier steps: whose are drafted from, what is kept, and what a bad disk costs."""
-
 import dataclasses
 
 import numpy as np
@@ -24,7 +22,6 @@ def make_drafter(folder, *, max_rows=8, longest=1 << 20, executor=None, **option
 
 
 def responded(drafter, name, who, text=RESPONSE, prompt=PROMPT):
-    """A request from its first step to its end, and the end of its training step."""
     if who:
         drafter.admit(name, who)
     for end in (1, 3, len(text)):
@@ -35,7 +32,6 @@ def responded(drafter, name, who, text=RESPONSE, prompt=PROMPT):
 
 
 def continued(drafter, name, who, text):
-    """What a request gets for a draft once what there is of earlier steps was read."""
     if who:
         drafter.admit(name, who)
     step(drafter, {name: text[:1]})
@@ -52,7 +48,6 @@ def kept(folder, group="g"):
 def test_the_next_epoch_drafts_from_the_last_one(tmp_path):
     drafter = make_drafter(tmp_path)
     responded(drafter, "a", identity(step=1))
-    # At the first token already: a few tokens of the prompt are kept with the response.
     assert continued(drafter, "b", identity(step=2), PROMPT + RESPONSE[:1]) == RESPONSE[1:4]
     drafter.admit("c", identity(step=2, sibling=1))
     assert step(drafter, {"c": [7, *RESPONSE[18:20]]})["c"] == RESPONSE[20:23]
@@ -156,7 +151,6 @@ def test_a_group_that_ends_before_its_responses_are_read(tmp_path):
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, elsewhere):
-    """They are there when these are taken over, and when these are given up."""
     texts = np.random.default_rng(0).permutation(40_000).reshape(10, 4000).tolist()
     writer = make_drafter(tmp_path)
     for text in texts[:3]:
@@ -183,7 +177,7 @@ def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, el
     assert counter(drafter, "earlier_found") == 1
     for text in (ended, texts[2]):
         assert step(drafter, {"live": [*live, *text[50:54]]})["live"] == text[54:57]
-    for number in range(6):  # others need the memory
+    for number in range(6):
         drafter.admit(f"r{number}", identity(f"h{number}", step=2))
         step(drafter, {f"r{number}": texts[4 + number][:3900], "live": live})
     for _ in range(9):

@@ -1,5 +1,3 @@
-"""Drafts that the engine's own drafter made, as votes beside those of texts, and its files."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -27,8 +25,6 @@ def config_of(*names: str, **model) -> SamConfig:
 
 
 class Drafter(SamDrafter):
-    """Texts and a model's drafts in, drafts out; requests are named by their rows."""
-
     def __init__(self, *names: str) -> None:
         super().__init__(config_of(*names), Limits(MAX_ROWS, MAX_LENGTH, VOCABULARY))
 
@@ -57,7 +53,6 @@ def test_drafts_are_handed_on_for_the_step_they_were_made_for():
 
 
 def test_a_draft_ends_before_a_token_that_the_model_does_not_have(caplog):
-    """The drafter has a larger vocabulary than its target."""
     drafter = Drafter()
     largest = VOCABULARY - 1
     drafter.say([[5, largest, VOCABULARY], [2**31 - 1, 5], [largest]])
@@ -78,13 +73,12 @@ def test_a_text_goes_on_where_the_model_ends():
 
 @pytest.mark.parametrize(("right", "token"), [("model", 40), ("text", 1)])
 def test_whoever_was_right_decides(right, token):
-    """Text and model say different things, request after request."""
     drafter, text, chosen = Drafter("own"), [1, 2] * 4, []
     for turn in range(30):
         drafter.say([[40]], [[0.9]])
         (draft,) = drafter.drafts(text, name=f"request {turn}")
         chosen.append(draft[0])
-        drafter.drafts([*text, token], name=f"request {turn}")  # what the policy sampled
+        drafter.drafts([*text, token], name=f"request {turn}")
         drafter.finish([f"request {turn} of row 0"])
     assert set(chosen[-10:]) == {token}
 
@@ -95,7 +89,6 @@ def test_texts_that_fail_together_do_not_outvote_a_model_that_is_right_more_ofte
         drafter.say([[40]], [[0.6]])
         (draft,) = drafter.drafts(text, name=f"request {turn}")
         chosen.append(draft[0])
-        # Votes of two suffixes, right twice in five times each.
         drafter.drafts([*text, 1 if turn % 5 < 2 else 40], name=f"request {turn}")
         drafter.finish([f"request {turn} of row 0"])
     assert set(chosen[-50:]) == {40}

@@ -1,5 +1,3 @@
-"""Responses to one prompt draft from each other: who belongs together, and for how long."""
-
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +9,6 @@ from tests.unit.drafting.texts import counter, drafter_of, identity, step
 
 
 def make_drafter(*names, k=3, max_rows=8, own=True, max_bytes=1 << 30):
-    """A drafter that has met requests of these names, siblings."""
     others = ["own"] if own else []
     drafter = drafter_of(*others, k=k, max_rows=max_rows, prompt={"max_bytes": max_bytes})
     admitted(drafter, "g", *names)
@@ -54,7 +51,6 @@ def test_an_id_used_again_is_another_sibling():
     drafter.admit("a", identity("g", 2))
     assert step(drafter, {"b": [9, 6], "a": [9, 7, 2, 3]})["a"] == [4, 5]
     assert drafter.usage().rebuilds == 0
-    # Without notice, it keeps its group.
     assert step(drafter, {"a": [8, 2, 3], "b": [9]})["a"] == [4, 5]
 
 
@@ -121,7 +117,6 @@ EVENTS = st.lists(
 @settings(max_examples=80, deadline=None)
 @given(EVENTS, st.lists(st.integers(0, 2), max_size=4))
 def test_any_schedule_drafts_what_followed_in_the_group(events, prompt):
-    """Requests of one group that grow, pause, return, end: drafts go on as one of them did."""
     drafter = make_drafter(k=2, own=False)
     known, present, ended, born = {}, [], [], 0
     for event, number, tokens in events:
@@ -142,7 +137,6 @@ def test_any_schedule_drafts_what_followed_in_the_group(events, prompt):
             elif event == "return" and name not in present:
                 present.append(name)
             elif event == "finish":
-                # The engine hands over no text that was sampled last.
                 drafter.finish([name])
                 ended.append(known.pop(name))
                 if name in present:

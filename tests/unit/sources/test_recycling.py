@@ -1,5 +1,3 @@
-"""What the model held likeliest after a token is drafted where nothing else votes."""
-
 import numpy as np
 import pytest
 
@@ -44,7 +42,6 @@ def hear(listener, tokens, likeliest, widths=()):
 
 def test_what_fills_a_step_up_tells_nothing():
     drafter = make_drafter("recycling")
-    # Texts that end in 1 and 5: a draft and filling; two draft tokens, the last like the text's.
     hear(drafter, [1, 2, 1, 1, 5, 6, 5], [2, 3, 8, 8, 6, 7, 9], widths=[4, 3])
     assert draft(drafter, [1], [5])[0] == [2, 3] and draft(drafter, [5], [1])[0] == [6, 7]
 

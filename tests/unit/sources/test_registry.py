@@ -1,7 +1,4 @@
-"""A source is one file: what is written there shows up wherever sources are told apart.
-
-The file is the one that CONTRIBUTING.md starts a reader from.
-"""
+"""A new source needs one file only. The test's file is the example of CONTRIBUTING.md."""
 
 import json
 import os
@@ -18,7 +15,7 @@ import sam_rollout
 from sam_rollout.sources import NAMES
 from tests.pages import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # may have to compile kernels
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 PROBE = """
 import json
@@ -61,17 +58,15 @@ print(json.dumps(found))
 
 
 def toy() -> str:
-    """The first program of the walk."""
     walk = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add a draft source\n")[2]
     return textwrap.dedent(re.search(r" *```python\n(.*?)```", walk, re.DOTALL)[1])
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict:
-    """What a process with one more file among its sources says."""
     folder = tmp_path_factory.mktemp("toy")
     package = Path(sam_rollout.__file__).parent
-    shutil.copytree(package, folder / "sam_rollout")  # with the kernels that are compiled beside it
+    shutil.copytree(package, folder / "sam_rollout")
     (folder / "sam_rollout" / "sources" / "toy.py").write_text(toy())
     done = subprocess.run(
         [sys.executable, "-c", PROBE, str(ROOT / "docs" / "configuration.md")],

@@ -1,5 +1,3 @@
-"""All responses of a run draft from each other: who shares, what is kept, how old text goes."""
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,6 @@ MIB = 1 << 20
 
 
 def make_drafter(*others, path="", **options):
-    """A drafter with the source and no own text, but with other sources by their names."""
     return drafter_of(*others, path=path, run={"when": "always", **options})
 
 
@@ -44,7 +41,6 @@ def test_all_requests_of_a_split_share_and_longer_than_a_step(other, shares):
 
 
 def test_it_stands_beside_the_prompts_source():
-    """Each votes: of other prompts one knows, of this step the other."""
     drafter = make_drafter("prompt")
     assert [source.name for source in drafter.sources] == ["prompt", "run"]
     ended(drafter, "h", [9, 1, 2, 3, 4, 5])
@@ -60,7 +56,6 @@ def test_without_a_run_nobody_knows_what_fits():
 
 
 def grown(drafter, name, text, others=()):
-    """A request generates a text after one token of prompt, beside the others as they stand."""
     drafts = {}
     for length in (1, 2, len(text)):
         texts = {**dict(others), name: text[:length]}
@@ -69,7 +64,6 @@ def grown(drafter, name, text, others=()):
 
 
 def ended(drafter, name, text, **who):
-    """A request comes, generates a text and ends; then the training step is over."""
     drafter.admit(name, identity(name, **who))
     grown(drafter, name, text)
     drafter.finish([name])
@@ -78,7 +72,6 @@ def ended(drafter, name, text, **who):
 
 
 def continued(drafter, name, start, **who):
-    """What a new request with this text gets for a draft."""
     drafter.admit(name, identity(name, **who))
     draft = step(drafter, {name: start})[name]
     drafter.finish([name])
@@ -96,7 +89,7 @@ def test_old_text_of_a_run_goes_by_generations():
         ended(drafter, f"r{number}", text)
         assert drafter.usage().bytes <= 1 << 20
         assert counter(drafter, "run_evictions") == 0
-        if number >= 5:  # the newest are always there, a change or not
+        if number >= 5:
             for old in (0, 3, 5):
                 start = texts[number - old][500:504]
                 expected = texts[number - old][504:507]
@@ -176,7 +169,7 @@ def test_a_run_that_outgrows_its_memory_with_live_text_begins_anew():
         assert counter(drafter, "run_evictions") == life
         assert counter(drafter, "run_bytes") < 1000
         read = drafter.usage().catch_up_tokens
-        for _ in range(2):  # the live ones do without, and are not read again
+        for _ in range(2):
             drafts = step(drafter, {names[0]: text, f"{life}c": [1, 2, 3]}, width=len(text))
             assert drafts[names[0]] == []
         assert drafter.usage().catch_up_tokens == read + 3
@@ -187,7 +180,6 @@ def test_a_run_that_outgrows_its_memory_with_live_text_begins_anew():
 
 @pytest.mark.parametrize("length", [20, 100, 1500])
 def test_a_successor_of_short_texts_is_no_larger_than_it_may_be(length):
-    """Each text takes whole blocks of memory: twenty tokens as much as some hundred."""
     drafter, limit = make_drafter(max_bytes=MIB), 1 << 20
     source, restarts, sizes = drafter.sources[0], 0, []
     for number, text in enumerate(random_texts(40_000 // min(length, 200), length)):
@@ -219,7 +211,6 @@ def test_a_run_that_is_resumed_begins_with_the_texts_of_the_one_before(tmp_path)
 
 
 def test_short_texts_of_a_run_before_are_taken_over_as_far_as_an_automaton_has_places(tmp_path):
-    """Each takes a whole block of them: 17,000 more than an automaton may have."""
     writer = TextStore(tmp_path, 1 << 26, 16, 1 << 20)
     for number in range(17_000):
         writer.append(str(number), 1, np.arange(number, number + 9, dtype=np.int32))
@@ -234,7 +225,6 @@ def test_short_texts_of_a_run_before_are_taken_over_as_far_as_an_automaton_has_p
 
 
 def test_a_request_outside_training_does_not_keep_a_resumed_run_from_its_texts(tmp_path):
-    """A server warms its engine up with such a request before the first one of training."""
     (text,) = random_texts(1, 200)
     ended(make_drafter(path=str(tmp_path / "texts")), "r", text, step=1)
     again = make_drafter(path=str(tmp_path / "texts"))
@@ -260,7 +250,6 @@ def test_a_successor_that_cannot_be_made_is_not_missed(monkeypatch, caplog):
 
 @pytest.mark.parametrize(("count", "length"), [(90, 20), (10, 1000)])
 def test_what_ends_while_a_successor_is_made_is_read_as_far_as_it_fits(count, length, tmp_path):
-    """Each takes whole blocks of memory: twenty tokens as much as some hundred."""
     (tmp_path / "corpus.jsonl").write_text("\n".join(["[1, 2, 3]"] * 10))
     drafter = make_drafter(max_bytes=MIB, corpus=str(tmp_path / "corpus.jsonl"))
     (source,), texts = drafter.sources, random_texts(count, length)

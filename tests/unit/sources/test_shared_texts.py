@@ -1,5 +1,3 @@
-"""Siblings on several engines: each drafts from what the others sample."""
-
 import logging
 
 import numpy as np
@@ -14,7 +12,6 @@ VOCABULARY = 1000
 
 
 def make_engine(name: str, *, share=True, path="", **options) -> SamDrafter:
-    """An engine's drafter that has met one response and takes part in sharing."""
     options = {"share": share, **options}
     drafter = drafter_of(longest=WIDTH, vocabulary=VOCABULARY, path=path, prompt=options)
     drafter.exchange(name, [])
@@ -23,7 +20,6 @@ def make_engine(name: str, *, share=True, path="", **options) -> SamDrafter:
 
 
 def pass_on(sender: SamDrafter, receiver: SamDrafter) -> list:
-    """Hand the new pieces of the sender to the receiver; return them."""
     pieces = sender.exchange("x", [])
     receiver.exchange("y", pieces)
     return pieces
@@ -95,7 +91,6 @@ def test_few_tokens_are_read_per_step_whether_the_gate_is_open_or_closed():
         step(b, texts, gate_open=gate_open)
         read.append(counter(b, "shared_tokens"))
     assert read == [TOKENS_PER_STEP, 2 * TOKENS_PER_STEP, 3 * TOKENS_PER_STEP, 1600, 1600]
-    # All have had a turn after two steps.
     assert counter(b, "catch_up_tokens") == 1601
 
 
@@ -166,7 +161,7 @@ def test_texts_of_others_that_wait_go_before_any_group():
         step(b, {name: rng.integers(0, VOCABULARY, 500).tolist()})
         b.finish([name])
     waiting = [piece(np.arange(WIDTH) % VOCABULARY, response=f"x/{place}") for place in range(8)]
-    b.exchange("y", waiting)  # an eighth of the memory
+    b.exchange("y", waiting)
     step(b, {"b": [9]})
     assert counter(b, "prompt_evictions") == 0
     assert counter(b, "shared_missed_tokens") == 8 * WIDTH
@@ -199,7 +194,7 @@ def test_a_place_is_free_again_when_the_end_of_its_text_is_lost():
     b.exchange("y", [piece([1, 2], response=f"x/{number}") for number in range(8)])
     step(b, {"b": [9]})
     for turn in range(SILENT_TURNS):
-        b.exchange("y", [piece([100 + turn], response="x/0", start=2 + turn)])  # one goes on
+        b.exchange("y", [piece([100 + turn], response="x/0", start=2 + turn)])
         step(b, {"b": [9]})
     assert counter(b, "live_requests") == 1
     b.exchange("y", [piece([1, 2], response=f"x/{number}") for number in range(8, 16)])
@@ -210,8 +205,7 @@ def test_a_place_is_free_again_when_the_end_of_its_text_is_lost():
 
 
 def test_what_nobody_asks_for_is_bounded_counted_and_freed():
-    """Exchanges stop where no other engine runs the prompts of this one any more."""
-    a = make_engine("a", max_bytes=1 << 20)  # an eighth of it is 8 texts
+    a = make_engine("a", max_bytes=1 << 20)
     (pool,) = (one.pool for one in a.sources)
     for number in range(20):
         name = f"a{number}"

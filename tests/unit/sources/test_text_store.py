@@ -1,5 +1,3 @@
-"""Responses on disk: what comes back, what is deleted, and what a crash costs."""
-
 import errno
 import fcntl
 import multiprocessing
@@ -83,7 +81,7 @@ def test_the_oldest_give_way_and_the_folder_stays_within_its_bytes(tmp_path):
     reader = store(tmp_path, max_bytes)
     assert reader.read("old", PLENTY, PLENTY) == []
     kept = [s for s in range(100, 1200) if reader.read(f"g{s}", PLENTY, PLENTY)]
-    assert kept == list(range(kept[0], 1200))  # the newest, without a gap
+    assert kept == list(range(kept[0], 1200))
 
 
 def test_of_a_response_longer_than_a_segment_the_end_is_kept(tmp_path):
@@ -107,7 +105,7 @@ def test_too_many_writers_are_told(tmp_path):
         writer.append("g", 0, tokens(1))
     assert len(segment_files(tmp_path)) == SEGMENTS - 1
     assert all(path.suffix == OPEN for path in segment_files(tmp_path))
-    writers[-1].append("g", 0, tokens(1))  # exactly full
+    writers[-1].append("g", 0, tokens(1))
     with pytest.raises(OSError, match="engines write to one folder"):
         store(tmp_path, 64_000).append("g", 0, tokens(1))
 
@@ -167,7 +165,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-SHARED_BYTES = 600_000  # of 740,000 that are written: neither writer's are all deleted
+SHARED_BYTES = 600_000
 
 
 def _write_many(folder, name, count):
@@ -190,7 +188,7 @@ def test_two_processes_write_at_once(tmp_path):
         for name in ("a", "b"):
             for response in reader.read(name, PLENTY, PLENTY):
                 assert (response == response[0]).all() and len(response) == 30
-        with suppress(FileNotFoundError):  # renamed or deleted meanwhile
+        with suppress(FileNotFoundError):
             assert folder_bytes(tmp_path) <= SHARED_BYTES
     assert [process.exitcode for process in processes] == [0, 0]
     for name in ("a", "b"):
@@ -224,7 +222,6 @@ def test_a_writer_killed_in_the_middle_costs_at_most_its_last_record(tmp_path):
         time.sleep(0.02 * attempt)
         os.kill(process.pid, signal.SIGKILL)
         process.wait(timeout=30)
-        # The lock went with the process: the next writer closes the orphan, and may delete it.
         survivor = store(tmp_path, 4_000_000)
         survivor.append("survivor", attempt, tokens(attempt))
         assert [p.suffix for p in segment_files(tmp_path)].count(OPEN) == 1
@@ -245,7 +242,6 @@ def test_a_live_writers_segment_is_neither_closed_nor_deleted(tmp_path):
 
 
 def test_orphans_are_closed_where_locks_are_those_of_nfs(tmp_path, monkeypatch):
-    """NFS makes byte-range locks of flock's: an exclusive one needs a file open for writing."""
     flock = fcntl.flock
 
     def nfs_flock(file, operation):
@@ -257,7 +253,7 @@ def test_orphans_are_closed_where_locks_are_those_of_nfs(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", nfs_flock)
     orphan = store(tmp_path)
     orphan.append("g", 0, tokens(1))
-    orphan._segment.close()  # as the system does when a writer dies
+    orphan._segment.close()
     store(tmp_path).append("g", 1, tokens(2))
     assert [path.suffix for path in segment_files(tmp_path)] == [CLOSED, OPEN]
     assert read(tmp_path, "g") == [[1], [2]]
@@ -281,10 +277,9 @@ def test_another_users_orphan_stays_as_it_is(tmp_path, monkeypatch):
 
 
 def test_segments_that_another_machine_deleted_cost_nothing(tmp_path, monkeypatch):
-    """NFS: a folder is listed as it was, and what is open ends with an error of its own."""
     writer, reader = store(tmp_path, 64_000), store(tmp_path, 64_000)
     for step in range(8):
-        writer.append("g", step, np.full(50, step, np.int32))  # a segment each
+        writer.append("g", step, np.full(50, step, np.int32))
     reader.refresh()
     oldest = segment_files(tmp_path)[0]
     oldest.unlink()
@@ -296,7 +291,7 @@ def test_segments_that_another_machine_deleted_cost_nothing(tmp_path, monkeypatc
         lambda self: {path.stem: path for path in ghosts.values()} | segments(self),
     )
     smaller = store(tmp_path, 64_000)
-    smaller._max_bytes = 5 * smaller._segment_bytes  # deletes, the ghosts first
+    smaller._max_bytes = 5 * smaller._segment_bytes
     smaller.append("g", 8, tokens(8))
     assert [r[0] for r in read(tmp_path, "g", max_bytes=64_000)] == [5, 6, 7, 8]
 

@@ -1,5 +1,3 @@
-"""Aggregates against numbers worked out by hand on a handful of engine steps."""
-
 import math
 import re
 from pathlib import Path
@@ -15,7 +13,6 @@ from tests.records import by_source, engine_step, engine_steps, request, request
 
 
 def replica_zero() -> pa.Table:
-    """Bulk of 2 s (one step short but with a queue), then a tail of 3 s with drafts."""
     return engine_steps(
         engine_step(
             time_s=1.0, duration_s=1.0, running=4, waiting=2, prompt_tokens=40, generation_tokens=4,
@@ -42,7 +39,6 @@ def replica_zero() -> pa.Table:
 
 
 def replica_one() -> pa.Table:
-    """Busy for 4 s, of which 1 s is tail; its gate opens once and closes again."""
     return engine_steps(
         engine_step(
             replica=1, time_s=3.0, duration_s=3.0, scheduled=3, running=8, prompt_tokens=20,
@@ -65,7 +61,6 @@ def three_requests() -> pa.Table:
 
 @pytest.fixture(scope="module")
 def metrics():
-    # The tables come in any order.
     return aggregate([replica_one(), replica_zero()], [three_requests()], tail_threshold=2)
 
 
@@ -78,7 +73,7 @@ def metrics():
         ("engine/tokens_per_s", 19 / 5),
         ("engine/preempted", 1),
         ("engine/replicas", 2),
-        ("tail/time_s", 3.0),  # the second step of replica 0 has a queue, so it is no tail
+        ("tail/time_s", 3.0),
         ("tail/time_sum_s", 4.0),
         ("tail/share", 4 / 9),
         ("tail/tokens", 10),
@@ -129,7 +124,7 @@ def test_validation_traffic_is_kept_apart():
     assert train["sam/engine/rollout_s"] == 5.0
     held_out = aggregate(tables, [three_requests()], tail_threshold=2, split="val")
     assert held_out["sam_val/engine/rollout_s"] == 8.0
-    assert held_out["sam_val/routing/imbalance"] == 0.0  # the requests are of the train split
+    assert held_out["sam_val/routing/imbalance"] == 0.0
     assert all(name.startswith("sam_val/") for name in held_out)
 
 
@@ -151,7 +146,6 @@ def test_replicas_with_more_requests_show():
 
 
 def counted(*counters: dict[str, float]) -> dict[str, float]:
-    """Metrics of a step in which each replica counted what is given, and recorded nothing."""
     return aggregate([], [], tail_threshold=2, drafter_counters=dict(enumerate(counters)))
 
 
@@ -165,7 +159,7 @@ def test_counters_are_summed_over_replicas_and_those_that_are_no_metric_left_out
     assert metrics["sam/draft/run_bytes"] == 16
     assert metrics["sam/draft/verify_context_4096"] == 10
     assert metrics["sam/draft/accepted_context_4096"] == 6
-    assert metrics["sam/draft/drafted_tokens"] == 0  # verified, of which there are no records
+    assert metrics["sam/draft/drafted_tokens"] == 0
     for unknown in ("drafter_steps", "bytes", "verify_context_0", "evictions"):
         assert f"sam/draft/{unknown}" not in metrics
 

@@ -1,5 +1,3 @@
-"""A finished baseline beside a run that still trains."""
-
 import math
 
 import pytest
@@ -28,7 +26,7 @@ def step(rollout_s: float, tokens: float, **others: float) -> dict[str, float]:
 def folder(tmp_path):
     folder = RunFolder(tmp_path / "base")
     folder.write_start(RunInfo("sam=off", CONFIG, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
-    folder.append_train_step(0, {"val-core/gsm8k/acc/mean@1": 0.1})  # before training
+    folder.append_train_step(0, {"val-core/gsm8k/acc/mean@1": 0.1})
     folder.append_train_step(1, step(30.0, 100))
     folder.append_train_step(2, step(20.0, 100, **{"critic/rewards/mean": math.nan}))
     return folder
@@ -48,7 +46,6 @@ def test_a_step_is_laid_beside_the_same_step(folder):
         "compare/speedup_tail": 1.5,
         "compare/speedup_step": pytest.approx(40 / 30),
         "compare/speedup_rollout_so_far": 1.5,
-        # 0.3 s a token against 0.25 s: the texts were shorter, which is not the drafts' doing.
         "compare/gain_at_equal_tokens": pytest.approx(0.2),
     }
     assert metrics.keys() == {m.name for m in METRICS if m.group == "compare"}
@@ -58,7 +55,6 @@ def test_a_step_is_laid_beside_the_same_step(folder):
 
 
 def test_a_resumed_run_sums_up_the_steps_before_it(folder):
-    """It went on to step 3 and is resumed from the checkpoint of step 1."""
     earlier = {1: step(10.0, 100), 2: step(1.0, 100), 3: step(1.0, 100), 0: {"val-core/x": 0.1}}
     baseline = Baseline(folder.path, earlier)
     metrics = baseline.metrics(2, step(40.0, 100))

@@ -1,5 +1,3 @@
-"""Running requests over time, sampled from engine steps."""
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,7 +8,6 @@ from tests.records import engine_step, engine_steps
 
 
 def steps(replica: int, *rows: tuple[float, float, int], split: str = "train") -> pa.Table:
-    """Engine steps of (end, duration, running requests)."""
     return engine_steps(
         *(
             engine_step(split=split, replica=replica, time_s=end, duration_s=took, running=running)
@@ -20,7 +17,6 @@ def steps(replica: int, *rows: tuple[float, float, int], split: str = "train") -
 
 
 def at(curve, time_s: float) -> int:
-    """The point next to an instant."""
     return int(np.abs(curve.time_s - time_s).argmin())
 
 
@@ -45,7 +41,6 @@ def test_engines_are_spread_and_the_tail_is_that_of_the_slowest():
 
 
 def test_an_idle_stretch_has_no_requests():
-    """Between two rounds the engine waits for work; steps know when they began."""
     rows = [(n / 10, 0.1, 3) for n in range(1, 41)] + [(n / 10, 0.1, 3) for n in range(61, 101)]
     curve = running_curve([steps(0, *rows)], tail_threshold=8)
     assert curve.mean[at(curve, 3.0)] == 3

@@ -1,5 +1,3 @@
-"""What drafts bring, estimated within a run: on paper, and in the recorded runs."""
-
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +15,13 @@ LENGTHS = (40, 90, 95, 200)
 
 
 def seconds(tokens: int) -> float:
-    """Of an engine step on paper."""
     return 0.01 + 0.001 * tokens
 
 
 def rollout(*, replica: int = 0, drafted: bool = True, lengths=LENGTHS, begin_s: float = 0.0):
-    """Engine steps and requests of one busy period; every third row drafts two tokens, one right.
+    """Engine steps and requests of one busy period.
 
-    A row without drafts is observed now and then, when the last request runs alone as well.
+    Every third row drafts two tokens, one of which is right.
     """
     left, now_s, steps = np.array(lengths) - 1, begin_s + 0.5, []
     steps.append(engine_step(replica=replica, time_s=now_s, duration_s=0.5, prompt_tokens=9))
@@ -94,7 +91,6 @@ def waits(part):
 
 
 def always_drafts(part):
-    """Its last rows were never seen with so few tokens."""
     for step in part[0][1:]:
         step.draft_tokens = max(step.draft_tokens, 8)
 
@@ -114,7 +110,6 @@ def test_work_that_the_records_do_not_tell_leaves_it_out(hidden):
 
 
 def test_in_the_recorded_runs_it_lies_within_the_interval_of_the_pairs():
-    """Three pairs of runs; where their machine slowed down, it is right all the same."""
     found, runs = [], {}
     for name in (f"{side}-{n}" for side in ("off", "on") for n in (1, 2, 3)):
         runs[name] = [RunFolder(RUNS / name).read(table) for table in ("engine_steps", "requests")]

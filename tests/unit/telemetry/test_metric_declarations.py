@@ -1,5 +1,3 @@
-"""The names of metrics, and the page made of them."""
-
 import pytest
 
 from sam_rollout.telemetry.docs import metrics

@@ -1,5 +1,3 @@
-"""The line about a running rollout."""
-
 from sam_rollout.telemetry.progress import EngineProgress, progress_line, total
 
 BUSY = EngineProgress(

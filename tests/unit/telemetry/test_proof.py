@@ -1,5 +1,3 @@
-"""What a comparison of texts with and without drafts comes to."""
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-"""What a crash or a resumed run leaves behind must stay readable."""
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +29,6 @@ INFO = RunInfo(
 
 
 def steps_at(*rows: tuple[int, float], split: str = "train") -> pa.Table:
-    """Engine steps of (training step, unix time)."""
     return engine_steps(
         *(engine_step(step=step, split=split, time_s=time_s, running=1) for step, time_s in rows)
     )
@@ -46,7 +43,7 @@ def folder(tmp_path):
 
 def test_numbers_go_on_and_nothing_is_overwritten(folder):
     paths = [folder.write("engine_steps", 3, steps_at((step, 1.0))) for step in (1, 2)]
-    folder.write("engine_steps", 13, steps_at((1, 1.0)))  # another replica, other numbers
+    folder.write("engine_steps", 13, steps_at((1, 1.0)))
     (folder.root / "engine_steps" / "3-041.parquet").write_bytes(paths[0].read_bytes())
     resumed = RunFolder(folder.path).write("engine_steps", 3, steps_at((3, 2.0)))
     assert [path.name for path in paths] == ["3-000.parquet", "3-001.parquet"]
@@ -85,7 +82,6 @@ def test_a_column_that_a_file_lacks_is_null_if_it_may_be(folder):
 
 @pytest.mark.parametrize("metadata", [{"sources": "run,gone,own"}, {}])
 def test_lists_by_source_of_another_registry_come_in_todays_order(folder, metadata):
-    """A source that is gone is left out; lists that do not name their sources are refused."""
     rows = [engine_step(drafted_per_source=counts) for counts in ([1, 2, 3], [])]
     path = folder.write("engine_steps", 0, engine_steps(*rows))
     table = pq.ParquetFile(path).read()
@@ -101,7 +97,6 @@ def test_lists_by_source_of_another_registry_come_in_todays_order(folder, metada
 
 
 def test_steps_gone_through_twice_count_once(folder):
-    """Validation at a resumed step leaves the training rows of that step."""
     folder.write("engine_steps", 0, steps_at((1, 10.0), (2, 20.0), (3, 30.0)))
     later = replace(INFO, started_at="1970-01-01T00:01:40+00:00")
     assert folder.write_start(later).name == "run-000.json"
@@ -118,7 +113,6 @@ def test_train_steps_round_trip_and_the_later_entry_wins(folder):
 
 
 def test_what_json_does_not_know_is_written_for_every_reader_and_comes_back(folder):
-    """Clipping switched off, and a metric that is no number."""
     optim = {"clip_grad": math.inf, "lr": np.float64(1e-6), "steps": np.int64(3)}
     info = replace(INFO, config={"optim": optim, "folder": Path("/a")}, host={"load": -math.inf})
     written = folder.write_start(info)

@@ -1,5 +1,3 @@
-"""The sentinel: findings by breaking what they are about, thresholds and noise by numbers."""
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +21,6 @@ def reported(steps=(), ended=(), counters=COUNTERS, replica: int = 0) -> SimpleN
 
 
 def names(sentinel: Sentinel, step: TrainingStep) -> list[str]:
-    """Of the new findings; what is said agrees with the metrics."""
     new, metrics = sentinel.look(step)
     assert set(metrics) == {f"sam/sentinel/{name}" for name in FINDINGS}
     assert all(declared(name).unit == "1" for name in metrics)
@@ -34,14 +31,12 @@ def names(sentinel: Sentinel, step: TrainingStep) -> list[str]:
 
 
 def drafting(accepted: int, drafts: int, **gate: float) -> TrainingStep:
-    """A step that verified so many drafts of three tokens."""
     record = engine_step(draft_requests=drafts, draft_tokens=3 * drafts, accepted_tokens=accepted)
     counters = COUNTERS | {f"gate/{name}": value for name, value in gate.items()}
     return TrainingStep({}, [reported([record], counters=counters)])
 
 
 def test_a_finding_about_drafts_ends_with_the_drafts():
-    """When the gate closes for good there is nothing more to be accepted, or to be warned of."""
     sentinel, standing = Sentinel(SentinelConfig(steps=3)), []
     for drafts in (200, 200, 200, 0, 0, 0, 0):
         _, metrics = sentinel.look(drafting(0, drafts))
@@ -51,7 +46,6 @@ def test_a_finding_about_drafts_ends_with_the_drafts():
 
 @pytest.mark.parametrize(("drafts", "found"), [(60, []), (80, ["hardly_accepted"])])
 def test_what_counts_are_drafts_not_their_tokens(drafts, found):
-    """A draft's tokens are wrong together: 180 of them in 60 drafts are 60 samples."""
     sentinel = Sentinel(SentinelConfig(steps=1, least_acceptance=0.05))
     assert names(sentinel, drafting(0, drafts)) == found
 
@@ -70,7 +64,6 @@ def test_drafts_that_the_gate_chose_to_make_count(trials, open_trials, found):
 def accepting(
     rates, verify_steps: int = 40, *, drafted: int = 120, opened: int = 80
 ) -> TrainingStep:
-    """A step whose prompts have so many accepted tokens for each of 40 drafts."""
     rows = [
         request(
             group=str(number), verify_steps=verify_steps, accepted_tokens=round(rate * 40),
@@ -83,7 +76,6 @@ def accepting(
 
 @pytest.mark.parametrize("prompts", [2, 4, 32])
 def test_noise_between_two_steps_of_one_distribution_is_hardly_ever_a_fall(prompts):
-    """Though prompts differ as much as exponential times do."""
     rng, said = np.random.default_rng(0), 0
     for _ in range(100):
         sentinel = Sentinel(SentinelConfig())
@@ -99,7 +91,6 @@ def test_noise_between_two_steps_of_one_distribution_is_hardly_ever_a_fall(promp
 def test_a_fall_is_beyond_its_threshold_by_draft_token_and_by_open_step(
     largest, drafted, opened, falls
 ):
-    """A quarter is accepted; of a quarter of the draft tokens, or in a quarter of the steps."""
     rng, sentinel = np.random.default_rng(0), Sentinel(SentinelConfig(largest_fall=largest))
     names(sentinel, accepting(rng.uniform(0.8, 1.2, 16)))
     step = accepting(rng.uniform(0.2, 0.3, 16), drafted=drafted, opened=opened)
@@ -149,7 +140,6 @@ def test_counters_that_are_missing():
 
 @pytest.mark.parametrize(("start_s", "found"), [(1.0, []), (3.0, ["counters_missing"])])
 def test_a_request_without_engine_steps_is_looked_for_since_the_last_drain(start_s, found):
-    """Validation drained the steps of an earlier request, which was then interrupted."""
     report = reported(ended=[request(start_s=start_s, finish_reason="aborted")])
     report.engine_steps = engine_steps()
     assert names(Sentinel(SentinelConfig()), TrainingStep({}, [report], 2.0)) == found
@@ -161,9 +151,9 @@ def test_a_request_without_engine_steps_is_looked_for_since_the_last_drain(start
         (0.012, 0.004, True),
         (0.004, 0.012, True),
         (0.004, 0.0045, False),
-        (4e-6, 1e-7, False),  # rounding, whatever its ratio
-        (0.0, 0.0, False),  # the trainer took the rollout's probabilities over
-        (0.5, None, False),  # no baseline, or none of this step
+        (4e-6, 1e-7, False),
+        (0.0, 0.0, False),
+        (0.5, None, False),
     ],
 )
 def test_probabilities_that_are_not_as_far_apart_as_in_the_baseline(own, baseline, found):
@@ -177,10 +167,10 @@ def test_probabilities_that_are_not_as_far_apart_as_in_the_baseline(own, baselin
 
 def test_texts_that_differ_are_a_fault_unless_rounding_explains_it():
     identical, ties = "sam/proof/identical_share", "sam/proof/ties_share"
-    silent = {"response_length/mean": 0.0}  # training steps without a comparison say nothing new
+    silent = {"response_length/mean": 0.0}
     rounding = silent | {identical: 0.75, ties: 1.0}
     fault = silent | {identical: 0.75, ties: 0.5}
-    unknown = silent | {identical: 0.5}  # no place was looked at
+    unknown = silent | {identical: 0.5}
     same = silent | {identical: 1.0}
     sentinel = Sentinel(SentinelConfig())
     steps = [same, rounding, unknown, fault, silent, fault, same, silent, fault]

@@ -1,5 +1,3 @@
-"""Target distributions with cuts, a reference for their test, and random bits."""
-
 import torch
 from scipy.stats import chisquare
 
@@ -11,7 +9,7 @@ P_VALUE = 1e-4
 def target(
     rows: int, vocabulary: int, *, temperature=1.0, top_k=None, top_p=None, seed=0
 ) -> torch.Tensor:
-    """Distinct random distributions, cut as samplers do. float32 [rows, vocabulary]."""
+    """Return distinct random distributions with cuts, float32 [rows, vocabulary]."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, vocabulary, generator=generator).mul(2) / temperature
     if top_k is not None:
@@ -31,14 +29,12 @@ def gumbel_draws(probabilities: torch.Tensor, bits: torch.Tensor) -> torch.Tenso
 
 
 def bits(n: int, *, stream=0, seed=0) -> torch.Tensor:
-    """Random bits for n independent rows."""
     generator = torch.Generator().manual_seed(seed)
     keys = torch.randint(-(1 << 62), 1 << 62, (n,), generator=generator)
     return keyed_bits(keys, torch.arange(n) % 1000, stream)
 
 
 def assert_drawn_from(tokens: torch.Tensor, probabilities: torch.Tensor) -> None:
-    """Chi-square of the tokens against one distribution; rare tokens share a bin."""
     assert len(tokens) >= 100
     observed = torch.bincount(tokens.long(), minlength=len(probabilities)).double()
     assert len(observed) == len(probabilities)
@@ -50,7 +46,7 @@ def assert_drawn_from(tokens: torch.Tensor, probabilities: torch.Tensor) -> None
     few = max(int((expected >= 8).sum()), 1)
     observed = torch.cat((observed[:few], observed[few:].sum()[None]))
     expected = torch.cat((expected[:few], expected[few:].sum()[None]))
-    if expected[-1] < 8:  # the rest belongs to the last full bin
+    if expected[-1] < 8:
         observed = torch.cat((observed[:-2], observed[-2:].sum()[None]))
         expected = torch.cat((expected[:-2], expected[-2:].sum()[None]))
     if len(expected) > 1:
@@ -58,35 +54,30 @@ def assert_drawn_from(tokens: torch.Tensor, probabilities: torch.Tensor) -> None
 
 
 def make_likely(probabilities: torch.Tensor, tokens: torch.Tensor, mass: float) -> torch.Tensor:
-    """Give one token of each row at least this probability."""
     mixed = probabilities * (1 - mass)
     return mixed.scatter_add(1, tokens[:, None], torch.full((len(tokens), 1), mass))
 
 
 def coupling(p: torch.Tensor, q: torch.Tensor) -> float:
-    """The probability that equal noise draws the same token: double [vocabulary] each."""
     both = (p > 0) & (q > 0)
     p_i, q_i = p[both, None], q[both, None]
     return float((1 / torch.maximum(p / p_i, q / q_i).sum(dim=1)).sum())
 
 
 def layout_of(counts: torch.Tensor) -> DraftLayout:
-    """A layout from the number of drafts of each request."""
     return DraftLayout(counts.cumsum(0), int(counts.sum()), int(counts.max()))
 
 
 def place_of_row(layout: DraftLayout) -> torch.Tensor:
-    """Which of its request's rows each row is."""
     return torch.arange(layout.num_rows) - layout.first_row[layout.request_of_row]
 
 
 def assert_lossless(
     output: torch.Tensor, by_place: torch.Tensor, counts: torch.Tensor, places: int
 ) -> None:
-    """The tokens sampled at each place have the target's distribution of that place.
+    """Check that the tokens sampled at each position have the target's distribution.
 
-    Reaching a place says something of the tokens before it and nothing of the token there. The
-    first ``places`` places have to be reached often enough for a test.
+    The first ``places`` positions must be reached often enough for a test.
     """
     assert output.dtype == torch.int32
     assert output.shape == (len(counts), counts.max() + 1)

@@ -1,5 +1,3 @@
-"""Verification never makes the host wait, and takes as many kernels at any size."""
-
 from functools import partial
 
 import pytest
@@ -25,7 +23,6 @@ def coupled_inversion(batch, counts, drafts, probabilities, draw=draw_tokens):
 
 
 def coupled(batch, counts, drafts, probabilities):
-    """Where a device has a kernel of its own, it is one operation."""
     coupled_inversion(batch, counts, drafts, probabilities, draw_by_operations)
 
 
@@ -54,7 +51,7 @@ def vectorised_with_distributions(batch, counts, drafts, probabilities):
 def test_the_same_operations_at_any_size_and_none_that_waits(call, vocabulary):
     kernels = []
     for batch, k in ((1, 1), (2, 1), (16, 4), (64, 8)):
-        counts = k - torch.arange(batch) % 2  # ragged
+        counts = k - torch.arange(batch) % 2
         layout = layout_of(counts)
         drafts = torch.arange(layout.num_drafts) % vocabulary
         probabilities = target(layout.num_rows, vocabulary)

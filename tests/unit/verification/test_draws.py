@@ -1,5 +1,3 @@
-"""Drawing whole rows: the right distribution, the same token in any batch, never a wrong id."""
-
 import pytest
 import torch
 
@@ -8,7 +6,6 @@ from sam_rollout.verification.gumbel import draw_by_operations
 from sam_rollout.verification.inverse_cdf import BLOCK
 from tests.unit.verification.distributions import assert_drawn_from, bits, gumbel_draws, target
 
-# One level; the largest of one level; two levels with a block cut short, and with whole blocks.
 VOCABULARIES = [7, 2 * BLOCK, 1300, 3 * BLOCK]
 CUTS = [{}, {"temperature": 0.6}, {"top_p": 0.9}, {"top_k": 5}, {"top_k": 40, "top_p": 0.8}]
 
@@ -47,7 +44,7 @@ def test_a_large_vocabulary_in_bins(draw):
     row = target(1, vocabulary, temperature=0.6)[0]
     generator = torch.Generator().manual_seed(1)
     bins = torch.randint(50, (vocabulary,), generator=generator)
-    rows = row.expand(per_call, -1)  # no copies: the test stays small
+    rows = row.expand(per_call, -1)
     random = bits(draws).view(-1, per_call)
     tokens = torch.cat([draw(rows, part) for part in random])
     masses = torch.zeros(50, dtype=torch.float64).index_add_(0, bins, row.double())
@@ -99,7 +96,6 @@ def test_all_bits_0_mean_the_first_possible_token_all_bits_1_the_last(vocabulary
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_larger_numbers_draw_later_tokens(vocabulary):
-    """The bits are read as a fraction, most significant first."""
     unsigned = [step << 55 for step in range(512)]
     random = torch.tensor([number - (number >> 63 << 64) for number in unsigned])
     uniform = torch.full((512, vocabulary), 1 / vocabulary)

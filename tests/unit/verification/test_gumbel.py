@@ -1,5 +1,3 @@
-"""Gumbel noise: its numbers, how random they are, and what sharing them brings."""
-
 import math
 import os
 import subprocess
@@ -18,7 +16,6 @@ MASK = (1 << 32) - 1
 
 
 def mix(word: int, *, add: int = 0) -> int:
-    """MurmurHash3's finaliser, with a number added after its first product."""
     word = ((word ^ (word >> 16)) * 0x85EBCA6B + add) & MASK
     word = ((word ^ (word >> 13)) * 0xC2B2AE35) & MASK
     return word ^ (word >> 16)
@@ -27,7 +24,6 @@ def mix(word: int, *, add: int = 0) -> int:
 def noise_in_plain_python(row_bits: int, token: int) -> float:
     low, high = row_bits & MASK, (row_bits >> 32) & MASK
     word = mix(mix(token) ^ low, add=high)
-    # The sign bit goes; what the last shift made of it does not.
     if word >> 31:
         word ^= 0x7FFF0000
     fraction = torch.tensor(word & (MASK >> 1) | 1, dtype=torch.int32).float().double()
@@ -35,7 +31,7 @@ def noise_in_plain_python(row_bits: int, token: int) -> float:
 
 
 def uniforms(keys: torch.Tensor, positions: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The noise of the first tokens, as numbers in (0, 1): float64 [rows, tokens]."""
+    """Return the noise of the first tokens as numbers in (0, 1), float64 [rows, tokens]."""
     noise = gumbel_noise(keyed_bits(keys, positions), tokens).double()
     return -torch.expm1(-torch.exp(-noise))
 
@@ -50,7 +46,6 @@ def test_noise_is_what_plain_python_computes():
 
 
 def test_noise_is_a_tokens_own_whatever_the_batch_and_the_vocabulary():
-    """Bit for bit: a vector instruction must not round as another one does."""
     seeds = bits(40)
     noise = gumbel_noise(seeds, 1537)
     assert torch.equal(gumbel_noise(seeds[3:], 1300), noise[3:, :1300])
@@ -84,7 +79,6 @@ SIZES = [2, 255, 256, 1300, 2049]
 
 
 def assert_draws(draw, logits, seeds):
-    """The largest sum of logit and noise is drawn, but where it is larger by rounding only."""
     scores = logits.double() + gumbel_noise(seeds, logits.shape[1])
     best, second = scores.topk(2).values.unbind(dim=1)
     clear = best - second > 1e-6 * best.abs() + 1e-5
@@ -99,7 +93,6 @@ def test_the_largest_sum_of_logit_and_noise_is_drawn(draw, kind, vocabulary):
 
 
 def test_the_kernel_for_gpus_draws_the_same_in_tritons_interpreter():
-    """In a process of its own: Triton decides once, when it is imported."""
     pytest.importorskip("triton")
     subprocess.run(
         [sys.executable, "-c", f"import {__name__} as test; test.try_the_kernel_for_gpus()"],
@@ -152,7 +145,6 @@ def test_the_kernel_for_gpus_compiles_without_one():
 
 
 def test_a_certain_token_is_drawn_whatever_its_noise():
-    """The least noise there is, and a token so likely that the others have probability 0."""
     count = 1 << 16
     seeds = keyed_bits(torch.arange(count), torch.arange(count))
     assert gumbel_noise(seeds, 2).isfinite().all()
@@ -167,7 +159,7 @@ def test_numbers_are_uniform_over_rows_and_over_tokens(family):
     numbers = uniforms(keys, positions, 1000)
     counts = torch.bincount((numbers * 1000).long().flatten(), minlength=1000)
     assert chisquare(counts.numpy()).pvalue > 1e-5
-    for tail in (1e-3, 1e-4, 1e-5):  # small ones decide between many tokens
+    for tail in (1e-3, 1e-4, 1e-5):
         expected = tail * numbers.numel()
         assert abs(float((numbers < tail).sum()) - expected) < 4.5 * expected**0.5
     for mean, count in ((numbers.mean(dim=0), 1024), (numbers.mean(dim=1), 1000)):
@@ -193,7 +185,7 @@ def test_neighbouring_rows_and_tokens_are_independent(family, shift):
 @pytest.mark.parametrize("cut", [{}, {"top_p": 0.8}, {"top_k": 5}], ids=str)
 def test_a_drafter_agrees_as_often_as_its_distribution_allows(vocabulary, distance, cut):
     p, other = target(1, vocabulary, **cut)[0], target(1, vocabulary, seed=3)[0]
-    q = (p.log() + distance * other.log()).softmax(dim=0)  # of the same tokens
+    q = (p.log() + distance * other.log()).softmax(dim=0)
     rows, seeds = 4000, bits(4000)
     tokens = gumbel_draws(p.expand(rows, -1), seeds)
     agreed = float((tokens == gumbel_draws(q.expand(rows, -1), seeds)).double().mean())
@@ -201,7 +193,6 @@ def test_a_drafter_agrees_as_often_as_its_distribution_allows(vocabulary, distan
     expected = coupling(p.double(), q.double())
     assert (1 - variation) / (1 + variation) - 1e-6 <= expected <= 1 - variation + 1e-6
     assert abs(agreed - expected) < 4.5 * (expected * (1 - expected) / rows) ** 0.5 + 1e-9
-    # Drafts with noise of their own agree less, and so does inversion where there are many tokens.
     independent = float((p * q).sum())
     assert independent < expected
     if vocabulary == 1300 and not cut:

@@ -1,5 +1,3 @@
-"""All ways of verifying sample from the target at every place, with drafts of any quality."""
-
 import pytest
 import torch
 
@@ -27,7 +25,6 @@ REQUESTS = 2000
 
 
 def verify(way, layout, draft_ids, probabilities, random=None, *, greedy=None, **options):
-    """One call of a way with its random numbers, as a caller makes it."""
     accept, draw = random or (bits(layout.num_rows, stream=stream) for stream in (0, 1))
     if way == "vectorised":
         return verify_vectorised(
@@ -44,12 +41,11 @@ def rows_of(layout, by_place: torch.Tensor) -> torch.Tensor:
 
 
 def drafts_of(layout, by_place: torch.Tensor) -> torch.Tensor:
-    """The same drafts for every request: int64 [num_drafts]."""
+    """Return the same drafts for every request, int64 [num_drafts]."""
     return by_place.expand(layout.batch, -1)[layout.is_draft]
 
 
 def verify_alike(way, counts, drafts, by_place, **options):
-    """Verify the same drafts, of the same distributions, for requests of `counts` drafts each."""
     layout = layout_of(counts)
     draft_ids = drafts_of(layout, drafts)
     return verify(way, layout, draft_ids, rows_of(layout, by_place), **options)
@@ -66,7 +62,6 @@ CUTS = [{}, {"temperature": 0.6}, {"top_p": 0.9}, {"temperature": 0.6, "top_k": 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_likely_drafts(way, vocabulary, cut):
-    """Every place is reached often: first, middle, and after the last draft."""
     drafts = torch.tensor([1, 0, 5])
     by_place = target(K + 1, vocabulary, **cut)
     by_place[:K] = make_likely(by_place[:K], drafts, 0.7)
@@ -98,7 +93,6 @@ def test_a_draft_of_probability_zero_is_rejected_by_the_smallest_random_number()
 
 @pytest.mark.parametrize("way", WAYS)
 def test_requests_with_different_numbers_of_drafts(way, vocabulary):
-    """None, one, two or three drafts, side by side."""
     drafts = torch.tensor([2, 6, 4])
     by_place = make_likely(target(K + 1, vocabulary), torch.tensor([2, 6, 4, 0]), 0.7)
     counts = torch.arange(2 * REQUESTS) % (K + 1)
@@ -115,14 +109,14 @@ def test_greedy_and_random_requests_side_by_side(way, vocabulary):
     likeliest = by_place.argmax(dim=1)
     by_place = make_likely(by_place, likeliest, 0.6)
     drafts = likeliest[:K].clone()
-    drafts[2] = (drafts[2] + 1) % vocabulary  # greedy requests keep two drafts and correct this one
+    drafts[2] = (drafts[2] + 1) % vocabulary
     counts = 1 + torch.arange(2 * REQUESTS) % K
     greedy = torch.arange(2 * REQUESTS) % 2 == 1
     output = verify_alike(way, counts, drafts, by_place, greedy=greedy)
     random = ~greedy
     assert_lossless(output[random], by_place, counts[random], places=2)
     places = torch.arange(K + 1)
-    lengths = (counts + 1).clamp(max=3)  # the wrong draft ends the text after three tokens
+    lengths = (counts + 1).clamp(max=3)
     expected = torch.where(places < lengths[:, None], likeliest, NO_TOKEN)
     assert (output[greedy] == expected[greedy]).all()
 
@@ -144,7 +138,6 @@ def verify_sampled(counts, proposals, by_place):
 @pytest.mark.parametrize("cut", [{}, {"top_k": 5}], ids=str)
 @pytest.mark.parametrize("places", [1, 2])
 def test_drafts_sampled_from_a_distribution(vocabulary, places, cut):
-    """Some tokens are impossible for the target, others for the draft model."""
     by_place = target(K + 1, vocabulary, temperature=0.6, **cut)
     proposed = target(K, vocabulary, seed=5, top_k=6) if cut else target(K, vocabulary, seed=5)
     proposed = 0.4 * proposed + 0.6 * by_place[:K] if places == 2 else proposed
@@ -155,7 +148,6 @@ def test_drafts_sampled_from_a_distribution(vocabulary, places, cut):
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 5}, {"top_k": 5, "top_p": 0.8}], ids=str)
 def test_sampled_and_given_drafts_side_by_side(vocabulary, cut):
-    """Some requests' drafts come from a model with its distributions, others' are one-hot."""
     by_place = target(K + 1, vocabulary, **cut)
     likeliest = by_place[:K].argmax(dim=1)
     by_place[:K] = make_likely(by_place[:K], likeliest, 0.7)
@@ -169,7 +161,6 @@ def test_sampled_and_given_drafts_side_by_side(vocabulary, cut):
 
 
 def test_drafts_may_be_drawn_with_their_positions_gumbel_noise():
-    """It says nothing of the numbers that verify there."""
     by_place, proposed = target(K + 1, 30, seed=4), target(K, 30, seed=34)
     counts = torch.full((2 * REQUESTS,), K)
     layout = layout_of(counts)
@@ -187,7 +178,6 @@ def test_drafts_may_be_drawn_with_their_positions_gumbel_noise():
 @pytest.mark.parametrize("distribution", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_padding_is_rejected_and_takes_nothing_from_the_target(way, vocabulary, distribution):
-    """Token 0, which stands in for padding where an index is needed, must stay as likely."""
     by_place = make_likely(target(K + 1, vocabulary), torch.tensor([2, 0, 0, 0]), 0.7)
     counts = torch.full((REQUESTS,), K)
     options = {}

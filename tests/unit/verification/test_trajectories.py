@@ -1,5 +1,3 @@
-"""Coupled verification: drafts decide how fast a text is written, never which."""
-
 import pytest
 import torch
 
@@ -7,7 +5,7 @@ from sam_rollout.verification import DraftLayout, draw_tokens, keyed_bits, verif
 from tests.unit.verification.distributions import gumbel_draws
 
 VOCABULARY, LENGTH, SEEDS = 50, 100, 20
-CONTEXT = 3  # tokens the toy model looks back
+CONTEXT = 3
 MAX_K = 8
 
 TABLES = torch.randn(CONTEXT, VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))
@@ -16,7 +14,6 @@ KEYS = torch.arange(SEEDS) * 1_000_003
 
 
 def probabilities_after(text: list[int]) -> torch.Tensor:
-    """A random but fixed function of the last tokens."""
     logits = sum(table[token] for table, token in zip(TABLES, reversed(text), strict=False))
     return (logits / 0.8).softmax(dim=-1)
 

@@ -1,5 +1,3 @@
-"""The path of a tree that is accepted, beside a walk in plain Python."""
-
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -10,7 +8,6 @@ from sam_rollout.verification.trees import TreeShapes, verify_tree
 
 
 def walk(tokens, parents, drawn):
-    """Tokens kept and nodes of the path; node 0 is the last known token."""
     node, path = 0, [0]
     while children := [
         child
@@ -24,7 +21,6 @@ def walk(tokens, parents, drawn):
 
 @st.composite
 def trees(draw):
-    """Trees of a batch: of each the parents and distinct children, and what each node drew."""
     batch = []
     for _ in range(draw(st.integers(1, 4))):
         count = draw(st.integers(0, 7))

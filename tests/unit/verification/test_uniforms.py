@@ -1,5 +1,3 @@
-"""Random bits: SplitMix64 itself, uniform, and unrelated between keys, streams and positions."""
-
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -11,7 +9,7 @@ MASK = (1 << 64) - 1
 
 
 def splitmix64(seed: int, n: int) -> list[int]:
-    """The published generator, with its state, in plain Python."""
+    """The published generator in plain Python."""
     state, numbers = seed & MASK, []
     for _ in range(n):
         state = (state + 0x9E3779B97F4A7C15) & MASK
@@ -46,7 +44,6 @@ def test_bits_are_the_outputs_of_splitmix64_in_order(key):
         assert unsigned(bits) == numbers[stream::STREAMS]
 
 
-# By consecutive positions of one response, and by consecutive keys at one position.
 FAMILIES = {
     "positions": (torch.full((65536,), 42), torch.arange(65536)),
     "keys": (torch.arange(65536), torch.full((65536,), 7)),

@@ -1,5 +1,3 @@
-"""Identities on the way from verl's agent loop to the engine."""
-
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,8 +18,6 @@ VERL_WORKER = agent_loop.AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
 
 class FakeClient:
-    """verl's client: keeps what it is asked to generate."""
-
     def __init__(self) -> None:
         self.calls: list[dict] = []
 
@@ -45,8 +41,6 @@ def client():
 
 @pytest.fixture
 def worker(client, monkeypatch):
-    """Our worker on top of a stand-in for verl's, whose agent loops have two turns."""
-
     async def two_turns(self, sampling_params, trajectory, **kwargs):
         prompt = list(kwargs["raw_prompt"])
         for turn in range(2):
@@ -123,7 +117,6 @@ def test_what_others_put_into_the_call_stays(worker, client):
     assert call["params"]["extra_args"].keys() == {"other", "sam"}
     assert (call["params"]["temperature"], call["prompt"]) == (1.0, [1, 2, 3])
     assert call["kwargs"] == {"image_data": None}
-    # Siblings share the mapping.
     assert params == {"temperature": 1.0, "extra_args": {"other": 1}}
 
 
@@ -137,7 +130,6 @@ def test_copies_of_a_prompt_are_further_siblings(worker, client, validate):
 def submitted(
     prompts: list, step: int, *, validate: bool = False, numbers: list[int] | None = None
 ) -> TensorDict:
-    """A batch of prompts as verl's trainer submits it."""
     rows = [{"raw_prompt": prompt} for prompt in prompts]
     if numbers is not None:
         rows = [row | {"__rollout_n__": n} for row, n in zip(rows, numbers, strict=True)]
@@ -165,15 +157,12 @@ def test_the_manager_counts_copies_within_a_step_and_split(monkeypatch):
     manager.generate_sequences(submitted([one, other], step=5, validate=True))
     manager.generate_sequences(submitted([one, one], step=5, validate=True))
     manager.generate_sequences(submitted([one], step=6))
-    # A prompt's own number counts, also where copies of it ask for different ones.
     manager.generate_sequences(submitted([other, other, other], step=6, numbers=[16, 4, 1]))
     assert numbered == [[0, 0, 8], [16], [0, 0], [2, 4], [0], [0, 16, 20]]
 
 
 @pytest.fixture
 def scoring(worker, monkeypatch):
-    """`scoring(outcome)` runs a response whose reward says that, or raises it; what was noted."""
-
     def score(outcome, *, validate=False, streamed=True):
         async def compute_score(self, outputs, kwargs):
             if isinstance(outcome, Exception):
@@ -206,7 +195,6 @@ def test_a_reward_that_fails_is_noted(scoring):
 
 
 def test_a_reward_that_cannot_be_used_fails_its_response(scoring):
-    """How each is named: test_rewards.py."""
     assert "score = None" in scoring({"acc": 1.0}).text
     assert "metric = 'acc': the reward gave None" in scoring({"score": 1.0, "acc": None}).text
     assert "a dict without 'score'" in scoring(KeyError("score")).text

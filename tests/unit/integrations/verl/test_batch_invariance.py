@@ -1,5 +1,3 @@
-"""Batch-invariant kernels: one switch, and what is refused before a model loads."""
-
 import pytest
 
 from sam_rollout.config import ConfigError, RolloutSamplerConfig
@@ -16,7 +14,6 @@ ON_CUDA = (f"{SWITCH}=true", "trainer.device=cuda")
 
 
 def checked(*overrides: str) -> dict[str, str]:
-    """The run's variables, if it may start."""
     config = composed(*overrides)
     config.run_dir = "run"
     run = read_run_config(config)

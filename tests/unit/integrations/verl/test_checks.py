@@ -1,5 +1,3 @@
-"""What is checked before a run, and how a wrong value is named."""
-
 from copy import deepcopy
 
 import pytest
@@ -25,7 +23,6 @@ def _is_choice(key: str) -> bool:
 
 
 def composed(*overrides: str) -> DictConfig:
-    """The tiny experiment's; group choices ("sam=off") are composed by Hydra once."""
     groups = tuple(text for text in overrides if _is_choice(text.partition("=")[0]))
     config = deepcopy(chosen(*groups))
     for override in OverridesParser.create().parse_overrides(
@@ -37,7 +34,6 @@ def composed(*overrides: str) -> DictConfig:
     return config
 
 
-# Overrides; the error is about the last one. Values within a group: tests/unit/test_config.py.
 BAD = [
     "+rollout_telemetry.record_trace=true",
     "rollout_telemetry.progress=log",
@@ -70,7 +66,6 @@ BAD = [
     "trainer.resume_mode=resume_path trainer.resume_from_path=/nowhere",
     "compare.baseline_run=/nowhere",
 ]
-# Overrides, and how an error about another field begins.
 BAD_ELSEWHERE = [
     (
         f"sam.max_draft_tokens=4 {ROLLOUT}.max_num_batched_tokens=4",

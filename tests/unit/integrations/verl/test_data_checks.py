@@ -1,5 +1,3 @@
-"""Data files that do not hold what a run needs are named before anything starts."""
-
 import json
 
 import pandas as pd
@@ -11,7 +9,7 @@ from sam_rollout.integrations.verl.data_checks import check_data
 from tests.unit.integrations.verl.test_checks import composed
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
-BATCH = 6  # data.train_batch_size of the tiny experiment
+BATCH = 6
 
 
 def rows(count, question="1 + 1 = ?", **changed):
@@ -25,8 +23,6 @@ def rows(count, question="1 + 1 = ?", **changed):
 
 @pytest.fixture
 def checked(tmp_path):
-    """A check of training rows, or of a file given by its path."""
-
     def run(train, *overrides, val=None):
         paths = []
         for name, table in (("train", train), ("val", rows(1) if val is None else val)):

@@ -1,5 +1,3 @@
-"""Responses sampled again without drafts: which ones, how, and what is made of a difference."""
-
 import asyncio
 import math
 from dataclasses import replace
@@ -34,8 +32,6 @@ def candidate(**sampling) -> Candidate:
 
 
 class Engine:
-    """Answers every request with `response`, or with the log-probabilities of a place."""
-
     def __init__(self, response=RESPONSE, logprobs=(), finish_reason="stop") -> None:
         self.engine_core = SimpleNamespace(core_engines=[0, 1])
         self.model_config = SimpleNamespace(dtype=torch.bfloat16)
@@ -106,7 +102,7 @@ def test_the_same_response_is_asked_for_without_drafts_and_no_longer():
     assert compared(nothing) == [] and nothing.asked == []
 
 
-PLACE = 2  # of the response, where 6 was drawn with drafts and 1 without
+PLACE = 2
 OTHER = [4, 5, 1, 7]
 
 

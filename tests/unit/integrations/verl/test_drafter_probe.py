@@ -1,5 +1,3 @@
-"""Before the first response: a model that drafts has to know the policy, or the run ends."""
-
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,8 +16,6 @@ JOINED = SamConfig.from_mapping(
 
 
 class Engine:
-    """Answers as an engine with one worker; `right` of its draft tokens are."""
-
     def __init__(self, right: int) -> None:
         self.engine_core = SimpleNamespace(core_engines=[0])
         self.model_config = SimpleNamespace(max_model_len=100)

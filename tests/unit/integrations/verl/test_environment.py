@@ -1,5 +1,3 @@
-"""Variables of a run's processes: the device's, the shell's, and those of our own."""
-
 import os
 from pathlib import Path
 from unittest.mock import patch
@@ -50,7 +48,7 @@ def test_variables_named_in_the_configuration_reach_the_nodes():
 
 
 def test_a_shell_that_overrules_the_experiment_is_named(monkeypatch, capsys):
-    """The published image for Ascend sets TASK_QUEUE_ENABLE=1, eager mode wants 2."""
+    """The published image for Ascend sets TASK_QUEUE_ENABLE=1, but eager mode needs 2."""
     monkeypatch.setenv("TASK_QUEUE_ENABLE", "1")
     for experiment in ("article_32b_graph", "article_32b"):
         check(chosen(f"experiment={experiment}"))

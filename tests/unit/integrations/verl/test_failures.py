@@ -1,5 +1,3 @@
-"""Errors of responses: kept once a kind where they happen, gathered where the trainer waits."""
-
 import pickle
 
 import pytest
@@ -26,7 +24,6 @@ def raised(error: Exception) -> Exception:
 
 
 def through_ray(error: Exception) -> Exception:
-    """The error as a caller of a Ray actor gets it."""
     text = f'Traceback\n  File "/judge.py", line {len(str(error))}, in judge\n'
     return RayTaskError("judge()", text, error, "title", 1, "127.0.0.1").as_instanceof_cause()
 
@@ -68,8 +65,6 @@ def test_kinds_are_limited_but_fatal_ones_and_the_count_are_not():
 
 
 class Worker:
-    """Handle of an agent-loop worker; a value of `answers` is raised or returned by ray.get."""
-
     def __init__(self, *answers):
         self.answers = list(answers)
         self.take_failures = self

@@ -1,5 +1,3 @@
-"""Graphs that an experiment captures: as many requests with drafts as without."""
-
 from copy import deepcopy
 from dataclasses import replace
 
@@ -29,7 +27,6 @@ EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml
 def test_a_presets_graphs_hold_every_request_on_both_sides(name):
     config = composed(f"experiment={name}", "sam=on")
     on = read_run_config(config).sam
-    # Nothing else tells these options apart (tests/unit/test_configs.py).
     matched = replace(on, gate=read_run_config(composed(*GRAPH, "sam=matched")).sam.gate)
     if graph_mode(config) != "NONE":
         for sam in (on, matched, replace(on, enabled=False)):
@@ -46,11 +43,9 @@ def test_a_presets_graphs_hold_every_request_on_both_sides(name):
             for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE")
         ),
         (["sam.max_draft_tokens=1"], [16, 32, 64, 128, 256], 128),
-        # Chosen for drafts already: nothing larger than all requests at once.
         ([f"{ROLLOUT}.cudagraph_capture_sizes=[256,512]"], [256, 512], 128),
         ([f"{ROLLOUT}.cudagraph_capture_sizes=[16,160]"], [16, 64, 160, 512], 128),
         ([f"{ROLLOUT}.cudagraph_capture_sizes=[8,16]"], [8, 16, 32, 64], 16),
-        # Only a few requests draft there, and the others' steps fit as they are.
         ([f"{MODE}=PIECEWISE"], [16, 32, 64, 128], 32),
         ([f"{ROLLOUT}.cudagraph_capture_sizes=null"], [], 128),
         ([f"{ROLLOUT}.enforce_eager=true"], [], 0),
@@ -64,7 +59,6 @@ def test_sizes_count_tokens(overrides, sizes, covered):
 
 
 def graph_differences(*others: list[str]) -> list[tuple]:
-    """What a comparison holds against two sides of a preset with graphs, translated to be run."""
     sides = []
     for overrides in others:
         config = deepcopy(composed("experiment=reference_script_32b", *overrides))
@@ -82,7 +76,6 @@ def test_larger_graphs_for_drafts_are_no_difference(side):
 
 
 def test_other_graphs_are_a_difference_still():
-    # The engine of the second side has all sizes of one with the preset's, but for 32.
     sizes = [16, 64, 128]
     asked = f"{ROLLOUT}.cudagraph_capture_sizes={sizes}".replace(" ", "")
     name = f"{ROLLOUT}.cudagraph_capture_sizes"

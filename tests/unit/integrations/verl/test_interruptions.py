@@ -1,5 +1,3 @@
-"""Responses that a weight update interrupts: what their requests ask for, and what is recorded."""
-
 from __future__ import annotations
 
 import asyncio
@@ -45,7 +43,6 @@ def test_min_tokens_counts_from_the_responses_beginning():
 
 @pytest.fixture
 def client(monkeypatch):
-    """verl's client for interrupted responses, on a server that gives two tokens at a time."""
     asked: list[dict] = []
 
     async def generate(self, request_id, *, prompt_ids, sampling_params, **kwargs):
@@ -94,8 +91,6 @@ def test_rules_that_would_begin_anew_are_refused(client, name):
 
 
 class Server(SamHttpServer):
-    """Our server without an engine; the test says what the engine answers."""
-
     def __init__(self):
         self._under_way, self._admitted_s, self._landing = {}, {}, set()
         self._interrupted, self._finished = [], []
@@ -121,8 +116,6 @@ def server(monkeypatch):
 
 
 class Sharing:
-    """Keeps the whole responses that it hears of."""
-
     def __init__(self) -> None:
         self.whole: list[tuple] = []
 
@@ -158,7 +151,6 @@ def test_a_server_records_each_part_of_a_response_and_shares_it_whole(server):
 
 
 def test_verl_waits_for_requests_on_their_way_to_the_engine_and_for_no_others(server):
-    """With verl's count it would wait until all responses had ended."""
     on_the_way = asyncio.Event()
 
     async def add_request(request_id, *, prompt):
@@ -180,13 +172,12 @@ def test_verl_waits_for_requests_on_their_way_to_the_engine_and_for_no_others(se
 
 
 def test_a_replicas_other_servers_have_no_requests_to_interrupt():
-    """verl asks every server of a replica; only the first has an engine."""
     assert asyncio.run(Server().abort_all_requests()) == {"aborted_count": 0, "request_ids": []}
 
 
 def test_parallel_requests_may_have_one_id(server, monkeypatch):
     async def parked(self, request_id):
-        await asyncio.sleep(0)  # until the other request is under way, too
+        await asyncio.sleep(0)
 
     async def both():
         return await asyncio.gather(*(server.generate(PROMPT, {}, "a") for _ in range(2)))

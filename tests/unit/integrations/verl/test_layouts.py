@@ -1,5 +1,3 @@
-"""What must divide what, read from composed experiments; errors name the field."""
-
 import pytest
 
 from sam_rollout.config import ConfigError
@@ -12,7 +10,6 @@ MEGATRON = f"{ACTOR}.megatron"
 FIRST = f"{MEGATRON}.override_transformer_config.num_layers_in_first_pipeline_stage"
 
 ROLLOUT_PRODUCT = f"{ROLLOUT}.{{tensor_model,data}}_parallel_size"
-# Experiment and overrides; the error is about the last one, or about the field that is named.
 BAD = [
     ("article_32b trainer.nnodes=0", None),
     ("article_32b trainer.n_gpus_per_node=1.5", None),

@@ -1,5 +1,3 @@
-"""What our runs bring to verl's loggers; wandb itself is a stand-in here."""
-
 import logging
 import re
 import sys
@@ -18,8 +16,6 @@ RUN = RunConfig(compare=CompareConfig(group="cmp"))
 
 
 class FakeWandb(ModuleType):
-    """Records calls; `fails` names the modes in which a run cannot be made."""
-
     def __init__(self, *fails: str) -> None:
         super().__init__("wandb")
         self.fails = fails
@@ -38,7 +34,6 @@ class FakeWandb(ModuleType):
 
 @pytest.fixture(autouse=True)
 def shell(monkeypatch):
-    """No variable of wandb's from the shell that runs the tests."""
     for name in ("WANDB_TAGS", "WANDB_RUN_GROUP", "WANDB_JOB_TYPE", "WANDB_ENTITY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -94,7 +89,7 @@ def test_a_run_can_be_found_again(config, wandb, monkeypatch):
 
 def test_wandb_need_not_be_installed_where_it_is_not_chosen(config, monkeypatch):
     config.trainer.logger = ["console", "tensorboard"]
-    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it fails
+    monkeypatch.setitem(sys.modules, "wandb", None)
     loggers.start_wandb(config, RUN, info(config))
     assert config.trainer.logger == ["console", "tensorboard"]
 
@@ -156,7 +151,7 @@ def test_the_step_goes_along_with_validation():
 
 def test_a_curve_that_cannot_be_drawn_ends_nothing(caplog):
     curve_logger = loggers.CurveLogger({"tensorboard": SimpleNamespace(writer=None)}, 8)
-    curve_logger.log([], "title", 1)  # a step without records
+    curve_logger.log([], "title", 1)
     assert "cannot be drawn" not in caplog.text
     curve_logger.log([engine_steps(engine_step())], "title", 2)
     curve_logger.log([object()], "title", 3)

@@ -1,5 +1,3 @@
-"""The CPU as verl sees it."""
-
 import pytest
 import torch
 
@@ -15,7 +13,6 @@ def test_it_is_chosen_by_name_only(monkeypatch, value, chosen):
 def test_the_device_module_answers_what_trainers_ask_of_torch_cuda():
     module = PlatformCPU.device_module
     free, total = module.mem_get_info()
-    # The kernel keeps the two figures in different counters, a few pages apart.
     assert 0 < 0.99 * module.memory_allocated() <= module.max_memory_allocated() <= total
     assert free <= total
     assert module.current_device is torch.cpu.current_device, "the rest comes from torch.cpu"

@@ -1,5 +1,3 @@
-"""What importing verl does with us installed."""
-
 import os
 import subprocess
 import sys
@@ -9,7 +7,7 @@ import pytest
 pytest.importorskip("verl")
 pytest.importorskip("model_hosting_container_standards")
 
-# What vLLM's API server imports; it sets the level once, so each case has a process of its own.
+# vLLM's API server sets the level once at import, so each case has its own process.
 LEVEL = """
 import logging
 import model_hosting_container_standards.logging_config
@@ -36,5 +34,5 @@ def test_the_root_logger_still_lets_warnings_through():
 
 
 def test_upstream_still_silences_warnings():
-    """When this fails, the plugin's SAGEMAKER_CONTAINER_LOG_LEVEL can go."""
+    """If this fails, the plugin's SAGEMAKER_CONTAINER_LOG_LEVEL can be removed."""
     assert root_level(LEVEL) == "ERROR"

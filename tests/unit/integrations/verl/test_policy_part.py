@@ -1,5 +1,3 @@
-"""The policy's matrices are put together in all processes, or in none."""
-
 from types import SimpleNamespace
 
 import pytest
@@ -47,10 +45,7 @@ def test_matrices_are_the_policys_in_float32(tied, monkeypatch):
 
 
 def no_room(rank):
-    """What stands in the way where the second process has no memory for the matrices.
-
-    In a list: a text would pass for a traceback.
-    """
+    """Return the second process's error if it has no memory for the matrices."""
 
     def allocate(*_args, **_kwargs):
         raise torch.OutOfMemoryError("no memory")

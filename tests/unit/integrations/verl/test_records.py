@@ -1,5 +1,3 @@
-"""Records on their way from engines to the run folder and into a training step's metrics."""
-
 import logging
 import platform
 import time
@@ -21,7 +19,6 @@ COUNTS = 2, 6, 1, 2, 3
 
 
 def worker() -> dict:
-    """What a worker's ``sam_drain`` returns; vLLM's ids have a suffix."""
     steps = {name: [value] for name, value in asdict(NOTE).items()}
     return {
         "steps": {"noted_s": [time.monotonic() - 1000], **steps},
@@ -40,7 +37,6 @@ def finished(number: int) -> FinishedRequest:
 
 
 def drained(*workers: dict | None):
-    """Records of an engine whose only step had three requests."""
     recorder = EngineStepRecorder()
     recorder.work_arrived()
     recorder.record(scheduler(running=3), progress(decoding=3, tokens=9))
@@ -50,7 +46,7 @@ def drained(*workers: dict | None):
 
 
 def test_an_engines_steps_and_requests_meet_what_its_drafter_counted():
-    found = drained(worker(), None)  # the second rank's drafts are not used
+    found = drained(worker(), None)
     (step,) = found.engine_steps.to_pylist()
     assert (step["step"], step["split"], step["replica"]) == (STEP, "train", 5)
     assert step["generation_tokens"] == 9 and step["draft_budget"] == 3
@@ -100,7 +96,6 @@ def test_records_that_are_lost_cost_no_training_and_are_missed(records, caplog):
 
 
 def test_a_response_that_validation_left_without_engine_steps_is_not_missed(records):
-    """It began long before, and was interrupted right after the drain."""
     left = drained(worker())
     left.engine_steps = left.engine_steps.slice(0, 0)
     records.collect(STEP, "val", lambda: [drained(worker())])

@@ -1,5 +1,3 @@
-"""Which names, and so which random numbers, the requests of a response get."""
-
 import itertools
 
 from hypothesis import given, settings
@@ -16,8 +14,6 @@ def new(prompt, ordinal):
 
 
 class Loop:
-    """Makes requests and ends them in any order; answers depend on a request's name and prompt."""
-
     def __init__(self):
         self.keys = RequestKeys()
         self.under_way = {}
@@ -80,15 +76,12 @@ BRANCHES = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(branches=BRANCHES, data=st.data())
 def test_names_do_not_depend_on_what_ends_first(branches, data):
-    """Sub-agents that begin at once and take turns of their own, interleaved in two ways."""
-
     def run(order):
         loop, texts, turns = Loop(), {}, [0] * len(branches)
         for agent, _ in enumerate(branches):
             loop.ask((agent, 0), [*PROMPT, 100 + agent])
         for agent in order:
             turn = turns[agent]
-            # A finished turn makes the next one begin, whatever the others do.
             texts[agent] = loop.answer((agent, turn), branches[agent][turn])
             turns[agent] += 1
             if turns[agent] < len(branches[agent]):
@@ -103,7 +96,6 @@ def test_names_do_not_depend_on_what_ends_first(branches, data):
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_no_two_requests_draw_at_the_same_position(data):
-    """Whatever a loop does once it has branched, except to ask for a text under way to end."""
     loop, places, texts, count = Loop(), {}, [PROMPT], itertools.count()
     loop.ask("first", PROMPT)
     loop.ask("at once", PROMPT)

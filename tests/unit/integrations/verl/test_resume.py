@@ -1,5 +1,3 @@
-"""A run goes on from its own checkpoints and from no others."""
-
 import os
 import re
 from datetime import datetime
@@ -39,8 +37,6 @@ def at(hour: int) -> str:
 
 @pytest.fixture
 def begun(tmp_path):
-    """A run folder as a run with these overrides left it, and the override that names it."""
-
     def begin(*overrides: str) -> str:
         left_by(tmp_path / "run", at(1), *overrides)
         checkpoint(tmp_path / "run" / "checkpoints", 40, at(2))
@@ -91,13 +87,13 @@ def test_another_runs_checkpoints_are_not_resumed(begun, first, second, differen
         ("sam=on", "sam.sources.prompt.earlier_steps=true"),
         ("sam=on", "sam.gate.kind=schedule", "+sam.gate.schedule={4: 2}"),
         ("sam=on", "actor_rollout_ref.actor.optim.clip_grad=inf"),
-        ("sam=on", "data.seed=nan"),  # equal to itself
+        ("sam=on", "data.seed=nan"),
     ],
 )
 def test_a_run_is_resumed_with_its_own_settings(begun, overrides):
     where = begun(*overrides)
     check(composed(*overrides, where, RESUME))
-    if "sam=off" in overrides:  # without drafts their number is nobody's
+    if "sam=off" in overrides:
         check(composed("sam=off", where, RESUME))
 
 
@@ -106,7 +102,6 @@ EARLIER = "sam.sources.prompt.earlier_steps=true"
 
 @pytest.mark.parametrize("setting", ["trainer.total_epochs", "trainer.nnodes"])
 def test_what_other_settings_decide_of_the_drafts_makes_no_other_run(begun, setting):
-    """More epochs let earlier responses serve, more nodes let several steps fit."""
     command = ("sam=on", EARLIER, "sam.sources.run.max_bytes=8000000")
     first, then = (composed(*command, f"{setting}={count}") for count in (1, 2))
     assert check(first).sam != check(then).sam
@@ -114,7 +109,6 @@ def test_what_other_settings_decide_of_the_drafts_makes_no_other_run(begun, sett
 
 
 def test_settings_may_change_while_there_is_no_checkpoint(tmp_path):
-    """A run that ended in its first step left run.json, and nothing to go on from."""
     left_by(tmp_path, at(1), "sam=on", "sam.gate.threshold=8")
     command = ("sam=on", "sam.gate.threshold=4", f"run_dir={tmp_path}", RESUME)
     check(composed(*command))
@@ -129,7 +123,7 @@ def test_who_wrote_the_checkpoint_decides_not_who_came_last(tmp_path):
     checkpoints = tmp_path / "checkpoints"
     left_by(tmp_path, at(1), "sam=off")
     checkpoint(checkpoints, 40, at(2))
-    left_by(tmp_path, at(3), "sam=on")  # with resume_mode=disable; it saved nothing
+    left_by(tmp_path, at(3), "sam=on")
     with pytest.raises(ConfigError, match=r"step 40 .*sam\.enabled: False there, True here"):
         check(composed("sam=on", f"run_dir={tmp_path}", RESUME))
     check(composed("sam=off", f"run_dir={tmp_path}", RESUME))
@@ -139,7 +133,7 @@ def test_who_wrote_the_checkpoint_decides_not_who_came_last(tmp_path):
 
 def test_a_run_folder_may_move(tmp_path, monkeypatch):
     history = "sam.sources.prompt.earlier_steps=true"
-    monkeypatch.chdir(tmp_path)  # where the data lie
+    monkeypatch.chdir(tmp_path)
     left_by(tmp_path / "run", at(1), "sam=on", history, folder="/old/run")
     checkpoint(tmp_path / "run" / "checkpoints", 40, at(2))
     check(composed("sam=on", history, f"run_dir={tmp_path}/run", RESUME))
@@ -180,7 +174,6 @@ def test_settings_that_may_change_on_the_way_are_named_in_one_line(begun, capsys
 
 
 def test_another_trainer_mode_is_named_by_a_resumed_run_and_by_a_comparison(tmp_path, capsys):
-    """A run records verl's name of its mode."""
     left_by(tmp_path, at(1), "sam=off", "dynamic_sampling=refill")
     path = tmp_path / "sam" / "run.json"
     path.write_text(path.read_text().replace('"sam_sync"', '"sync"'))

@@ -1,5 +1,3 @@
-"""What rewards say, and what verl and we can do with it."""
-
 import numpy as np
 import pytest
 import torch
@@ -51,7 +49,6 @@ def test_a_response_that_cannot_be_filtered_by_fails_and_names_the_field(value):
 
 
 def test_a_validation_computes_with_what_can_be_computed_with():
-    """Five responses, to two prompts; of the second one failed, and is missing."""
     columns = {
         "reward": [1.0, -1.0, 1.0, 1.0, -1.0],
         "acc": [1.0, None, True, "1", float("nan")],

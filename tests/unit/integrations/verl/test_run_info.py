@@ -1,5 +1,3 @@
-"""What a run says of itself."""
-
 import subprocess
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""Dynamic sampling by rounds and by refill, on a queue in memory."""
-
 import random
 from types import SimpleNamespace
 
@@ -20,18 +18,17 @@ from sam_rollout.integrations.verl.sampler import (
 
 SIBLINGS = 3
 MIXED, RIGHT, WRONG = (1.0, 0.0, 1.0), (1.0,) * 3, (0.0,) * 3
-FAILED, NOTHING = None, ()  # in one response, in all
+FAILED, NOTHING = None, ()
 
 
 def uid_of(number: int) -> str:
-    """Names whose alphabetical order is not the order of the data set."""
     return f"{(7 * number + 3) % 50:02d}x{number}"
 
 
 class Queue:
-    """The calls of transfer_queue that replay buffers make; a look finishes one more prompt.
+    """Replaces the calls of transfer_queue that replay buffers make.
 
-    An accuracy of None is one that the reward cannot judge.
+    The reward cannot judge a response whose accuracy is None.
     """
 
     def __init__(self, seed: int) -> None:
@@ -39,7 +36,7 @@ class Queue:
         self.tags: dict[str, dict[str, dict]] = {"train": {}, "val": {}}
         self.rewards: dict[str, dict[str, float | None]] = {}
         self.to_finish: list[tuple[str, str, tuple[float | None, ...] | None]] = []
-        self.tokens: dict[str, list[tuple[int, int]]] = {}  # of a response, by weights
+        self.tokens: dict[str, list[tuple[int, int]]] = {}
 
     def submit(self, partition: str, uid: str, outcome: tuple[float | None, ...] | None) -> None:
         self.tags[partition][uid] = {"is_prompt": True, "status": "pending", "global_steps": 1}
@@ -52,7 +49,6 @@ class Queue:
         partition, uid, outcome = self.to_finish.pop(chosen)
         tags = self.tags[partition]
         tags[uid]["status"] = "finished" if outcome else "failure"
-        # Of a failed prompt one response is there, or none.
         siblings = list(enumerate((1.0,) if outcome is FAILED else outcome))
         self.random.shuffle(siblings)
         for sibling, accuracy in siblings:
@@ -76,7 +72,6 @@ class Queue:
     def kv_batch_get(self, *, keys: list[str], partition_id: str, select_fields: list[str]):
         assert all(key in self.tags[partition_id] for key in keys), "cleared data is gone"
         data = {
-            # A value may come bare or wrapped.
             "extra_fields": [
                 extra if number % 2 else SimpleNamespace(data=extra)
                 for number, extra in enumerate(
@@ -93,8 +88,6 @@ class Queue:
 
 
 class Trainer:
-    """Submits prompts in the order of its data set, whose outcomes the test decides."""
-
     def __init__(self, queue: Queue, outcomes: list) -> None:
         self.queue, self.outcomes = queue, outcomes
         self.next = 0
@@ -112,7 +105,7 @@ class Trainer:
 
 @pytest.fixture
 def make(monkeypatch):
-    """Build a trainer and its buffer: make(kind, outcomes, train_batch_size=...)."""
+    """Return make(kind, outcomes, train_batch_size=...), which builds a trainer and its buffer."""
 
     def build(
         cls, outcomes, *, seed=0, gen=3, train=2, max_rounds=0, metric="acc", share=0.5, batches=1
@@ -143,7 +136,6 @@ def make(monkeypatch):
 
 
 def step(trainer: Trainer, train: int = 2) -> tuple[KVBatchMeta, dict[str, float]]:
-    """One training step's sampling; the metrics without their common prefix."""
     batch, metrics = trainer.buffer.sample(global_steps=1, partition_id="train", batch_size=train)
     prefix = "sam/rounds/"
     return batch, {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
@@ -177,11 +169,11 @@ def test_rounds_repeat_until_there_are_enough_groups(make, seed):
         "failed_groups": 1,
     }
     assert metrics["time_mean_s"] > 0
-    means = [1.0, 2 / 3, 0.0, 2 / 3, 2 / 3]  # of every finished group
+    means = [1.0, 2 / 3, 0.0, 2 / 3, 2 / 3]
     mean = sum(means) / 5
     assert metrics["accuracy_unfiltered"] == pytest.approx(mean)
     assert set(trainer.queue.tags["train"]) == set(batch.keys), "the rest is cleared"
-    trainer.queue.tags["train"].clear()  # trained on
+    trainer.queue.tags["train"].clear()
     batch, metrics = rounds_step(trainer)
     assert batch.keys == responses_of(6, 7)
     assert metrics["generated_groups"] == 3, "figures belong to one step"
@@ -205,7 +197,7 @@ UNJUDGED = [(None, 1.0, 0.0), (1.0, None, None), WRONG]
         ([MIXED, MIXED, WRONG], "score", 4 / 9, 1),
         ([MIXED, MIXED, WRONG], "reward", 4 / 9, 1),
         ([MIXED, MIXED, WRONG], None, 4 / 9, 0),
-        (UNJUDGED, None, 0.5, 0),  # what cannot be judged is left out
+        (UNJUDGED, None, 0.5, 0),
     ],
 )
 def test_accuracy_is_accuracy_whatever_the_filter_looks_at(
@@ -285,7 +277,7 @@ def test_an_asynchronous_buffer_keeps_groups_for_later_steps_and_counts_them_onc
         trained += [key for key in batch.keys if key.endswith("_0_0")]
         generated += metrics["generated_groups"]
         filtered += metrics["filtered_groups"]
-        trainer.queue.tags["train"] = {  # trained on
+        trainer.queue.tags["train"] = {
             key: tag
             for key, tag in trainer.queue.tags["train"].items()
             if key.split("_")[0] not in {key.split("_")[0] for key in batch.keys}
@@ -294,7 +286,6 @@ def test_an_asynchronous_buffer_keeps_groups_for_later_steps_and_counts_them_onc
     assert len(set(trained)) == 6, "three batches of two groups"
     kept = [key for key, tag in trainer.queue.tags["train"].items() if tag.get("is_prompt")]
     finished = {key for key in kept if trainer.queue.tags["train"][key]["status"] == "finished"}
-    # Every group that ended was counted in one step; what ends in the last look may be to come.
     assert 6 + filtered <= generated <= 6 + filtered + len(finished) + 1
     assert trainer.rounds[0] == 8 and sum(trainer.rounds[1:]) >= 3 * 2
     trainer.queue.submit("val", "v0", WRONG)
@@ -320,8 +311,6 @@ def test_staleness_counts_the_trained_tokens_by_their_weights(make):
 
 
 class Watch(FailureWatch):
-    """What agent-loop workers have noted, as the test has it."""
-
     def __init__(self, *errors: Exception) -> None:
         super().__init__([])
         self.noted = list(errors)
@@ -338,7 +327,6 @@ class Watch(FailureWatch):
         (RoundsReplayBuffer, "acc", 3, NOTHING, 1),
         (RoundsReplayBuffer, None, 3, NOTHING, 1),
         (RefillReplayBuffer, "acc", 3, NOTHING, 1),
-        # Fewer responses tell less: more rounds are sampled.
         (RoundsReplayBuffer, "acc", 3, FAILED, 3),
         (RoundsReplayBuffer, "acc", 1, NOTHING, 2),
     ],
@@ -398,7 +386,6 @@ def test_a_validation_in_which_all_fail_says_why(make, cls):
 
 
 def test_an_error_that_all_would_meet_ends_the_run_at_the_first_response(make):
-    """A worker that was asked while others still run."""
     trainer = make(RoundsReplayBuffer, [MIXED] * 3)
 
     class Early(FailureWatch):
@@ -413,7 +400,7 @@ def test_an_error_that_all_would_meet_ends_the_run_at_the_first_response(make):
 
 def test_a_resumed_run_trains_on_groups_of_its_checkpoint_without_counting_them_again(make):
     trainer = make(AsyncRefillReplayBuffer, [MIXED] * 40)
-    for number in range(5):  # submitted before the checkpoint
+    for number in range(5):
         trainer.queue.submit("train", uid_of(number), MIXED)
         for key in responses_of(number):
             trainer.queue.tokens[key] = [(0, 10)]

@@ -1,8 +1,3 @@
-"""The weight sync takes the head behind the policy.
-
-That a head learns, is saved and is resumed: tests/integration/test_megatron.py, tests/cluster.
-"""
-
 import asyncio
 
 import torch
@@ -13,8 +8,6 @@ from sam_rollout.integrations.vllm.model_drafts.head_update import PREFIX
 
 
 class Adapter(SamServerAdapter):
-    """One that no server was started for."""
-
     def __init__(self):
         pass
 

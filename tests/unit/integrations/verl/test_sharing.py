@@ -1,5 +1,3 @@
-"""Texts from server to server; Ray's handles and the engines are stood in for."""
-
 import asyncio
 import logging
 
@@ -15,20 +13,18 @@ from tests.unit.drafting.texts import identity
 
 
 def piece(group="g", response="x/1", start=0, tokens=b"1234"):
-    return ["train", 1, group, response, start, False, False, tokens]  # a list, as msgpack makes it
+    return ["train", 1, group, response, start, False, False, tokens]
 
 
 class Server:
-    """A replica: its part of the sharing, and engines that note what they get."""
-
     def __init__(self, replica: int, engines: int = 1, folder: str = "") -> None:
         self.replica, self.engines, self.folder = replica, engines, folder
-        self.sampled = [[] for _ in range(engines)]  # what each engine will tell next
+        self.sampled = [[] for _ in range(engines)]
         self.got = [[] for _ in range(engines)]
         self.asked = 0
         self.fails: Exception | None = None
         self.engine_fails = False
-        self.hear_texts = self  # a method of a handle
+        self.hear_texts = self
 
     def meet(self, *servers: "Server") -> TextSharing:
         handles = {server.replica: server for server in (self, *servers)}
@@ -53,12 +49,10 @@ class Server:
 
 
 def running(server: Server, group: str = "g"):
-    """Around a request of a group."""
     return server.sharing.running(identity(group))
 
 
 async def turn(*servers: Server) -> None:
-    """All servers share once, and what they sent arrives."""
     for server in servers:
         await server.sharing.share()
     await asyncio.sleep(0.01)
@@ -66,7 +60,6 @@ async def turn(*servers: Server) -> None:
 
 @pytest.fixture
 def run(monkeypatch):
-    """Runs a test's coroutine; turns are taken when it says so."""
     monkeypatch.setattr(sharing, "INTERVAL_S", 3600)
 
     def run(test, *servers: Server):
@@ -83,7 +76,7 @@ def run(monkeypatch):
 def test_texts_go_where_siblings_run_and_nowhere_else(run):
     async def test(a, b, c):
         with running(a), running(b), running(c, "other"):
-            await turn(a, b, c)  # they learn what runs where
+            await turn(a, b, c)
             a.sampled = [[piece(), piece("unknown")]]
             await turn(a, b, c)
             await turn(a, b, c)
@@ -91,7 +84,6 @@ def test_texts_go_where_siblings_run_and_nowhere_else(run):
         asked = a.asked
         await turn(a, b, c)
         assert a.asked == asked, "nothing runs here"
-        # b has ended: nothing is sent there.
         with running(a):
             a.sampled = [[piece(start=1)]]
             await turn(a, b, c)
@@ -165,7 +157,6 @@ def test_what_waits_for_a_server_that_hangs_is_bounded(run, monkeypatch, caplog,
             for start in range(10):
                 a.sampled = [[piece(start=start, tokens=b"1234" * tokens)]]
                 await turn(a)
-        # One under way, four waiting.
         assert a.sharing.take_counters() == {"draft/shared_lost": 5}
         assert len(caplog.records) == 1 and "Replica 0 drops texts" in caplog.text
 
@@ -176,7 +167,7 @@ def test_a_malformed_message_changes_nothing(run):
     async def test(a, b):
         with running(b):
             for runs, pieces in ((7, [piece()]), ([[[]]], [piece()]), (None, [piece(), 7])):
-                with pytest.raises(TypeError):  # its sender logs the error
+                with pytest.raises(TypeError):
                     b.sharing.hear(0, "", runs, pieces)
             b.sharing.hear(0, "", None, [piece(start=1)])
             await turn(b)
@@ -193,7 +184,7 @@ def test_what_waits_for_an_engine_is_bounded_and_handed_over_in_parts(run, monke
     async def test(a, b):
         with running(b):
             b.sharing.hear(0, "", None, [piece(start=start) for start in range(5)])
-            b.sharing.hear(0, "", None, [piece(tokens=b"1" * 4 * size)])  # longer than all room
+            b.sharing.hear(0, "", None, [piece(tokens=b"1" * 4 * size)])
             assert b.sharing.take_counters() == {"draft/shared_lost": 6}
             b.sharing.hear(0, "", None, [piece(start=start) for start in range(4)])
             await turn(b)
@@ -243,7 +234,7 @@ def test_turns_come_less_often_with_many_responses_or_servers(run):
 def test_ended_responses_go_to_one_server_of_every_other_folder(run):
     async def test(a, b, c, d, e):
         servers = (a, b, c, d, e)
-        await turn(*servers)  # they say where they keep what has ended
+        await turn(*servers)
         for who in (None, identity(split="val"), identity(step=-1)):
             a.sharing.ended(who, [1], [2])
         a.sharing.ended(identity(), [1], [])

@@ -1,5 +1,3 @@
-"""What a run decides about its draft sources, and that it says so."""
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +10,6 @@ from tests.unit.integrations.verl.test_checks import composed
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
 RUN = "sam.sources.run"
-# 8 prompts x 8 responses on one engine: beyond a quarter of 2^24 tokens where they are this long.
 LONGEST = (1 << 24) // 4 // 64
 
 
@@ -82,9 +79,7 @@ def test_earlier_steps_serve_where_prompts_come_back(tmp_path, rows, overrides, 
 
 
 def test_copies_of_a_prompt_come_back_within_an_epoch(tmp_path):
-    """The published DAPO-Math-17k file repeats each prompt a hundred times."""
     prompts = [[{"role": "user", "content": f"{number} + 1 = ?"}] for number in range(2048)]
-    # Room for one response to each distinct prompt and sibling, not for those to all rows.
     once = ("trainer.total_epochs=1", "sam.texts.max_bytes=67108864")
     for copies, enabled in ((1, False), (2, True)):
         path = tmp_path / f"train{copies}.parquet"
@@ -101,7 +96,7 @@ PICTURES = [{"role": "user", "content": [{"type": "image"}]}]
 @pytest.mark.parametrize(
     ("prompts", "kind", "enabled"),
     [
-        ([ONE, ONE], WIDE, True),  # as polars writes
+        ([ONE, ONE], WIDE, True),
         ([ONE, [*ONE, *ONE]], WIDE, False),
         (["1 + 1", "1 + 1"], pa.large_string(), True),
         ([PICTURES, PICTURES], None, False),

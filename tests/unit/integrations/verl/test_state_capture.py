@@ -1,5 +1,3 @@
-"""Windows of responses are taken out of verl's passes with the states their policy computed."""
-
 import random
 from types import SimpleNamespace
 
@@ -16,8 +14,6 @@ HIDDEN, LAYERS = 4, 5
 
 
 class Layer(nn.Module):
-    """Adds one; answers in a tuple, as decoder layers of some releases do."""
-
     def __init__(self, in_tuple):
         super().__init__()
         self.in_tuple = in_tuple
@@ -43,8 +39,6 @@ class Policy(nn.Module):
 
 
 class Engine:
-    """What of verl's FSDP engine is used, with responses packed into a row, or padded."""
-
     def __init__(self, packed):
         config = SimpleNamespace(hidden_size=HIDDEN)
         self.module = SimpleNamespace(base_model=Policy(), config=config)
@@ -61,7 +55,6 @@ class Engine:
 
 
 def micro_batch(*texts):
-    """Of (prompt length, token ids)."""
     whole, responses = [torch.tensor(t) for _, t in texts], [torch.tensor(t[p:]) for p, t in texts]
     as_nested = lambda parts: torch.nested.nested_tensor(parts, layout=torch.jagged)  # noqa: E731
     return {"input_ids": as_nested(whole), "responses": as_nested(responses)}
@@ -87,7 +80,7 @@ def test_states_are_those_of_the_texts_tokens(packed, together):
         start = text.index(sample.tokens[0].item())
         assert sample.tokens.tolist() == text[start : start + 8]
         assert sample.prompt == max(0, prompt - start)
-        assert len(sample.tokens) > sample.prompt + 2  # something to learn from
+        assert len(sample.tokens) > sample.prompt + 2
         ids = sample.tokens.float()
         for number, layer in enumerate((0, 2, 3)):
             part = sample.states[:, number * HIDDEN : (number + 1) * HIDDEN].float()
@@ -136,8 +129,6 @@ def test_short_responses_have_nothing_to_learn_from():
 
 
 class Mesh:
-    """Of Ulysses, over all processes."""
-
     def __getitem__(self, _name):
         return SimpleNamespace(get_group=lambda: torch.distributed.group.WORLD)
 

@@ -1,5 +1,3 @@
-"""Following the rollouts of a run from its driver."""
-
 import io
 import time
 
@@ -11,15 +9,11 @@ from sam_rollout.telemetry.progress import EngineProgress
 
 
 class Terminal(io.StringIO):
-    """Standard output that claims to be a terminal."""
-
     def isatty(self) -> bool:
         return True
 
 
 class Servers:
-    """Answers a poll; fails every second time."""
-
     def __init__(self) -> None:
         self.polls = 0
 

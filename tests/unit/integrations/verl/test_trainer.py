@@ -1,5 +1,3 @@
-"""What our trainers add to the hooks of verl's trainers."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace

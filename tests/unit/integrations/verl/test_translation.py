@@ -1,5 +1,3 @@
-"""How our groups become verl's and vLLM's fields."""
-
 from copy import deepcopy
 from pathlib import Path
 
@@ -27,12 +25,10 @@ def translated(*overrides: str):
 
 
 def engine_of(config) -> DictConfig:
-    """Arguments of vLLM."""
     return OmegaConf.select(config, ENGINE)
 
 
 def received(config) -> EngineSettings:
-    """What the engine's processes read."""
     return settings_of(engine_of(config))
 
 
@@ -60,7 +56,6 @@ def test_what_the_engine_does_not_need_does_not_make_it_compile_anew():
 
 
 def test_the_engine_returns_all_log_probabilities_where_texts_are_compared():
-    """The baseline compares none."""
     proof = "rollout_telemetry.proof.every=2"
     assert engine_of(translated(proof)).max_logprobs == -1
     for others in ((), ("sam=off", proof)):
@@ -79,7 +74,6 @@ def test_the_baseline_differs_by_the_drafter_alone():
 
 @pytest.mark.parametrize("experiment", ["tiny_cpu", "article_32b_graph", "qwen3_32b_cuda"])
 def test_every_side_has_the_same_baseline(experiment):
-    """`sam=off` starts the engine that any side without drafts would: nothing else is read."""
     engines = []
     for side in (
         ["sam=off"],
@@ -161,7 +155,7 @@ CLIP = "actor_rollout_ref.actor.clip_ratio_high"
 
 @pytest.fixture
 def baseline(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)  # where the data lie
+    monkeypatch.chdir(tmp_path)
     config = OmegaConf.to_container(translated("sam=off"), resolve=True)
     folder = RunFolder(tmp_path / "base")
     folder.write_start(RunInfo("sam=off", config, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
@@ -181,7 +175,7 @@ def test_a_baseline_is_read_and_held_against_the_run(baseline, capsys):
 
 
 def test_validation_without_sampling_is_greedy():
-    """verl's V1 trainer never reads do_sample."""
+    """verl's V1 trainer ignores do_sample."""
     val = "actor_rollout_ref.rollout.val_kwargs"
     sampled = translated().actor_rollout_ref.rollout.val_kwargs
     assert (sampled.temperature, sampled.top_p) == (1.0, 0.7)

@@ -1,5 +1,3 @@
-"""A key of verl's that would do nothing is refused with what takes its place."""
-
 import pytest
 
 from sam_rollout.config import ConfigError

@@ -1,5 +1,3 @@
-"""A run ends when one of its processes dies, whatever the trainer waits for."""
-
 import threading
 import time
 from types import SimpleNamespace
@@ -17,8 +15,6 @@ BUSY, WELL = object(), True
 
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch):
-    """Answers are given as they are; an exception is raised."""
-
     def get(answer):
         if isinstance(answer, Exception):
             raise answer

@@ -1,5 +1,3 @@
-"""The bucket of a weight sync and the model's largest tensor."""
-
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -53,7 +51,6 @@ def test_a_bucket_that_is_large_enough_stays():
 
 
 def test_the_models_own_files_count_where_there_are_some(tmp_path):
-    """There are several files, and a matrix that the configuration's sizes do not name."""
     save_file({"a": torch.zeros(8)}, tmp_path / "model-00001-of-00002.safetensors")
     experts = torch.zeros(4, 600, 512, dtype=torch.bfloat16)
     save_file({"b": torch.zeros(()), "experts": experts}, tmp_path / "model-00002.safetensors")

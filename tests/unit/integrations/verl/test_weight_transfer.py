@@ -1,5 +1,3 @@
-"""A sender of weights hears of a receiver that fails; verl's own parts on both sides."""
-
 import asyncio
 import contextlib
 import itertools
@@ -19,8 +17,6 @@ WEIGHTS = [(f"layer.{number}", torch.full((300, 1000), float(number))) for numbe
 
 
 class VerlsExtension:
-    """Stands in for verl's worker extension; its receiver may fail on its way."""
-
     fails_at = -1  # bucket; 0 is before the first
 
     def update_weights_from_ipc(self):
@@ -44,9 +40,7 @@ class Extension(WeightReceiving, VerlsExtension):
 
 @pytest.fixture
 def sync(tmp_path, monkeypatch):
-    """`sync(fails_at)` sends the weights in buckets of 2 MB."""
     monkeypatch.setattr(weight_transfer, "ties_over_buckets", lambda: threading.Lock())
-    # Which platform verl has settled on is up to the tests before.
     device = SimpleNamespace(synchronize=int, empty_cache=int, ipc_collect=int)
     monkeypatch.setattr(bucketed_weight_transfer, "get_torch_device", lambda: device)
 
@@ -77,5 +71,4 @@ def sync(tmp_path, monkeypatch):
 def test_the_sender_raises_what_the_receiver_failed_of(sync, bucket):
     with pytest.raises(WeightSyncError, match=f"ValueError: bucket {bucket} is not wanted"):
         sync(bucket)
-    # An engine that failed has ended: verl's receiver leaves its socket open.
-    sync(engine="another")  # the next one works
+    sync(engine="another")

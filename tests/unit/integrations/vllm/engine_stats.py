@@ -1,5 +1,3 @@
-"""What vLLM tells its loggers after a step, as far as it is read."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -8,7 +6,7 @@ from types import SimpleNamespace
 def scheduler(
     running: int = 1, waiting: int = 0, accepted: tuple[int, ...] | None = None
 ) -> SimpleNamespace:
-    """Of a step that verified two drafts, `accepted` by position; None without speculation."""
+    """Statistics of a step that verified two drafts, with `accepted` by position."""
     spec = None
     if accepted is not None:
         spec = SimpleNamespace(

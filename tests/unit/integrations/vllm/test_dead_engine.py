@@ -1,5 +1,3 @@
-"""An engine that dies while its answer is waited for, and what it died of."""
-
 import asyncio
 import logging
 from types import SimpleNamespace
@@ -19,8 +17,6 @@ from sam_rollout.integrations.vllm.serving.dead_engine import (
 
 
 class Client(AsyncMPClient):
-    """A client without sockets."""
-
     def __init__(self):
         self.resources, self.core_engine = SimpleNamespace(engine_dead=False), b"engine"
 

@@ -1,6 +1,6 @@
-"""Reports that travel with the tensor that vLLM's ranks add up.
+"""Reports that are added to the tensor which vLLM sums over ranks.
 
-Real engines: tests/integration/test_data_parallel.py.
+Tests with real engines: tests/integration/test_data_parallel.py.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ REPORT = Report(5, 7, 2, 900, 1, proposal=3, price=1200, trial=0)
 
 
 class Alone:
-    """torch.distributed of a group in which all others send zeros."""
-
     def __init__(self) -> None:
         self.sent: list[torch.Tensor] = []
 
@@ -35,7 +33,6 @@ class Alone:
 
 
 def of_a_step(rank: int, tokens: int = 1) -> torch.Tensor:
-    """What a rank gives to the sum, as vLLM does."""
     tensor = torch.zeros(FIELDS, RANKS, dtype=torch.int32)
     tensor[:, rank] = torch.arange(FIELDS) + tokens
     return tensor

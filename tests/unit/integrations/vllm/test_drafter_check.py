@@ -1,5 +1,3 @@
-"""A model that drafts meets the policy of an engine: the recipe's tiny ones."""
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -34,7 +32,6 @@ def test_a_small_model_shares_the_vocabulary_and_no_other_size():
 
 
 def test_a_head_of_fewer_output_layers_than_tokens_is_refused(tmp_path):
-    """In both of Medusa's formats."""
     for key in ("num_heads", "medusa_num_heads"):
         (tmp_path / "config.json").write_text(json.dumps({key: 2}))
         with pytest.raises(ConfigError, match=r"model\.max_tokens = 3: must be at most 2, the out"):
@@ -50,7 +47,6 @@ def engine(
     engines: int = 1,
     **policy,
 ):
-    """What is asked of vLLM's configuration."""
     sam = SamConfig(sources=SourcesConfig(model=model))
     target = SimpleNamespace(to_dict=lambda: {**SIZES, **policy})
     return SimpleNamespace(
@@ -80,7 +76,6 @@ def test_an_engine_takes_its_own_head_without_a_word(caplog):
 
 @pytest.mark.parametrize("path", [HEAD, HUB])
 def test_an_engine_refuses_a_head_of_another_model(path):
-    """From the hub vLLM has read the configuration by then."""
     sizes = {"hidden_size": 64, "target_hidden_size": 128, "vocab_size": 512}
     settle_for_model(engine(section(path), sizes), RELEASE)
     with pytest.raises(ConfigError, match=REFUSED + "hidden_size = 128, not 256"):

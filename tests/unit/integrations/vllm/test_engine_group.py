@@ -1,5 +1,3 @@
-"""Several engines behind one front end: who is asked, and whose steps and requests are whose."""
-
 import asyncio
 from types import SimpleNamespace
 
@@ -10,8 +8,6 @@ from tests.unit.integrations.vllm.engine_stats import progress, scheduler
 
 
 class Client:
-    """vLLM's client of several engines, as far as it is used."""
-
     def __init__(self, engines: int) -> None:
         self.core_engines = [bytes([index]) for index in range(engines)]
 

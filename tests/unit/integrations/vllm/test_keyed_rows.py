@@ -1,5 +1,3 @@
-"""Random bits follow requests through the batch, whatever vLLM does with its rows."""
-
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +12,6 @@ PROMPT = [5, 6, 7]
 
 
 def params(sibling: int | None = None, **given) -> SamplingParams:
-    """Sampling parameters, with the identity of a sibling of step 3."""
     if sibling is None:
         return SamplingParams(**given)
     identity = identify(PROMPT, seed=1, step=3, sibling=sibling, split="train")
@@ -26,8 +23,6 @@ def key(sibling: int) -> int:
 
 
 class Batch:
-    """An engine's batch: its requests row by row, and those that only wait to come back."""
-
     def __init__(self) -> None:
         config = SimpleNamespace(
             model_config=SimpleNamespace(seed=1),
@@ -57,7 +52,6 @@ def batch() -> Batch:
 
 
 def test_requests_without_identity_differ(batch):
-    """Also those that share one parameter object, as the n responses of a request do."""
     shared = params()
     first, second = batch.becomes("a", "b", a=shared, b=shared)
     assert first != second
@@ -74,7 +68,7 @@ def test_arrival_order_repeats_in_another_engine(batch):
     other = Batch()
     both = batch.becomes("a", "b", a=params(), b=params())
     first = other.becomes("x", x=params())
-    del other.runner.requests["x"]  # it has ended
+    del other.runner.requests["x"]
     assert first + other.becomes("y", y=params()) == both
 
 

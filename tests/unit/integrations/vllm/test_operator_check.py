@@ -1,5 +1,3 @@
-"""The arithmetic of the operator check, and the leading along known texts, without an engine."""
-
 import json
 import math
 from dataclasses import asdict
@@ -32,7 +30,6 @@ def test_differences_by_context_length_and_overall():
     assert long == {
         "low": 128, "high": 256, "positions": 2, "maximum": 0.25, "mean": 0.125, "top_differs": 1
     }  # fmt: skip
-    # The first token comes from the prefill on both sides and does not count.
     assert overall == ENTRY | {"high": 130, "positions": 3, "mean": 0.25}
 
 
@@ -59,8 +56,6 @@ def test_settings_that_cannot_work_are_named(change):
 
 @pytest.fixture
 def check_operators(tmp_path, monkeypatch):
-    """The command with an engine that found a maximum difference of 0.5."""
-
     def found(check):
         broken = ENTRY | {"mean": math.nan}
         row = {"draft_tokens": 3, "overall": ENTRY, "by_length": [broken]}

@@ -1,5 +1,3 @@
-"""The proposer between a runner that holds nothing but a batch, and the session that decides."""
-
 import dataclasses
 from types import SimpleNamespace
 
@@ -30,8 +28,6 @@ def vllm_config(config: SamConfig) -> SimpleNamespace:
 
 
 class Request(list):
-    """A text, with what vLLM keeps beside it."""
-
     def __init__(self, prompt: list[int], extra_args: dict | None = None) -> None:
         super().__init__(prompt)
         self.prompt_token_ids = prompt
@@ -39,8 +35,6 @@ class Request(list):
 
 
 class Runner:
-    """Calls a proposer as vLLM's model runner does."""
-
     def __init__(self, *, siblings: bool = False) -> None:
         config = SamConfig(
             max_draft_tokens=K,
@@ -56,7 +50,6 @@ class Runner:
         self.proposer.bind(self, drafts_are_used=used, record=record)
 
     def propose(self, **sampled: list[int]) -> list[list[int]]:
-        """Sample these tokens for the requests of the batch, then ask for drafts."""
         self.input_batch.req_ids = list(sampled)
         token_ids = np.zeros((MAX_ROWS, MAX_LENGTH), np.int32)
         lengths = np.zeros(MAX_ROWS, np.int32)
@@ -95,8 +88,8 @@ def test_rows_of_the_engines_batch_become_a_step_of_the_session(runner):
     [
         (1, True, True, False),
         (2, True, True, True),
-        (2, False, True, True),  # experts are split over all ranks
-        (2, False, False, False),  # vLLM runs engines of dense models apart
+        (2, False, True, True),
+        (2, False, False, False),
     ],
 )
 def test_engines_that_share_experts_are_in_lockstep(size, experts, moe, expected):
@@ -137,8 +130,6 @@ def test_an_engine_with_another_number_of_draft_tokens_is_refused():
 
 
 class SampledBy:
-    """The part of a torch module that a clock wraps."""
-
     def forward(self, inside=lambda: None) -> None:
         inside()
 
@@ -149,9 +140,9 @@ class SampledBy:
 def test_sampler_time_counts_nested_samplers_once(runner, monkeypatch):
     runner.sampler, runner.rejection_sampler = SampledBy(), SampledBy()
     runner.bind()
-    runner.bind()  # it is not wrapped twice
+    runner.bind()
     runner.propose(a=[6])
-    clock = iter(range(0, 10**9, 10**6))  # a look takes a millisecond
+    clock = iter(range(0, 10**9, 10**6))
     with monkeypatch.context() as patched:
         patched.setattr("time.perf_counter_ns", lambda: next(clock))
         runner.rejection_sampler(inside=runner.sampler)
@@ -195,7 +186,6 @@ NO_CPU_RUNNER = "this kind of model runner verifies chains"
 def test_where_trees_cannot_be_chains_are_drafted_and_the_start_goes_on(
     shape, changes, reason, caplog
 ):
-    """The check at start-up compares with what was asked."""
     runner = Runner()
     asked = dataclasses.replace(runner.proposer.config, draft_shape=shape, **changes)
     runner.proposer = SamProposer(vllm_config(asked))

@@ -1,5 +1,3 @@
-"""The way of our configuration through vLLM, and the proof that it took effect."""
-
 import json
 from types import SimpleNamespace
 
@@ -63,7 +61,6 @@ FILLED_UP = {
             ON,
             f"drafter {PROPOSER_CLASS} on 2 worker(s), k=5, gate: threshold 2{AHEAD}",
         ),
-        # Pipeline stages before the last have no drafter.
         (
             [NONE, OURS],
             ON,

@@ -1,5 +1,3 @@
-"""The record of every engine step: durations, and how the session's half finds its step."""
-
 import pytest
 
 from sam_rollout.integrations.vllm.serving import step_recorder
@@ -13,8 +11,6 @@ UNIX_OFFSET_S = 1_000_000.0
 
 
 class Clock:
-    """A clock that tests move."""
-
     def __init__(self) -> None:
         self.now_s = 100.0
 
@@ -38,13 +34,11 @@ def drained(recorder, session_steps=None, split="train"):
 
 
 def note(*, gate_open: bool = True, drafter_us: float = 5.0, **columns) -> DraftNote:
-    """A session's note, of a step that verified no draft unless `columns` say otherwise."""
     default = {"draft_budget": 3 if gate_open else 0, "sampler_us": 50.0}
     return DraftNote(gate_open=gate_open, drafter_us=drafter_us, **default | columns)
 
 
 def notes(*rows: tuple[float, DraftNote]) -> dict[str, list]:
-    """(when, note) per step, as the session drains them."""
     columns = {name: [getattr(one, name) for _, one in rows] for name in NOTE_COLUMNS}
     return {"noted_s": [noted_s for noted_s, _ in rows], **columns}
 
@@ -54,14 +48,13 @@ def record_at(recorder, clock, *times_s: float, **told) -> None:
         recorder.record(scheduler(**told), progress())
 
 
-WORK, PAUSE = "work", "pause"  # arrives; all requests are interrupted
+WORK, PAUSE = "work", "pause"
 
 
 @pytest.mark.parametrize(
     ("events", "durations"),
     [
         (
-            # When work arrives at a busy engine changes nothing.
             [(100, WORK), (100.5, {}), (100.5, WORK), (101.5, {"running": 0}),
              (200, WORK), (201, WORK), (203, {})],
             [0.5, 1.0, 3.0],
@@ -113,7 +106,6 @@ def test_draining_starts_anew_and_follows_a_hosts_time_that_was_set(clock, monke
     assert [row["split"] for row in drained(recorder)] == ["train"]
 
 
-# The second time the front end hears late of the first two.
 @pytest.mark.parametrize("heard_s", [(101.0, 102.0, 103.0), (102.5, 102.6, 103.0)])
 def test_the_sessions_half_finds_its_step(clock, heard_s):
     recorder = EngineStepRecorder()
@@ -137,7 +129,6 @@ def test_progress_is_what_happened_since_the_last_drain(clock):
 
 
 def test_what_the_session_verified_counts_whatever_the_engine_says(clock):
-    """vLLM counts filling as drafts, and its placeholders after a step that skipped the drafter."""
     recorder = EngineStepRecorder()
     record_at(recorder, clock, 101.0, 102.0, 103.0, accepted=(2, 1, 1))
     drafts = {"draft_requests": 1, "draft_tokens": 2, "accepted_tokens": 1}

@@ -1,5 +1,3 @@
-"""The parts that make trees of a runner's lists of draft tokens."""
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,7 +32,6 @@ def test_each_node_is_new_on_one_path_from_the_root(parents):
 
 
 def step_of(parents_by_row, counts, known=(10, 20)):
-    """A runner's step with rows of draft tokens behind their last known ones, and its keeper."""
     rows, k = len(counts), max(map(len, parents_by_row))
     names = [f"request {row}" for row in range(rows)]
     ends = np.cumsum(np.array(counts) + 1).astype(np.int32)
@@ -62,7 +59,6 @@ def step_of(parents_by_row, counts, known=(10, 20)):
     return runner, keeper
 
 
-# Two branches behind the first token, and a chain.
 BRANCHES, CHAIN = [-1, 0, 0, 2], [-1, 0, 1, 2]
 
 
@@ -84,7 +80,6 @@ def test_what_the_scheduler_has_cut_to_a_chain_is_no_tree():
 
 
 def test_each_token_has_its_own_text_before_it_where_rules_read_texts():
-    """A new engine's list of drafts is longer than its batch."""
     _, keeper = step_of([BRANCHES, CHAIN], [4, 2])
     sampler = TreeRejectionSampler.__new__(TreeRejectionSampler)
     torch.nn.Module.__init__(sampler)

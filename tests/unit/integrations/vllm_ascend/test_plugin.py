@@ -1,5 +1,3 @@
-"""The plugin on a package that is called vllm_ascend and holds a runner and a drafter."""
-
 import importlib
 import sys
 from types import SimpleNamespace
@@ -38,7 +36,6 @@ STOCK = RolloutSamplerConfig("stock")
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Make the package, and forget it afterwards."""
     package = tmp_path / "vllm_ascend"
     (package / "worker").mkdir(parents=True)
     (package / "spec_decode").mkdir()
@@ -57,7 +54,6 @@ def installed(tmp_path, monkeypatch):
 
 @pytest.fixture
 def called(monkeypatch):
-    """Note calls of the hooks instead of carrying them out."""
     calls = []
     monkeypatch.setattr(hooks, "make_drafter", lambda *_: calls.append("drafter") or "ours")
     monkeypatch.setattr(hooks, "propose_drafts", lambda *_: calls.append("propose") or "ours")
