@@ -20,7 +20,7 @@ class Device:
     `benchmarks/emulated_device.py` replaces it by a device with a timeline.
     """
 
-    free_at = 0.0
+    free_at = 0.0  # when the work has ended that was launched, by `time.perf_counter`
 
     def wait(self, until: float) -> None:
         if (left := until - time.perf_counter()) > 0:
@@ -33,7 +33,7 @@ DEVICE = Device()
 class _Event:
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self._at = 0.0
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # to the host, from where
 
     def record(self, *_args: Any) -> None:
         self._at = DEVICE.free_at
@@ -50,8 +50,8 @@ class _Event:
 
     def synchronize(self) -> None:
         DEVICE.wait(self._at)
-        for target, source in self._copies:
-            target.numpy()[:] = source.numpy()
+        for target, source in self._copies:  # two threads may do this at once
+            target.numpy()[:] = source.numpy()  # in whichever mode of PyTorch
         self._copies = []
 
     def query(self) -> bool:
@@ -127,7 +127,7 @@ def asynchronous_scheduling() -> Iterator[None]:
                 self.async_copy_ready_event.add(target, source)
             drafts.clear()
 
-    drafts: list[tuple[torch.Tensor, torch.Tensor]] = []
+    drafts: list[tuple[torch.Tensor, torch.Tensor]] = []  # of a model, in the step under way
 
     def to_host(tensor: torch.Tensor) -> torch.Tensor:
         drafts.append((torch.full_like(tensor, _NOT_THERE), tensor.clone()))
@@ -137,7 +137,7 @@ def asynchronous_scheduling() -> Iterator[None]:
         AsyncGPUModelRunnerOutput.__init__ = init_output  # type: ignore[method-assign]
         engine_drafter._to_host = to_host
     patch(platform, "check_and_update_config", classmethod(keep_asynchronous))
-    patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)
+    patch(module, "_torch_cuda_wrapper", contextlib.nullcontext)  # has stand-ins of its own
     patch(module.CPUModelRunner, "__init__", init)
     try:
         yield

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-LIMIT_S = 100
+LIMIT_S = 100  # below that of a test
 # The first call makes a process from which all later processes are forked.
 IMPORTED_ONCE = ["sam_rollout.heads.online", "sam_rollout.integrations.verl.state_capture"]
 

@@ -43,7 +43,7 @@ class Holder:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=True,  # a ctrl-C meant for this program is not theirs
         )
         if self._process.stdout.readline() != b"up\n":
             raise OSError(f"{shlex.join(unshare)}: {self._process.stderr.read().decode().strip()}")
@@ -116,7 +116,7 @@ class Lan:
 
     def start(self, name: str) -> None:
         machine = Machine(name, self.addresses[name])
-        self.machines[name] = machine
+        self.machines[name] = machine  # from here on it is ended with the others
         port = self._port(name)
         peer = ["peer", "name", "eth0", "netns", str(machine.pid)]
         self._on_switch("ip", "link", "add", port, "type", "veth", *peer)
@@ -125,7 +125,7 @@ class Lan:
 
     @staticmethod
     def _port(name: str) -> str:
-        return f"port-{name}"[:15]
+        return f"port-{name}"[:15]  # the kernel's limit
 
     def _set_up(self, machine: Machine) -> str:
         own_tmp = self._folder / "tmp" / machine.name

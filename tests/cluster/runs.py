@@ -26,7 +26,7 @@ SMALLER = (
 )
 SMALL = ("experiment=tiny_cpu_2nodes", *SMALLER)
 VARIABLES = ("RAY_DEDUP_LOGS=0", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "WANDB_MODE=offline")
-END_S = 240.0
+END_S = 240.0  # for a launch to end after its signal
 POLL_S = 0.5
 
 

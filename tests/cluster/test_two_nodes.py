@@ -13,8 +13,8 @@ from tests.cluster.runs import (
     trained_steps,
 )
 
-START_S = 900
-LOSS_S = 300
+START_S = 900  # until a step is trained: minutes of imports on two cores
+LOSS_S = 300  # until the launch has ended after a machine died
 # Ray declares a silent node dead after about 20 s here; its default is about a minute.
 HEALTH_CHECK_MS = {"initial_delay": 1000, "period": 1000, "timeout": 4000}
 SOONER = [

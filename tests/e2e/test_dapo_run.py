@@ -76,7 +76,7 @@ def test_training_goes_on_without_drafts_when_the_drafter_dies(train):
     assert splits["val"] == 8
     assert len(list(run.folder.path.glob("tensorboard/events*"))) == 1
     (wandb_file,) = run.folder.path.glob("wandb/offline-run-*/*.wandb")
-    tracked = wandb_file.read_bytes()
+    tracked = wandb_file.read_bytes()  # protocol buffers, which hold texts as they are
     for text in ("sam:joined", "sampler:coupled", "device:cpu", "sam/tail/time_s", CURVE_NAME):
         assert text.encode() in tracked, text
     assert len(list(wandb_file.parent.rglob("*.png"))) == 2, "a curve for each step"
@@ -94,7 +94,7 @@ def test_a_head_learns_along_on_megatron(train):
     ]
     run = train(
         "training=megatron",
-        f"{actor}.strategy=megatron",
+        f"{actor}.strategy=megatron",  # the CPU's file says fsdp2
         f"~{actor}.fsdp_config",
         f"{actor}.megatron.vanilla_mbridge=true",
         *settings,
@@ -150,15 +150,15 @@ def test_interrupted_responses_go_on_and_a_killed_run_is_resumed(train):
         "trainer.v1.colocate_async.num_warmup_batches=1",
         "dynamic_sampling=none",
         "dynamic_sampling.gen_batch_size=4",
-        "actor_rollout_ref.rollout.max_num_seqs=32",
-        "trainer.val_before_train=true",
+        "actor_rollout_ref.rollout.max_num_seqs=32",  # those of a step
+        "trainer.val_before_train=true",  # later the reward's first call would take long
         "trainer.total_training_steps=2",
         "trainer.save_freq=1",
         "trainer.resume_mode=auto",
     )
 
     def has_records_of_step_2(folder) -> bool:
-        return len(list(folder.root.glob("requests/0-*.parquet"))) == 3
+        return len(list(folder.root.glob("requests/0-*.parquet"))) == 3  # the first: validation
 
     killed = train(*trainer, killed_when=has_records_of_step_2)
     before = _parts(killed)
@@ -195,8 +195,8 @@ def test_engines_with_devices_of_their_own_go_on_while_the_policy_trains(train):
         "trainer.v1.separate_async.num_warmup_batches=2",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         f"{rollout}.nnodes=1",
-        f"{rollout}.max_num_seqs=16",
-        f"+{rollout}.engine_kwargs.vllm.num_gpu_blocks_override=100",
+        f"{rollout}.max_num_seqs=16",  # a sixth of the responses, so that others run at an update
+        f"+{rollout}.engine_kwargs.vllm.num_gpu_blocks_override=100",  # two engines in memory
         f"{rollout}.checkpoint_engine.backend=file",
         f"{rollout}.checkpoint_engine.custom_backend_module=tests.e2e.file_checkpoint_engine",
         "ray_kwargs.ray_init.num_gpus=2",

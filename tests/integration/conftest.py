@@ -23,7 +23,7 @@ os.environ.update(
     OMP_NUM_THREADS="1",
     # vLLM's n-gram drafter sets numba's number of threads, and with it torch's, for this process.
     NUMBA_NUM_THREADS="1",
-    TORCHDYNAMO_DISABLE="1",
+    TORCHDYNAMO_DISABLE="1",  # as in a run on a CPU: nothing is compiled as C++ on the way
     VLLM_LOGGING_LEVEL="WARNING",
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
@@ -60,7 +60,7 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
 
     # tvm_ffi, which comes with vLLM, would take over the handler of SIGSEGV and hide crashes.
     if (stderr := pytestconfig.stash.get(fault_handler_stderr_fd_key, None)) is not None:
-        faulthandler.disable()
+        faulthandler.disable()  # or enabling would do nothing
         faulthandler.enable(stderr)
 
     engines: list[LLM] = []
@@ -83,7 +83,7 @@ def make_engine(pytestconfig: pytest.Config, few_collections: None) -> Iterator[
             **({} if "additional_config" in overrides else engine_arguments(config)),
             **overrides,
         }
-        envs.disable_envs_cache()
+        envs.disable_envs_cache()  # an engine in this process freezes the variables
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(MULTIPROCESSING_ENV, "0")
             engine = LLM(**arguments)

@@ -44,11 +44,11 @@ LENGTHS = (
     (1, 11),
     (9, 31),
     (2, 8),
-)
+)  # of prompts, and of prompts with their responses
 WINDOW = 8
 OTHER_LAYERS = (0, 5)
 STEPS = 2
-LIMIT_S = 200
+LIMIT_S = 200  # for a run
 
 
 def texts() -> list[list[int]]:
@@ -146,7 +146,7 @@ def with_head(engine: Any, data: TensorDict, head: HeadTraining) -> dict[str, An
         with head.reading(len(data)):
             passes.append(log_probs(engine, data))
         taken.append([vars(sample) for sample in head._capture.taken])
-        head._capture.spent_s = 0.0
+        head._capture.spent_s = 0.0  # it learns, however busy the machine is
         learned.append(head.learn(1.0))
         train(engine, data)
         whole = head._part.matrices(Peers(distributed.group.WORLD))
@@ -199,7 +199,7 @@ def run(asked: dict[str, Any]) -> None:
     last_s = time.monotonic() + LIMIT_S
     for one in processes:
         one.join(max(0.0, last_s - time.monotonic()))
-    for one in processes:
+    for one in processes:  # that wait for each other
         one.kill()
         one.join()
     if status := max(abs(one.exitcode) for one in processes):

@@ -28,7 +28,7 @@ def cpu_triton_utils():
     """Return vLLM's module without our plugin's changes, which are restored after the test."""
     from vllm.platforms import current_platform
 
-    current_platform.import_kernels()
+    current_platform.import_kernels()  # what the module calls
     module = importlib.import_module("vllm.utils.cpu_triton_utils")
     yield importlib.reload(module)
     apply_cpu_workarounds()

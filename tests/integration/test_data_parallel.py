@@ -35,7 +35,7 @@ UNEQUAL = [
     *(Request(0, 12 * (1 + number), (number, 7, 8, 9) * 4) for number in range(1, 7)),
     Request(1, 200, (3, 4, 5) * 5),
 ]
-SCHEDULE = {"1": 4, "2": 2, "4": 1}
+SCHEDULE = {"1": 4, "2": 2, "4": 1}  # most requests: draft tokens
 GATES = {
     "schedule": GateConfig(kind="schedule", schedule=SCHEDULE),
     "threshold": GateConfig("threshold", 2),
@@ -129,7 +129,7 @@ async def _run(model: str) -> dict[str, Any]:
         engine.logger_manager.stat_loggers.append(recorders)
         recorders.work_arrived()
         texts = await _generate_all(engine, "request", EQUAL)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # the last step's record follows its output
         drained = await ask_engines(engine, "sam_drain")
         first_only = await engine.collective_rpc("sam_drain")
         steps = [

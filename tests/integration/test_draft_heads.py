@@ -21,7 +21,7 @@ from tests.integration.conftest import MODEL
 pytestmark = pytest.mark.usefixtures("few_collections")
 
 HEAD = Path(f"{MODEL}_eagle3")
-STEPS, FEW = 3, 8
+STEPS, FEW = 3, 8  # draft tokens; prompts whose greedy texts are compared
 
 
 def engine(**arguments):
@@ -99,7 +99,7 @@ def assert_replayed(folder, policy, prompts, texts, counts):
     ]
     samples = policy.read(traces, shape.target_layers, 2048)
     found = acceptance(Learner(head, policy, STEPS, vocabulary, output), samples)
-    assert counts[0] == pytest.approx(found.positions / found.length, rel=0.01)
+    assert counts[0] == pytest.approx(found.positions / found.length, rel=0.01)  # verify steps
     return counts[1:] / counts[0]
 
 

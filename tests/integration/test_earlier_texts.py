@@ -29,7 +29,7 @@ def test_responses_of_earlier_steps_shorten_the_next(make_engine, prompts, tmp_p
     engine = make_engine(config)
     batch = prompts[:REQUESTS]
     first, before = generate(engine, batch, step=1)
-    for step in (2, 3):
+    for step in (2, 3):  # read in the background: the first tokens may come sooner
         text, after = generate(engine, batch, step)
     assert text == first
     assert drafts_from("prompt", after)[1] > 20 + drafts_from("prompt", before)[1]

@@ -20,7 +20,7 @@ from tests.integration.responses import session_of
 from tests.unit.verification.distributions import assert_drawn_from
 
 RESPONSES = 2000
-LEAST = 100
+LEAST = 100  # responses that begin alike, for a test of what follows
 
 
 # Sampler, number of requests, whether drafts are bound late.

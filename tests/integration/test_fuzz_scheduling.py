@@ -85,7 +85,7 @@ class Life:
             engines=1, with_head=has_head, head_ahead=has_head and ahead, trees="tree" in shapes,
             random_gate=sam.gate in (RANDOM, RANDOM_SHAPES),
         )  # fmt: skip
-        self._meant: dict[str, int] = {}
+        self._meant: dict[str, int] = {}  # failures
 
     def run(self) -> None:
         """Run until every request has ended; raises AssertionError if a text differs."""
@@ -109,7 +109,7 @@ class Life:
                 self._judge(output)
             self.totals["steps"] += 1
         for _ in range(2):
-            engine.step()
+            engine.step()  # the worker learns which requests ended last
         self._drain()
         failed = {name: count for name, count in self._failures.items() if count}
         assert failed in ({}, self._meant), f"failed: {failed}, meant to: {self._meant}"
@@ -201,7 +201,7 @@ def known_responses(prompts: list[list[int]]) -> list[Any]:
     with engine_of(SamConfig(enabled=False), **LARGE) as engine:
         outputs = engine.generate(asked, sampling, use_tqdm=False)
     for one in sampling:
-        one.output_kind = RequestOutputKind.CUMULATIVE
+        one.output_kind = RequestOutputKind.CUMULATIVE  # `generate` has changed that
     found = texts(output.outputs[0] for output in outputs)
     return list(zip(asked, sampling, found, strict=True))
 

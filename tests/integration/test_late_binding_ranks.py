@@ -36,7 +36,7 @@ def prompts(prompts) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def engines(make_engine) -> dict[str, Any]:
     found = {}
-    with asynchronous_scheduling():
+    with asynchronous_scheduling():  # ranks are forked there, which is faster
         for name, sam in SIDES.items():
             ahead = {} if sam.enabled else {"async_scheduling": False}
             found[name] = make_engine(sam, **engine_arguments(sam, COUPLED), **RANKS, **ahead)

@@ -21,7 +21,7 @@ from sam_rollout.heads.writing import write_fresh_head
 from tests import megatron
 from tests.integration.conftest import MODEL, REPOSITORY
 
-LIMIT_S = 440
+LIMIT_S = 440  # the program gives up before
 HEAD_LAYERS, OTHER_LAYERS = (2, 6, 9), (0, 5)
 FAR = 0.1  # bfloat16 and another order of sums; states of different tokens are 1 apart
 pytestmark = pytest.mark.timeout(megatron.FETCH_S + LIMIT_S + 30)
@@ -71,7 +71,7 @@ DIVIDED = {
         "transformer": {"sequence_parallel": False},
     },
 }
-STAGES = {"layers and texts divided": {4, 8}, "texts side by side": {12}}
+STAGES = {"layers and texts divided": {4, 8}, "texts side by side": {12}}  # layers of each
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def check_states(run: Run, samples: list[dict[str, Any]], layers: tuple[int, ...
 def test_states_are_those_of_the_texts_tokens(run: Run) -> None:
     first = [found["with"]["taken"][0] for found in run.found]
     counts = {len(samples) for samples in first}
-    assert counts == {len(run.found[0]["texts"]) // len(run.found)}
+    assert counts == {len(run.found[0]["texts"]) // len(run.found)}  # they take turns
     assert {found["layers"] for found in run.found} == run.stages
     check_states(run, list(itertools.chain(*first)), HEAD_LAYERS)
 

@@ -18,7 +18,7 @@ from sam_rollout.integrations.vllm.scheduling.request_rules import (
     mark_as_ours,
 )
 
-keep_rules_with_drafts()
+keep_rules_with_drafts()  # as the plugin does
 
 
 class Letters(BaseIncrementalDetokenizer):

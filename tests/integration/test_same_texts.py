@@ -211,11 +211,11 @@ def test_texts_are_those_without_drafts(name, engine_of, reference, prompts):
     # vLLM counts filling and unused places as drafts.
     kept = accepted + counters["draft/accepted_padding_tokens"]
     counted_by_vllm = counted(engine, "spec_decode_num_accepted_tokens")
-    if "waits" in name:
+    if "waits" in name:  # drafts of requests that a step has no room for are verified uncounted
         assert kept <= counted_by_vllm < 1.1 * kept
         return
     assert counted_by_vllm == kept
-    if side.ahead:
+    if side.ahead:  # prepared ahead, bound and without places
         assert set(ways) == ({"_follow"} if "closed" in name else {"_fill", "_bind", "_follow"})
     else:
         filled = counters["draft/padding_tokens"]

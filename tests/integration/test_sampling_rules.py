@@ -75,9 +75,9 @@ def test_a_text_may_end_once_it_is_long_enough_with_the_drafts_before(kind):
     drafts = [[OTHER] * 3, [OTHER] * 2, [OTHER], [], [OTHER] * 2]
     written = [4, 4, 4, 4, 6]
     assert verify(drafts, written, 6, kind) == [
-        [OTHER, OTHER, STOP],
-        [OTHER, OTHER, STOP],
-        [OTHER, OTHER],
+        [OTHER, OTHER, STOP],  # a draft that is rejected where the text may end
+        [OTHER, OTHER, STOP],  # a bonus token that ends it
+        [OTHER, OTHER],  # and one that is too early
         [OTHER],
         [STOP],
     ]

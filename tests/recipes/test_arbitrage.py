@@ -10,7 +10,7 @@ from recipes.arbitrage.router import annotated, balance, calibrate, collect, lab
 from recipes.arbitrage.steps import DRAFT, TARGET, Solution, Step, choice_of, solve
 from sam_rollout.core.identity import identify
 
-LENGTHS = (3, 1, 2)
+LENGTHS = (3, 1, 2)  # steps of each answer
 
 
 class Scripted:
@@ -84,7 +84,7 @@ def test_an_error_ends_the_answering():
 def test_rsd_rewrites_steps_of_low_reward():
     texts, _, target = solved("rsd", 0.5, reward=scored({"draft0\n": 0.4, "draft1\n": 0.5}))
     assert texts == ["target0\ndraft1\ndraft2\n", "target0\n", "target0\ndraft1\n"]
-    assert target.asked == [["0", "1", "2"]]
+    assert target.asked == [["0", "1", "2"]]  # it is asked in one round only
 
 
 def test_the_router_sends_steps_above_its_threshold():
@@ -99,13 +99,13 @@ def test_the_oracle_takes_the_better_step_and_the_draft_at_a_tie():
     assert texts == ["target0\ndraft1\ndraft2\n", "target0\n", "target0\ndraft1\n"]
     assert [len(asked) for asked in target.asked] == [3, 2, 1]
     texts, _, _ = solved("oracle", 0.8, reward=scored(rewards))
-    assert texts[1] == "draft0\n"
+    assert texts[1] == "draft0\n"  # better, but not by more than tau
 
 
 def test_collecting_averages_several_steps_of_the_target():
     draft, target, solutions = Scripted(DRAFT), Scripted(TARGET), answers()
 
-    async def reward(_solution, step):
+    async def reward(_solution, step):  # second tries are better; the draft's are worth 0.4
         return step.tokens[0] if step.author == TARGET else 0.4
 
     pairs = collect(solutions, draft, target, reward, samples=2, seed=1)
@@ -154,7 +154,7 @@ def test_thresholds_send_the_share_that_was_asked():
     assert sent == pytest.approx([0.1, 0.5], abs=0.01)
     low = float((pairs["draft"] < 1).mean())
     sent = [(pairs["draft"] < tau).mean() for tau in taus["rsd"]]
-    assert sent == [pytest.approx(low), pytest.approx(low)]
+    assert sent == [pytest.approx(low), pytest.approx(low)]  # rewards take two values only
     (none, everything) = calibrate(pairs, [0.0, 0.9])["rsd"]
     assert (pairs["draft"] < none).sum() == 0
     assert (pairs["draft"] < everything).all()

@@ -126,7 +126,7 @@ def test_the_first_places_are_looked_at(monkeypatch):
 
     options = parser().parse_args(["--greedy", "--samples", "3"])
     look_at_ties(parted, requests, off, logprobs_after, options)
-    assert [one.tie for one in parted] == [None] + [True] * 5
+    assert [one.tie for one in parted] == [None] + [True] * 5  # the first one parts last
     assert parted[0].distance is None
     assert parted[1].distance == pytest.approx(0.01)
     assert len(asked) == 5 and asked[0] == (requests[-1], requests[-1].prompt_ids + [1])

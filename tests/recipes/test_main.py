@@ -16,7 +16,7 @@ REFUSED = [
     ),
 ]
 DATA = "data.train_files=nowhere.parquet"
-QUIET = ("hydra/job_logging=none", "hydra/hydra_logging=none")
+QUIET = ("hydra/job_logging=none", "hydra/hydra_logging=none")  # logging is this process's
 MISSING = "data.train_files = 'nowhere.parquet': there is no such file; python -m recipes.dapo_qw"
 
 
@@ -39,7 +39,7 @@ def run_command(monkeypatch, *arguments: str) -> object:
 )
 def test_one_line_says_what_is_wrong(flags, overrides, said, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # a note would say that it counts
     code = run_command(monkeypatch, *flags, overrides, f"run_dir={tmp_path}/run")
     assert code.startswith(f"Configuration error: {said}") and "\n" not in code
     assert capsys.readouterr() == ("", "")

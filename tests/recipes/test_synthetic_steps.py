@@ -39,14 +39,14 @@ def test_a_wrong_answer_has_a_wrong_line():
     [
         (OPENING, START, 1),
         (OPENING, "Start with a=32.\n", 0),
-        (OPENING, "Then comes b, so we need 31+89=120.\n", 0),
+        (OPENING, "Then comes b, so we need 31+89=120.\n", 0),  # a is missing
         (OPENING + START, "Then comes b, so we need 31+89=120. Modulo 100 that is 20.\n", 1),
         (OPENING + START, "Then comes b, so we need 31+89=120. Modulo 100 that is 21.\n", 2 / 3),
         (OPENING + START, "Then comes b, so we need 31+89=121. Modulo 100 that is 21.\n", 2 / 3),
         (OPENING + START, "Then comes b, so we need 30+89=119. Modulo 100 that is 19.\n", 2 / 3),
         (OPENING + START, "Then comes b, so we need 31+8=39. Modulo 100 that is 45.\n", 1 / 3),
         (OPENING + START, "Then comes b, so we need 31+89=120. So it is 77.\n", 2 / 3),
-        (OPENING + START, "</think>\n", 0),
+        (OPENING + START, "</think>\n", 0),  # operands are missing
         (OPENING + START, "nonsense\n", 0),
         ("", "<think>\n", 1),
         ("", "So, we need the total modulo 100 of a=31,b=98,c=7, quickly.\n", 1 / 2),

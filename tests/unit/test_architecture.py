@@ -148,7 +148,7 @@ def test_nothing_imports_recipes(folder):
 
 
 def test_no_function_has_more_arguments_than_a_reader_holds():
-    upstream = "second_runner/speculator.py: _verify"
+    upstream = "second_runner/speculator.py: _verify"  # vLLM calls it
     for path in LIBRARY_FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -101,7 +101,7 @@ def test_both_sides_run_in_turn_and_are_compared(script):
 @pytest.mark.parametrize(
     ("words", "skipped"),
     [
-        ([], "1"),
+        ([], "1"),  # base goes first: the warm-up of its first step must not count as a gain
         (["skip_first=2", "trainer.total_training_steps=3"], "2"),
         (["trainer.total_training_steps=1"], "0"),
     ],
@@ -157,7 +157,7 @@ def test_an_interrupt_ends_the_run_that_is_under_way(script):
         _wait_for(lambda: script.started == ["base-1"])
         second = script("repeats=1")
         assert "another comparison is running" in second.stderr
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)  # to the script alone
         process.communicate(timeout=30)
         assert process.returncode != 0
         _wait_for(lambda: not _alive(f"run_dir={script.output}/base-1"))

@@ -20,13 +20,13 @@ from tests.unit.test_configs import composed
 pytestmark = pytest.mark.slow
 
 PAGES = ("README.md", "docs/clusters.md", "docs/ascend_zh.md")
-DEVICES = ("ascend_910c", "cuda")
+DEVICES = ("ascend_910c", "cuda")  # what a page's DEVICE may be
 PROGRAMS = ("bash", "python", "sam-rollout")
-FOLDER = "${OUTPUT_DIR:+run_dir=$OUTPUT_DIR}"
+FOLDER = "${OUTPUT_DIR:+run_dir=$OUTPUT_DIR}"  # of scripts/compare.sh
 STUBS = "\n".join(
     f"{name}() {{ printf 'RUN {name}'; printf ' %q' \"$@\" {FOLDER}; echo; }}" for name in PROGRAMS
 )
-COMPARE = "scripts/compare.sh"
+COMPARE = "scripts/compare.sh"  # its own words, and what it sets for each run
 ITS_OWN = ("repeats", "skip_first")
 
 
@@ -81,7 +81,7 @@ def trainings_on(device: str, page: str) -> list[Training]:
         overrides = [word for word in words[behind:] if re.match(r"\+*[a-z_][\w.]*=", word)]
         if COMPARE in words:
             overrides = [word for word in overrides if word.partition("=")[0] not in ITS_OWN]
-            overrides += ["trainer.resume_mode=disable"]
+            overrides += ["trainer.resume_mode=disable"]  # as if: a fresh folder has no checkpoint
         found.append(Training(line, tuple(overrides)))
     return found
 
@@ -104,5 +104,5 @@ def test_a_training_command_is_accepted_and_shares_no_checkpoints(page, training
     assert (training["run_dir"] or "").startswith("/data/"), "all nodes share its folder"
     same = [other for other in trainings(page) if other["run_dir"] == training["run_dir"]]
     assert {other["sam"] for other in same} == {training["sam"]}
-    if config.trainer.total_training_steps:
+    if config.trainer.total_training_steps:  # a short run neither saves nor resumes
         assert config.trainer.save_freq <= 0 and config.trainer.resume_mode == "disable"

@@ -187,7 +187,7 @@ def test_a_worker_joins_the_head_with_its_devices(device):
     assert ("--num-gpus=8" in ray) == (device != "ascend_910c")
     assert exported["GLOO_SOCKET_IFNAME"] == "eth7"
     assert ("HCCL_SOCKET_IFNAME" in exported) == (device == "ascend_910c")
-    assert exported["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert exported["NCCL_SOCKET_IFNAME"] == "ib0"  # a value of the shell wins
 
 
 def test_the_doctor_is_asked_in_the_environment_of_a_run(tmp_path):
@@ -278,10 +278,10 @@ def test_a_configuration_is_checked_before_the_cluster_is_started(scripts, capfd
 @pytest.mark.parametrize(
     ("command", "seen", "status"),
     [
-        ("sleep 600", ["dead"], 4),
-        ("sleep 600", ["dead", "there"], 4),
+        ("sleep 600", ["dead"], 4),  # it waits for the dead node, and is ended
+        ("sleep 600", ["dead", "there"], 4),  # the node came back, the job does not
         ("sleep 0.1; exit 9", ["dead", "there"], 4),
-        ("exit 9", ["unreachable"], 4),
+        ("exit 9", ["unreachable"], 4),  # the job noticed before Ray did
         ("exit 9", ["there"], 9),
         ("exit 0", ["there"], 0),
     ],
@@ -441,7 +441,7 @@ def test_every_node_gets_its_part(hosts):
     files = ["TRAIN_FILE=/data/a t.parquet", "HF_HOME=/a b"]
     assert part[5:10] == [*files, "bash", "scripts/node.sh", "head"]
     assert {"--attached", "--node-rank=0", "--num-nodes=2", "--names=node-1,node-2"} <= set(part)
-    assert part[-4] == "--doctor"
+    assert part[-4] == "--doctor"  # it is the head who asks
     assert part[-3:] == ["--config", "a=1", "b='x y'"]
     part = shlex.split(worker[4])
     assert {"worker", "--node-rank=1", "--head-address=10.0.0.1"} <= set(part)

@@ -90,7 +90,7 @@ def _from_all(rows, size, group):
         return rows
     parts = [torch.empty_like(rows) for _ in range(size)]
     torch.distributed.all_gather(parts, rows.detach().contiguous(), group=group)
-    parts[torch.distributed.get_rank(group)] = rows
+    parts[torch.distributed.get_rank(group)] = rows  # gradients of other processes' stay away
     return torch.cat(parts)
 
 
@@ -103,7 +103,7 @@ def _replace_kernels():
 
     spec = gpt_layer_specs.get_gpt_decoder_block_spec
 
-    @functools.wraps(spec)
+    @functools.wraps(spec)  # mbridge reads its signature
     def without_transformer_engine(config, use_transformer_engine=True, **kwargs):
         return spec(config, use_transformer_engine=False, **kwargs)
 

@@ -19,8 +19,8 @@ TOKEN_OF = {"a": 0, "b": 1 << 30, "c": LARGEST_TOKEN, "d": 5}
 
 class Reference:
     def __init__(self):
-        self.prefixes = {""}
-        self.noted = []
+        self.prefixes = {""}  # of all texts
+        self.noted = []  # (text so far, next token, whose run holds it), oldest first
         self.open_runs = {}  # text at a run's end -> the run's writer
 
     def knows(self, string):

@@ -14,7 +14,7 @@ def test_responses_are_recorded_with_the_end_of_their_prompts():
     while lengths.max() < 190:
         recorder.record(slots, texts, lengths, rng.random(2) < 0.7)
         lengths += rng.integers(1, 5, 2).astype(np.int32)
-        if lengths.min() < 60:
+        if lengths.min() < 60:  # the first steps are those of both
             recorder.record(slots, texts, lengths, np.ones(2, bool))
     recorder.record(slots, texts[::-1][::-1], lengths, np.ones(2, bool))
     for row in range(2):

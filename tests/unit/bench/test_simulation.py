@@ -14,7 +14,7 @@ from tests.pages import ROOT
 from tests.records import engine_step, engine_steps, requests, trace, traces
 
 RUNS = ROOT / RESULTS / "runs"
-SAID = [7, 3, 9, 4, 1, 8, 2, 6]
+SAID = [7, 3, 9, 4, 1, 8, 2, 6]  # over and over
 
 
 def write(folder, *, sam=False, replicas=1, texts=True, rounds=1, responses=4, tokens=60, limit=8):
@@ -64,7 +64,7 @@ def test_a_recorded_run_is_foretold_within_fifteen_percent(number):
 
 
 def test_without_drafts_every_token_is_a_step_and_who_waits_joins_later(tmp_path):
-    first_s = 4 * 2 * 0.001
+    first_s = 4 * 2 * 0.001  # the first token comes with four prompts of two tokens
     run = read_baseline(write(tmp_path / "all", responses=4, tokens=60))
     for outcome in sample(run, drafts=False):
         assert outcome.rollout_s == pytest.approx(first_s + 59 * 0.014, rel=0.01)

@@ -110,7 +110,7 @@ def disk(monkeypatch, free_gib, total_gib=100):
         (ask("cpu"), 11, "fail"),
         (ask(), 11, "warn"),
         (ask("cuda"), 5, "ok"),
-        (Question("cpu"), 0.06, "warn"),
+        (Question("cpu"), 0.06, "warn"),  # a container's default
     ],
 )
 def test_shared_memory_against_weights_and_object_store(monkeypatch, asked, free_gib, status):
@@ -121,7 +121,7 @@ def test_shared_memory_against_weights_and_object_store(monkeypatch, asked, free
 @pytest.mark.parametrize(
     ("limits", "nodes", "status"),
     [
-        ((1024, 1048576), 2, "warn"),
+        ((1024, 1048576), 2, "warn"),  # scripts/node.sh raises it
         ((1024, resource.RLIM_INFINITY), 2, "warn"),
         ((1024, 4096), 1, "warn"),
         ((1024, 4096), 2, "fail"),

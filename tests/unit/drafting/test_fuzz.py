@@ -29,7 +29,7 @@ from tests.unit.drafting.texts import drive
 MAX_ROWS = 6
 SHORT, LONG = 160, 2_500  # tokens of a text; a block holds 512
 LARGEST_TOKEN = UNKNOWN_VOCABULARY - 1
-STEPS = 60
+STEPS = 60  # of one drafter
 GROUPS = 3
 SHAPES = ("chain",), ("chain",), ("tree",), ("chain", "tree")
 SECONDS, SEED = (int(os.environ.get(f"SAM_FUZZ_{name}", least)) for name, least in
@@ -86,21 +86,21 @@ class Request:
 
 def make_text(rng: np.random.Generator, ids: np.ndarray, length: int) -> np.ndarray:
     kind = rng.integers(4)
-    if kind == 0:
+    if kind == 0:  # independent tokens
         return rng.choice(ids, length)
-    if kind == 1:
+    if kind == 1:  # periodic, with a flaw now and then
         period = rng.choice(ids, rng.integers(1, 12))
         text = np.resize(period, length)
         flaws = rng.random(length) < rng.choice([0.0, 0.02])
         text[flaws] = rng.choice(ids, flaws.sum())
         return text
-    if kind == 2:
+    if kind == 2:  # copies of itself
         text = list(rng.choice(ids, 8))
         while len(text) < length:
             start = rng.integers(len(text))
             text += text[start : start + rng.integers(1, 20)] + list(rng.choice(ids, 1))
         return np.array(text[:length], np.int32)
-    return np.full(length, ids[0], np.int32)
+    return np.full(length, ids[0], np.int32)  # all equal
 
 
 class Fuzz:
@@ -110,7 +110,7 @@ class Fuzz:
         self._longest = int(rng.choice([SHORT, SHORT, SHORT, LONG]))
         self._adaptive = bool(rng.random() < 0.3)
         self._others = bool(rng.random() < 0.5)
-        self._pairs: set[tuple[int, int]] = set()
+        self._pairs: set[tuple[int, int]] = set()  # neighbours in texts of others
         alphabet = int(rng.choice([1, 2, 3, 10, 1000]))
         self._ids = rng.integers(0, LARGEST_TOKEN, alphabet, endpoint=True).astype(np.int32)
         self._ids[rng.integers(alphabet)] = rng.choice([0, LARGEST_TOKEN])
@@ -134,9 +134,9 @@ class Fuzz:
         self._live: list[Request] = []
         self._retired: list[str] = []
         self._made, self._train_step = 0, 0
-        self._told: Counter[str] = Counter()
-        self._heard: Counter[str] = Counter()
-        self._heard_last: dict[str, np.ndarray] = {}
+        self._told: Counter[str] = Counter()  # tokens of this engine's responses
+        self._heard: Counter[str] = Counter()  # of other engines'
+        self._heard_last: dict[str, np.ndarray] = {}  # the last token of each
         self._damaged = 0
         self.judged = 0
 
@@ -200,7 +200,7 @@ class Fuzz:
     def _piece(self) -> tuple:
         rng = self._rng
         name = f"other/{self._train_step}/{rng.integers(6)}"
-        start = self._heard[name] + int(rng.random() < 0.05)
+        start = self._heard[name] + int(rng.random() < 0.05)  # a token is lost
         if start >= self._longest:
             start = 0
         tokens = make_text(rng, self._ids, self._longest)[: rng.integers(0, self._longest - start)]
@@ -224,14 +224,14 @@ class Fuzz:
     def _arrive(self) -> None:
         while len(self._live) < MAX_ROWS + 2 and self._rng.random() < 0.5:
             if self._retired and self._rng.random() < 0.3:
-                name = self._retired.pop()
+                name = self._retired.pop()  # an id used again, for another text
             else:
                 self._made += 1
                 name = f"request-{self._made}"
             text = make_text(self._rng, self._ids, self._longest)
             known = int(self._rng.integers(1, self._longest // 4))
             self._live.append(Request(name, text, known))
-            if self._rng.random() < 0.9:
+            if self._rng.random() < 0.9:  # the others have no identity
                 group = str(self._rng.integers(GROUPS))
                 identity = RequestIdentity(group, 0, self._train_step, TRAIN_SPLIT, key=0)
                 self._drafter.admit(name, identity)

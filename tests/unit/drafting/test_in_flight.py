@@ -71,13 +71,13 @@ def test_any_schedule_is_told_as_the_engine_lived_it(policy, siblings):
             del running[name]
         drafter.finish(ended)
         running = {name: running[name] for name in rng.permutation(list(running)).tolist()}
-        skips = rng.random() < 0.1
+        skips = rng.random() < 0.1  # the engine makes a step without asking for drafts
         drafter.bind(list(running))
         expected, judged = [], []
         for name, request in running.items():
             flight, drawn = in_flight.get(name, (NOTHING, []))
             draft, filling, source = flight
-            if rng.random() < 0.05:
+            if rng.random() < 0.05:  # a prompt that is still computed
                 expected.append((0, 0, 0, 0, NO_SOURCE))
                 judged.append((0, 0))
                 continue

@@ -116,12 +116,12 @@ def _chances(chance: float) -> tuple[np.ndarray, np.ndarray]:
 
 class _Engine:
     def __init__(self, left: np.ndarray, wishes: list[bool]) -> None:
-        self.left = left
-        self.wishes = wishes
+        self.left = left  # tokens that each request still needs
+        self.wishes = wishes  # of the last steps, whether drafts were called for
         self._texts = np.full(len(left), 100, np.int32)
         self._drafts = np.zeros(len(left), np.int32)
         self._matched = np.zeros(len(left), bool)
-        self._chance = 0.0
+        self._chance = 0.0  # of a draft token
         self._looked = False
         self._rows_before = -1
         self._filling = np.zeros(len(left), np.int32)
@@ -151,7 +151,7 @@ class _Engine:
     def _offered(self, right: np.ndarray) -> Offered:
         chances, classes = _chances(self._chance)
         place = np.arange(K)
-        judged = (place <= self._drafts[:, None]) & self._matched[:, None]
+        judged = (place <= self._drafts[:, None]) & self._matched[:, None]  # one is held back
         asked = judged.sum(axis=0)
         kept = (judged & (place < right[:, None])).sum(axis=0)
         told = np.array([np.full(K, self._matched.sum()), asked, kept, asked * chances])

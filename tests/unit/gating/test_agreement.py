@@ -106,7 +106,7 @@ def test_a_gate_learns_of_each_step_with_the_busiest_engines_load_and_the_budget
         ones = np.ones(2, np.int32)
         gate.observe(engine_step(number, ones, drafts, ones, offered=Offered(2, told)))
         gate.budget(2)
-        drafts += 1
+        drafts += 1  # the engine reuses its arrays
         told += 1
     assert [step.now_ns for step in inner.steps] == [0, 1, 2, 3, 4], "each once, one step late"
     assert [step.verified.drafted[0] for step in inner.steps] == [0, 1, 2, 3, 4]

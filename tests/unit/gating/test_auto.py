@@ -196,9 +196,9 @@ feed.now, feed.texts = 0.0, 10
     "changes",
     [
         {"same_batch": False},
-        {"sampled": np.array([1, 1, 1, 0], np.int32)},
-        {"num_tokens": np.full(4, 9_999, np.int32)},
-        {"now_ns": 1 << 60},
+        {"sampled": np.array([1, 1, 1, 0], np.int32)},  # a prompt that is still computed
+        {"num_tokens": np.full(4, 9_999, np.int32)},  # steps without a call between them
+        {"now_ns": 1 << 60},  # a pause
     ],
     ids=["other requests", "prompt", "steps not seen", "pause"],
 )

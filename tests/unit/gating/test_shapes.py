@@ -59,7 +59,7 @@ class Engine:
         self.shapes: list[int | None] = []
         self.trials: list[bool] = []
         self._random = np.random.default_rng(0)
-        self._context = 100 * rows
+        self._context = 100 * rows  # of all requests
         self._drafted, self._each, self._step = np.zeros(rows, np.int32), 0, None
         self.passed_s = 0.0
 
@@ -81,13 +81,13 @@ class Engine:
 
     def _observe(self) -> None:
         shape, _ = self._step or (CHAIN, 0.0)
-        rows = len(self._drafted)
+        rows = len(self._drafted)  # of the step, which was decided for them
         seconds = self.seconds(rows + int(self._drafted.sum()), shape)
         seconds *= max(0.2, 1 + self.noise * self._random.standard_normal())
         offered, right = None, np.zeros(rows, int)
         if self._step is not None:
             chances = self.offers[shape]
-            asked = min(self._each + 1, K)
+            asked = min(self._each + 1, K)  # one is held back
             proved = self._random.random((rows, K)) < chances
             drafting = np.count_nonzero(self._drafted) if self._each else self._drafting(shape)
             proved[drafting:] = False
@@ -201,7 +201,7 @@ def test_trials_are_as_rare_where_the_number_of_requests_goes_up_and_down():
     engine = Engine(linear)
     engine.run(1000)
     for turn in range(100):
-        engine.rows = 7 + turn % 2
+        engine.rows = 7 + turn % 2  # another octave each time
         engine.run(20)
     assert engine.share_of(TREE, 2000) < 0.05
 

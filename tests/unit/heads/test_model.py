@@ -31,7 +31,7 @@ class CachedHead:
         groups = attention.heads // len(k)
         self.keys.append(k.repeat_interleave(groups, 0))
         self.values.append(v.repeat_interleave(groups, 0))
-        keys, values = torch.stack(self.keys), torch.stack(self.values)
+        keys, values = torch.stack(self.keys), torch.stack(self.values)  # [tokens, heads, head_dim]
         weights = ((keys * q).sum(-1) / math.sqrt(attention.head_dim)).softmax(0)
         hidden = normed if layer.norm_before_residual else hidden
         hidden = hidden + attention.o_proj((weights[..., None] * values).sum(0).flatten())

@@ -25,7 +25,7 @@ from tests.processes import in_processes
 SETTINGS = HeadTrainingConfig(
     enabled=True, budget=1.0, buffer_tokens=600, window=24, batch=4, lr=0.02
 )
-TICK_S = 0.01
+TICK_S = 0.01  # that every look at the clock takes
 AMPLE_S = 0.5
 
 
@@ -78,7 +78,7 @@ def test_the_newest_windows_are_kept():
     assert [float(s.states[0, 0]) for s in buffer.samples] == [1, 2, 3]
     assert [float(s.states[0, 0]) for s in buffer.take_fresh()] == [2, 3]
     buffer.add(sample(n) for n in range(9))
-    assert len(buffer.take_fresh()) == 3
+    assert len(buffer.take_fresh()) == 3  # no more than there are
 
 
 def test_it_learns_from_what_comes(online, policy, samples):
@@ -105,7 +105,7 @@ def test_new_texts_are_drafted_over_before_they_are_learned_from(online, policy,
     first = learn(head, policy)
     assert first["length"] == first["first_length"]
     again = learn(head, policy)
-    assert again["updates"] > 0 and "length" not in again
+    assert again["updates"] > 0 and "length" not in again  # nothing new
 
 
 def test_the_time_it_may_take_is_kept(online, policy, samples):
@@ -118,9 +118,9 @@ def test_the_time_it_may_take_is_kept(online, policy, samples):
         spent += found["time_s"]
         updates.append(found["updates"])
         tested += "length" in found
-        assert spent < step * share + 12 * TICK_S
-    assert sum(updates) > 10 and 0 in updates
-    assert 20 < tested < 80
+        assert spent < step * share + 12 * TICK_S  # what the first step does not know yet
+    assert sum(updates) > 10 and 0 in updates  # in most steps there is not time enough
+    assert 20 < tested < 80  # nor to look at new texts
     assert spent > 80 * share
 
 
@@ -181,7 +181,7 @@ def _learn_together(rank, policy, first_head, samples):
 
     def attempt(mine, kind=None, broken="", breaking=None):
         trainable = copy.deepcopy(first_head)
-        if rank:
+        if rank:  # others may have begun elsewhere: the first one's weights hold
             torch.nn.init.zeros_(trainable.head.fc.weight)
         online = OnlineHead(trainable, 2, SETTINGS, peers)
         online.buffer.add(mine)
@@ -208,7 +208,7 @@ def test_processes_keep_one_head_and_fail_together(matrices, trainable, samples)
         assert first[1]["failures"] == second[1]["failures"] == (number > 1)
         assert first[1].get("updates") == second[1].get("updates")
         assert first[1].get("length") == second[1].get("length")
-        if number < 5:
+        if number < 5:  # in the last, nothing was taken over yet
             assert (first[0] == second[0]).all()
     assert whole[1]["updates"] > 0
     assert lonely[1]["updates"] == 0 and lonely[1]["length"] > 0

@@ -51,7 +51,7 @@ def test_targets_are_what_the_policy_says_of_the_drafted_token(policy, traces, s
     with torch.no_grad():
         logits = policy.model(torch.tensor(trace.tokens)[None].long()).logits[0]
     steps = list(Learner(make_head(), policy, 3).unrolled([samples[0]]))
-    first, total = len(trace.prompt), len(trace.tokens)
+    first, total = len(trace.prompt), len(trace.tokens)  # the first response token is no draft
     for step in steps:
         places = range(first + 1 + step.number, total)
         assert step.tokens.tolist() == trace.tokens[first + 1 + step.number :].tolist()

@@ -80,7 +80,7 @@ class Synthetic:
     noise: float = 0.02
     traces: bool = True
     warm_up: float = 1.0
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)  # of RunInfo
 
     def write(self, path: Path) -> Path:
         folder = RunFolder(path)
@@ -99,7 +99,7 @@ class Synthetic:
         now = start = START_S + 1000.0 * step
         while count := int((left > 0).sum()):
             drafting = self.sam and count <= TAIL_THRESHOLD
-            gained = np.minimum(left, 2 if drafting else 1)
+            gained = np.minimum(left, 2 if drafting else 1)  # one of K draft tokens is right
             left = left - gained
             drafts, kept = count * drafting, int(gained.sum()) - count
             duration = (0.01 + 0.001 * count) * (1 + self.noise * noise.standard_normal())

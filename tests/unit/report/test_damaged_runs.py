@@ -30,7 +30,7 @@ def test_truncated_parquet_costs_that_file_only(pair):
     assert sum("0-002.parquet: unreadable, left out" in text for text in told) == len(told) == 3
     (pair,) = comparison.lossless.pairs
     assert (pair.identical, pair.matched, pair.unmatched) == (80, 80, 0)
-    assert comparison.time("rollout").steps == 6
+    assert comparison.time("rollout").steps == 6  # its metrics are whole
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_truncated_parquet_costs_that_file_only(pair):
 )
 def test_lost_records_are_named_and_no_difference(pair, tables, same):
     base, sam = pair
-    for name in tables:
+    for name in tables:  # files of the third step
         (sam / "sam" / name / "0-002.parquet").unlink()
     comparison = compare_folders(base, sam)
     assert comparison.fair is True

@@ -57,9 +57,9 @@ def model(**paths) -> dict:
          "sampler", "unfair", "rollout_sampler.kind: coupled_inversion in BASE, stock in SAM"),
         (config(coupling="inversion"), config(coupling="gumbel"),
          "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
-        ({}, config(coupling="gumbel"),
+        ({}, config(coupling="gumbel"),  # before it was recorded, coupled meant inversion
          "sampler", "unfair", "coupling: inversion in BASE, gumbel in SAM"),
-        ({}, config(rollout_sampler={"batch_invariant": True}),
+        ({}, config(rollout_sampler={"batch_invariant": True}),  # nothing recorded: it was off
          "sampler", "unfair", "rollout_sampler.batch_invariant: False in BASE, True in SAM"),
         ({}, config(rollout_telemetry={"proof": {"every": 5}}),
          "saving", "warning", "rollout_telemetry.proof.every: 0 in BASE, 5 in SAM"),

@@ -17,7 +17,7 @@ from tests.unit.drafting.texts import int32, rows_of
 K, MAX_ROWS, MAX_LENGTH = 3, 4, 64
 THRESHOLD = 2
 PERIOD = [5, 6, 7, 8]
-START = PERIOD * 2 + PERIOD[:1]
+START = PERIOD * 2 + PERIOD[:1]  # of every request that is not given another text
 
 
 def next_of_period(text: Sequence[int], count: int = K) -> list[int]:
@@ -29,8 +29,8 @@ class Engine:
         self,
         *names: str,
         siblings: bool = False,
-        folder: str = "",
-        sources: SourcesConfig | None = None,
+        folder: str = "",  # of ended responses; without one none are kept
+        sources: SourcesConfig | None = None,  # instead of own text and siblings
         gate: GateConfig | None = None,
         pad_drafts: str = "auto",
         shape: str = "chain",
@@ -48,8 +48,8 @@ class Engine:
         self.texts: dict[str, list[int]] = {}
         self.identities: dict[str, RequestIdentity] = {}
         self.without: set[str] = set()
-        self.room = True
-        self.whole = False
+        self.room = True  # for drafts, in the next step
+        self.whole = False  # the next step is prepared, with K places for each request
         self.add(*names)
         limits, asked = Limits(MAX_ROWS, MAX_LENGTH), EngineHooks(**hooks)
         self.session = DraftSession(self.config, self, limits, record=record, hooks=asked)
@@ -102,7 +102,7 @@ class GateOnRecord:
 
     def __init__(self) -> None:
         self.seen: list[EngineStep] = []
-        self.asked: list[tuple[bool, bool]] = []
+        self.asked: list[tuple[bool, bool]] = []  # whether steps are whole, and have room
         self.given = K
 
     def observe(self, step: EngineStep) -> None:

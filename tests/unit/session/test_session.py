@@ -80,10 +80,10 @@ def test_a_gate_that_measures_is_told_what_was_offered_to_the_same_batch():
     engine = Engine("a", "b", "c", gate=GateConfig("auto"))
     gate = on_record(engine)
     engine.step("a", "b")
-    engine.step("a", "b", sampled=1 + K)
-    engine.go_on({"a": [99], "b": [99]})
+    engine.step("a", "b", sampled=1 + K)  # all that was offered was right
+    engine.go_on({"a": [99], "b": [99]})  # and all of this was wrong
     engine.step("a", "c")
-    gate.given = 0
+    gate.given = 0  # nothing is looked for
     engine.step("a", "c")
     engine.step("a", "c")
     offered = [step.offered for step in gate.seen]
@@ -97,7 +97,7 @@ def test_prompts_that_are_still_computed_and_requests_without_drafts_are_offered
     gate = on_record(engine)
     engine.without.add("c")
     engine.go_on({"a": next_of_period(engine.texts["a"], 1), "b": [], "c": [9]})
-    engine.step("a", "b", "c")
+    engine.step("a", "b", "c")  # the prompt of b has ended
     engine.step("a", "b", "c")
     assert [step.offered and step.offered.rows for step in gate.seen] == [None, 1, 2]
 
@@ -142,7 +142,7 @@ def test_places_that_are_scheduled_are_drafted_before_the_gate_is_asked():
         assert engine.step("a", sampled=1 + step) == [next_of_period(engine.texts["a"])]
         assert len(gate.seen) == step
         engine.session.settle()
-        engine.session.settle()
+        engine.session.settle()  # once is enough
         assert len(gate.seen) == step + 1
     assert [one.verified.accepted.tolist() for one in gate.seen] == [[0], [1], [2]]
     steps = engine.drain()["steps"]
@@ -179,7 +179,7 @@ def test_drafts_that_the_gate_did_not_want_are_told_it_as_wasted():
     gate = on_record(engine)
     engine.step("a", "b")
     engine.whole, gate.given = True, 0
-    for is_drafted in (True, False):
+    for is_drafted in (True, False):  # scheduled when the gate was open; filled, not drafted
         drafts, *_ = engine.step("a", "b", "c")
         text = engine.texts["a"]
         assert drafts == (next_of_period(text) if is_drafted else text[-1:] * K)
@@ -223,7 +223,7 @@ def test_a_failure_ends_drafting_and_nothing_else(call, pad_drafts, monkeypatch,
     with caplog.at_level(logging.WARNING, LOGGER):
         engine.texts["c"] = [*PERIOD, 1]
         del engine.texts["b"]
-        engine.step("a", "c")
+        engine.step("a", "c")  # bind and finish are called when the batch changes
         drained = engine.drain()
         for _ in range(2):
             engine.texts["a"] = PERIOD[:1]
@@ -269,7 +269,7 @@ def test_an_exchange_that_fails_is_counted_named_once_and_tried_again(monkeypatc
 
 
 def test_drafting_goes_on_without_records(caplog):
-    times = iter([1.0])
+    times = iter([1.0])  # then it raises
     engine = Engine("a", sampler_us=lambda: next(times))
     engine.step("a")
     with caplog.at_level(logging.WARNING, logger=LOGGER):
@@ -289,13 +289,13 @@ def holders_of(root: object, word: str) -> list[object]:
     seen, found, todo = {id(root)}, [], [root]
     while todo:
         one = todo.pop()
-        keys = list(one) if isinstance(one, dict) else []
+        keys = list(one) if isinstance(one, dict) else []  # the collector passes texts over
         for part in [*keys, *gc.get_referents(one)]:
             if isinstance(part, str) and word in part:
                 found.append(one)
             elif id(part) not in seen and not isinstance(part, type | type(gc) | str):
                 if callable(part) and not hasattr(part, "__self__"):
-                    continue
+                    continue  # functions lead to their modules, and so to everything
                 seen.add(id(part))
                 todo.append(part)
     return found
@@ -309,7 +309,7 @@ def test_nothing_keeps_the_ids_of_requests_that_ended(record, tmp_path):
         engine.add_siblings([number, *PERIOD, *PERIOD], *names)
         engine.without.add(names[2])
         engine.step(*names)
-        engine.step(*names[:2], sampled=2)
+        engine.step(*names[:2], sampled=2)  # the third is preempted
     assert holders_of(engine.session, "request-0")
     for kept in (engine.texts, engine.identities, engine.without):
         kept.clear()
@@ -369,7 +369,7 @@ def test_nothing_is_cumulative(kind):
     assert sums["draft/drafter_steps"] == 60
     steps = [drained["steps"] for drained in parts]
     totals = {}
-    for drained in parts:
+    for drained in parts:  # of a live request as they stand, of an ended one the last
         totals |= drained["requests"]
     _, drafted, accepted, _, _ = map(sum, zip(*totals.values(), strict=True))
     assert drafted == sum(sum(one["draft_tokens"]) for one in steps)
@@ -379,7 +379,7 @@ def test_nothing_is_cumulative(kind):
     assert sums["draft/padding_tokens"] > sums["draft/accepted_padding_tokens"] > 0
     if kind == "threshold":
         assert sums["draft/proposed_tokens"] > drafted > accepted > 0
-    else:
+    else:  # when it opens is up to the clock
         assert sum(sums[f"gate/steps_with_k_{k}"] for k in range(K + 1)) == 60
 
 
@@ -463,10 +463,10 @@ def looks(drafts: Drafts) -> list[bool]:
 @pytest.mark.parametrize(
     ("options", "first"),
     [
-        ({}, 2),
-        ({"after": 3}, 4),
+        ({}, 2),  # drafts are asked for first: a look without them would find less than can be
+        ({"after": 3}, 4),  # it is patient where steps are scheduled ahead
         ({"after": 3, "works": False}, 4),
-        ({"works": False}, 2),
+        ({"works": False}, 2),  # looks go on where the model cannot draft
     ],
 )
 def test_a_closed_gate_looks_when_the_models_drafts_are_there(options, first):
@@ -487,6 +487,6 @@ def test_a_group_lives_on_while_one_of_its_responses_is_interrupted():
     engine.add_siblings([9, *PERIOD], "a", "b")
     engine.step("a", "b")
     interrupted = engine.identities["b"]
-    engine.texts.clear()
+    engine.texts.clear()  # both requests have ended
     assert engine.session.drain([interrupted])["counters"]["draft/prompt_groups"] == 1
     assert engine.counter("prompt_groups") == 0, "it did not come back"

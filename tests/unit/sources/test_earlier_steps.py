@@ -177,7 +177,7 @@ def test_siblings_that_ended_in_this_step_outlive_earlier_responses(tmp_path, el
     assert counter(drafter, "earlier_found") == 1
     for text in (ended, texts[2]):
         assert step(drafter, {"live": [*live, *text[50:54]]})["live"] == text[54:57]
-    for number in range(6):
+    for number in range(6):  # others need the memory
         drafter.admit(f"r{number}", identity(f"h{number}", step=2))
         step(drafter, {f"r{number}": texts[4 + number][:3900], "live": live})
     for _ in range(9):

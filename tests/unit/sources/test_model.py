@@ -78,7 +78,7 @@ def test_whoever_was_right_decides(right, token):
         drafter.say([[40]], [[0.9]])
         (draft,) = drafter.drafts(text, name=f"request {turn}")
         chosen.append(draft[0])
-        drafter.drafts([*text, token], name=f"request {turn}")
+        drafter.drafts([*text, token], name=f"request {turn}")  # what the policy sampled
         drafter.finish([f"request {turn} of row 0"])
     assert set(chosen[-10:]) == {token}
 

@@ -15,7 +15,7 @@ import sam_rollout
 from sam_rollout.sources import NAMES
 from tests.pages import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # may have to compile kernels
 
 PROBE = """
 import json
@@ -66,7 +66,7 @@ def toy() -> str:
 def found(tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("toy")
     package = Path(sam_rollout.__file__).parent
-    shutil.copytree(package, folder / "sam_rollout")
+    shutil.copytree(package, folder / "sam_rollout")  # with the kernels that are compiled beside it
     (folder / "sam_rollout" / "sources" / "toy.py").write_text(toy())
     done = subprocess.run(
         [sys.executable, "-c", PROBE, str(ROOT / "docs" / "configuration.md")],

@@ -89,7 +89,7 @@ def test_old_text_of_a_run_goes_by_generations():
         ended(drafter, f"r{number}", text)
         assert drafter.usage().bytes <= 1 << 20
         assert counter(drafter, "run_evictions") == 0
-        if number >= 5:
+        if number >= 5:  # the newest are always there, a change or not
             for old in (0, 3, 5):
                 start = texts[number - old][500:504]
                 expected = texts[number - old][504:507]
@@ -169,7 +169,7 @@ def test_a_run_that_outgrows_its_memory_with_live_text_begins_anew():
         assert counter(drafter, "run_evictions") == life
         assert counter(drafter, "run_bytes") < 1000
         read = drafter.usage().catch_up_tokens
-        for _ in range(2):
+        for _ in range(2):  # the live ones do without, and are not read again
             drafts = step(drafter, {names[0]: text, f"{life}c": [1, 2, 3]}, width=len(text))
             assert drafts[names[0]] == []
         assert drafter.usage().catch_up_tokens == read + 3

@@ -161,7 +161,7 @@ def test_texts_of_others_that_wait_go_before_any_group():
         step(b, {name: rng.integers(0, VOCABULARY, 500).tolist()})
         b.finish([name])
     waiting = [piece(np.arange(WIDTH) % VOCABULARY, response=f"x/{place}") for place in range(8)]
-    b.exchange("y", waiting)
+    b.exchange("y", waiting)  # an eighth of the memory
     step(b, {"b": [9]})
     assert counter(b, "prompt_evictions") == 0
     assert counter(b, "shared_missed_tokens") == 8 * WIDTH
@@ -194,7 +194,7 @@ def test_a_place_is_free_again_when_the_end_of_its_text_is_lost():
     b.exchange("y", [piece([1, 2], response=f"x/{number}") for number in range(8)])
     step(b, {"b": [9]})
     for turn in range(SILENT_TURNS):
-        b.exchange("y", [piece([100 + turn], response="x/0", start=2 + turn)])
+        b.exchange("y", [piece([100 + turn], response="x/0", start=2 + turn)])  # one goes on
         step(b, {"b": [9]})
     assert counter(b, "live_requests") == 1
     b.exchange("y", [piece([1, 2], response=f"x/{number}") for number in range(8, 16)])
@@ -205,7 +205,7 @@ def test_a_place_is_free_again_when_the_end_of_its_text_is_lost():
 
 
 def test_what_nobody_asks_for_is_bounded_counted_and_freed():
-    a = make_engine("a", max_bytes=1 << 20)
+    a = make_engine("a", max_bytes=1 << 20)  # an eighth of it is 8 texts
     (pool,) = (one.pool for one in a.sources)
     for number in range(20):
         name = f"a{number}"

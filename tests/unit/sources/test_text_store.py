@@ -81,7 +81,7 @@ def test_the_oldest_give_way_and_the_folder_stays_within_its_bytes(tmp_path):
     reader = store(tmp_path, max_bytes)
     assert reader.read("old", PLENTY, PLENTY) == []
     kept = [s for s in range(100, 1200) if reader.read(f"g{s}", PLENTY, PLENTY)]
-    assert kept == list(range(kept[0], 1200))
+    assert kept == list(range(kept[0], 1200))  # the newest, without a gap
 
 
 def test_of_a_response_longer_than_a_segment_the_end_is_kept(tmp_path):
@@ -105,7 +105,7 @@ def test_too_many_writers_are_told(tmp_path):
         writer.append("g", 0, tokens(1))
     assert len(segment_files(tmp_path)) == SEGMENTS - 1
     assert all(path.suffix == OPEN for path in segment_files(tmp_path))
-    writers[-1].append("g", 0, tokens(1))
+    writers[-1].append("g", 0, tokens(1))  # exactly full
     with pytest.raises(OSError, match="engines write to one folder"):
         store(tmp_path, 64_000).append("g", 0, tokens(1))
 
@@ -165,7 +165,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-SHARED_BYTES = 600_000
+SHARED_BYTES = 600_000  # of 740,000 that are written: neither writer's are all deleted
 
 
 def _write_many(folder, name, count):
@@ -188,7 +188,7 @@ def test_two_processes_write_at_once(tmp_path):
         for name in ("a", "b"):
             for response in reader.read(name, PLENTY, PLENTY):
                 assert (response == response[0]).all() and len(response) == 30
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # renamed or deleted meanwhile
             assert folder_bytes(tmp_path) <= SHARED_BYTES
     assert [process.exitcode for process in processes] == [0, 0]
     for name in ("a", "b"):
@@ -253,7 +253,7 @@ def test_orphans_are_closed_where_locks_are_those_of_nfs(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", nfs_flock)
     orphan = store(tmp_path)
     orphan.append("g", 0, tokens(1))
-    orphan._segment.close()
+    orphan._segment.close()  # as the system does when a writer dies
     store(tmp_path).append("g", 1, tokens(2))
     assert [path.suffix for path in segment_files(tmp_path)] == [CLOSED, OPEN]
     assert read(tmp_path, "g") == [[1], [2]]
@@ -279,7 +279,7 @@ def test_another_users_orphan_stays_as_it_is(tmp_path, monkeypatch):
 def test_segments_that_another_machine_deleted_cost_nothing(tmp_path, monkeypatch):
     writer, reader = store(tmp_path, 64_000), store(tmp_path, 64_000)
     for step in range(8):
-        writer.append("g", step, np.full(50, step, np.int32))
+        writer.append("g", step, np.full(50, step, np.int32))  # a segment each
     reader.refresh()
     oldest = segment_files(tmp_path)[0]
     oldest.unlink()
@@ -291,7 +291,7 @@ def test_segments_that_another_machine_deleted_cost_nothing(tmp_path, monkeypatc
         lambda self: {path.stem: path for path in ghosts.values()} | segments(self),
     )
     smaller = store(tmp_path, 64_000)
-    smaller._max_bytes = 5 * smaller._segment_bytes
+    smaller._max_bytes = 5 * smaller._segment_bytes  # deletes, the ghosts first
     smaller.append("g", 8, tokens(8))
     assert [r[0] for r in read(tmp_path, "g", max_bytes=64_000)] == [5, 6, 7, 8]
 

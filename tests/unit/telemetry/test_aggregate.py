@@ -73,7 +73,7 @@ def metrics():
         ("engine/tokens_per_s", 19 / 5),
         ("engine/preempted", 1),
         ("engine/replicas", 2),
-        ("tail/time_s", 3.0),
+        ("tail/time_s", 3.0),  # the second step of replica 0 has a queue, so it is no tail
         ("tail/time_sum_s", 4.0),
         ("tail/share", 4 / 9),
         ("tail/tokens", 10),
@@ -124,7 +124,7 @@ def test_validation_traffic_is_kept_apart():
     assert train["sam/engine/rollout_s"] == 5.0
     held_out = aggregate(tables, [three_requests()], tail_threshold=2, split="val")
     assert held_out["sam_val/engine/rollout_s"] == 8.0
-    assert held_out["sam_val/routing/imbalance"] == 0.0
+    assert held_out["sam_val/routing/imbalance"] == 0.0  # the requests are of the train split
     assert all(name.startswith("sam_val/") for name in held_out)
 
 
@@ -159,7 +159,7 @@ def test_counters_are_summed_over_replicas_and_those_that_are_no_metric_left_out
     assert metrics["sam/draft/run_bytes"] == 16
     assert metrics["sam/draft/verify_context_4096"] == 10
     assert metrics["sam/draft/accepted_context_4096"] == 6
-    assert metrics["sam/draft/drafted_tokens"] == 0
+    assert metrics["sam/draft/drafted_tokens"] == 0  # verified, of which there are no records
     for unknown in ("drafter_steps", "bytes", "verify_context_0", "evictions"):
         assert f"sam/draft/{unknown}" not in metrics
 

@@ -26,7 +26,7 @@ def step(rollout_s: float, tokens: float, **others: float) -> dict[str, float]:
 def folder(tmp_path):
     folder = RunFolder(tmp_path / "base")
     folder.write_start(RunInfo("sam=off", CONFIG, {}, {}, {}, "2026-07-01T00:00:00+00:00"))
-    folder.append_train_step(0, {"val-core/gsm8k/acc/mean@1": 0.1})
+    folder.append_train_step(0, {"val-core/gsm8k/acc/mean@1": 0.1})  # before training
     folder.append_train_step(1, step(30.0, 100))
     folder.append_train_step(2, step(20.0, 100, **{"critic/rewards/mean": math.nan}))
     return folder

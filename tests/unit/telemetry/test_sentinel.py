@@ -151,9 +151,9 @@ def test_a_request_without_engine_steps_is_looked_for_since_the_last_drain(start
         (0.012, 0.004, True),
         (0.004, 0.012, True),
         (0.004, 0.0045, False),
-        (4e-6, 1e-7, False),
-        (0.0, 0.0, False),
-        (0.5, None, False),
+        (4e-6, 1e-7, False),  # rounding, whatever its ratio
+        (0.0, 0.0, False),  # the trainer took the rollout's probabilities over
+        (0.5, None, False),  # no baseline, or none of this step
     ],
 )
 def test_probabilities_that_are_not_as_far_apart_as_in_the_baseline(own, baseline, found):
@@ -167,10 +167,10 @@ def test_probabilities_that_are_not_as_far_apart_as_in_the_baseline(own, baselin
 
 def test_texts_that_differ_are_a_fault_unless_rounding_explains_it():
     identical, ties = "sam/proof/identical_share", "sam/proof/ties_share"
-    silent = {"response_length/mean": 0.0}
+    silent = {"response_length/mean": 0.0}  # training steps without a comparison say nothing new
     rounding = silent | {identical: 0.75, ties: 1.0}
     fault = silent | {identical: 0.75, ties: 0.5}
-    unknown = silent | {identical: 0.5}
+    unknown = silent | {identical: 0.5}  # no place was looked at
     same = silent | {identical: 1.0}
     sentinel = Sentinel(SentinelConfig())
     steps = [same, rounding, unknown, fault, silent, fault, same, silent, fault]

@@ -46,7 +46,7 @@ def assert_drawn_from(tokens: torch.Tensor, probabilities: torch.Tensor) -> None
     few = max(int((expected >= 8).sum()), 1)
     observed = torch.cat((observed[:few], observed[few:].sum()[None]))
     expected = torch.cat((expected[:few], expected[few:].sum()[None]))
-    if expected[-1] < 8:
+    if expected[-1] < 8:  # the rest belongs to the last full bin
         observed = torch.cat((observed[:-2], observed[-2:].sum()[None]))
         expected = torch.cat((expected[:-2], expected[-2:].sum()[None]))
     if len(expected) > 1:

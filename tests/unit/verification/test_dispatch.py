@@ -51,7 +51,7 @@ def vectorised_with_distributions(batch, counts, drafts, probabilities):
 def test_the_same_operations_at_any_size_and_none_that_waits(call, vocabulary):
     kernels = []
     for batch, k in ((1, 1), (2, 1), (16, 4), (64, 8)):
-        counts = k - torch.arange(batch) % 2
+        counts = k - torch.arange(batch) % 2  # ragged
         layout = layout_of(counts)
         drafts = torch.arange(layout.num_drafts) % vocabulary
         probabilities = target(layout.num_rows, vocabulary)

@@ -44,7 +44,7 @@ def test_a_large_vocabulary_in_bins(draw):
     row = target(1, vocabulary, temperature=0.6)[0]
     generator = torch.Generator().manual_seed(1)
     bins = torch.randint(50, (vocabulary,), generator=generator)
-    rows = row.expand(per_call, -1)
+    rows = row.expand(per_call, -1)  # no copies: the test stays small
     random = bits(draws).view(-1, per_call)
     tokens = torch.cat([draw(rows, part) for part in random])
     masses = torch.zeros(50, dtype=torch.float64).index_add_(0, bins, row.double())

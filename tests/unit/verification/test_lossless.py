@@ -109,14 +109,14 @@ def test_greedy_and_random_requests_side_by_side(way, vocabulary):
     likeliest = by_place.argmax(dim=1)
     by_place = make_likely(by_place, likeliest, 0.6)
     drafts = likeliest[:K].clone()
-    drafts[2] = (drafts[2] + 1) % vocabulary
+    drafts[2] = (drafts[2] + 1) % vocabulary  # greedy requests keep two drafts and correct this one
     counts = 1 + torch.arange(2 * REQUESTS) % K
     greedy = torch.arange(2 * REQUESTS) % 2 == 1
     output = verify_alike(way, counts, drafts, by_place, greedy=greedy)
     random = ~greedy
     assert_lossless(output[random], by_place, counts[random], places=2)
     places = torch.arange(K + 1)
-    lengths = (counts + 1).clamp(max=3)
+    lengths = (counts + 1).clamp(max=3)  # the wrong draft ends the text after three tokens
     expected = torch.where(places < lengths[:, None], likeliest, NO_TOKEN)
     assert (output[greedy] == expected[greedy]).all()
 

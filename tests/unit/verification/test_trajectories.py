@@ -5,7 +5,7 @@ from sam_rollout.verification import DraftLayout, draw_tokens, keyed_bits, verif
 from tests.unit.verification.distributions import gumbel_draws
 
 VOCABULARY, LENGTH, SEEDS = 50, 100, 20
-CONTEXT = 3
+CONTEXT = 3  # tokens the toy model looks back
 MAX_K = 8
 
 TABLES = torch.randn(CONTEXT, VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))

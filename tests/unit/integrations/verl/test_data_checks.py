@@ -9,7 +9,7 @@ from sam_rollout.integrations.verl.data_checks import check_data
 from tests.unit.integrations.verl.test_checks import composed
 from tests.unit.test_configs import plain_shell  # noqa: F401 - a fixture for every test
 
-BATCH = 6
+BATCH = 6  # data.train_batch_size of the tiny experiment
 
 
 def rows(count, question="1 + 1 = ?", **changed):

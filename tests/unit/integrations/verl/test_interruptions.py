@@ -177,7 +177,7 @@ def test_a_replicas_other_servers_have_no_requests_to_interrupt():
 
 def test_parallel_requests_may_have_one_id(server, monkeypatch):
     async def parked(self, request_id):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # until the other request is under way, too
 
     async def both():
         return await asyncio.gather(*(server.generate(PROMPT, {}, "a") for _ in range(2)))

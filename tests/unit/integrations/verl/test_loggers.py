@@ -89,7 +89,7 @@ def test_a_run_can_be_found_again(config, wandb, monkeypatch):
 
 def test_wandb_need_not_be_installed_where_it_is_not_chosen(config, monkeypatch):
     config.trainer.logger = ["console", "tensorboard"]
-    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it fails
     loggers.start_wandb(config, RUN, info(config))
     assert config.trainer.logger == ["console", "tensorboard"]
 
@@ -151,7 +151,7 @@ def test_the_step_goes_along_with_validation():
 
 def test_a_curve_that_cannot_be_drawn_ends_nothing(caplog):
     curve_logger = loggers.CurveLogger({"tensorboard": SimpleNamespace(writer=None)}, 8)
-    curve_logger.log([], "title", 1)
+    curve_logger.log([], "title", 1)  # a step without records
     assert "cannot be drawn" not in caplog.text
     curve_logger.log([engine_steps(engine_step())], "title", 2)
     curve_logger.log([object()], "title", 3)

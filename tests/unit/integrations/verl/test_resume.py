@@ -87,13 +87,13 @@ def test_another_runs_checkpoints_are_not_resumed(begun, first, second, differen
         ("sam=on", "sam.sources.prompt.earlier_steps=true"),
         ("sam=on", "sam.gate.kind=schedule", "+sam.gate.schedule={4: 2}"),
         ("sam=on", "actor_rollout_ref.actor.optim.clip_grad=inf"),
-        ("sam=on", "data.seed=nan"),
+        ("sam=on", "data.seed=nan"),  # equal to itself
     ],
 )
 def test_a_run_is_resumed_with_its_own_settings(begun, overrides):
     where = begun(*overrides)
     check(composed(*overrides, where, RESUME))
-    if "sam=off" in overrides:
+    if "sam=off" in overrides:  # without drafts their number is nobody's
         check(composed("sam=off", where, RESUME))
 
 
@@ -123,7 +123,7 @@ def test_who_wrote_the_checkpoint_decides_not_who_came_last(tmp_path):
     checkpoints = tmp_path / "checkpoints"
     left_by(tmp_path, at(1), "sam=off")
     checkpoint(checkpoints, 40, at(2))
-    left_by(tmp_path, at(3), "sam=on")
+    left_by(tmp_path, at(3), "sam=on")  # with resume_mode=disable; it saved nothing
     with pytest.raises(ConfigError, match=r"step 40 .*sam\.enabled: False there, True here"):
         check(composed("sam=on", f"run_dir={tmp_path}", RESUME))
     check(composed("sam=off", f"run_dir={tmp_path}", RESUME))
@@ -133,7 +133,7 @@ def test_who_wrote_the_checkpoint_decides_not_who_came_last(tmp_path):
 
 def test_a_run_folder_may_move(tmp_path, monkeypatch):
     history = "sam.sources.prompt.earlier_steps=true"
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)  # where the data lie
     left_by(tmp_path / "run", at(1), "sam=on", history, folder="/old/run")
     checkpoint(tmp_path / "run" / "checkpoints", 40, at(2))
     check(composed("sam=on", history, f"run_dir={tmp_path}/run", RESUME))

@@ -18,7 +18,7 @@ from sam_rollout.integrations.verl.sampler import (
 
 SIBLINGS = 3
 MIXED, RIGHT, WRONG = (1.0, 0.0, 1.0), (1.0,) * 3, (0.0,) * 3
-FAILED, NOTHING = None, ()
+FAILED, NOTHING = None, ()  # in one response, in all
 
 
 def uid_of(number: int) -> str:
@@ -36,7 +36,7 @@ class Queue:
         self.tags: dict[str, dict[str, dict]] = {"train": {}, "val": {}}
         self.rewards: dict[str, dict[str, float | None]] = {}
         self.to_finish: list[tuple[str, str, tuple[float | None, ...] | None]] = []
-        self.tokens: dict[str, list[tuple[int, int]]] = {}
+        self.tokens: dict[str, list[tuple[int, int]]] = {}  # of a response, by weights
 
     def submit(self, partition: str, uid: str, outcome: tuple[float | None, ...] | None) -> None:
         self.tags[partition][uid] = {"is_prompt": True, "status": "pending", "global_steps": 1}
@@ -169,11 +169,11 @@ def test_rounds_repeat_until_there_are_enough_groups(make, seed):
         "failed_groups": 1,
     }
     assert metrics["time_mean_s"] > 0
-    means = [1.0, 2 / 3, 0.0, 2 / 3, 2 / 3]
+    means = [1.0, 2 / 3, 0.0, 2 / 3, 2 / 3]  # of every finished group
     mean = sum(means) / 5
     assert metrics["accuracy_unfiltered"] == pytest.approx(mean)
     assert set(trainer.queue.tags["train"]) == set(batch.keys), "the rest is cleared"
-    trainer.queue.tags["train"].clear()
+    trainer.queue.tags["train"].clear()  # trained on
     batch, metrics = rounds_step(trainer)
     assert batch.keys == responses_of(6, 7)
     assert metrics["generated_groups"] == 3, "figures belong to one step"
@@ -197,7 +197,7 @@ UNJUDGED = [(None, 1.0, 0.0), (1.0, None, None), WRONG]
         ([MIXED, MIXED, WRONG], "score", 4 / 9, 1),
         ([MIXED, MIXED, WRONG], "reward", 4 / 9, 1),
         ([MIXED, MIXED, WRONG], None, 4 / 9, 0),
-        (UNJUDGED, None, 0.5, 0),
+        (UNJUDGED, None, 0.5, 0),  # what cannot be judged is left out
     ],
 )
 def test_accuracy_is_accuracy_whatever_the_filter_looks_at(
@@ -277,7 +277,7 @@ def test_an_asynchronous_buffer_keeps_groups_for_later_steps_and_counts_them_onc
         trained += [key for key in batch.keys if key.endswith("_0_0")]
         generated += metrics["generated_groups"]
         filtered += metrics["filtered_groups"]
-        trainer.queue.tags["train"] = {
+        trainer.queue.tags["train"] = {  # trained on
             key: tag
             for key, tag in trainer.queue.tags["train"].items()
             if key.split("_")[0] not in {key.split("_")[0] for key in batch.keys}
@@ -400,7 +400,7 @@ def test_an_error_that_all_would_meet_ends_the_run_at_the_first_response(make):
 
 def test_a_resumed_run_trains_on_groups_of_its_checkpoint_without_counting_them_again(make):
     trainer = make(AsyncRefillReplayBuffer, [MIXED] * 40)
-    for number in range(5):
+    for number in range(5):  # submitted before the checkpoint
         trainer.queue.submit("train", uid_of(number), MIXED)
         for key in responses_of(number):
             trainer.queue.tokens[key] = [(0, 10)]

@@ -13,18 +13,18 @@ from tests.unit.drafting.texts import identity
 
 
 def piece(group="g", response="x/1", start=0, tokens=b"1234"):
-    return ["train", 1, group, response, start, False, False, tokens]
+    return ["train", 1, group, response, start, False, False, tokens]  # a list, as msgpack makes it
 
 
 class Server:
     def __init__(self, replica: int, engines: int = 1, folder: str = "") -> None:
         self.replica, self.engines, self.folder = replica, engines, folder
-        self.sampled = [[] for _ in range(engines)]
+        self.sampled = [[] for _ in range(engines)]  # what each engine will tell next
         self.got = [[] for _ in range(engines)]
         self.asked = 0
         self.fails: Exception | None = None
         self.engine_fails = False
-        self.hear_texts = self
+        self.hear_texts = self  # a method of a handle
 
     def meet(self, *servers: "Server") -> TextSharing:
         handles = {server.replica: server for server in (self, *servers)}
@@ -76,7 +76,7 @@ def run(monkeypatch):
 def test_texts_go_where_siblings_run_and_nowhere_else(run):
     async def test(a, b, c):
         with running(a), running(b), running(c, "other"):
-            await turn(a, b, c)
+            await turn(a, b, c)  # they learn what runs where
             a.sampled = [[piece(), piece("unknown")]]
             await turn(a, b, c)
             await turn(a, b, c)
@@ -167,7 +167,7 @@ def test_a_malformed_message_changes_nothing(run):
     async def test(a, b):
         with running(b):
             for runs, pieces in ((7, [piece()]), ([[[]]], [piece()]), (None, [piece(), 7])):
-                with pytest.raises(TypeError):
+                with pytest.raises(TypeError):  # its sender logs the error
                     b.sharing.hear(0, "", runs, pieces)
             b.sharing.hear(0, "", None, [piece(start=1)])
             await turn(b)
@@ -184,7 +184,7 @@ def test_what_waits_for_an_engine_is_bounded_and_handed_over_in_parts(run, monke
     async def test(a, b):
         with running(b):
             b.sharing.hear(0, "", None, [piece(start=start) for start in range(5)])
-            b.sharing.hear(0, "", None, [piece(tokens=b"1" * 4 * size)])
+            b.sharing.hear(0, "", None, [piece(tokens=b"1" * 4 * size)])  # longer than all room
             assert b.sharing.take_counters() == {"draft/shared_lost": 6}
             b.sharing.hear(0, "", None, [piece(start=start) for start in range(4)])
             await turn(b)
@@ -234,7 +234,7 @@ def test_turns_come_less_often_with_many_responses_or_servers(run):
 def test_ended_responses_go_to_one_server_of_every_other_folder(run):
     async def test(a, b, c, d, e):
         servers = (a, b, c, d, e)
-        await turn(*servers)
+        await turn(*servers)  # they say where they keep what has ended
         for who in (None, identity(split="val"), identity(step=-1)):
             a.sharing.ended(who, [1], [2])
         a.sharing.ended(identity(), [1], [])

@@ -80,7 +80,7 @@ def test_states_are_those_of_the_texts_tokens(packed, together):
         start = text.index(sample.tokens[0].item())
         assert sample.tokens.tolist() == text[start : start + 8]
         assert sample.prompt == max(0, prompt - start)
-        assert len(sample.tokens) > sample.prompt + 2
+        assert len(sample.tokens) > sample.prompt + 2  # something to learn from
         ids = sample.tokens.float()
         for number, layer in enumerate((0, 2, 3)):
             part = sample.states[:, number * HIDDEN : (number + 1) * HIDDEN].float()

@@ -88,8 +88,8 @@ def test_rows_of_the_engines_batch_become_a_step_of_the_session(runner):
     [
         (1, True, True, False),
         (2, True, True, True),
-        (2, False, True, True),
-        (2, False, False, False),
+        (2, False, True, True),  # experts are split over all ranks
+        (2, False, False, False),  # vLLM runs engines of dense models apart
     ],
 )
 def test_engines_that_share_experts_are_in_lockstep(size, experts, moe, expected):
@@ -140,9 +140,9 @@ class SampledBy:
 def test_sampler_time_counts_nested_samplers_once(runner, monkeypatch):
     runner.sampler, runner.rejection_sampler = SampledBy(), SampledBy()
     runner.bind()
-    runner.bind()
+    runner.bind()  # it is not wrapped twice
     runner.propose(a=[6])
-    clock = iter(range(0, 10**9, 10**6))
+    clock = iter(range(0, 10**9, 10**6))  # a look takes a millisecond
     with monkeypatch.context() as patched:
         patched.setattr("time.perf_counter_ns", lambda: next(clock))
         runner.rejection_sampler(inside=runner.sampler)

@@ -55,7 +55,7 @@ def test_an_ordinary_engine_may(version):
     assert why_synchronous(config(), version) == ""
     scheduled_so = config(scheduler_config__scheduler_cls=SYNC_SCHEDULER_CLASS)
     assert why_synchronous(scheduled_so, version) == ""
-    dense = config(parallel_config__data_parallel_size=2)
+    dense = config(parallel_config__data_parallel_size=2)  # such engines run apart
     assert why_synchronous(dense, version) == ""
 
 
@@ -127,7 +127,7 @@ def test_with_a_model_that_drafts_on_the_device_an_engine_may(method):
         (False, 1, KNOWN, NO_MODEL, SYNC_SCHEDULER_CLASS),
         (False, 2, KNOWN, NO_MODEL, None),
         (False, 1, "0.25.0", NO_MODEL, None),
-        (False, 1, "0.23.0", HEAD, SYNC_SCHEDULER_CLASS),
+        (False, 1, "0.23.0", HEAD, SYNC_SCHEDULER_CLASS),  # which tells a model its passes
         (False, 1, "0.22.0", HEAD, None),
     ],
 )
