@@ -202,10 +202,9 @@ class AutomatonPool:
             slots: int32[B], open slots; a negative one is skipped.
             rows: int32[B], the row of `token_ids` that belongs to each slot.
             token_ids: int32[R, L], token ids >= 0; read in place, never copied as a whole.
-            lengths: int32[B], known tokens of each row.
+            lengths: int32[B], known tokens of each row. The caller gives arrays of equal length.
 
         Raises:
-            TypeError: an array is not int32.
             IndexError: a slot is not open, or a row or length lies outside `token_ids`.
             ValueError: a token id is negative. Rows before the wrong row have been read.
             AutomatonFullError: an automaton would hold over 2**24 tokens; a ValueError.

@@ -98,9 +98,8 @@ class PromptTexts(GroupedTexts[GroupKey]):
         """Return the split, step and prompt that siblings have in common."""
         return None if identity is None else identity.group_key
 
-    def catch_up(self, token_ids: Int32Array, num_tokens: Int32Array, eligible: np.ndarray) -> None:
-        """Let automata read the rows' new tokens, then other engines' texts."""
-        super().catch_up(token_ids, num_tokens, eligible)
+    def _read_others(self) -> None:
+        """Let automata read the texts of other engines."""
         self._shared.read()
 
     def settle(self) -> None:

@@ -80,10 +80,14 @@ class GroupedTexts(LiveTexts, Generic[Key]):
         while True:
             try:
                 self._arrive(self._moving.read(self._bound, token_ids, num_tokens, eligible))
-                return super().catch_up(token_ids, num_tokens, eligible)
+                super().catch_up(token_ids, num_tokens, eligible)
+                return self._read_others()
             except AutomatonFullError as full:
                 (group,) = (one for one in self._all() if one.automaton == full.automaton)
                 self._give_up(group)
+
+    def _read_others(self) -> None:
+        """Let automata read further texts; called after each reading of the rows."""
 
     def settle(self) -> None:
         """Give up groups until the rest fits into memory, then groups with too large automata."""

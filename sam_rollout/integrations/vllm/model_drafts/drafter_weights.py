@@ -23,8 +23,10 @@ def share_embeddings(loader: Any = None) -> None:
     Call it before graphs are captured. `loader` loads drafters; vLLM's class is the default.
     """
     if loader is None:
-        from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
-
+        try:
+            from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+        except ImportError:  # the plugin loads in releases without draft models, too
+            return
         loader = SpecDecodeBaseProposer
     wrap_once(loader, "_maybe_share_embeddings", _sharing)
 
