@@ -56,8 +56,8 @@ followed prefix 6 yet. Its link is "ab", which was followed once, by the c after
 
 States and edges lie in blocks of equal size from an arena, and directories of a few bytes per block
 lead to them. When the edge table is full, its edges move to a larger table, a few slots per token
-read, in the order of the hash. The frontier is the number of slots moved: edges whose slot in the
-old table lies before it are in the new table.
+read, in the order of the hash. The frontier is the number of the old table's first slots whose
+edges have moved.
 
 Memory reaches the kernels as addresses, because numba accepts no list of a varying number of
 arrays. In the functions below, `automata` is int64[automata, AUTOMATON_WIDTH] and `header` one of
@@ -410,10 +410,10 @@ def _own_target(entry, token):
 
 @_inlined
 def _find_edge(header, address, state, token):
-    """Return the address of the target of a branching edge of the state at `address`.
+    """Return the address at which the target of a state's branching edge with `token` is stored.
 
-    If there is no such edge, return minus the address of its free slot in the table, or 0 if the
-    table was not searched or has no slot left.
+    `address` is the state's. Without such an edge, return minus the address of a free slot for it
+    in the table, or 0 if the table was not searched or is full.
     """
     entry = _int32_pointer(address)
     if state < 0:
@@ -539,8 +539,9 @@ def _branches(header, state):
 def _clone(header, arena, parent, token, edge, state):
     """Move to a clone the strings of `state` that exceed `parent`'s longest by at most one token.
 
-    The clone inherits the latest position of the state. `edge` is the address of the target of the
-    edge from `parent` to `state`. Returns the clone and DONE, or 0 and the reason for its absence.
+    The clone inherits the latest position of the state. `edge` is the address at which the target
+    of the edge from `parent` to `state` is stored. Returns the clone and DONE, or 0 and the reason
+    for its absence.
     """
     states = header[STATES]
     source = _at(states, state)

@@ -28,7 +28,9 @@ from sam_rollout.gating.step_times import StepTimes
 # A level replaces the best level if its rate is higher by this factor. To draft at all, a level
 # needs this lead over no drafts, too.
 _LEAD = 1.01
-_ADVANCE = 4  # trials may lose the time of this many steps in advance
+# Trials may lose the time of this many steps beyond the share `exploration`, so that they can begin
+# at once.
+_ADVANCE = 4
 _DECIDE_EVERY = 4  # steps from one decision to the next, as long as no request joins or leaves
 _ENOUGH = 4  # measured steps after which a cell (see `step_times.py`) is known
 _STALE = 512  # steps after which a cell has to be measured again

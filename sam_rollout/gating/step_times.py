@@ -31,8 +31,8 @@ _FIRST_FITS = (8, 16, 32)  # numbers of steps after which the first fits are mad
 _WARM_UP = _FIRST_FITS[0]  # before this number of steps, there are no expectations and no outliers
 _OUTLIER = 2.0  # a step whose time differs from the expected one by this factor is an outlier
 _KNOWN = 4  # steps after which a cell is known; an unknown cell may lie far from the expectation
-# After this many steps in other cells, a cell's earlier steps count as at most `_KNOWN`, because
-# the line may have moved.
+# If a cell had no step for this many steps, its old measurements together weigh no more than
+# `_KNOWN` steps, because the fitted line may have moved.
 _OLD = 256
 _PATIENCE = 16
 _SPEED_RATE = 1 / 32

@@ -31,7 +31,8 @@ class Pair:
     unmatched: int
     tokens: int  # Number of tokens in identical responses.
     first_step: int | None  # First training step with a response that differs or has no partner.
-    first_difference: int | None  # Shortest common beginning of two different responses, tokens.
+    # Fewest equal first tokens of two responses that differ; None if texts were not compared.
+    first_difference: int | None
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from sam_rollout.gating.model_price import ModelPrice
 from sam_rollout.session.adapter import EngineHooks
 from sam_rollout.sources.model import ModelSourceConfig
 
-# A closed gate sometimes makes a look: drafts are found but not handed over. If a look needs the
-# model's drafts, the model runs in the next _LOOK_AHEAD steps, until the gate decides again.
+# A closed gate sometimes makes a look: drafts are found but not handed over. If the model's drafts
+# are missing, the look is postponed, and the model runs for `_LOOK_AHEAD` steps. So its drafts
+# exist when the gate decides again.
 _LOOK_AHEAD = 8
 
 
@@ -42,7 +43,7 @@ class MadeDrafts:
         return made
 
     def ask(self, step: EngineStep, *, was_open: bool, is_open: bool, looks: bool) -> bool:
-        """Decide whether the model drafts next; return whether a look (`_LOOK_AHEAD`) must wait.
+        """Decide whether the model drafts next; return whether a look is postponed.
 
         Args:
             step: the engine step that the gate has just observed.
@@ -50,7 +51,7 @@ class MadeDrafts:
             looks: whether the gate wants drafts to be found but not verified.
         """
         self._looks_ahead -= self._looks_ahead > 0
-        waits = looks and self._lacking  # without the model's drafts a look would find too little
+        waits = looks and self._lacking
         if waits:
             self._looks_ahead = _LOOK_AHEAD
         self.wanted = is_open or self._looks_ahead > 0

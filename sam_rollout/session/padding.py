@@ -32,7 +32,7 @@ FULL_GRAPH, NO_GRAPH = "FULL", "NONE"  # any other value means piecewise graphs
 
 
 def no_graphs(_num_tokens: int, _uniform: bool) -> str:
-    """Return the graph of every step of an engine that has captured none."""
+    """Answer for an engine without captured graphs: no step runs in one."""
     return NO_GRAPH
 
 
