@@ -401,7 +401,7 @@ def _search_table(header, state, token):
 
 @_inlined
 def _own_target(entry, token):
-    """Return the column of the target of a clone's own edge on `token`, 0 if it has none."""
+    """Return the column with the target of a clone's own edge for `token`; 0 without an edge."""
     for column in OWN_EDGE_COLUMNS:
         if entry[column] == token:
             return column + 1
@@ -613,11 +613,11 @@ def _clone(header, arena, parent, token, edge, state):
 
 @_inlined
 def _target_of(header, arena, state, token):
-    """Find the state that `token` leads to from `state`, and split this state if necessary.
+    """Find the target of the edge for `token` from `state`, and split the target if necessary.
 
-    It is split if its longest string has over one token more than the longest of `state`. Returns
-    the state and DONE. Returns 0 and DONE if the token never followed, and 0 and the reason if
-    there is no room for the split.
+    The target is split if its longest string is over one token longer than the longest string of
+    `state`. Returns the target and DONE. Returns 0 and DONE if the token never followed, and 0 and
+    the reason if there is no room for the split.
     """
     states = header[STATES]
     if state >= 0 and _at(states, state)[NEXT_TOKEN] == token:

@@ -166,7 +166,6 @@ class AutoGate:
         """
         rows, draft_tokens = made.load.rows, made.load.draft_tokens
         if made.trial:
-            # A pause would have hit the best level, too, so `_lose` bounds the loss.
             self._lose(seconds - made.load.tokens * self._fair_s_per_token)
         if not made.budget:
             self._filling = draft_tokens / rows
@@ -296,7 +295,7 @@ class AutoGate:
         return tokens, expected, [s / (1 + right) for s, right in pairs]
 
     def _would_pay(self, offered: Offered, rows: int, shape: int) -> bool:
-        """Whether offers like this step's would pay; called while the gate is closed."""
+        """Whether drafts would pay if all offers were like this step's; for a closed gate."""
         if not self._times.ready:
             return False
         supply = Supply(self._calibrations[shape])
@@ -321,7 +320,7 @@ class AutoGate:
         if room <= 0:
             return best
         looks = self._best_shape == 0 and self._may_draft[0] and not self._whole
-        if looks and self._supplies[0].rows < LOOK_ROWS:  # a look finds only chains
+        if looks and self._supplies[0].rows < LOOK_ROWS:  # a look (see `LOOK`) finds only chains
             self._counts["trials"] += 1
             return self._levels
         seen = self._seen[self._times.bin_of[rows]]
@@ -349,7 +348,9 @@ class AutoGate:
         return best
 
     def _other_shape(self, choices: tuple[int, ...], room: float) -> int:
-        """Return a level of the other shape if its trial is due and affordable; else the best.
+        """Return a level of the other shape to try, or the best level if no trial should be made.
+
+        A trial is made if its series is under way or may begin, and if its loss is affordable.
 
         `room` is the time that trials may still lose. A trial that should lose no time is made even
         if `room` is used up. A new series of trials replaces the results of the previous one.
@@ -378,7 +379,7 @@ class AutoGate:
         return level
 
     def _accepted(self, level: int) -> float:
-        """Return the expected number of right draft tokens per request, over all requests."""
+        """Return the expected right draft tokens per request, averaged over all requests."""
         if not level:
             return 0.0
         shape = _shape_of(level)

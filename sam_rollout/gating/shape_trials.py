@@ -1,4 +1,4 @@
-"""Trials of the draft shape that is not in use: when they are due, and the offers that they found.
+"""Trials of the draft shape that is not in use: when to make them, and the offers that they found.
 
 A series of trials is over when it has found the offers (the tokens that could be drafted) to enough
 requests, or when twice as many requests took part. Each wait before a series is twice as long as

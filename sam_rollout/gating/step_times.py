@@ -9,10 +9,11 @@ The expected time of a step is `speed * base * correction` (docs/gating.md):
   the same number of requests and of draft tokens per request. An empty cell takes its correction
   from the cells with the same number of requests, or 1.
 * `speed` follows causes that slow all steps down, such as another program on the machine. It is
-  also pulled back to 1, because otherwise it and `base` could drift apart.
+  also pulled back to 1, because otherwise it and `base` could drift in
+  opposite directions.
 
-A step far outside the expectation is left out. After `_PATIENCE` such steps in a row, everything
-learned is forgotten.
+A step whose time is far from the expected time is left out. After `_PATIENCE` such steps in a row,
+everything learned is forgotten.
 """
 
 import math

@@ -17,7 +17,7 @@ _LOOK_AHEAD = 8
 
 
 class MadeDrafts:
-    """Asks for the model's drafts while the gate is open and `price` chooses to draft with it."""
+    """Asks for the model's drafts while the gate is open and `price` finds the model worth it."""
 
     def __init__(
         self, config: ModelSourceConfig, hooks: EngineHooks, price: ModelPrice | None
@@ -33,7 +33,7 @@ class MadeDrafts:
     def take(self) -> tuple[Int32Array, np.ndarray | None] | None:
         """Take the drafts for this step, if there are any."""
         made = self._made()
-        # A look waits for the model's drafts if they pay and may still come.
+        # A look is postponed if the model is worth its passes and its drafts may still come.
         self._lacking = (
             self._expected
             and made is None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Shares of `max_bytes`: an automaton of size _DUE is replaced by a successor of size _SUCCESSOR.
-# Both automata have to fit, with room for growth, until live requests have moved.
+# Until live requests have moved, both automata have to fit into `max_bytes`, with room for growth.
 _DUE, _SUCCESSOR = 7 / 16, 6 / 16
 # A successor also reads texts that ended meanwhile, up to this share of `KeptTexts.most_tokens`.
 _LATE_SHARE = 1 / 4

@@ -26,7 +26,7 @@ from sam_rollout.integrations.vllm.trees.step_trees import (
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
-# Differences in a trial that rounding explains, where values are about 1.
+# Largest differences that count as rounding in the trial, whose values are about 1.
 ROUNDING = {torch.float32: 2e-3, torch.float16: 0.04, torch.bfloat16: 0.04}
 
 
