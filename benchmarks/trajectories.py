@@ -46,7 +46,7 @@ def settings(dtype: str, model: Path) -> dict[str, Any]:
     always = GateConfig("threshold", MAX_NUM_SEQS)
     found = {"off": SamConfig(enabled=False)}
     if model == SMOLLM2:
-        # Verifying takes most of this model's time, so chains are shorter.
+        # Verifying takes most of this model's time, so chains have at most four tokens.
         found["k=4, always"] = replace(SamConfig(), gate=always, max_draft_tokens=4)
         found["tree, always"] = replace(SamConfig(), gate=always, draft_shape="tree")
         return found | {"sam=on": SamConfig()}

@@ -345,8 +345,8 @@ def _free_edge_blocks(directory, start, stop, arena):
 def _hash(state, token):
     """Return a key's 32-bit hash; keys have the same order in tables of every size."""
     key = (uint64(uint32(state)) << uint64(32)) | uint64(uint32(token))
-    # A single multiplication would map consecutive states with the same token onto few slots.
-    # splitmix64 also mixes the high half in before a second one.
+    # A single multiplication would map consecutive states with the same token onto few slots. So
+    # the high half is mixed in before a second multiplication, as in splitmix64.
     key *= uint64(0x9E3779B97F4A7C15)
     key ^= key >> uint64(32)
     key *= uint64(0xBF58476D1CE4E5B9)

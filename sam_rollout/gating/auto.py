@@ -151,7 +151,7 @@ class AutoGate:
         self._calibrations[shape].look(offered)
         if self._would_pay(offered, rows, shape):
             self._asked_at, self._ask_again = -_ASK_AGAIN, _ASK_AGAIN
-            # The offers for other numbers of requests may have changed as well.
+            # The offers for other numbers of requests may have changed, so they are learned anew.
             self._octaves = [None] * len(self._octaves)
             self._octaves[self._octave] = self._supplies
 

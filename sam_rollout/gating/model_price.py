@@ -88,7 +88,7 @@ class ModelPrice:
             spent[place] += value - spent[place] * _FORGOTTEN
 
     def _go_on(self, octave: _Octave, rows: int) -> None:
-        """End a trial that has lasted long enough, or begin one that is due."""
+        """End a trial that has lasted long enough, or begin one after the wait."""
         steps, left = self._trial
         if steps > 0 or left > 0:
             self._trial = [steps - 1, left - rows]

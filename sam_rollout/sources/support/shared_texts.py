@@ -127,7 +127,7 @@ class SharedTexts:
     def _make(self, room: int) -> None:
         """Allocate rows for `room` texts that wait to be read, one row each."""
         rows = min(MOST_TEXTS, room)
-        # Untouched pages of zeroed memory cost nothing.
+        # Room for the longest texts: untouched pages of zeroed memory cost nothing.
         self._texts = np.zeros((rows, self._limits.max_model_len), np.int32)
         self._touched = np.zeros(rows, np.int32)  # most tokens that the row has ever held
         self._known = np.zeros(rows, np.int32)  # tokens that the row holds

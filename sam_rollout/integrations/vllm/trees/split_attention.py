@@ -61,7 +61,7 @@ class SplitStep(NamedTuple):
         counts, first = trees.counts[rows] + 1, trees.first[rows]
         node = np.arange(counts.max())
         is_real = node < counts[:, None]
-        # A request whose last known token is not its first one in the step has more context.
+        # Tokens of the step before the last known token are context, too.
         context = computed[rows] + first - starts[rows]
 
         def on_device(array: np.ndarray, kind: type = np.int64) -> torch.Tensor:
