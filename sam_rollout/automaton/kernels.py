@@ -9,7 +9,7 @@ that grow in turns, and used for drafting as in SAM-Decoding (arXiv 2411.10666):
 * A clone, a state that was split off another one, has a negative number. It takes the memory of
   four prefixes, a cache line, which also holds three of its branching edges.
 * All other branching edges are in one open-addressing table keyed by (state, token). Each edge
-  names the token of its state's next edge, because cloning a state copies all its edges.
+  names the token of its state's next edge, so that cloning a state finds all edges to copy.
 * Suffix links always lead to shorter strings and end in state 0, the empty string. A text's current
   state is its newest prefix, whose link is the text's longest suffix that occurred before.
 * A text that begins like another one shares the other's states until the two differ. Then it begins

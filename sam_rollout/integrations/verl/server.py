@@ -250,7 +250,7 @@ class SamHttpServer(vLLMHttpServer):
         aborted = await super().abort_all_requests(*args, **kwargs)
         if self.node_rank != 0:
             return aborted  # The engine belongs to the replica's first server.
-        # Wait until the records include these requests' last tokens: the trainer asks for them next.
+        # Wait until the records include the last tokens: the trainer asks for records next.
         deadline = time.monotonic() + ABORTED_WITHIN_S
         while self._admitted_s and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
