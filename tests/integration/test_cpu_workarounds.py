@@ -125,7 +125,7 @@ def test_a_scan_of_all_modules_breaks_upstream_and_not_with_the_plugin():
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="a CPU without AMX")
 @pytest.mark.parametrize(("kind", "alike"), [("stock", "False"), ("coupled", "True")])
 def test_rows_round_by_their_number_with_amx_and_not_for_coupled_samplers(kind, alike):
-    """If the first fails, vLLM and oneDNN round all rows alike: `_round_tokens_alike` keeps AMX."""
+    """If the first fails, all rows round alike: delete what `_round_tokens_alike` does with AMX."""
     assert told(kind)[2] == alike
 
 
