@@ -31,7 +31,8 @@ class Pair:
     unmatched: int
     tokens: int  # Number of tokens in identical responses.
     first_step: int | None  # First training step with a response that differs or has no partner.
-    # Fewest equal first tokens of two responses that differ; None if texts were not compared.
+    # Over all pairs of responses that differ, the fewest tokens before the first difference. None
+    # if there is no such pair, or only lengths were compared.
     first_difference: int | None
 
 

@@ -27,7 +27,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIRST_BUCKET = 128  # tokens; every following bucket of context lengths is twice as long
 DECODED_AGAIN = 0  # draft tokens per step when texts are decoded a second time
-# Names, because importing these classes would import vLLM before its environment is set.
+# Names instead of classes, because importing the classes would import vLLM before its environment
+# is set.
 EXTENSION = "sam_rollout.integrations.vllm.operators.known_text.KnownTextExtension"
 PROPOSER = "sam_rollout.integrations.vllm.operators.known_text.KnownTextProposer"
 
