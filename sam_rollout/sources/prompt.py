@@ -89,7 +89,7 @@ class PromptTexts(GroupedTexts[GroupKey]):
         if config.earlier_steps:
             responses.want()
         self._reading: dict[GroupKey, Future[AutomatonPool | None]] = {}
-        # This step's ended texts, kept where another automaton may have to read them.
+        # This step's ended texts, by prompt, which the prompt's next automaton has to read.
         self._ended: dict[GroupKey, list[Int32Array]] = {}
         self._ended_bytes = 0
         self._counts = dict.fromkeys(("found", "missing", "evictions"), 0)

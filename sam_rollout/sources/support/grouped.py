@@ -36,7 +36,7 @@ class Group(Generic[Key]):
     slots: dict[str, int] = dataclasses.field(default_factory=dict)  # live request -> slot
     is_over: bool = False  # whether the group is freed with its last live request
     seeded_tokens: int = 0  # tokens of ended texts that the automaton began with
-    due_at: int = 0  # bytes below which the automaton needs no successor
+    due_at: int = 0  # bytes below which the automaton need not be replaced
 
 
 class GroupedTexts(LiveTexts, Generic[Key]):
