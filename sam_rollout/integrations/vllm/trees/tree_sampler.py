@@ -102,7 +102,7 @@ class TreeRejectionSampler(KeyedRejectionSampler):
         logits: torch.Tensor, minimum: Any, trees: StepTrees, layout: DraftLayout
     ) -> None:
         first = layout.first_row.tolist()
-        for row, (least, output, stops, _) in minimum.min_toks.items():
+        for row, (least, output, stops, *_) in minimum.min_toks.items():
             depths = [0, *trees.depths[row, : trees.counts[row]].tolist()]
             short = [first[row] + n for n, d in enumerate(depths) if len(output) + d < least]
             if short and stops:
